@@ -51,6 +51,8 @@ SMALL: Final = ("porto", 2, "T4")
 SIZES: Final = (1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 8)
 CHANGES: Final = (("Drain", (("Cluster", "porto"), ("Node (none: all of it)", "porto-000"))),)
 """Beside the example that What-if begins with."""
+REFUSED: Final = {"no_capacity": 26, "never_fits": 14}
+"""Requests that `fill` has refused, by code."""
 MADE_UP: Final = {"step=5": (5, 24 * 12), "minutes=60&step=1": (1, 60)}
 """What a question for the history has: a point each so many minutes, and how many."""
 SHARES: Final = 0.15
@@ -165,7 +167,7 @@ def fill(sockets: dict[str, ClientConnection]) -> Subjects:
     lease = max(held, key=lambda each: len(each[1]["placement"][0]["gpus"]))[1]["id"]
     whole = [each for each in held if is_whole_node(each[1]["placement"][0])]
     released = max(whole, key=lambda each: each[1]["expires_at"])  # Outlives the last picture.
-    for number in range(40):
+    for number in range(sum(REFUSED.values())):
         wanted = {"gpus": 8, "models": ["H100" if number % 3 else "H200"], "nodes": 200}
         request = {"inputs": {}, "resources": wanted, "lease": {}, "policy_rule_uri": POLICY}
         sockets["search"].send(json.dumps({"adhoc": True, "id": number, **request}))
@@ -227,6 +229,10 @@ def lengthened(document: dict[str, Any], step: int, points: int) -> dict[str, An
     def up_to(most: float) -> list[int]:
         return [round(most * each) for each in busy]
 
+    def refused(code: str, most: float) -> list[int]:
+        hour = 60 // step  # Within it, what the lists of refusals show.
+        return [*(1 + each for each in up_to(most)[:-hour]), *[0] * (hour - 1), REFUSED[code]]
+
     times = {
         "p50": [0.004 + each / 300 for each in busy],
         "p99": [0.03 + each / 20 for each in busy],
@@ -250,8 +256,8 @@ def lengthened(document: dict[str, Any], step: int, points: int) -> dict[str, An
         "memory_mib": [now["memory_mib"]] * points,
         "sessions": [now["sessions"]] * points,
         "refusals": {
-            "no_capacity": [2 + each for each in up_to(9)],
-            "never_fits": [1 + each for each in up_to(3)],
+            "no_capacity": refused("no_capacity", 9),
+            "never_fits": refused("never_fits", 3),
         },
     }
     return document
@@ -288,11 +294,12 @@ def views(page: Any, console: str, subjects: Subjects) -> Iterator[str]:
         yield name
     show_view(page, f"{console}/fleet/oslo/oslo-003")
     page.get_by_role("button", name="Drain", exact=True).click()
-    page.get_by_role("dialog").get_by_text("JSON").wait_for()
+    page.get_by_role("dialog").get_by_text("Uncordon takes it back").wait_for()
+    page.wait_for_function("() => !document.querySelector('.loading')")
     yield "dialog"
     show_view(page, f"{console}/queue")
     page.get_by_role("table", name="Queue").get_by_role("link").first.click()
-    page.get_by_role("heading", name="Funnel").wait_for()
+    page.get_by_role("heading", name="Nodes left after each step").wait_for()
     yield "queue"
     show_view(page, f"{console}/whatif")
     for kind, fields in CHANGES:

@@ -35,7 +35,7 @@ def open_page(chromium: Any, **options: Any) -> Iterator[Any]:
         yield page
     finally:
         context.close()
-    assert wrong == []
+    assert not wrong, wrong
 
 
 def enter(page: Any, url: str, token: str) -> None:
@@ -58,7 +58,7 @@ class Seeded:
     running: Running
     http: httpx.Client
     leases: list[str] = field(default_factory=list)
-    is_refusal: str = ""
+    refused: str = ""
 
     @property
     def console(self) -> str:

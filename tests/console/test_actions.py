@@ -15,6 +15,8 @@ def test_a_cordon_behind_its_dry_run(page: Any, console_server: Seeded) -> None:
     node.get_by_role("button", name="Cordon", exact=True).click()
     dialog = page.get_by_role("dialog", name="Cordon west/west-n0015")
     dialog.get_by_text("The dry run as JSON").wait_for()
+    dialog.get_by_text("No lease is there.").wait_for()
+    dialog.get_by_text("No waiting request fits because of it.").wait_for()
     assert legend_counts(page)["cordoned"] == 0
     dialog.get_by_role("button", name="Cordon now").click()
     node.get_by_role("button", name="Uncordon").wait_for()
@@ -24,6 +26,21 @@ def test_a_cordon_behind_its_dry_run(page: Any, console_server: Seeded) -> None:
     node.get_by_role("button", name="Uncordon").click()
     page.get_by_role("button", name="Uncordon now").click()
     node.get_by_role("button", name="Cordon", exact=True).wait_for()
+
+
+def test_a_drain_says_what_becomes_of_whose_leases(page: Any, console_server: Seeded) -> None:
+    page.goto(f"{console_server.console}/fleet/east/east-n0000")
+    node = page.get_by_role("region", name="east/east-n0000")
+    here = node.get_by_role("table", name="Leases here")
+    here.wait_for()
+    leases = here.get_by_role("row").count() - 1
+    node.get_by_role("button", name="Drain", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Drain east/east-n0000")
+    held = rf"{leases} leases? with .*: {leases} of local\. .*the last in"
+    dialog.get_by_text(re.compile(held)).wait_for()
+    dialog.get_by_text(f"{leases} × stays until it ends").wait_for()
+    dialog.get_by_text("No waiting request fits because of it.").wait_for()
+    dialog.get_by_role("button", name="Change nothing").click()
 
 
 def test_a_release_names_the_waiters_that_it_serves(page: Any, console_server: Seeded) -> None:
@@ -49,9 +66,8 @@ def test_a_waiter_is_seen_and_cancelled(page: Any, console_server: Seeded) -> No
         page.goto(f"{console_server.console}/queue")
         page.get_by_role("table", name="Queue").get_by_role("link", name=request).click()
         panel = page.get_by_role("complementary", name=f"Request {request}")
-        panel.get_by_role("region", name="Why it waits").get_by_text(
-            "What rules out most nodes"
-        ).wait_for()
+        why = panel.get_by_role("region", name="Why it waits")
+        why.get_by_text(re.compile(r"Of the \d+ nodes that could take it when empty")).wait_for()
         panel.get_by_role("button", name="Cancel", exact=True).click()
         dialog = page.get_by_role("dialog", name=f"Cancel request {request}")
         dialog.get_by_text("The dry run as JSON").wait_for()

@@ -117,6 +117,22 @@ def test_missed_deltas_are_no_guess(page: Any, console_server: Seeded) -> None:
     assert int(gaps.inner_text()) >= 1
 
 
+def test_a_node_out_of_service_that_others_hold_is_named(page: Any) -> None:
+    """No slot of it is idle, so none of them says that the node takes nothing new."""
+    with seed_server() as it:
+        it.fleet("east", 2)
+        it.ask(8)
+        say(it, {"op": "cordon", "cluster": "east", "node": "east-n0000"})
+        page.goto(f"{it.console}/fleet")
+        out = page.get_by_role("table", name="Out of service")
+        out.get_by_role("row", name="east/east-n0000 cordoned").wait_for()
+        legend = page.get_by_role("list", name="What the colours mean")
+        legend.get_by_text("cordoned: whole node 1").wait_for()
+        numbers = page.get_by_role("list", name="Numbers")
+        numbers.get_by_text("8 free in whole or part, 8 wholly").wait_for()
+        agree(page, it)
+
+
 def say(it: Seeded, message: dict[str, Any]) -> dict[str, Any]:
     with connect(it.running.ws) as socket:
         socket.send(json.dumps(message))

@@ -33,7 +33,7 @@ def test_only_callers_with_the_right_see_release_and_cancel(
     with it.waiter(8, nodes=2) as request:
         page.goto(f"{it.console}/queue/{request}")
         panel = page.get_by_role("complementary", name=f"Request {request}")
-        panel.get_by_text("waits until").wait_for()
+        panel.get_by_text("gives up at").wait_for()
         assert panel.get_by_role("button", name="Cancel", exact=True).count() == buttons
 
 
@@ -68,6 +68,9 @@ def test_a_viewer_sees_the_limits_of_its_role(page: Any, tmp_path: Path) -> None
         box = page.get_by_role("checkbox", name=f"Select {lease}")
         assert box.is_disabled()
         assert box.get_attribute("title") == why
+        every = page.get_by_role("checkbox", name="Select all that are shown")
+        assert every.get_attribute("title") == why
+        page.get_by_text(why).wait_for()
         for view, name in (("fleet/east/east-n0000", "Cordon"), ("playground", "Run")):
             page.goto(f"{it.console}/{view}")
             button = page.get_by_role("button", name=name, exact=True)

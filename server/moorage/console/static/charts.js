@@ -1,5 +1,5 @@
 // Small charts over time, as SVG, with a legend and a table.
-import { clockTick, duration, moment } from "./format.js";
+import { clockTick, duration, when } from "./format.js";
 import { Grid, Scroll, html } from "./ui.js";
 
 const WIDE = 380;
@@ -11,7 +11,10 @@ const BOTTOM = 20;
 const ROWS_MAX = 12;
 const GAP = 900;
 const ROUND = [120, 600, 1200, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 604800];
-const STEPS = [60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600];
+const STEPS = [60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
+
+/** Whether a value is known. */
+const known = (value) => (value ?? null) !== null;
 
 /** The least round number that is not below. */
 export function rounded(most) {
@@ -21,8 +24,8 @@ export function rounded(most) {
 }
 
 /** Times of ticks, at full hours or minutes of here. */
-export function ticks(from, to, most = 5, steps = STEPS) {
-	const step = steps.find((each) => (to - from) / each <= most) || Math.ceil((to - from) / most / 86400) * 86400;
+export function ticks(from, to, most = 5) {
+	const step = STEPS.find((each) => (to - from) / each <= most) || Math.ceil((to - from) / most / 604800) * 604800;
 	const shift = new Date(from * 1000).getTimezoneOffset() * 60;
 	const found = [];
 	for (let at = Math.ceil((from - shift) / step) * step + shift; at <= to; at += step) found.push(at);
@@ -33,7 +36,7 @@ export function ticks(from, to, most = 5, steps = STEPS) {
 function path(values, x, y, apart) {
 	let drawn = "";
 	values.forEach((value, n) => {
-		if (value === null || value === undefined) return;
+		if (!known(value)) return;
 		const joined = n && values[n - 1] !== null && !apart(n);
 		drawn += `${joined ? "L" : "M"}${x(n).toFixed(1)},${y(value).toFixed(1)}${joined || (n + 1 < values.length && values[n + 1] !== null && !apart(n + 1)) ? "" : "h.1"}`;
 	});
@@ -42,13 +45,13 @@ function path(values, x, y, apart) {
 
 /** A chart: `said` words a value, `most` tops the axis; `axis`: of what, if not time. */
 export function Chart({ title, at, series, said, most, href, axis }) {
-	const all = series.flatMap((each) => each.values).filter((each) => each !== null && each !== undefined);
+	const all = series.flatMap((each) => each.values).filter(known);
 	const largest = Math.max(0, ...all);
 	const top = most || (said === duration && largest > 60 && ROUND.find((each) => each >= largest)) || rounded(largest);
 	const [from, to] = axis ? [0, Math.max(...at, 1e-9)] : [at[0], Math.max(at.at(-1), at[0] + 60)];
 	const x = (n) => LEFT + ((at[n] - from) / (to - from)) * (WIDE - LEFT - RIGHT);
 	const y = (value) => HIGH - BOTTOM - (Math.min(value, top) / top) * (HIGH - TOP - BOTTOM);
-	const last = (values) => values.findLast((each) => each !== null && each !== undefined);
+	const last = (values) => values.findLast(known);
 	const text = (value) => (value === undefined ? "–" : said(value));
 	const step = Math.max(1, Math.ceil(at.length / ROWS_MAX));
 	const shown = at.map((_, n) => n).filter((n) => (at.length - 1 - n) % step === 0);
@@ -64,9 +67,9 @@ export function Chart({ title, at, series, said, most, href, axis }) {
 			<text x=${WIDE - RIGHT} y=${HIGH - 5} text-anchor="end">${axis ? axis(to) : "now"}</text>
 			${series.map((each) => html`<path class=${"line " + each.key} d=${path(each.values, x, y, (n) => !axis && at[n] - at[n - 1] > GAP)} />`)}
 		</svg>
-		<ul class="keys" aria-label=${`Legend of ${title}`}>${series.map((each) => html`<li><span class=${"dot " + each.key} aria-hidden="true"></span>${each.name} <b>${text(last(each.values))}</b></li>`)}</ul>
+		<ul class="keys" aria-label=${`Legend of ${title}`}>${series.map((each) => html`<li><span class=${"dot " + each.key} aria-hidden></span>${each.name} <b>${text(last(each.values))}</b></li>`)}</ul>
 		<details><summary>The figures</summary><${Scroll} label=${title}><${Grid} label=${title} heads=${[axis ? "demanded" : "time", ...series.map((each) => each.name)]}
-			rows=${shown.map((n) => [axis ? said(at[n]) : moment(at[n]), ...series.map((each) => text(each.values[n] ?? undefined))]).reverse()} /><//></details>
+			rows=${shown.map((n) => [axis ? said(at[n]) : when(at[n]), ...series.map((each) => text(each.values[n] ?? undefined))]).reverse()} /><//></details>
 	</figure>`;
 }
 
@@ -74,7 +77,7 @@ export function Chart({ title, at, series, said, most, href, axis }) {
 export const quantiles = (of) => [{ name: "half within (p50)", key: "k0", values: of.p50 }, { name: "99 % within (p99)", key: "k1", values: of.p99 }];
 
 /** A part of a whole, as a bar with its words. */
-export const Share = ({ part, words, hue = "k0" }) => html`<span class="share"><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">
+export const Share = ({ part, words, hue = "k0" }) => html`<span class="share"><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden>
 	<rect class="rest" width="100" height="10" /><rect class=${hue} width=${Math.max(0, Math.min(100, part * 100))} height="10" /></svg> ${words}</span>`;
 
 /** A chart of one line. */

@@ -3,7 +3,7 @@ import { useRef, useState } from "preact/hooks";
 import { go, to } from "./router.js";
 import { signal, useSignal } from "./signal.js";
 import { ask } from "./socket.js";
-import { Dialog, Grid, html, typed } from "./ui.js";
+import { Button, Dialog, Grid, handle, html, typed } from "./ui.js";
 
 export const VIEWS = ["v Overview", "f Fleet", "q Queue", "l Leases", "w Why", "p Policies", "y Playground", "i What-if", "o Operations"].map((each) => ({
 	view: each.slice(2).toLowerCase().replace("-", ""), name: each.slice(2), key: each[0],
@@ -28,20 +28,19 @@ export async function meant(text) {
 export function CommandBar() {
 	const field = useRef(null);
 	const [text, setText] = useState("");
-	const run = async (event) => {
-		event.preventDefault();
+	const run = handle(async () => {
 		if (!text.trim()) return;
 		go(await meant(text));
 		setText("");
 		field.current?.blur();
 		document.getElementById("view")?.focus();
-	};
+	});
 	return html`<form role="search" class="bar" onSubmit=${run}>
 		<input ref=${field} id="bar" type="search" aria-label="Command bar" placeholder="/ view, id, policy or node"
 			value=${text} autocomplete="off" spellcheck="false"
 			onInput=${typed(setText)}
 			onKeyDown=${(e) => e.key === "Escape" && field.current?.blur()} />
-		<button type="button" aria-label="Keys" title="Keys (?)" onClick=${() => (help.value = true)}>?</button>
+		<${Button} aria-label="Keys" title="Keys (?)" onClick=${() => (help.value = true)}>?<//>
 	</form>`;
 }
 
@@ -52,7 +51,7 @@ export function Help() {
 	return html`<${Dialog} title="Keys" close=${close}>
 		<${Grid} label="Keys" heads=${["key", "what it does"]} rows=${[["/", "the command bar: a view, an id, a policy, cluster/node"], ...VIEWS.map((each) => [`g ${each.key}`, each.name]),
 			["j, k", "the next row, the one before; Enter opens it"], ["arrows", "in the tree of the fleet: rows, open, close"], ["?", "this list"], ["Escape", "closes it"]].map(([key, text]) => [html`<kbd>${key}</kbd>`, text])} />
-		<p class="buttons"><button type="button" onClick=${close}>Close</button></p>
+		<p class="buttons"><${Button} onClick=${close}>Close<//></p>
 	<//>`;
 }
 
@@ -70,15 +69,13 @@ export function keys() {
 			return;
 		}
 		if (event.key === "g") went = Date.now();
-		else if (event.key === "/") focus("#bar");
+		else if (event.key === "/") document.getElementById("bar")?.focus();
 		else if (event.key === "?") help.value = true;
 		else if (event.key === "j" || event.key === "k") step(event.key === "j" ? 1 : -1);
 		else return;
 		if (event.key !== "g") event.preventDefault();
 	});
 }
-
-const focus = (selector) => document.querySelector(selector)?.focus();
 
 /** Go to the next or former row of the list. */
 function step(by) {

@@ -1,37 +1,31 @@
 // The picture of a backtest: what is allocated while more and more is demanded.
 import { useState } from "preact/hooks";
 import { Chart } from "./charts.js";
-import { count } from "./format.js";
-import { may, missing } from "./session.js";
-import { ask } from "./socket.js";
-import { Facts, html } from "./ui.js";
+import { count, percent } from "./format.js";
+import { lacks } from "./session.js";
+import { collect } from "./socket.js";
+import { Button, Facts, html, typed } from "./ui.js";
 
 const TRACED_MAX = 5000;
 
 /** Allocation against demand, and the same as a table. */
 export function Curve({ points }) {
 	const [at, allocated] = [0, 1].map((n) => points.map((each) => each[n]));
-	const percent = (n) => `${(n * (Math.max(...at) <= 3 ? 100 : 1)).toFixed(1)} %`;
 	return html`<${Chart} title="Allocated against demanded" at=${at} axis=${(n) => `${percent(n)} demanded`} said=${percent} series=${[{ name: "allocated", key: "k0", values: allocated }, { name: "all that is demanded", key: "k6", values: at }]} />`;
 }
 
 /** What came of a backtest. */
 export const Backtested = ({ it }) => html`<${Curve} points=${it.curve} />
-	<${Facts} pairs=${[["allocation", it.allocation === undefined ? "" : `${(it.allocation * (it.allocation <= 1 ? 100 : 1)).toFixed(1)} %`], ["granted", it.granted === undefined ? "" : count(it.granted)],
+	<${Facts} pairs=${[["allocation", it.allocation === undefined ? "" : percent(it.allocation)], ["granted", it.granted === undefined ? "" : count(it.granted)],
 		["refused", it.refused ? Object.entries(it.refused).map(([name, n]) => `${count(n)} ${name}`).join(", ") || "0" : ""]]} />`;
 
 /** A text that may come from a file. */
-export const Upload = ({ label, text, change, accept }) => html`<label class="wide">${label}<textarea rows="4" spellcheck="false" value=${text} onInput=${(e) => change(e.target.value)}></textarea></label>
+export const Upload = ({ label, text, change, accept }) => html`<label class="wide">${label}<textarea rows="4" spellcheck="false" value=${text} onInput=${typed(change)}></textarea></label>
 	<label class="file">or a file <input type="file" accept=${accept} onChange=${async (e) => e.target.files[0] && change(await e.target.files[0].text())} /></label>`;
 
 /** What is held now as a trace. */
 async function held() {
-	let [leases, after] = [[], ""];
-	while (after !== null && leases.length < TRACED_MAX) {
-		const page = await ask({ op: "leases", limit: 1000, ...(after ? { after } : {}) });
-		leases = leases.concat(page.leases);
-		after = page.next;
-	}
+	const leases = await collect({ op: "leases" }, "leases", TRACED_MAX);
 	const rows = leases.flatMap((lease) => lease.placement.map((share, n) => [`${lease.id}-${n}`, share.cpu_milli || 0, share.memory_mib || 0, share.gpus?.length || 0, share.gpus?.length ? share.gpu_milli ?? 1000 : 0].join(",")));
 	return ["name,cpu_milli,memory_mib,num_gpu,gpu_milli", ...rows].join("\n") + "\n";
 }
@@ -39,9 +33,9 @@ async function held() {
 /** What a backtest is run on. */
 export function Backtest({ busy, run }) {
 	const [trace, setTrace] = useState("");
-	const lacks = may("policy") ? undefined : missing("policy");
+	const off = lacks("policy") || (trace.trim() ? "" : "There is no trace yet.");
 	return html`<details><summary>Backtest on a trace</summary><p class="note">On a fleet from empty; nothing is held.</p>
-		<p class="buttons"><button type="button" disabled=${busy} onClick=${async () => setTrace(await held())}>Take what is held now</button></p>
+		<p class="buttons"><${Button} disabled=${busy} onClick=${async () => setTrace(await held())}>Take what is held now<//></p>
 		<${Upload} label="Trace (CSV: cpu_milli, memory_mib, num_gpu, gpu_milli, …)" text=${trace} change=${setTrace} accept=".csv" />
-		<p class="buttons"><button type="button" disabled=${busy || lacks || !trace.trim()} title=${lacks} onClick=${() => run(trace)}>Backtest</button></p></details>`;
+		<p class="buttons"><${Button} off=${off} disabled=${busy} onClick=${() => run(trace)}>Backtest<//></p></details>`;
 }

@@ -1,6 +1,6 @@
 // A text area for Python: colours, times, and what is wrong at its line.
 import { useRef } from "preact/hooks";
-import { html } from "./ui.js";
+import { Button, html } from "./ui.js";
 
 const TOKEN = /(#.*)|("""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)|[rbf]?"(?:\\.|[^"\\\n])*"?|[rbf]?'(?:\\.|[^'\\\n])*'?)|\b(False|None|True|and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally|for|from|if|import|in|is|lambda|nonlocal|not|or|pass|raise|return|try|while|with|yield)\b|\b(\d[\w.]*)|(?<=\b(?:def|class)\s+)(\w+)/g;
 const KINDS = ["comment", "string", "keyword", "number", "name"];
@@ -38,11 +38,11 @@ export function Editor({ code, change, lines, wrong }) {
 		area.current.focus();
 		area.current.setSelectionRange(from, from + (all[line - 1] || "").length);
 	};
-	return html`<label class="editor-label" for="code">Policy (Python)</label><div class="editor"><pre aria-hidden="true" ref=${numbers}>${all.map((_, at) => {
+	return html`<label class="editor-label" for="code">Policy (Python)</label><div class="editor"><pre aria-hidden ref=${numbers}>${all.map((_, at) => {
 			const seconds = took.get(at + 1);
 			return html`<span class=${wrong.has(at + 1) ? "wrong" : ""}>${seconds === undefined ? "" : `${(seconds * 1000).toFixed(2)} ms `}${wrong.has(at + 1) ? "✕ " : ""}${at + 1}${"\n"}</span>`;
 		})}</pre>
-		<div class="code"><pre aria-hidden="true" ref=${colours}>${coloured(code).map(([kind, text]) => (kind ? html`<span class=${"t-" + kind}>${text}</span>` : text))}${"\n"}</pre>
+		<div class="code"><pre aria-hidden ref=${colours}>${coloured(code).map(([kind, text]) => (kind ? html`<span class=${"t-" + kind}>${text}</span>` : text))}${"\n"}</pre>
 		<textarea id="code" ref=${area} spellcheck="false" autocapitalize="off" wrap="off" aria-describedby=${wrong.size ? "wrong" : undefined} value=${code} onInput=${(e) => change(e.target.value)} onScroll=${scrolled}></textarea></div></div>
-		${wrong.size ? html`<ul id="wrong" class="alert">${[...wrong].map(([line, text]) => html`<li><button type="button" onClick=${() => reach(line)}>Line ${line}</button> ${text}</li>`)}</ul>` : null}`;
+		${wrong.size ? html`<ul id="wrong" class="alert">${[...wrong].map(([line, text]) => html`<li><${Button} onClick=${() => reach(line)}>Line ${line}<//> ${text}</li>`)}</ul>` : null}`;
 }

@@ -31,7 +31,7 @@ const OTHERS = {
 	cordoned: (d) => html`${place(d)} takes nothing new: ${d.unavailable}`,
 	draining: (d) => html`${place(d)} empties: ${d.unavailable}`,
 	uncordoned: (d) => html`${place(d)} is in service again.`,
-	activated: (d) => html`<${Policy} name=${d.alias} /> means <${Policy} name=${d.policy_rule_uri} /> from now on.`,
+	activated: (d) => html`<${Policy} bare name=${d.alias} /> means <${Policy} bare name=${d.policy_rule_uri} /> from then on.`,
 	rests: (d) => html`<${Policy} name=${d.policy_rule_uri} /> is not asked for ${d.seconds} s: it overran its time ${d.overruns} times.`,
 	examples_failed: (d) => html`<${Policy} name=${d.policy_rule_uri} /> fails its examples: ${d.reason}`,
 };

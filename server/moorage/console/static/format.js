@@ -1,25 +1,16 @@
 // Numbers and times as people read them; points in time are seconds since the epoch.
 
-const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
-const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hour12: false });
-const tickClock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
-const tickDay = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
+const stamp = new Intl.DateTimeFormat("sv", { dateStyle: "short", timeStyle: "medium" }); // 2026-11-28 18:21:12, in every browser.
 const counts = new Intl.NumberFormat();
 
 export const count = (n) => counts.format(n);
-export const time = (seconds) => clock.format(new Date(seconds * 1000));
-export const moment = (seconds) => day.format(new Date(seconds * 1000));
+/** A date and time, in the one form that the console has. */
+export const when = (seconds) => stamp.format(new Date(seconds * 1000));
 
 /** A time of day for an axis; a date at midnight. */
 export function clockTick(seconds) {
-	const at = new Date(seconds * 1000);
-	return at.getHours() || at.getMinutes() ? tickClock.format(at) : tickDay.format(at);
-}
-/** A short date and time, without this year. */
-export function when(seconds) {
-	const at = new Date(seconds * 1000);
-	const near = at.getFullYear() === new Date().getFullYear();
-	return near ? `${tickDay.format(at)} ${clock.format(at)}` : day.format(at);
+	const [date, time] = when(seconds).split(" ");
+	return time.startsWith("00:00") ? date.slice(5) : time.slice(0, 5);
 }
 /** The name of the zone that times are of. */
 export const zone = () => Intl.DateTimeFormat().resolvedOptions().timeZone || "local time";
@@ -31,26 +22,19 @@ export const tenths = (n) => counts.format(Math.round(n * 10) / 10);
 /** A part of a whole. */
 export const percent = (part) => `${(part * 100).toFixed(part > 0.0995 && part < 1 && Math.round(part * 1000) % 10 ? 1 : 0)} %`;
 /** How long something took. */
-export const duration = (seconds) => (seconds === 0 ? "0" : seconds < 0.00995 ? `${Number((seconds * 1000).toPrecision(2))} ms` : seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : seconds < 10 ? `${seconds.toFixed(1)} s` : short(seconds));
+export const duration = (seconds) => (seconds === 0 ? "0" : seconds < 0.00995 ? `${Number((seconds * 1000).toPrecision(2))} ms` : seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : seconds < 10 ? `${seconds.toFixed(1)} s` : span(seconds));
 /** One or more of something. */
 export const some = (n, one, many = one + "s") => `${count(n)} ${n === 1 ? one : many}`;
 /** The beginning of an id, which is enough to know it again. */
 export const brief = (id) => (id.length > 13 ? `${id.slice(0, 12)}…` : id);
 
-/** A time in its largest unit, as it fits on an axis. */
-function short(s) {
-	if (s < 100) return `${Math.round(s)} s`;
-	if (s < 5400) return `${Math.round(s / 6) / 10} min`;
-	return s < 129600 ? `${Math.round(s / 360) / 10} h` : `${Math.round(s / 8640) / 10} d`;
-}
-
+/** A time in its two largest units. */
 export function span(seconds) {
 	if (!isFinite(seconds)) return "–";
 	const s = Math.abs(Math.round(seconds));
-	if (s < 60) return `${s} s`;
-	if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
-	if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-	return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+	const [large, name, unit, small] = s < 60 ? [1, "s"] : s < 3600 ? [60, "min", 1, "s"] : s < 86400 ? [3600, "h", 60, "min"] : [86400, "d", 3600, "h"];
+	const rest = unit ? Math.floor((s % large) / unit) : 0;
+	return `${Math.floor(s / large)} ${name}${rest ? ` ${rest} ${small}` : ""}`;
 }
 
 /** A demand in one phrase: "8 GPUs on one node, A100".
@@ -60,7 +44,7 @@ export function shape(r) {
 	const parts = [];
 	if (r.gpus) {
 		const milli = r.gpu_milli ?? 1000;
-		if (milli < 1000) parts.push(`${r.gpus > 1 ? `${r.gpus} × ` : ""}${milli}/1000 of a GPU`);
+		if (milli < 1000) parts.push(`${r.gpus > 1 ? `${r.gpus} × ` : ""}${milli / 1000} of a GPU`);
 		else parts.push(`${r.gpus} GPU${r.gpus > 1 ? "s" : ""}`);
 		if (r.models?.length) parts[0] += ` (${r.models.join(" or ")})`;
 		if (r.gpu_memory_mib) parts[0] += ` of ${gib(r.gpu_memory_mib)}`;
@@ -76,7 +60,7 @@ export const gib = (mib) => (mib < 1024 ? `${mib} MiB` : `${tenths(mib / 1024)} 
 
 export const place = (share) =>
 	`${share.cluster_id}/${share.node_id}` + (share.gpus?.length ? ` GPU ${ranges(share.gpus)}` : "") +
-	(share.gpus?.length && share.gpu_milli < 1000 ? ` (${share.gpu_milli}/1000)` : "");
+	(share.gpus?.length && share.gpu_milli < 1000 ? ` (${share.gpu_milli / 1000} of it)` : "");
 
 /** Ids, with what is counted on from one to the next as "0–7". */
 export function ranges(ids) {

@@ -2,10 +2,10 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count } from "./format.js";
 import { useSignal } from "./signal.js";
-import { ask, connection } from "./socket.js";
-import { Empty, Loading, Refused, Scroll, html, useEvery } from "./ui.js";
+import { connection, pages as paged } from "./socket.js";
+import { Button, Empty, Loading, Refused, Scroll, html, useEvery } from "./ui.js";
 
-const PAGE = 100;
+const PAGE = innerWidth < 600 ? 20 : 100;
 const PAGES_MAX = 20;
 const NOTHING = { latest: [], more: false, error: null };
 
@@ -24,16 +24,13 @@ export function useListing(message, field, key, refresh_ms) {
 		const mine = wanted;
 		latestWanted.current = mine;
 		try {
-			let latest = [];
-			let after = "";
-			let more = true;
-			let total;
-			for (let page = 0; page < pages.current && more; page++) {
-				const data = await ask({ ...message, limit: PAGE, ...(after ? { after } : {}) });
-				latest = latest.concat(data[field]);
-				after = data.next;
-				total = data.total;
-				more = data.next !== null && data.next !== undefined;
+			const latest = [];
+			let [read, more, total] = [0];
+			for await (const page of paged({ ...message, limit: PAGE })) {
+				latest.push(...page[field]);
+				total = page.total;
+				more = (page.next ?? null) !== null;
+				if (++read === pages.current) break;
 			}
 			if (latestWanted.current !== mine) return;
 			setState((old) => ({ rows: replace || !old.rows ? latest : merged(old.rows, latest, key, more), latest, more, total, error: null }));
@@ -78,12 +75,12 @@ function merged(rows, latest, key, more) {
 function Head({ name, orders, sort, order }) {
 	const at = orders.indexOf(sort);
 	const sorted = at < 0 ? undefined : sort.startsWith("-") ? "descending" : "ascending";
-	return html`<th scope="col" aria-sort=${sorted}><button type="button" class="head" onClick=${() => order(orders[(at + 1) % orders.length])}>${name}<span aria-hidden="true">${sorted ? (sorted === "ascending" ? " ▲" : " ▼") : ""}</span></button></th>`;
+	return html`<th scope="col" aria-sort=${sorted}><${Button} class="head" onClick=${() => order(orders[(at + 1) % orders.length])}>${name}<span aria-hidden>${sorted ? (sorted === "ascending" ? " ▲" : " ▼") : ""}</span><//></th>`;
 }
 
 /**
  * A table of a listing. `j` and `k` go through its rows, Enter opens one. A head of several names has the orders of its
- * column behind the first; `picking.why` says why a row cannot be picked. */
+ * column behind the first; `picking.why` says why a row cannot be picked, `picking.note` why many cannot. */
 export function ListingTable({ label, listing, heads, cells, address, keyed, current, empty, things = "", sort = "", order, picking }) {
 	const { rows, fresh, more, total, error, reveal, next } = listing;
 	const can = picking && (rows || []).filter((row) => !row.gone && !picking.why(row)).map(keyed);
@@ -93,22 +90,23 @@ export function ListingTable({ label, listing, heads, cells, address, keyed, cur
 		<${Refused} error=${error} />
 		<p class="above">
 			<span>${total === undefined ? "" : `${count(total)} ${things}, `}${count(rows.length)} shown${total === undefined && more ? ", more on the server" : ""}</span>
-			${fresh ? html`<button type="button" class="new" onClick=${reveal}>${count(fresh)} new</button>` : null}
+			${can && can.length < rows.length ? html`<span>${picking.note}</span>` : null}
+			${fresh ? html`<${Button} class="new" onClick=${reveal}>${count(fresh)} new<//>` : null}
 		</p>
 		${rows.length === 0
 			? html`<${Empty}>${empty}<//>`
 			: html`<${Scroll} label=${label}><table aria-label=${label} class="rows">
-					<thead><tr>${picking ? html`<td><input type="checkbox" aria-label="Select all that are shown" disabled=${!can.length} checked=${can.length > 0 && can.every((each) => picking.picked.has(each))} onChange=${(e) => picking.pick(can, e.target.checked)} /></td>` : null}
+					<thead><tr>${picking && html`<td><input type="checkbox" aria-label="Select all that are shown" disabled=${!can.length} title=${picking.note} checked=${can.length > 0 && can.every((each) => picking.picked.has(each))} onChange=${(e) => picking.pick(can, e.target.checked)} /></td>`}
 						${heads.map((each) => (Array.isArray(each) ? html`<${Head} name=${each[0]} orders=${each.slice(1)} sort=${sort} order=${order} />` : html`<th scope="col">${each}</th>`))}</tr></thead>
 					<tbody>${rows.map((row) => {
 						const [first, ...others] = cells(row);
 						const name = keyed(row);
 						return html`<tr key=${name} class=${(row.gone && !row.moved ? "gone " : "") + (name === current ? "current" : "")}>
-							${picking ? html`<td><input type="checkbox" aria-label=${`Select ${name}`} disabled=${row.gone || !!picking.why(row)} title=${picking.why(row)} checked=${picking.picked.has(name)} onChange=${(e) => picking.pick([name], e.target.checked)} /></td>` : null}
-							<th scope="row"><a class="row" href=${address(row)} aria-current=${name === current ? "true" : undefined}>${first}</a>${row.gone ? html` <span class="note">${row.moved ? "no longer on these pages" : "gone"}</span>` : null}</th>
+							${picking && html`<td><input type="checkbox" aria-label=${`Select ${name}`} disabled=${row.gone || !!picking.why(row)} title=${picking.why(row)} checked=${picking.picked.has(name)} onChange=${(e) => picking.pick([name], e.target.checked)} /></td>`}
+							<th scope="row"><a class="row" href=${address(row)} aria-current=${name === current ? "true" : undefined}>${first}</a>${row.gone && html` <span class="note">${row.moved ? "no longer on these pages" : "gone"}</span>`}</th>
 							${others.map((each, at) => html`<td data-head=${[heads[at + 1]].flat()[0]}>${each}</td>`)}
 						</tr>`;
 					})}</tbody>
 				</table><//>`}
-		${more ? html`<p><button type="button" onClick=${next}>Show more</button></p>` : null}`;
+		${more && html`<p><${Button} onClick=${next}>Show ${total === undefined ? "more" : `more: ${count(total - rows.length)} are not shown`}<//></p>`}`;
 }

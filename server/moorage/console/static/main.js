@@ -2,12 +2,13 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { CommandBar, Help, VIEWS, keys } from "./commands.js";
+import { zone } from "./format.js";
 import { route, start, to } from "./router.js";
 import { enter, logOut, session, unreachable } from "./session.js";
 import { useSignal } from "./signal.js";
-import { connect, link } from "./socket.js";
+import { connect, link, listen } from "./socket.js";
 import { choose, chosen } from "./theme.js";
-import { Choice, Freshness, Loading, html, said } from "./ui.js";
+import { Button, Choice, Freshness, Loading, html, readAliases, said } from "./ui.js";
 import { Fleet } from "./views/fleet.js";
 import { Leases } from "./views/leases.js";
 import { Login } from "./views/login.js";
@@ -31,6 +32,11 @@ function App() {
 		document.title = `${who === null ? "Log in" : [name, ...rest].join(" · ")} – Moorage`;
 	}, [view, rest.join("/"), who]);
 	useEffect(connect, [who]);
+	useEffect(() => {
+		if (!who) return;
+		readAliases();
+		return listen("policies", readAliases);
+	}, [who]);
 	if (who === undefined) {
 		return silent ? html`<p class="alert" role="alert">${silent} It is tried again.</p>` : html`<${Loading} what="the console" />`;
 	}
@@ -40,6 +46,7 @@ function App() {
 		<a class="skip" href="#view">Skip to the view</a>
 		<${Head} view=${view} name=${name} who=${who} />
 		<main id="view" tabindex="-1" class=${lost ? "is-stale" : ""}>
+			<p class="zone">Times in ${zone()}</p>
 			<h1>${name}</h1>
 			${View ? html`<${View} rest=${rest} query=${query} />` : html`<p class="empty">There is no view “${view}”. <a href=${to("overview")}>Go to the overview</a>.</p>`}
 		</main>
@@ -53,13 +60,13 @@ function Head({ view, name, who }) {
 	useEffect(() => setOpen(false), [view]);
 	return html`<header>
 		<a class="brand" href=${to("overview")} title=${`Server ${location.host}, version ${who.version}`}><b>Moorage</b> <small>${location.host}<br />${who.version}</small></a>
-		<button type="button" class="menu" aria-expanded=${String(open)} aria-controls="views" onClick=${() => setOpen(!open)}>☰ ${name}</button>
+		<${Button} class="menu" aria-expanded=${String(open)} aria-controls="views" onClick=${() => setOpen(!open)}>☰ ${name}<//>
 		<nav id="views" aria-label="Views" class=${open ? "open" : ""}>${VIEWS.map((each) => html`<a href=${to(each.view)} aria-current=${each.view === view ? "page" : undefined}>${each.name}</a>`)}</nav>
 		<${CommandBar} />
 		<span class="status"><${Freshness} />
 			<span class="who" title="Tenant and role">${who.tenant}<br />${who.role}</span>
 			<span class="theme"><${Choice} label=${html`<span class="hidden">Theme</span>`} value=${theme} set=${choose} options=${["auto", "light", "dark"].map((each) => [each, `◐ ${each}`])} /></span>
-			${who.login ? html`<button type="button" onClick=${logOut}>Log out</button>` : null}</span>
+			${who.login && html`<${Button} onClick=${logOut}>Log out<//>`}</span>
 	</header>`;
 }
 

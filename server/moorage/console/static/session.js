@@ -7,10 +7,10 @@ export const session = signal(undefined);
 /** Whether the role of who is here has a right. `right`: Its name in the table of rights. */
 export const may = (right) => Boolean(session.value?.rights.includes(right));
 
-const MEANT = { lease: "release or cancel", exec: "run commands in workloads", policy: "publish policies or change aliases", cordon: "cordon, drain or uncordon", place: "ask for placements" };
+const MEANT = { lease: "release or cancel", exec: "run commands in workloads", policy: "publish policies or change aliases", cordon: "cordon, drain or uncordon", place: "ask for placements", metrics: "read the metrics" };
 
-/** Why a right is missing, in a sentence. */
-export const missing = (right) => `Your role, ${session.value?.role}, may not ${MEANT[right] || right}.`;
+/** Why a role may not do something, in a sentence; "": it may. */
+export const lacks = (right) => (may(right) ? "" : `Your role, ${session.value?.role}, may not ${MEANT[right] || right}.`);
 
 /** Why the server cannot be reached, or "". */
 export const unreachable = signal("");

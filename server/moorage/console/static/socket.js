@@ -103,6 +103,22 @@ export function ask(message, whole = false) {
 	});
 }
 
+/** A list page by page. */
+export async function* pages(message) {
+	for (let after = ""; after !== null; ) {
+		const page = await ask({ ...message, ...(after ? { after } : {}) });
+		yield page;
+		after = page.next ?? null;
+	}
+}
+
+/** The rows of a list, until there are enough. */
+export async function collect(message, field, most = Infinity) {
+	const rows = [];
+	for await (const page of pages({ ...message, limit: 1000 })) if (rows.push(...page[field]) >= most) break;
+	return rows;
+}
+
 export function watch(topics) {
 	return ask({ op: "watch", topics }).catch((error) => {
 		for (const topic of topics) for (const each of listeners.get(topic) || []) each("refused", error);

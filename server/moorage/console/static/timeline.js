@@ -1,22 +1,22 @@
 // Leases over time on a canvas: a line for each node or tenant.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ticks } from "./charts.js";
-import { clockTick, count, gpus, heldMilli, placesBrief, some, until as left, when, zone } from "./format.js";
+import { count, gpus, heldMilli, placesBrief, until as left, when } from "./format.js";
 import { keyed, painted } from "./palette.js";
 import { useSignal } from "./signal.js";
 import { theme } from "./theme.js";
-import { Choice, html } from "./ui.js";
+import { Button, Choice, html } from "./ui.js";
 
 const LEFT = innerWidth < 600 ? 90 : 150;
 const HEAD = 34;
 const LANE = 6;
 const LINE_MIN = 16;
 const TENANT_LINE = 40;
-export const LINES_MAX = 60;
+export const LINES_MAX = innerWidth < 600 ? 12 : 60;
+const SEEN_PX = 336;
 const HOUR = 3600;
 const SPANS = [["1 hour", HOUR], ["6 hours", 6 * HOUR], ["1 day", 24 * HOUR], ["1 week", 168 * HOUR]];
 const SPAN_MIN = 60;
-const TICKS = [60, 300, 900, 1800, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, 24 * HOUR, 48 * HOUR, 168 * HOUR];
 const FIRST = { ends: "what ends next", load: "most GPUs held", name: "name" };
 const STATES = { warm: "s-w", failing: "s-x", ending: "s-u", starting: "s-c" };
 
@@ -72,7 +72,7 @@ function laned(line) {
 }
 
 export function Timeline({ drawn, models, chosen, choose: setLines, open, brushed }) {
-	const { leases: rows, total, by, order, cut } = drawn;
+	const { leases: rows, by, order, cut } = drawn;
 	const canvas = useRef(null);
 	const [picked, setColour] = useState("tenant");
 	const colour = by === "tenant" ? by : picked;
@@ -169,21 +169,19 @@ export function Timeline({ drawn, models, chosen, choose: setLines, open, brushe
 		event.preventDefault();
 		done();
 	};
-	const ending = rows.filter((row) => row.expires_at > now && row.expires_at < now + HOUR);
-	const known = cut && drawn.ending;
-	const [ends, milli] = known ? [known.leases, known.gpu_milli] : [ending.length, ending.reduce((sum, row) => sum + heldMilli(row.placement), 0)];
-	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes, by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next, not what ends later` : "all";
+	const seen = tops.findIndex((top) => top > SEEN_PX); // The box ends with a line.
+	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next, not what ends later` : "all";
 	return html`<section aria-label="Timeline"><p class="tools">
 			<${Choice} label="Lines by" value=${chosen.by} set=${(each) => setLines({ ...chosen, by: each })} options=${["node", "tenant"]} />
-			<${Choice} label="Order" value=${chosen.order} set=${(each) => setLines({ ...chosen, order: each })} options=${[["ends", "what ends next"], ["load", "most GPUs held"], "name"]} />
+			<${Choice} label="Order" value=${chosen.order} set=${(each) => setLines({ ...chosen, order: each })} options=${Object.entries(FIRST)} />
 			<${Choice} label="Colour" value=${colour} set=${setColour} options=${Object.keys(COLOURED)} />
-			<span class="group" role="group" aria-label="Times">${SPANS.map(([name, seconds]) => html`<button type="button" onClick=${() => move(now - seconds / 8, now + seconds)}>${name}</button>`)}
-				<button type="button" aria-label="Earlier" onClick=${() => pan(-0.5)}>◀</button><button type="button" aria-label="Later" onClick=${() => pan(0.5)}>▶</button>
-				<button type="button" aria-label="Zoom in" onClick=${() => zoom(0.5)}>+</button><button type="button" aria-label="Zoom out" onClick=${() => zoom(2)}>−</button></span></p>
-		<p class="tools"><span>${some(total, "lease")}; <b>${count(ends)}${cut && !known ? " of those loaded" : ""}</b> end within the hour, with ${gpus(milli)} GPUs. Drawn: ${shown}.</span>
-			${brush ? html`<span>Only ${when(brush[0])} to ${when(brush[1])}</span><button type="button" onClick=${() => move(...brush)}>Zoom to it</button><button type="button" onClick=${() => choose(null)}>All times</button>` : html`<span class="note">Draw over a span to list only its leases.</span>`}</p>
-		<ul class="keys" aria-label=${`Colours by ${colour}`}>${names.slice(0, 24).map((name) => html`<li><span class=${`swatch ${keys.get(name)}`} aria-hidden="true"></span> ${name}</li>`)}${colour === "state" ? null : html`<li class="note">warm: hatched, failing: crossed</li>`}</ul>
-		<div class="lines"><canvas ref=${canvas} class="timeline" tabindex="0" style=${{ height: `${height}px` }} role="img" aria-label=${`Timeline of ${rows.length} leases by ${by}; the table below has the same. + and - zoom, arrows move.`}
+			<span class="group" role="group" aria-label="Times">${SPANS.map(([name, seconds]) => html`<${Button} onClick=${() => move(now - seconds / 8, now + seconds)}>${name}<//>`)}
+				<${Button} aria-label="Earlier" onClick=${() => pan(-0.5)}>◀<//><${Button} aria-label="Later" onClick=${() => pan(0.5)}>▶<//>
+				<${Button} aria-label="Zoom in" onClick=${() => zoom(0.5)}>+<//><${Button} aria-label="Zoom out" onClick=${() => zoom(2)}>−<//></span></p>
+		<p class="tools"><span>Drawn: ${shown}${seen < 0 ? "" : `; ${seen} lines are seen at once, scroll for the others`}.</span>
+			${brush ? html`<span>Only ${when(brush[0])} to ${when(brush[1])}</span><${Button} onClick=${() => move(...brush)}>Zoom to it<//><${Button} onClick=${() => choose(null)}>All times<//>` : html`<span class="note">Draw over a span to list only its leases.</span>`}</p>
+		<ul class="keys" aria-label=${`Colours by ${colour}`}>${names.slice(0, 24).map((name) => html`<li><span class=${`swatch ${keys.get(name)}`} aria-hidden></span> ${name}</li>`)}${colour === "state" ? null : html`<li class="note">warm: hatched, failing: crossed</li>`}</ul>
+		<div class="lines" style=${{ maxHeight: seen < 0 ? "none" : `${tops[seen]}px` }}><canvas ref=${canvas} class="timeline" tabindex="0" style=${{ height: `${height}px` }} role="img" aria-label=${`Timeline of ${rows.length} leases by ${by}; the table below has the same. + and - zoom, arrows move.`}
 			onKeyDown=${press} onMouseMove=${hover} onMouseLeave=${() => setUnder("")} onMouseDown=${(e) => (pressed.current = e.offsetX)} onMouseUp=${finish}></canvas></div>
 		<p class="under">${under || " "}</p></section>`;
 }
@@ -192,18 +190,16 @@ export function Timeline({ drawn, models, chosen, choose: setLines, open, brushe
 function scale(context, { x, from, until, width, height, ink, now }) {
 	context.font = "12px system-ui, sans-serif";
 	context.fillStyle = ink.text;
-	context.fillText(zone(), 0, 12, LEFT - 8);
 	let day = "";
-	for (const each of ticks(from, until, Math.max(2, Math.floor((width - LEFT) / 90)), TICKS)) {
+	for (const each of ticks(from, until, Math.max(2, Math.floor((width - LEFT) / 90)))) {
 		const px = x(each);
 		context.fillStyle = ink.line;
 		context.fillRect(px, HEAD - 6, 1, height);
 		context.fillStyle = ink.text;
-		const date = new Date(each * 1000).toLocaleDateString(undefined, { weekday: "short", month: "short", day: "numeric" });
+		const [date, time] = when(each).split(" ");
 		if (date !== day && px < width - 70) context.fillText(date, px, 12);
 		day = date;
-		const text = new Date(each * 1000).getHours() || new Date(each * 1000).getMinutes() ? clockTick(each) : "00:00";
-		if (px < width - 34 && Math.abs(px - x(now)) > 30) context.fillText(text, px, 26);
+		if (px < width - 34 && Math.abs(px - x(now)) > 30) context.fillText(time.slice(0, 5), px, 26);
 	}
 }
 

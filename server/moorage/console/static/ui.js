@@ -4,11 +4,14 @@ import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { signal, useSignal } from "./signal.js";
 import { address, ask, connection, heardAt, link } from "./socket.js";
-import { brief, time, when } from "./format.js";
+import { brief, count, when } from "./format.js";
 import { go, to } from "./router.js";
-import { http, may, missing, session } from "./session.js";
+import { http, lacks, session } from "./session.js";
 
 export const html = htm.bind(h);
+
+/** A button; `off`: why it can do nothing now, or "". */
+export const Button = ({ off, disabled, title, ...more }) => html`<button type="button" disabled=${!!(off || disabled)} title=${off || title} ...${more} />`;
 
 /** Text for screen readers, beside what is seen. */
 export const said = signal("");
@@ -26,7 +29,7 @@ export const Refused = ({ error }) =>
 export function Freshness() {
 	const state = useSignal(link);
 	if (state === "open") return html`<span class="fresh">live</span>`;
-	const since = heardAt.value ? `as of ${time(heardAt.value / 1000)}, ` : "";
+	const since = heardAt.value ? `as of ${when(heardAt.value / 1000)}, ` : "";
 	return html`<span class="stale" role="status">${since}${state === "lost" ? "reconnecting" : "connecting"}</span>`;
 }
 
@@ -35,20 +38,11 @@ export function Raw({ value, label = "JSON" }) {
 	const [open, setOpen] = useState(false);
 	return html`<details class="raw" onToggle=${(e) => setOpen(e.target.open)}>
 		<summary>${label}</summary>
-		${open ? html`<${Text} label=${label} text=${JSON.stringify(value, null, 2)} />` : null}
+		${open && html`<${Text} label=${label} text=${JSON.stringify(value, null, 2)} />`}
 	</details>`;
 }
 
 export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
-
-/** The address that `moorage` uses where none is given. */
-const USUAL = [/^ws:\/\/(127\.0\.0\.1|localhost|\[::1\]):8765$/, /^http:\/\/(127\.0\.0\.1|localhost|\[::1\]):8080$/];
-
-/** What tells `moorage` of this server, where it is not the usual one. */
-function server() {
-	const at = [address(), location.origin];
-	return at.every((url, n) => USUAL[n].test(url)) ? [] : ["--url", at[0], "--http-url", at[1]];
-}
 
 /** The code of `policy.py` as lines that write it to a new folder. */
 function written(code) {
@@ -57,11 +51,11 @@ function written(code) {
 	return `folder=$(mktemp -d)\ncat > "$folder/policy.py" <<'${end}'\n${code.trimEnd()}\n${end}\n`;
 }
 
-/** The command that does the same; `code` is that of its `policy.py`. */
-export function Command({ words: [program, ...rest], code }) {
-	const words = [program, ...(program === "moorage" ? server() : []), ...rest];
-	const line = words.map((each) => (code && each === "policy.py" ? '"$folder/policy.py"' : quoted(each))).join(" ");
-	const needs = program === "curl" && session.value?.login ? ' -H "Authorization: Bearer $MOORAGE_TOKEN"' : "";
+/** The command of `moorage`, or `curl`, that does the same; `code` is that of its `policy.py`. */
+export function Command({ words, code }) {
+	const curl = words[0] === "curl";
+	const line = [...(curl ? [] : ["moorage", "--url", address(), "--http-url", location.origin]), ...words].map((each) => (code && each === "policy.py" ? '"$folder/policy.py"' : quoted(each))).join(" ");
+	const needs = curl && session.value?.login ? ' -H "Authorization: Bearer $MOORAGE_TOKEN"' : "";
 	const text = (code ? written(code) : "") + line + needs;
 	const [copied, setCopied] = useState(0);
 	const timer = useRef(0);
@@ -79,8 +73,8 @@ export function Command({ words: [program, ...rest], code }) {
 			requestAnimationFrame(() => getSelection().selectAllChildren(shown.current));
 		}
 	};
-	return html`<span class="command"><button type="button" title=${text} onClick=${copy}>Copy as command</button>
-		${copied ? html`<code ref=${shown}>${copied === 1 ? "Copied" : text}</code>` : null}</span>`;
+	return html`<span class="command"><${Button} title=${text} onClick=${copy}>Copy as command<//>
+		${copied > 0 && html`<code ref=${shown}>${copied === 1 ? "Copied" : text}</code>`}</span>`;
 }
 
 /** A modal dialog. */
@@ -96,51 +90,34 @@ export function Dialog({ title, close, children }) {
 
 /**
  * An action: shows what would happen, then does it. `message` is an operation with a dry run; `say` puts what that
- * answers into words; `right` is what a role needs for it; `destroys`: it cannot be taken back. */
-export function Action({ label, title, message, dry = () => ask({ ...message, dry_run: true }), act = () => ask(message), say, right, destroys, words, code, done, disabled }) {
-	const lacks = right && !may(right) ? missing(right) : "";
+ * answers into words; `right` is what a role needs for it; `destroys`: it cannot be taken back; `idle`: why there is
+ * nothing to do. */
+export function Action({ label, title, message, dry = () => ask({ ...message, dry_run: true }), act = () => ask(message), say, right, destroys, words, code, done, idle }) {
 	const [open, setOpen] = useState(false);
-	const [shown, setShown] = useState(null);
-	const [error, setError] = useState(null);
-	const [busy, setBusy] = useState(false);
-	const start = async () => {
+	const [found, look] = useAnswer();
+	const [acted, run, forget] = useAnswer();
+	const start = () => {
 		setOpen(true);
-		setShown(null);
-		setError(null);
-		try {
-			setShown(await dry());
-		} catch (failure) {
-			setError(failure);
-		}
+		forget();
+		look(dry);
 	};
-	const run = async () => {
-		setBusy(true);
-		try {
-			const answer = await act();
-			setOpen(false);
-			said.value = `Done: ${title}`;
-			done?.(answer);
-		} catch (failure) {
-			setError(failure);
-		}
-		setBusy(false);
-	};
-	return html`<button type="button" class=${destroys ? "destroys" : ""} disabled=${disabled || !!lacks} title=${lacks || undefined} onClick=${start}>${label}</button>
+	const carryOut = () => run(async () => {
+		const answer = await act();
+		setOpen(false);
+		said.value = `Done: ${title}`;
+		done?.(answer);
+	});
+	return html`<${Button} class=${destroys ? "destroys" : ""} off=${(right && lacks(right)) || idle} onClick=${start}>${label}<//>
 		${open
 			? html`<${Dialog} title=${title} close=${() => setOpen(false)}>
-					${error ? html`<${Refused} error=${error} />` : shown === null ? html`<${Loading} what="what would happen" />` : html`<${Outcome} shown=${shown} say=${say} />`}
+					<${Refused} error=${acted.error} /><${Loaded} found=${found} what="what would happen">${(shown) => (say ? html`<div>${say(shown)}</div><${Raw} value=${shown} label="The dry run as JSON" />` : shown)}<//>
 					<p class="buttons">
-						<button type="button" class=${destroys ? "primary destroys" : "primary"} disabled=${busy || shown === null} onClick=${run}>${label} now</button>
-						<button type="button" onClick=${() => setOpen(false)}>Change nothing</button>
-						${words ? html`<${Command} words=${words} code=${code} />` : null}
+						<${Button} class=${destroys ? "primary destroys" : "primary"} disabled=${acted.busy || found.value === undefined} onClick=${carryOut}>${label} now<//>
+						<${Button} onClick=${() => setOpen(false)}>Change nothing<//>
+						${words && html`<${Command} words=${words} code=${code} />`}
 					</p>
 				<//>`
 			: null}`;
-}
-
-/** What a dry run said, in words where there are some; JSON folded. */
-function Outcome({ shown, say }) {
-	return html`<div class="outcome">${say ? html`<div class="words">${say(shown)}</div><${Raw} value=${shown} label="The dry run as JSON" />` : shown}</div>`;
 }
 
 /** A part of a view with its heading; with `found`, `children` make it of what is loaded. */
@@ -149,13 +126,13 @@ export const Section = ({ title, children, id, found, what }) =>
 
 /** Names and values. */
 export const Facts = ({ pairs }) =>
-	html`<dl>${pairs.filter(([, value]) => value !== undefined && value !== "" && value !== null)
+	html`<dl>${pairs.filter(([, value]) => (value ?? "") !== "")
 		.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 
 const MARKS = { active: "●", granted: "●", starting: "◐", warm: "◍", failing: "✕", queued: "…", ending: "◌", ended: "○", refused: "✕", waiting: "…", advised: "○" };
 
 /** A state, as a mark and a word. */
-export const State = ({ state }) => html`<span class=${"state " + state}><span aria-hidden="true">${MARKS[state] || "·"}</span> ${state}</span>`;
+export const State = ({ state }) => html`<span class=${"state " + state}><span aria-hidden>${MARKS[state] || "·"}</span> ${state}</span>`;
 
 /** Load something, again `every` ms, and when `needs` or the connection change. */
 export function useLoaded(load, needs, every = 0) {
@@ -176,8 +153,11 @@ export function useLoaded(load, needs, every = 0) {
 	return { ...state, again };
 }
 
-/** Load an answer over HTTP, as `useLoaded` does. */
-export const useGet = (path, needs, every) => useLoaded(() => http("GET", path), needs, every);
+/** Load the answer to a message, as `useLoaded` does; `turn`: Again when it changes. */
+export const useAsk = (message, every, turn) => useLoaded(() => ask(message), [JSON.stringify(message), turn], every);
+
+/** The same over HTTP. */
+export const useGet = (path, every) => useLoaded(() => http("GET", path), [path], every);
 
 /** What came of what a person started, and how to start it. */
 export function useAnswer() {
@@ -205,15 +185,26 @@ export function useEvery(work, ms, needs) {
 /** Take what is typed. */
 export const typed = (set) => (e) => set(e.target.value);
 
-/** A table; the first cell of each row is its head. `wordy`: the last has sentences */
-export const Grid = ({ label, heads, rows, current, wordy }) => html`<table aria-label=${label} class=${wordy === true ? "wordy" : wordy}><thead><tr>${heads.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
-	<tbody>${rows.map(([first, ...cells], row) => html`<tr class=${row === current ? "current" : ""}><th scope="row">${first}</th>${cells.map((each, at) => html`<td data-head=${heads[at + 1]}>${each}</td>`)}</tr>`)}</tbody></table>`;
+/** The first `most` of a list, and the button that shows the others. */
+export function useFirst(all, most = Infinity) {
+	const [open, setOpen] = useState(false);
+	const rest = all.length - most;
+	return open || rest <= 0 ? [all, null] : [all.slice(0, most), html`<p><${Button} onClick=${() => setOpen(true)}>${count(rest)} more<//></p>`];
+}
+
+/** A table; the first cell of each row is its head. `wordy`: the last has sentences; `empty`: what no row means. */
+export function Grid({ label, heads, rows, current, wordy, most, empty }) {
+	const [shown, more] = useFirst(rows, most);
+	if (empty && !rows.length) return html`<${Empty}>${empty}<//>`;
+	return html`<table aria-label=${label} class=${wordy === true ? "wordy" : wordy}><thead><tr>${heads.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
+		<tbody>${shown.map(([first, ...cells], row) => html`<tr class=${row === current ? "current" : ""}><th scope="row">${first}</th>${cells.map((each, at) => html`<td data-head=${heads[at + 1]}>${each}</td>`)}</tr>`)}</tbody></table>${more}`;
+}
 
 /** What scrolls by itself, also by keys. */
-export const Scroll = ({ label, few, children }) => html`<div class=${few ? "scroll few" : "scroll"} tabindex="0" role="region" aria-label=${`${label}, scrollable`}>${children}</div>`;
+export const Scroll = ({ label, children }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${`${label}, scrollable`}>${children}</div>`;
 
-/** One of several. */
-export const Choice = ({ label, value, set, options }) => html`<label>${label} <select value=${value} onChange=${typed(set)}>${options.map((each) => {
+/** One of several; with `name`, in a form. */
+export const Choice = ({ label, name: field, value, set, options }) => html`<label>${label} <select name=${field} value=${set && value} onChange=${set && typed(set)}>${options.map((each) => {
 	const [name, text] = Array.isArray(each) ? each : [each, each];
 	return html`<option value=${name} selected=${name === value}>${text}</option>`;
 })}</select></label>`;
@@ -229,8 +220,20 @@ export const Loaded = ({ found, what, children }) =>
 export const Panel = ({ title, found, children }) =>
 	html`<aside aria-label=${title}><h2>${title}</h2><${Loaded} found=${found} what=${title}>${children}<//></aside>`;
 
-/** A version or an alias. */
-export const Policy = ({ name, row }) => html`<a class=${row && "row"} href=${to("policies", name)}>${name}</a>`;
+/** What each alias means. */
+export const aliases = signal(new Map());
+
+export const readAliases = () => http("GET", "/policy-alias").then((all) => (aliases.value = new Map(all.map((each) => [each.alias, each.policy_rule_uri]))), () => {});
+
+/** Of an alias the version that it means; of a version the aliases that mean it. */
+export function Means({ name }) {
+	const all = useSignal(aliases);
+	const other = all.get(name) || [...all].filter(([, each]) => each === name).map(([alias]) => alias).join(", ");
+	return other ? html` <span class="note">(now ${other})</span>` : null;
+}
+
+/** A version or an alias, with what it means now; `bare`: without. */
+export const Policy = ({ name, row, bare }) => html`<a class=${row && "row"} href=${to("policies", name)}>${name}</a>${bare ? null : html`<${Means} name=${name} />`}`;
 
 /** Something by its id, in a view. */
 export const Id = ({ of, view = "leases" }) => html`<a href=${to(view, of)}>${brief(of)}</a>`;
@@ -238,15 +241,23 @@ export const Id = ({ of, view = "leases" }) => html`<a href=${to(view, of)}>${br
 /** A node, or a cluster. */
 export const Place = ({ cluster_id: cluster, node_id: node }) => html`<a href=${node ? to("fleet", cluster, node) : to("fleet", cluster)}>${cluster}${node ? `/${node}` : ""}</a>`;
 
-/** What happened to an object. */
-export const History = ({ of }) => html`<ol class="history">${of.map(({ at, what, more }) => html`<li>${at ? html`<time>${when(at)}</time> ` : null}<b>${what}</b> ${more}</li>`)}</ol>`;
+/** What happened to an object, or in a view. */
+export function History({ of, most }) {
+	const [shown, more] = useFirst(of, most);
+	return html`<ol class="history">${shown.map(({ at, what, more: text }) => html`<li>${at && html`<time>${when(at)}</time> `}<b>${what}</b> ${text}</li>`)}</ol>${more}`;
+}
 
 /** An object as a command and as JSON. */
 export const Copies = ({ words, value }) => html`<p class="buttons"><${Command} words=${words} /></p><${Raw} value=${value} />`;
 
-/** Have a form's fields be the query of this view. */
-export const filters = (view) => (event) => {
+/** Take a form that is sent. */
+export const handle = (work) => (event) => {
 	event.preventDefault();
-	const given = [...new FormData(event.currentTarget).entries()].map(([name, value]) => [name, String(value).trim()]).filter(([, value]) => value);
-	go(to(view) + (given.length ? `?${new URLSearchParams(given)}` : ""));
+	return work(event.currentTarget);
 };
+
+/** Have a form's fields be the query of this view. */
+export const filters = (view) => handle((form) => {
+	const given = [...new FormData(form)].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value);
+	go(to(view) + (given.length ? `?${new URLSearchParams(given)}` : ""));
+});

@@ -1,5 +1,5 @@
 // Draws the fleet on a 2-D canvas: a square for each slot, only what changed; one pixel for each slot
-// or node when zoomed out. No page element stands for a slot.
+// when zoomed out. No page element stands for a slot.
 import { STATES, grouped } from "./model.js";
 
 const LABEL = 16; // Height of a cluster's or rack's name.
@@ -7,9 +7,8 @@ const BLOCK = 8; // Nodes below each other in the block of a rack, at most about
 export const CELLS = [24, 18, 14, 11, 9, 7, 5, 4, 3, 2, 1];
 const SQUARES = 4; // From this size on squares with gaps; below, pixels.
 
-/** Where each node stands; those of a rack are a block, where squares are drawn.
- *   `nodewise`: One cell is a node, not a slot. */
-export function arrange(it, width, cell, nodewise) {
+/** Where each node stands; those of a rack are a block, where squares are drawn. */
+export function arrange(it, width, cell) {
 	const x = new Int32Array(it.ids.length);
 	const y = new Int32Array(it.ids.length);
 	const gap = cell >= SQUARES ? Math.ceil(cell / 3) : 0;
@@ -25,7 +24,7 @@ export function arrange(it, width, cell, nodewise) {
 	};
 	const place = (block, rack) => {
 		let wide = 0;
-		for (const n of block) wide = Math.max(wide, Math.min(nodewise ? cell : Math.max(1, it.first[n + 1] - it.first[n]) * cell, width));
+		for (const n of block) wide = Math.max(wide, Math.min(Math.max(1, it.first[n + 1] - it.first[n]) * cell, width));
 		wide += gap;
 		const columns = Math.min(Math.ceil(block.length / BLOCK), Math.floor(width / wide) || 1);
 		const rows = Math.ceil(block.length / columns);
@@ -57,7 +56,7 @@ export function arrange(it, width, cell, nodewise) {
 		if (!n || it.cluster[n] !== it.cluster[n - 1]) enter(it.cluster[n]);
 		place([n], "");
 	}
-	return { cell, nodewise, x, y, height: cy + (tall || line), labels };
+	return { cell, x, y, height: cy + (tall || line), labels };
 }
 
 /** The largest cells with which all fits. */
@@ -65,11 +64,10 @@ export function fitting(it, width, height) {
 	const area = width * height;
 	for (const cell of CELLS) {
 		if (it.slots * cell * cell > area) continue;
-		const layout = arrange(it, width, cell, false);
+		const layout = arrange(it, width, cell);
 		if (layout.height <= height) return layout;
 	}
-	for (const cell of [3, 2]) if (it.ids.length * cell * cell < area * 0.9) return arrange(it, width, cell, true);
-	return arrange(it, width, 1, true);
+	return arrange(it, width, 1);
 }
 
 /** A colour like "rgb(1, 2, 3)" as ImageData has it. */
@@ -154,6 +152,7 @@ export class Painter {
 			if (y < -layout.cell || y > canvas.height) continue;
 			for (let s = fleet.first[n]; s < fleet.first[n + 1]; s++) this.square(s);
 			if (fleet.first[n] === fleet.first[n + 1]) this.bare(n);
+			if (fleet.out[n] && !this.colour) this.enclose(n);
 			if (n === this.chosen) this.outline(n);
 		}
 	}
@@ -187,11 +186,28 @@ export class Painter {
 		this.all();
 	}
 
-	outline(n) {
+	/** How wide a node is. */
+	wide(n) {
+		const { fleet, layout } = this;
+		return Math.max(1, fleet.first[n + 1] - fleet.first[n]) * layout.cell;
+	}
+
+	/** Draw the frame of a node that takes nothing new; dashed where no operator said so. */
+	enclose(n) {
 		const { fleet, layout, context } = this;
+		const state = fleet.out[n];
+		context.strokeStyle = this.colours[state];
+		context.lineWidth = 2;
+		if (STATES[state].mark === "?") context.setLineDash([3, 2]);
+		context.strokeRect(layout.x[n] - 1, layout.y[n] - this.top - 1, this.wide(n) + 1, layout.cell + 1);
+		context.setLineDash([]);
+	}
+
+	outline(n) {
+		const { layout, context } = this;
 		context.strokeStyle = this.text;
 		context.lineWidth = 2;
-		const wide = layout.nodewise ? layout.cell : Math.max(1, fleet.first[n + 1] - fleet.first[n]) * layout.cell;
+		const wide = this.wide(n);
 		const out = layout.cell < 5 ? 4 : 0; // A frame around what is too small to have one.
 		context.strokeRect(layout.x[n] - out, layout.y[n] - this.top + 1 - out, wide - 1 + 2 * out, layout.cell - 1 + 2 * out);
 	}
@@ -287,19 +303,11 @@ export class Painter {
 			if (cell === 1) out[top * width + x] = colour;
 			else for (let y = top; y < top + cell; y++) out.fill(colour, y * width + x, y * width + x + cell);
 		};
-		if (layout.nodewise) {
-			// A cell is filled in the proportion in which its node is free; a pixel takes what is more.
-			const free = slots ? fleet.free[n] / slots : 0;
-			let colour = free >= 0.5 ? palette[0] : slots ? palette[fleet.state[from] || fleet.state[from + slots - 1] || 1] : palette[STATES.length - 1];
-			if (this.colour && slots) colour = packed(this.colour(from, n));
-			return fill(layout.x[n], colour);
-		}
-		if (!slots) fill(layout.x[n], palette[2]);
+		if (!slots) fill(layout.x[n], palette[fleet.out[n] || 2]);
 		for (let k = 0; k < slots; k++) {
 			const x = layout.x[n] + k * cell;
 			if (x + cell > width) break;
-			const colour = this.colour ? packed(this.colour(from + k, n)) : palette[fleet.state[from + k]];
-			fill(x, colour);
+			fill(x, this.colour ? packed(this.colour(from + k, n)) : palette[fleet.out[n] || fleet.state[from + k]]);
 		}
 	}
 
@@ -310,9 +318,8 @@ export class Painter {
 		const y = py + this.top;
 		for (let n = 0; n < fleet.ids.length; n++) {
 			if (layout.y[n] > y || layout.y[n] + layout.cell <= y) continue;
-			const wide = layout.nodewise ? layout.cell : Math.max(1, fleet.first[n + 1] - fleet.first[n]) * layout.cell;
-			if (px >= layout.x[n] && px < layout.x[n] + wide) {
-				return { node: n, slot: layout.nodewise || fleet.first[n] === fleet.first[n + 1] ? -1 : fleet.first[n] + Math.floor((px - layout.x[n]) / layout.cell) };
+			if (px >= layout.x[n] && px < layout.x[n] + this.wide(n)) {
+				return { node: n, slot: fleet.first[n] === fleet.first[n + 1] ? -1 : fleet.first[n] + Math.floor((px - layout.x[n]) / layout.cell) };
 			}
 		}
 		return null;

@@ -1,6 +1,6 @@
 // The fleet as columns: a snapshot, then numbered deltas.
 import { signal } from "../signal.js";
-import { listen, revision, watch } from "../socket.js";
+import { listen, pages, revision, watch } from "../socket.js";
 
 /** What a slot shows: name, letter of its colour, mark. */
 export const STATES = [
@@ -10,15 +10,15 @@ export const STATES = [
 	{ name: "warm", sign: "w", mark: "/" },
 	{ name: "failing", sign: "x", mark: "x" },
 	{ name: "cordoned", sign: "c", mark: "\\" },
-	{ name: "stale", sign: "u", mark: "?" },
+	{ name: "lost or unavailable", sign: "u", mark: "?" },
 ];
 
 const CODE = Object.fromEntries(STATES.map((each, at) => [each.name, at]));
-const [FREE, HELD, BUSY, STALE] = [CODE.free, CODE.held, CODE.busy, CODE.stale];
+const [FREE, HELD, BUSY, , , CORDONED, STALE] = STATES.keys();
 const RESYNC_MS = 5000;
 
 /* A fleet: `first[n]` is the first slot of node n, `owner[s]` the node of slot s, `free[n]` its free slots; `milli` is
- * taken. */
+ * taken; `out[n]` is the state of a node that takes nothing new, or 0. */
 
 /** The whole of it, or null. */
 export const fleet = signal(null);
@@ -121,7 +121,7 @@ export function read(columns, about) {
 		tenants: [...columns.tenants], tenant: Uint32Array.from(columns.tenant),
 		ends: Float64Array.from(columns.ends), milli: Uint16Array.from(columns.milli),
 		bare: counts.filter((each) => !each).length, codes: columns.states.map((name) => CODE[name] ?? STALE),
-		state: new Uint8Array(slots), owner: new Uint32Array(slots), free: new Uint16Array(nodes),
+		state: new Uint8Array(slots), owner: new Uint32Array(slots), free: new Uint16Array(nodes), out: new Uint8Array(nodes),
 		number: about.number, revision: about.revision, at: about.at,
 	};
 	for (let n = 0; n < nodes; n++) {
@@ -129,10 +129,27 @@ export function read(columns, about) {
 			it.owner[s] = n;
 			it.state[s] = shown(it, columns.state[s], it.tenant[s]);
 			if (it.state[s] === FREE) it.free[n] += 1;
+			if (it.state[s] >= CORDONED) it.out[n] = it.state[s];
 		}
 	}
 	return it;
 }
+
+/** Find the nodes out of service of which no slot says so: others hold all of it, or there is none. */
+export async function findOut(it) {
+	for await (const { clusters } of pages({ op: "fleet", limit: 1000 })) for (const { cluster_id: cluster, nodes_unavailable: many } of clusters) {
+		const at = it.clusters.indexOf(cluster);
+		const known = () => it.out.filter((each, n) => each && it.cluster[n] === at).length;
+		if (known() < many) for await (const { nodes } of pages({ op: "fleet", cluster, limit: 1000 })) {
+			for (const { node_id: node, unavailable: why } of nodes) if (why) it.out[it.ids.findIndex((id, n) => id === node && it.cluster[n] === at)] ||= /^(cordon|drain)ed by /.test(why) ? CORDONED : STALE;
+			if (known() >= many) break;
+		}
+	}
+	return it.out;
+}
+
+/** What a node is called. */
+export const nodeName = (it, n) => `${it.clusters[it.cluster[n]]}/${it.ids[n]}`;
 
 /** The state as it is shown: what others hold is busy. */
 function shown(it, code, tenant) {
@@ -152,6 +169,7 @@ export function apply(it, data) {
 		const before = it.state[slot];
 		const now = shown(it, data.state[at], data.tenant[at]);
 		it.state[slot] = now;
+		if (now >= CORDONED) it.out[it.owner[slot]] = now;
 		it.milli[slot] = data.milli[at];
 		it.tenant[slot] = data.tenant[at];
 		it.ends[slot] = data.ends[at];

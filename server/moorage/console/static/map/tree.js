@@ -1,6 +1,6 @@
 // The fleet as an ARIA treegrid, for the keyboard.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, time } from "../format.js";
+import { count, some, when } from "../format.js";
 import { html } from "../ui.js";
 import { STATES, grouped, tally } from "./model.js";
 
@@ -10,7 +10,7 @@ const CHILDREN_SHOWN = 100;
  *  `shown`: How many children of each. */
 export function visible(it, groups, open, shown) {
 	const rows = [];
-	const some = (key, level, all, add) => {
+	const list = (key, level, all, add) => {
 		const most = shown.get(key) || CHILDREN_SHOWN;
 		all.slice(0, most).forEach((each, at) => add(each, at + 1, all.length));
 		if (all.length > most) rows.push({ key: key + "\n+", level, name: `${count(all.length - most)} more`, more: key, children: false, at: most + 1, of: all.length });
@@ -19,18 +19,18 @@ export function visible(it, groups, open, shown) {
 		const key = "n" + n;
 		const slots = it.first[n + 1] - it.first[n];
 		rows.push({ key, level, name: it.ids[n], nodes: [n], node: n, children: slots > 0, at, of });
-		if (open.has(key)) some(key, level + 1, [...Array(slots).keys()], (k, place, all) => rows.push({ key: `s${it.first[n] + k}`, level: level + 1, name: `GPU ${k}`, node: n, slot: it.first[n] + k, children: false, at: place, of: all }));
+		if (open.has(key)) list(key, level + 1, [...Array(slots).keys()], (k, place, all) => rows.push({ key: `s${it.first[n] + k}`, level: level + 1, name: `GPU ${k}`, node: n, slot: it.first[n] + k, children: false, at: place, of: all }));
 	};
-	some("", 1, it.clusters, (name, at, of) => {
+	list("", 1, it.clusters, (name, at, of) => {
 		const racks = groups[at - 1];
 		const key = "c" + (at - 1);
 		rows.push({ key, level: 1, name, nodes: [...racks.values()].flat(), children: racks.size > 0, at, of });
 		if (!open.has(key)) return;
-		if (racks.size === 1) some(key, 2, [...racks.values()][0], node(2));
-		else some(key, 2, [...racks.entries()], ([rack, nodes], place, all) => {
+		if (racks.size === 1) list(key, 2, [...racks.values()][0], node(2));
+		else list(key, 2, [...racks.entries()], ([rack, nodes], place, all) => {
 			const id = key + "\n" + rack;
 			rows.push({ key: id, level: 2, name: rack || "no rack", nodes, children: true, at: place, of: all });
-			if (open.has(id)) some(id, 3, nodes, node(3));
+			if (open.has(id)) list(id, 3, nodes, node(3));
 		});
 	});
 	return rows;
@@ -42,13 +42,15 @@ function cells(it, row) {
 	if (row.slot !== undefined) {
 		const state = it.state[row.slot];
 		const whose = it.tenants[it.tenant[row.slot]];
-		const end = it.ends[row.slot] ? `, until ${time(it.ends[row.slot])}` : "";
-		return [`${1000 - it.milli[row.slot]}/1000`, `${STATES[state].name}${whose && whose !== STATES[state].name ? `, ${whose}` : ""}${end}, ${it.models[it.model[row.slot]] || "no model"}`];
+		const end = it.ends[row.slot] ? `, until ${when(it.ends[row.slot])}` : "";
+		return [`${(1000 - it.milli[row.slot]) / 1000}`, `${STATES[state].name}${whose && whose !== STATES[state].name ? `, ${whose}` : ""}${end}, ${it.models[it.model[row.slot]] || "no model"}`];
 	}
-	const found = tally(it, row.nodes || []);
+	const found = tally(it, row.nodes);
 	const all = found.reduce((sum, each) => sum + each, 0);
-	const text = STATES.map((state, at) => (at && found[at] ? `${count(found[at])} ${state.name}` : "")).filter(Boolean).join(", ");
-	return all ? [`${count(found[0])} of ${count(all)}`, text || "nothing taken"] : ["–", "no GPU"];
+	const out = row.nodes.filter((n) => it.out[n]).length;
+	const text = [all ? "" : "no GPU", ...STATES.map((state, at) => (at && found[at] ? `${count(found[at])} ${state.name}` : "")),
+		out ? (row.node === undefined ? `${some(out, "node")} out of service` : `node ${STATES[it.out[row.node]].name}`) : ""].filter(Boolean).join(", ");
+	return [all ? `${count(found[0])} of ${count(all)}` : "–", text || "nothing taken"];
 }
 
 export function Tree({ it, chosen, choose, ticks }) {
@@ -101,7 +103,7 @@ export function Tree({ it, chosen, choose, ticks }) {
 	};
 	return html`<div class="scroll tree" tabindex="-1">
 		<table role="treegrid" aria-label="Fleet as a tree" ref=${grid} onKeyDown=${press}>
-			<thead><tr role="row">${["where", "free", "else"].map((each) => html`<th role="columnheader" scope="col">${each}</th>`)}</tr></thead>
+			<thead><tr role="row">${["where", "wholly free", "else"].map((each) => html`<th role="columnheader" scope="col">${each}</th>`)}</tr></thead>
 			<tbody>${rows.map((row) => {
 				const [free, rest] = cells(it, row);
 				const opens = row.children;
@@ -109,7 +111,7 @@ export function Tree({ it, chosen, choose, ticks }) {
 					aria-level=${row.level} aria-posinset=${row.at} aria-setsize=${row.of} aria-expanded=${opens ? String(open.has(row.key)) : undefined}
 					aria-selected=${row.node === chosen && row.nodes ? "true" : undefined}
 					tabindex=${row.key === here ? 0 : -1} onFocus=${() => row.key !== here && setActive(row.key)} onClick=${() => enter(row)}>
-					<td role="gridcell"><span class="twist" aria-hidden="true" onClick=${(e) => {
+					<td role="gridcell"><span class="twist" aria-hidden onClick=${(e) => {
 						e.stopPropagation();
 						toggle(row, !open.has(row.key));
 					}}>${opens ? (open.has(row.key) ? "▾" : "▸") : ""}</span> ${row.name}</td>

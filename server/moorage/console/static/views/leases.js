@@ -1,16 +1,16 @@
 // Leases: who holds what until when; one of them with its output.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { brief, count, gpus, heldMilli, moment, places, placesBrief, some, span, until } from "../format.js";
+import { brief, count, gpus, heldMilli, places, placesBrief, some, span, until, when } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
-import { fleet, follow } from "../map/model.js";
+import { fleet, follow, nodeName } from "../map/model.js";
 import { go, to } from "../router.js";
-import { http, may, missing, session } from "../session.js";
+import { lacks, session } from "../session.js";
 import { useSignal } from "../signal.js";
-import { ask, listen } from "../socket.js";
+import { ask, listen, pages } from "../socket.js";
 import { LINES_MAX, Timeline, lined } from "../timeline.js";
-import { Action, Command, Empty, Facts, Id, Loaded, Loading, Panel, Policy, Raw, Refused, Section, State, Text, filters, html, useAnswer, useLoaded } from "../ui.js";
+import { Action, Button, Choice, Command, Empty, Facts, Id, Loaded, Loading, Panel, Policy, Raw, Refused, Section, State, Text, filters, handle, html, useAnswer, useAsk, useLoaded } from "../ui.js";
 
-const STATES = ["", "granted", "starting", "active", "failing", "queued", "warm", "ending", "ended"];
+const STATES = [["", "all that hold"], "granted", "starting", "active", "failing", "queued", "warm", "ending", "ended"];
 const NAMED = ["state", "cluster", "node_id", "tenant", "policy_rule_uri"];
 const ORDER = "expires_at";
 const PAGES = { node: 500, tenant: 1000 };
@@ -28,26 +28,25 @@ const COLUMNS = [
 function unreleasable(row) {
 	if (["ended", "ending", "warm"].includes(row.state)) return `It is ${row.state}.`;
 	if (row.tenant !== session.value?.tenant) return `It is ${row.tenant}'s: only that tenant, or who has its token, may release it.`;
-	return may("lease") ? "" : missing("lease");
+	return lacks("lease");
 }
 
 /** The model of each node's GPUs, as the map has them. */
-const models = (it) => new Map(it ? it.ids.map((id, n) => [`${it.clusters[it.cluster[n]]}/${id}`, it.first[n + 1] > it.first[n] ? it.models[it.model[it.first[n]]] || "no model" : ""]) : []);
+const models = (it) => new Map(it ? it.ids.map((_, n) => [nodeName(it, n), it.first[n + 1] > it.first[n] ? it.models[it.model[it.first[n]]] || "no model" : ""]) : []);
 
 /** What the timeline's orders are called on the server. */
 const ORDERS = { ends: "node_ends", load: "node_gpus", name: "node" };
 
 /** The leases of the timeline: all of its first nodes; by tenant, all up to a bound. */
 async function drawable(filters, by, order) {
-	let [leases, after, total] = [[], "", 0];
-	const enough = () => (by === "node" ? lined(leases, by, order, after !== null).length > LINES_MAX : leases.length >= DRAWN_MAX);
-	while (after !== null && !(leases.length && enough())) {
-		const page = await ask({ op: "leases", filters, sort: by === "node" ? ORDERS[order] : "expires_at", limit: PAGES[by], ...(after ? { after } : {}) });
-		leases = leases.concat(page.leases);
-		({ next: after, total } = page);
+	const leases = [];
+	let cut = false;
+	for await (const page of pages({ op: "leases", filters, sort: by === "node" ? ORDERS[order] : "expires_at", limit: PAGES[by] })) {
+		leases.push(...page.leases);
+		cut = page.next !== null;
+		if (by === "node" ? lined(leases, by, order, cut).length > LINES_MAX : leases.length >= DRAWN_MAX) break;
 	}
-	const { now } = Object.keys(filters).length || after === null ? { now: {} } : await http("GET", "/history?minutes=1&step=1");
-	return { leases, total, by, order, cut: after !== null, ending: now.ending };
+	return { leases, by, order, cut };
 }
 
 const model = (row, kinds) => (heldMilli(row.placement) && kinds.get(`${row.placement[0].cluster_id}/${row.placement[0].node_id}`)) || "–";
@@ -63,21 +62,19 @@ export function Leases({ rest, query }) {
 	useEffect(follow, []);
 	const map = useSignal(fleet);
 	const kinds = useMemo(() => models(map), [map]);
-	const wait = useRef(0);
-	const again = useRef(() => {});
-	again.current = () => {
-		listing.refresh();
+	const latest = useRef(null);
+	latest.current = listing.refresh;
+	const again = () => {
+		latest.current();
 		drawn.again();
 	};
-	const refresh = useRef(listing.refresh);
-	refresh.current = listing.refresh;
-	useEffect(() => listen("leases", () => {
-		if (wait.current) return; // One question answers all.
-		wait.current = setTimeout(() => {
-			wait.current = 0;
-			refresh.current();
-		}, NEWS_MS);
-	}), []);
+	useEffect(() => {
+		let wait = 0; // One question answers all.
+		return listen("leases", () => (wait ||= setTimeout(() => {
+			wait = 0;
+			latest.current();
+		}, NEWS_MS)));
+	}, []);
 	const columns = rest[0] ? COLUMNS.length - 3 : COLUMNS.length; // Beside one lease there is less room.
 	const shown = listing.rows && brush ? { ...listing, rows: listing.rows.filter((row) => row.granted_at <= brush[1] && row.expires_at >= brush[0]) } : listing;
 	const pick = (keys, on) => setPicked((old) => new Set(on ? [...old, ...keys].slice(0, PICKED_MAX) : [...old].filter((each) => !keys.includes(each))));
@@ -86,30 +83,39 @@ export function Leases({ rest, query }) {
 	const field = (name, label) => html`<label>${label} <input name=${name} defaultValue=${given[name]} size="12" /></label>`;
 	return html`
 		<form class="tools" onSubmit=${filters("leases")} key=${query.toString()}>
-			<label>State <select name="state">${STATES.map((each) => html`<option value=${each} selected=${each === (given.state || "")}>${each || "all that hold"}</option>`)}</select></label>
+			<${Choice} label="State" name="state" value=${given.state || ""} options=${STATES} />
 			${field("cluster", "Cluster")}${field("node_id", "Node")}${field("tenant", "Tenant")}${field("policy_rule_uri", "Policy")}
-			${query.get("sort") ? html`<input type="hidden" name="sort" value=${sort} />` : null}
+			${query.get("sort") && html`<input type="hidden" name="sort" value=${sort} />`}
 			<button type="submit">Filter</button>
-			<${Action} label="Flush warm leases" title="Flush all that is kept warm" right="lease" destroys message=${{ op: "flush" }} say=${flushWords} words=${["moorage", "flush"]} done=${listing.refresh} />
-			<${Command} words=${["moorage", "leases", ...(given.state ? ["--state", given.state] : []), ...(given.cluster ? ["--cluster", given.cluster] : [])]} />
+			<${Action} label="Flush warm leases" title="Flush all that is kept warm" right="lease" destroys message=${{ op: "flush" }} say=${flushWords} words=${["flush"]} done=${listing.refresh} />
+			<${Command} words=${["leases", ...(given.state ? ["--state", given.state] : []), ...(given.cluster ? ["--cluster", given.cluster] : [])]} />
 		</form>
-		${drawn.value?.leases.length ? html`<${Timeline} drawn=${drawn.value} models=${kinds} chosen=${lines} choose=${setLines} open=${(id) => go(to("leases", id))} brushed=${setBrush} />` : null}
+		<${Loaded} found=${drawn} what="the timeline">${(it) => (it.leases.length ? html`<${Timeline} drawn=${it} models=${kinds} chosen=${lines} choose=${setLines} open=${(id) => go(to("leases", id))} brushed=${setBrush} />` : null)}<//>
 		<div class="split">
 			<div>${chosen.length ? html`<p class="tools picked"><b>${count(chosen.length)} selected</b> <${Release} leases=${chosen} done=${() => {
 				setPicked(new Set());
-				again.current();
-			}} /> <button type="button" onClick=${() => setPicked(new Set())}>Select none</button></p>` : null}
-			<${ListingTable} label="Leases" things="leases" listing=${shown} keyed=${(row) => row.id} current=${rest[0]} sort=${sort} order=${order} picking=${{ picked, pick, why: unreleasable }}
+				again();
+			}} /> <${Button} onClick=${() => setPicked(new Set())}>Select none<//></p>` : null}
+			<${ListingTable} label="Leases" things="leases" listing=${shown} keyed=${(row) => row.id} current=${rest[0]} sort=${sort} order=${order} picking=${{ picked, pick, why: unreleasable, note: lacks("lease") || "Grey boxes: leases of other tenants, or such as end." }}
 				heads=${COLUMNS.slice(0, columns)}
 				cells=${(row) => [row.id, html`<${State} state=${row.gone && !row.moved ? "ended" : row.state} />`, placesBrief(row.placement), gpus(heldMilli(row.placement)), model(row, kinds),
-					row.gone && !row.moved ? "–" : until(row.expires_at), row.tenant || "kept warm", until(row.granted_at), row.project || "–", row.policy_rule_uri].slice(0, columns)}
+					row.gone && !row.moved ? "–" : until(row.expires_at), row.tenant || "kept warm", until(row.granted_at), row.project || "–", html`<${Policy} name=${row.policy_rule_uri} />`].slice(0, columns)}
 				address=${(row) => to("leases", row.id) + (query.toString() ? `?${query}` : "")} empty="There is no such lease." /></div>
-			${rest[0] ? html`<${Lease} key=${rest[0]} id=${rest[0]} changed=${() => again.current()} />` : null}
+			${rest[0] && html`<${Lease} key=${rest[0]} id=${rest[0]} changed=${again} />`}
 		</div>`;
 }
 
 /** What a flush would end. */
 export const flushWords = ({ flushed }) => (flushed.length ? `Ends ${some(flushed.length, "warm lease")} and stops what runs under them. The next request like theirs starts cold.` : "Nothing is kept warm, so nothing ends.");
+
+/** What some leases hold. */
+export const holding = (leases) => `${gpus(leases.reduce((sum, each) => sum + heldMilli(each.placement), 0))} GPUs`;
+
+/** Which waiting requests then fit; `more`: How many of other tenants. */
+export function Served({ ids, more = 0 }) {
+	const all = ids.length + more;
+	return all ? html`<b>${some(all, "waiting request")} then ${all === 1 ? "fits" : "fit"}</b>${ids.length ? html`: ${ids.slice(0, 5).map((id, n) => html`${n ? ", " : ""}<${Id} of=${id} view="queue" />`)}${all > 5 ? " and others" : ""}` : ", of other tenants"}.` : "No waiting request fits because of it.";
+}
 
 /** Release one or several leases behind one dialog. */
 function Release({ leases, done }) {
@@ -119,22 +125,20 @@ function Release({ leases, done }) {
 		for (const lease of leases) await ask({ op: "release", lease: lease.id });
 	};
 	const dry = async () => (await ask({ op: "release", lease: first.id, dry_run: true, beside: others.map(({ id }) => id) }, true)).reasons || {};
-	const say = ({ warm: kept = [], then_fit: fit = [], then_fit_others: more = 0, stop_seconds: stop }) => {
+	const say = ({ warm: kept = [], then_fit: fit = [], then_fit_others: more, stop_seconds: stop }) => {
 		const warm = kept.length;
 		const works = leases.filter(({ workload }) => workload);
 		const bound = stop === null || stop === undefined ? "" : stop ? ` within ${span(stop)}` : " at once";
-		const what = many ? `Ends ${some(leases.length, "lease")}, which hold ${gpus(leases.reduce((sum, lease) => sum + heldMilli(lease.placement), 0))} GPUs:` : `Ends lease ${brief(first.id)} of ${first.tenant} on ${placesBrief(first.placement)}, ${until(first.expires_at)} before its time.`;
+		const what = many ? `Ends ${some(leases.length, "lease")}, which hold ${holding(leases)}:` : `Ends lease ${brief(first.id)} of ${first.tenant} on ${placesBrief(first.placement)}, ${until(first.expires_at)} before its time.`;
 		const then = !works.length ? "No workload runs under it." : warm === leases.length ? `${many ? "Their workloads stay" : "Its workload stays"} warm for the next request like it.` : `${many ? `${some(works.length - warm, "workload")} stop` : `Its workload on ${first.workload.backend} is stopped`}${bound}${warm ? `, ${warm} stay warm` : ""}.`;
-		const all = fit.length + more;
-		const queue = all ? html`<b>${some(all, "waiting request")} then ${all === 1 ? "fits" : "fit"}</b>${fit.length ? html`: ${fit.slice(0, 5).map((id, n) => html`${n ? ", " : ""}<${Id} of=${id} view="queue" />`)}${all > 5 ? " and others" : ""}` : ", of other tenants"}.` : "No waiting request fits because of it.";
-		return html`<p>${what}</p>${many ? html`<ul>${leases.slice(0, 12).map((lease) => html`<li>${brief(lease.id)} on ${placesBrief(lease.placement)}</li>`)}${leases.length > 12 ? html`<li>and ${leases.length - 12} more</li>` : null}</ul>` : null}<p>${then} ${queue}</p><p>It cannot be taken back.</p>`;
+		return html`<p>${what}</p>${many ? html`<ul>${leases.slice(0, 12).map((lease) => html`<li>${brief(lease.id)} on ${placesBrief(lease.placement)}</li>`)}${leases.length > 12 ? html`<li>and ${leases.length - 12} more</li>` : null}</ul>` : null}<p>${then} <${Served} ids=${fit} more=${more} /></p><p>It cannot be taken back.</p>`;
 	};
 	return html`<${Action} label=${many ? `Release ${leases.length}` : "Release"} title=${many ? `Release ${leases.length} leases` : `Release lease ${first.id}`} right="lease" destroys
-		dry=${dry} say=${say} act=${release} words=${many ? undefined : ["moorage", "release", first.id]} done=${done} />`;
+		dry=${dry} say=${say} act=${release} words=${many ? undefined : ["release", first.id]} done=${done} />`;
 }
 
 function Lease({ id, changed }) {
-	const found = useLoaded(() => ask({ op: "why", lease: id }), [id], 5000);
+	const found = useAsk({ op: "why", lease: id }, 5000);
 	useEffect(() => listen("leases", (_, data) => data?.id === id && found.again()), [id]);
 	return html`<${Panel} title=${`Lease ${id}`} found=${found}>${({ lease, reason }) => (lease ? html`<${Held} lease=${lease} reason=${reason} changed=${() => {
 		found.again();
@@ -147,35 +151,31 @@ function Held({ lease, reason, changed }) {
 	const now = Date.now() / 1000;
 	const own = lease.tenant === session.value?.tenant;
 	return html`<p><${State} state=${lease.state} /> ${reason || lease.reason || ""}</p>
-		<${Facts} pairs=${[["where", places(lease.placement)], ["granted", moment(lease.granted_at)], ["expires", `${moment(lease.expires_at)}, ${until(lease.expires_at)} ${lease.expires_at > now ? "from now" : "ago"}`],
-			["fencing", lease.fencing], ["tenant", lease.tenant], ["project", lease.project], ["policy", html`<${Policy} name=${lease.policy_rule_uri} />`],
-			["tried again", lease.retry_at ? moment(lease.retry_at) : ""]]} />
+		<${Facts} pairs=${[["where", places(lease.placement)], ["granted", when(lease.granted_at)], ["ends", `${when(lease.expires_at)}, ${until(lease.expires_at)} ${lease.expires_at > now ? "from now" : "ago"}`],
+			["fencing number", `${lease.fencing}: it grows with each grant, so that storage can refuse an earlier holder`], ["tenant", lease.tenant], ["project", lease.project], ["policy", html`<${Policy} name=${lease.policy_rule_uri} />`],
+			["tried again", lease.retry_at ? when(lease.retry_at) : ""]]} />
 		<p class="buttons">${["ended", "ending"].includes(lease.state) || !own ? null : html`<${Release} leases=${[lease]} done=${changed} />`}
-			<a class="button" href=${to("why", id)}>Why here</a> <${Command} words=${["moorage", "status", id]} /></p>
+			<a class="button" href=${to("why", id)}>Why here</a> <${Command} words=${["status", id]} /></p>
 		${work ? html`<${Section} title="Workload">
 			<${Facts} pairs=${[["backend", work.backend], ["phase", work.phase], ["attempt", `${work.attempt} of ${work.attempts_max}`], ["endpoint", work.endpoint], ["detail", work.detail],
 				["taken over warm", work.warm ? "yes" : ""], ["last end", work.outcome ? `${work.outcome.phase}, code ${work.outcome.exit_code ?? "–"}: ${work.outcome.detail}` : ""]]} />
-			${own && html`<${Output} id=${id} tail=${work.outcome?.log_tail} />${may("exec") ? html`<${Exec} id=${id} />` : html`<p class="note">${missing("exec")}</p>`}`}<//>` : null}
+			${own && html`<${Output} id=${id} tail=${work.outcome?.log_tail} />${lacks("exec") ? html`<p class="note">${lacks("exec")}</p>` : html`<${Exec} id=${id} />`}`}<//>` : null}
 		<${Raw} value=${lease} />`;
 }
 
 /** The end of what a workload wrote. */
 function Output({ id, tail }) {
-	const logs = useLoaded(() => ask({ op: "logs", lease: id, offset: -TAIL_BYTES }), [id], 3000);
+	const logs = useAsk({ op: "logs", lease: id, offset: -TAIL_BYTES }, 3000);
 	const text = logs.value?.text ?? (logs.error && tail ? tail.join("\n") : undefined);
 	return html`<h3>Output</h3>
 		${text ? html`<${Text} label="Output of the workload" text=${text} />` : text === "" ? html`<${Empty}>It has written nothing yet.<//>`
 			: logs.error ? html`<${Refused} error=${logs.error} />` : html`<${Loading} what="its output" />`}
-		<p class="buttons"><${Command} words=${["moorage", "logs", id]} /></p>`;
+		<p class="buttons"><${Command} words=${["logs", id]} /></p>`;
 }
 
 function Exec({ id }) {
 	const [found, run] = useAnswer();
-	const start = (event) => {
-		event.preventDefault();
-		const command = ["sh", "-c", event.target.command.value];
-		run(() => ask({ op: "exec", lease: id, command, timeout_seconds: 20 }));
-	};
+	const start = handle((form) => run(() => ask({ op: "exec", lease: id, command: ["sh", "-c", form.command.value], timeout_seconds: 20 })));
 	return html`<form class="tools" onSubmit=${start}><label>Run inside <input name="command" required placeholder="nvidia-smi" /></label><button type="submit">Run</button></form>
 		<${Loaded} found=${found} what="the command">${(it) => html`<p>It ended with ${it.exit_code}.</p><${Text} label="Output of the command" text=${it.output} />`}<//>`;
 }

@@ -1,20 +1,19 @@
 // Log in: the token is exchanged for a cookie that scripts cannot read.
 import { useState } from "preact/hooks";
 import { logIn, signIn } from "../session.js";
-import { Refused, html, typed } from "../ui.js";
+import { Refused, handle, html, typed } from "../ui.js";
 
 export function Login() {
 	const [token, setToken] = useState("");
 	const [error, setError] = useState(null);
-	const submit = async (event) => {
-		event.preventDefault();
+	const submit = handle(async () => {
 		try {
 			await logIn(token);
 		} catch (failure) {
 			setError(failure);
 		}
 		setToken("");
-	};
+	});
 	const refused = new URLSearchParams(location.search).has("sign-in");
 	return html`<main class="login"><h1>Log in to Moorage</h1>
 		${signIn.value && html`<p><a href="/console/sign-in" target="_self">Sign in</a></p>`}

@@ -1,14 +1,14 @@
-// Operations: readiness, the last hour, events and metrics.
+// Operations: readiness, the last hour and events.
 import { useEffect, useState } from "preact/hooks";
 import { Chart, Line, quantiles } from "../charts.js";
 import { sentence } from "../events.js";
 import { count, duration, some, tenths, when } from "../format.js";
 import { gaps } from "../map/model.js";
-import { samples, total } from "../metrics.js";
-import { http, may, missing, session } from "../session.js";
+import { readMetrics, total } from "../metrics.js";
+import { lacks, session } from "../session.js";
 import { useSignal } from "../signal.js";
 import { ask, listen, revision } from "../socket.js";
-import { Choice, Command, Empty, Facts, Grid, Loading, Policy, Raw, Refused, Scroll, Section, html, typed, useGet, useLoaded } from "../ui.js";
+import { Choice, Command, Empty, Facts, Grid, History, Loading, Policy, Raw, Section, html, useGet, useLoaded } from "../ui.js";
 
 const EVENTS_MAX = 200;
 const EVERY_MS = 5000;
@@ -17,23 +17,21 @@ const TOPICS = ["leases", "fleet", "policies"];
 
 export function Operations() {
 	const ready = useLoaded(() => fetch("/readyz").then((answer) => answer.json()), [], EVERY_MS);
-	const metrics = useLoaded(async () => (may("metrics") ? http("GET", "/metrics") : null), [], EVERY_MS);
-	const hour = useGet("/history?minutes=60&step=1", [], CHARTS_MS);
+	const metrics = useLoaded(readMetrics, [], EVERY_MS);
+	const hour = useGet("/history?minutes=60&step=1", CHARTS_MS);
 	const took = useLoaded(async () => {
 		const before = performance.now();
 		await ask({ op: "leases", limit: 1 }); // Its way leads through the commit loop.
 		return performance.now() - before;
 	}, [ready.value]).value;
-	const all = typeof metrics.value === "string" ? samples(metrics.value) : null;
+	const all = metrics.value;
 	return html`
-		<div class="columns three"><${Readiness} ready=${ready} all=${all} hour=${hour.value} />
-			<${Section} title="Now"><${Facts} pairs=${[["leases", number(total(all, "leases"))], ["waiting", number(total(all, "waiting"))], ["open WebSockets", number(total(all, "sessions"))],
-				["not yet decided", number(total(all, "undecided"))], ["events and facts under way", number(total(all, "backlog"))], ["drift from backends", number(total(all, "drift"))],
-				["an answer takes", took === undefined ? "" : duration(took / 1000)], ["map as of revision", useSignal(revision)], ["gaps in the map", String(useSignal(gaps))]]} />${all ? null : metrics.value === null ? html`<p class="note">${missing("metrics")}</p>` : html`<${Loading} what="the metrics" />`}<//>
+		<div class="columns three"><${Readiness} ready=${ready} all=${all} />
+			<${Section} title="Now"><${Facts} pairs=${[["not yet decided", number(total(all, "undecided"))], ["events and facts under way", number(total(all, "backlog"))], ["differences from backends", number(total(all, "drift"))],
+				["an answer takes", took === undefined ? "" : duration(took / 1000)], ["map as of revision", useSignal(revision)], ["gaps in the map", String(useSignal(gaps))]]} />${all ? html`<p class="buttons"><a class="button" href="/metrics">All metrics</a> <${Command} words=${["curl", "-f", `${location.origin}/metrics`]} /></p>` : metrics.value === null ? html`<p class="note">${lacks("metrics")}</p>` : html`<${Loading} what="the metrics" />`}<//>
 			<${Cells} all=${all} /></div>
 		<${Hour} found=${hour} />
-		<${Events} past=${hour.value?.events || []} />
-		<${Metrics} all=${all} error=${metrics.error} />`;
+		<${Events} past=${hour.value?.events || []} />`;
 }
 
 const number = (value) => (value === undefined ? "" : count(value));
@@ -41,10 +39,9 @@ const number = (value) => (value === undefined ? "" : count(value));
 const mark = (good, yes, no = "") => (good === undefined ? "" : good ? `✓ ${yes}` : no && `✕ ${no}`);
 
 /** Each part that requests need, and whether it works. */
-function Readiness({ ready, all, hour }) {
+function Readiness({ ready, all }) {
 	return html`<${Section} title="Readiness" found=${ready} what="the readiness">${(it) => {
 		const { ledger_seq: seq, disk, backlog, sandbox, ...rest } = it.details || {};
-		const agents = hour?.now.agents;
 		const of = (name, one, what) => {
 			const n = total(all, name);
 			return n === undefined ? "" : n ? `✕ ${some(n, one, one === "entry" ? "entries" : one + "s")} ${what}` : `✓ none ${what}`;
@@ -53,7 +50,7 @@ function Readiness({ ready, all, hour }) {
 			<${Facts} pairs=${[["ledger", seq === undefined ? "" : `✓ ${count(seq)} facts stored`], ["disk", disk === "full" ? "✕ full: nothing is granted" : mark(disk === "ok", "has room")],
 				["commit loop", backlog === undefined ? "" : `✓ ${backlog ? `${some(backlog, "event")} under way` : "idle"}`], ["policies", sandbox === "down" ? "✕ cannot run" : sandbox && (sandbox === "jail" ? "✓ run in the jail" : `! run ${sandbox}, without the jail`)],
 				["circuit breaker", of("policies_circuit_open", "policy", "is open")], ["audit log", of("audit_lost_total", "entry", "lost")], ["log", of("log_lines_dropped_total", "line", "lost")],
-				["Prometheus", mark(total(all, "prometheus_up"), "answers", "does not answer")], ["agents", agents && agents.connected + agents.absent ? mark(!agents.absent, `${count(agents.connected)} connected`, `${count(agents.absent)} of ${count(agents.connected + agents.absent)} not connected`) : ""],
+				["Prometheus", mark(total(all, "prometheus_up"), "answers", "does not answer")],
 				...Object.entries(rest).map(([name, value]) => [name.replaceAll("_", " "), typeof value === "object" ? JSON.stringify(value) : String(value)])]} /><${Raw} value=${it} />`;
 	}}<//>`;
 }
@@ -72,7 +69,7 @@ function Hour({ found }) {
 function Cells({ all }) {
 	const of = (name) => (all || []).filter((each) => each.name === `moorage_${name}`).map(({ labels, value }) => [/="(.*)"$/.exec(labels)?.[1] || "", value]);
 	const did = new Map(of("sandbox"));
-	return html`<${Section} title="Cells of policies">${!all ? html`<p class="note">${missing("metrics")}</p>` : html`<${Grid} label="Cells of policies" heads=${["policy", "living cells"]} rows=${of("cells").map(([name, n]) => [html`<${Policy} name=${name} />`, count(n)])} />
+	return html`<${Section} title="Cells of policies">${!all ? html`<p class="note">${lacks("metrics")}</p>` : html`<${Grid} label="Cells of policies" heads=${["policy", "jailed processes that run it"]} rows=${of("cells").map(([name, n]) => [html`<${Policy} name=${name} />`, count(n)])} />
 		<p class="note">Since the start: ${["evaluations", "failures", "timeouts", "crashes", "kills", "busy", "respawns"].map((name) => `${count(did.get(name) || 0)} ${name}`).join(", ")}.</p>`}<//>`;
 }
 
@@ -92,14 +89,5 @@ function Events({ past }) {
 		<p class="tools"><${Choice} label="Kind" value=${topic} set=${setTopic} options=${[["", "all"], ...TOPICS, ...names.map((each) => [each, each.replaceAll("_", " ")])]} />
 			<span class="note">The last of the fleet, of policies and of failed workloads; of leases of ${session.value?.operator ? "all tenants" : session.value?.tenant} since this view was opened.</span></p>
 		${!shown.length ? html`<${Empty}>Nothing ${topic ? "of this kind " : ""}has happened.<//>`
-			: html`<ol class="history">${shown.map(({ at, name, data }) => html`<li><time>${when(at)}</time> ${sentence(name, data)}</li>`)}</ol>`}<//>`;
-}
-
-function Metrics({ all, error }) {
-	const [part, setPart] = useState("");
-	const shown = (all || []).filter((each) => !each.name.endsWith("_created") && `${each.name}${each.labels}`.includes(part));
-	return html`<${Section} title="Metrics"><${Refused} error=${error} />
-		<p class="tools"><label>Name contains <input value=${part} onInput=${typed(setPart)} /></label></p>
-		<${Scroll} label="Metrics"><${Grid} wordy="rows" label="Metrics" heads=${["metric", "of", "value"]} rows=${shown.slice(0, 300).map((each) => [each.name, each.labels, each.value])} /><//>
-		<p class="buttons"><${Command} words=${["curl", "-f", `${location.origin}/metrics`]} /></p><//>`;
+			: html`<${History} most=${50} of=${shown.map(({ at, name, data }) => ({ at, more: sentence(name, data) }))} />`}<//>`;
 }

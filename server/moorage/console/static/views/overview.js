@@ -1,36 +1,34 @@
 // Overview: how it stands, and the last day; each number leads on.
 import { Chart, Line, Share, quantiles } from "../charts.js";
 import { sentence } from "../events.js";
-import { count, duration, gpus, moment, percent, placesBrief, shape, some, span, tenths, time, until, when } from "../format.js";
+import { count, duration, gpus, percent, placesBrief, shape, some, span, tenths, until, when } from "../format.js";
 import { keyed } from "../palette.js";
 import { to } from "../router.js";
 import { session } from "../session.js";
-import { ask } from "../socket.js";
 import { alarms, readMetrics } from "../metrics.js";
-import { Empty, Grid, History, Id, Loaded, Place, Raw, Section, html, useGet, useLoaded } from "../ui.js";
-import { waitingWords } from "./reasons.js";
+import { Empty, Grid, History, Id, Loaded, Place, Raw, Section, html, useAsk, useGet, useLoaded } from "../ui.js";
+import { useWhys, waitingWords } from "./reasons.js";
 import { Unserved } from "./why.js";
 
 const EVERY_MS = 20000;
-const REASONS_MS = 60000;
 const HOUR = 3600;
 const SHOWN = 5;
 
-/** The first point of the last hour. */
-const hourAgo = ({ at, now }) => Math.max(0, at.findIndex((each) => each > now.at - HOUR));
-
 const sum = (values) => values.reduce((all, each) => all + each, 0);
 
+/** Of all models: `total`, `used`, `unavailable`. */
+const whole = ({ models }, name) => sum(Object.values(models).map((each) => each[name]));
+
 export function Overview() {
-	const found = useGet("/history?step=5", [], EVERY_MS);
+	const found = useGet("/history?step=5", EVERY_MS);
 	const metrics = useLoaded(readMetrics, [], EVERY_MS);
 	return html`<${Loaded} found=${found} what="the overview">${(it) => html`
 		<${Alerts} it=${it} metrics=${metrics.value} />
 		<${Numbers} it=${it} />
 		<${Day} it=${it} />
 		<div class="columns">
-			<div><${Models} it=${it.now} /><${Waiting} rows=${it.now.oldest} /><${Unserved} title="Refused last" most=${3} /></div>
-			<div><${Tenants} it=${it.now} /><${Ending} every=${EVERY_MS} soon=${it.now.ending} leases=${it.now.leases} />
+			<div><${Models} it=${it.now} /><${Waiting} now=${it.now} /><${Unserved} title="Refused last" most=${3} /></div>
+			<div><${Tenants} it=${it.now} /><${Ending} every=${EVERY_MS} soon=${it.now.ending} />
 				<${Changed} it=${it} /><${Agents} now=${it.now} /></div>
 		</div>
 		<${Answers} it=${it} />
@@ -44,21 +42,24 @@ function Alerts({ it, metrics }) {
 		: html`<p class="ok">✓ Nothing calls for attention.</p>`}<//>`;
 }
 
+/** Of the last hour: its first point, how many were granted, and the refused by code. */
+function hourly(it) {
+	const from = Math.max(0, it.at.findIndex((each) => each > it.now.at - HOUR));
+	const refused = Object.entries(it.refusals).map(([code, all]) => [code, sum(all.slice(from))]).filter(([, n]) => n);
+	return { from, refused, all: sum(refused.map(([, n]) => n)), granted: sum(it.grants.slice(from)) };
+}
+
 function Numbers({ it }) {
 	const { now } = it;
-	const models = Object.values(now.models);
-	const [total, used] = [sum(models.map((each) => each.total)), sum(models.map((each) => each.used))];
-	const out = sum(models.map((each) => each.unavailable));
-	const from = hourAgo(it);
-	const refused = sum(Object.values(it.refusals).map((each) => sum(each.slice(from))));
-	const granted = sum(it.grants.slice(from));
+	const [total, used, out] = ["total", "used", "unavailable"].map((name) => whole(now, name));
+	const { from, all: refused, granted } = hourly(it);
 	const minutes = Math.max(1, sum(it.minutes.slice(from)));
 	const tiles = [
 		["fleet", "GPUs in use", percent(total ? used / total : 0), `${gpus(used)} of ${gpus(total)}`],
-		["fleet", "GPUs free", gpus(total - used - out), out ? `${gpus(out)} more out of service` : "on nodes in service"],
+		["fleet", "GPUs free", gpus(total - used - out), `in whole or part${out ? `; ${gpus(out)} out of service` : ""}`],
 		["queue", "Waiting", count(now.waiting), now.waiting ? `longest ${span(now.longest_wait_seconds)}` : "no one"],
 		["leases", "Leases", count(now.leases), `${count(Math.round(granted / minutes))} granted a minute`],
-		["why?state=refused", "Refused", count(refused), it.at[0] < now.at - HOUR ? "in the last hour" : `in ${minutes} min`],
+		["why?state=refused", "Refused", count(refused), `answers in ${it.at[0] < now.at - HOUR ? "the last hour" : `${minutes} min`}`],
 		["leases?state=failing", "Failing workloads", count(now.failing), "now"],
 		...(machines(now.agents) ? [["#agents", "Agents lost", count(now.agents.lost), `of ${count(machines(now.agents))}, ${count(now.agents.connected)} connected`]] : []),
 		["fleet", "Out of service", count(now.nodes_unavailable), `of ${count(now.nodes)} nodes`],
@@ -68,53 +69,45 @@ function Numbers({ it }) {
 
 function Models({ it }) {
 	const rows = Object.entries(it.models);
-	return html`<${Section} title="GPUs by model">${!rows.length ? html`<${Empty}>There is no GPU. Register a cluster: <code>moorage fleet import</code>.<//>`
-		: html`<${Grid} label="GPUs by model" heads=${["model", "in use", "used", "free", "all", "free on one node", "empty nodes"]} rows=${rows.map(([name, each]) => [name,
+	return html`<${Section} title="GPUs by model"><${Grid} label="GPUs by model" empty=${html`There is no GPU. Register a cluster: <code>moorage fleet import</code>.`} heads=${["model", "in use", "used", "free", "all", "free on one node", "empty nodes"]} rows=${rows.map(([name, each]) => [name,
 			html`<${Share} part=${each.used / each.total} words=${percent(each.used / each.total)} />`, gpus(each.used), gpus(each.total - each.used - each.unavailable), gpus(each.total), each.largest ? `up to ${each.largest}` : "none whole", count(each.nodes_empty)])} />
-		${it.waiting ? html`<p class="note">Free nodes may be kept for requests that wait: <a href=${to("whatif")}>What-if</a> says whether one more fits.</p>` : null}`}<//>`;
+		${it.waiting > 0 && html`<p class="note">Free nodes may be kept for requests that wait: <a href=${to("whatif")}>What-if</a> says whether one more fits.</p>`}<//>`;
 }
 
 function Tenants({ it }) {
 	const rows = Object.entries(it.tenants).sort(([, a], [, b]) => b - a);
-	const total = sum(Object.values(it.models).map((each) => each.total)) || 1;
+	const total = whole(it, "total") || 1;
 	const hues = keyed(Object.keys(it.tenants));
-	return html`<${Section} title="GPUs by tenant">${!rows.length ? html`<${Empty}>No one holds a GPU.<//>`
-		: html`<${Grid} label="GPUs by tenant" heads=${["tenant", "of the fleet", "GPUs"]} rows=${rows.slice(0, 8).map(([name, milli]) => [name,
-			html`<${Share} part=${milli / total} words=${percent(milli / total)} hue=${hues.get(name)} />`, gpus(milli)])} />`}<//>`;
+	return html`<${Section} title="GPUs by tenant"><${Grid} label="GPUs by tenant" empty="No one holds a GPU." most=${8} heads=${["tenant", "of the fleet", "GPUs"]} rows=${rows.map(([name, milli]) => [name,
+			html`<${Share} part=${milli / total} words=${percent(milli / total)} hue=${hues.get(name)} />`, gpus(milli)])} /><//>`;
 }
 
 /** Who waits longest, and why. */
-function Waiting({ rows: oldest }) {
-	const found = useLoaded(async () => {
-		const reasons = await Promise.all(oldest.map((each) => ask({ op: "why", request: each.request }).catch(() => ({}))));
-		return oldest.map((each, n) => ({ ...each, reason: waitingWords(reasons[n], each.resources) }));
-	}, [oldest.map((each) => each.request).join()], REASONS_MS);
-	return html`<${Section} title="Waits longest" found=${found} what="who waits">${(rows) => (!rows.length ? html`<${Empty}>No request waits.<//>`
-		: html`<${Grid} wordy label="Waits longest" heads=${["request", "tenant", "waits", "wants, and why it waits"]} rows=${rows.map((each) => [html`<${Id} of=${each.request} view="queue" />`, each.tenant,
-			html`<span class="nowrap">${until(each.since)}</span>`, html`<b>${shape(each.resources)}</b>: ${each.reason}`])} />`)}<//>`;
+function Waiting({ now: { oldest, waiting } }) {
+	const found = useWhys(oldest);
+	return html`<${Section} title="Waits longest" found=${found} what="who waits">${(whys) => html`
+		${waiting > 0 && html`<p><a href=${to("queue")}><b>${count(oldest.length)}</b> of ${some(waiting, "waiting request")}</a>${session.value?.operator ? "" : " of all tenants: you see your own"}.</p>`}
+		<${Grid} wordy label="Waits longest" empty="No request waits." heads=${["request", "tenant", "waits", "wants, and why it waits"]} rows=${oldest.map((each) => [html`<${Id} of=${each.request} view="queue" />`, each.tenant,
+			html`<span class="nowrap">${until(each.since)}</span>`, html`<b>${shape(each.resources)}</b>: ${whys[each.request] ? waitingWords(whys[each.request], each.resources) : "…"}`])} />`}<//>`;
 }
 
 /** What ends next. */
-function Ending({ every, soon, leases: most }) {
-	const found = useLoaded(() => ask({ op: "leases", sort: "expires_at", limit: SHOWN }), [], every * 3);
-	return html`<${Section} title="Ends next" found=${found} what="what ends">${({ leases, total }) => {
-		const now = Date.now() / 1000;
-		return !leases.length ? html`<${Empty}>There is no lease${session.value?.operator ? "" : " that you may see"}.<//>` : html`
-			<p><a href=${to("leases") + "?sort=expires_at"}><b>${count(soon.leases)}</b> of ${count(total ?? most)} leases end within the hour</a>, with <b>${gpus(soon.gpu_milli)}</b> GPUs, unless they are renewed.</p>
+function Ending({ every, soon }) {
+	const found = useAsk({ op: "leases", sort: "expires_at", limit: SHOWN }, every * 3);
+	return html`<${Section} title="Ends next" found=${found} what="what ends">${({ leases, total }) => (!leases.length ? html`<${Empty}>There is no lease${session.value?.operator ? "" : " that you may see"}.<//>` : html`
+			<p><a href=${to("leases") + "?sort=expires_at"}><b>${count(soon.leases)}</b> of ${count(total)} leases end within the hour</a>, with <b>${gpus(soon.gpu_milli)}</b> GPUs, unless they are renewed.</p>
 			<${Grid} wordy label="Ends next" heads=${["lease", "tenant", "ends", "where"]} rows=${leases.map((each) => [html`<${Id} of=${each.id} />`, each.tenant,
-				`in ${until(each.expires_at)}, ${time(each.expires_at)}`, placesBrief(each.placement)])} />`;
-	}}<//>`;
+				`in ${until(each.expires_at)}, ${when(each.expires_at)}`, placesBrief(each.placement)])} />`)}<//>`;
 }
 
 /** What happened within the last hour. */
 function Changed({ it }) {
-	const from = hourAgo(it);
+	const { from, refused, all, granted } = hourly(it);
 	const events = it.events.filter((each) => each.at > it.now.at - HOUR);
-	const held = (n) => sum(Object.values(it.models).map((each) => each.used[n] || 0));
-	const refused = Object.entries(it.refusals).map(([code, all]) => [code, sum(all.slice(from))]).filter(([, n]) => n);
+	const held = sum(Object.values(it.models).map((each) => each.used[from] || 0));
 	return html`<${Section} title="Changed within the hour">
-		<p><b>${count(sum(it.grants.slice(from)))}</b> granted, <b>${count(sum(refused.map(([, n]) => n)))}</b> refused${refused.length ? ` (${refused.map(([code, n]) => `${count(n)} ${code.replaceAll("_", " ")}`).join(", ")})` : ""}; GPUs in use from ${gpus(held(from))} to ${gpus(sum(Object.values(it.now.models).map((each) => each.used)))}, waiting from ${count(it.waiting[from] || 0)} to ${count(it.now.waiting)}.</p>
-		${events.length ? html`<${History} of=${events.slice(0, 6).map((each) => ({ at: each.at, more: sentence(each.event, each.data) }))} />${events.length > 6 ? html`<p><a href=${to("operations")}>${events.length - 6} more in Operations</a></p>` : null}`
+		<p><b>${count(granted)}</b> granted, <b>${count(all)}</b> refused${refused.length ? ` (${refused.map(([code, n]) => `${count(n)} ${code.replaceAll("_", " ")}`).join(", ")})` : ""}; GPUs in use from ${gpus(held)} to ${gpus(whole(it.now, "used"))}, waiting from ${count(it.waiting[from] || 0)} to ${count(it.now.waiting)}.</p>
+		${events.length ? html`<${History} most=${6} of=${events.map((each) => ({ at: each.at, more: sentence(each.event, each.data) }))} />`
 			: html`<${Empty}>Neither the fleet nor a policy was changed.<//>`}<//>`;
 }
 
@@ -123,10 +116,9 @@ const machines = (agents) => (agents ? agents.connected + agents.absent : 0);
 /** Machines and clusters that are not heard of. */
 function Agents({ now: { agents, clusters_out: out } }) {
 	if (!machines(agents) && !out.length) return null;
-	return html`<${Section} title="Agents and clusters" id="agents">${machines(agents) ? html`<p><b>${count(agents.connected)}</b> of ${some(machines(agents), "agent")} connected, <b>${count(agents.lost)}</b> lost.</p>` : null}
-		${agents?.first.length || out.length ? html`<${Grid} wordy label="Not heard of" heads=${["where", "state", "since, or why"]} rows=${[
+	return html`<${Section} title="Agents and clusters" id="agents"><${Grid} wordy label="Not heard of" most=${SHOWN} empty="All are heard of." heads=${["where", "state", "since, or why"]} rows=${[
 			...(agents?.first || []).map((each) => [html`<${Place} ...${each} />`, each.lost ? html`<span class="state failing">✕ lost</span>` : "not connected", `${when(each.since)}, ${until(each.since)} ago`]),
-			...out.map((each) => [html`<${Place} cluster_id=${each.cluster_id} />`, `all ${some(each.nodes, "node")} out of service`, each.reason])]} />` : null}<//>`;
+			...out.map((each) => [html`<${Place} cluster_id=${each.cluster_id} />`, `all ${some(each.nodes, "node")} out of service`, each.reason])]} /><//>`;
 }
 
 /** The last day in four charts. */
@@ -139,7 +131,7 @@ function Day({ it }) {
 	const used = at.map((_, n) => sum(models.map(([, each]) => each.used[n])));
 	const tenants = Object.entries(it.tenants).slice(0, 8);
 	const owners = keyed(Object.keys(it.now.tenants));
-	return html`<${Section} title=${at.at(-1) - at[0] < 23 * HOUR ? `Since ${moment(at[0])}` : "The last 24 hours"}><div class="charts">
+	return html`<${Section} title=${at.at(-1) - at[0] < 23 * HOUR ? `Since ${when(at[0])}` : "The last 24 hours"}><div class="charts">
 		<${Chart} title="Fleet in use" at=${at} href=${to("fleet")} most=${1} said=${percent} series=${[{ name: "all", key: "ink", values: used.map((each, n) => (total[n] ? each / total[n] : 0)) },
 			...models.slice(0, 6).map(([name, each]) => ({ name, key: hues.get(name), values: each.used.map((milli, n) => (each.total[n] ? milli / each.total[n] : 0)) }))]} />
 		<${Chart} title="GPUs held by tenant" at=${at} href=${to("leases")} said=${gpus} series=${tenants.map(([name, values]) => ({ name, key: owners.get(name) || "k7", values }))} />

@@ -5,9 +5,9 @@ import { Backtest, Backtested, Upload } from "../curve.js";
 import { Editor } from "../editor.js";
 import { EXAMPLES } from "../examples.js";
 import { go, to } from "../router.js";
-import { Failure, codeOf, http, may, missing } from "../session.js";
+import { Failure, codeOf, http, lacks } from "../session.js";
 import { ask } from "../socket.js";
-import { Action, Command, Empty, Grid, Loading, Raw, Refused, Section, Text, html, said, useGet } from "../ui.js";
+import { Action, Button, Command, Empty, Grid, Loaded, Raw, Section, Text, html, said, typed, useAnswer, useGet } from "../ui.js";
 
 const REQUESTS = '[{"inputs": {}, "resources": {"gpus": 1}}]';
 const KEPT = "moorage.playground"; // What was typed last, in this tab alone.
@@ -19,13 +19,12 @@ export function Playground({ query }) {
 	const [fleet, setFleet] = useState(decision ? "decision" : "live");
 	const [documents, setDocuments] = useState("");
 	const [requests, setRequests] = useState(REQUESTS);
-	const [result, setResult] = useState(null);
-	const [error, setError] = useState(null);
-	const [busy, setBusy] = useState("");
+	const [answer, start] = useAnswer();
+	const [what, setWhat] = useState("its code");
 	const shown = useRef(null);
 
 	useEffect(() => {
-		if (policy) codeOf(policy).then(setCode, setError);
+		if (policy) start(() => codeOf(policy).then((code) => setCode(code) || null));
 	}, [policy]);
 	useEffect(() => {
 		setFleet(decision ? "decision" : "live");
@@ -36,7 +35,7 @@ export function Playground({ query }) {
 			if (!policy && policy_rule_uri) codeOf(policy_rule_uri).then(setCode, () => {});
 		}, (failure) => {
 			setFleet("live"); // What is known of the fleet then is gone, or not kept.
-			setError(failure);
+			start(() => Promise.reject(failure));
 		});
 	}, [decision]);
 	useEffect(() => {
@@ -48,15 +47,12 @@ export function Playground({ query }) {
 		fleet: fleet === "live" ? "live" : fleet === "decision" ? { decision } : { clusters: parsed(documents, "the clusters") },
 	});
 	const run = async (what, work) => {
-		setBusy(what);
-		setError(null);
-		try {
-			setResult({ what, ...(await work()) });
+		setWhat(what.toLowerCase());
+		await start(async () => {
+			const result = await work();
 			said.value = `${what} is done`;
-		} catch (failure) {
-			setError(failure);
-		}
-		setBusy("");
+			return result;
+		});
 		shown.current?.scrollIntoView({ block: "nearest" });
 	};
 	const trial = () => run("The run", () => http("POST", "/console/playground", { ...input(), requests: parsed(requests, "the requests") }));
@@ -69,9 +65,9 @@ export function Playground({ query }) {
 	return html`<div class="playground" onKeyDown=${keys}>
 		<div>
 			<${Examples} take=${setCode} />
-			<${Editor} code=${code} change=${setCode} lines=${result?.lines} wrong=${wrong(error, result)} />
-			<p class="buttons"><button type="button" class="primary" disabled=${!!busy || !may("policy")} title=${may("policy") ? undefined : missing("policy")} onClick=${trial}>Run</button> <span class="note">Ctrl+Enter runs</span>
-				<${Save} code=${code} /> <${Command} words=${["moorage", "policy", "test", "policy.py"]} code=${code} /></p>
+			<${Editor} code=${code} change=${setCode} lines=${answer.value?.lines} wrong=${wrong(answer)} />
+			<p class="buttons"><${Button} class="primary" off=${lacks("policy")} disabled=${answer.busy} onClick=${trial}>Run<//> <span class="note">Ctrl+Enter runs</span>
+				<${Save} code=${code} /> <${Command} words=${["policy", "test", "policy.py"]} code=${code} /></p>
 		</div>
 		<div>
 			<${Section} title="What it is tried on">
@@ -80,32 +76,30 @@ export function Playground({ query }) {
 					<label><input type="radio" name="fleet" checked=${fleet === "upload"} onChange=${() => setFleet("upload")} /> uploaded</label>
 					<label><input type="radio" name="fleet" disabled=${!decision} checked=${fleet === "decision"} onChange=${() => setFleet("decision")} /> as it was at ${decision ? html`decision <a href=${to("why", decision)}>${decision}</a>` : "a decision (open one from Why)"}</label>
 				</fieldset>
-				${fleet === "upload" ? html`<${Upload} label="Cluster documents (JSON)" text=${documents} change=${setDocuments} accept=".json" />` : null}
+				${fleet === "upload" && html`<${Upload} label="Cluster documents (JSON)" text=${documents} change=${setDocuments} accept=".json" />`}
 				<${Upload} label="Requests (JSON list)" text=${requests} change=${setRequests} accept=".json" />
 			<//>
-			<${Backtest} busy=${!!busy} run=${(trace) => run("The backtest", () => http("POST", "/console/playground/backtest", { ...input(), trace }))} />
+			<${Backtest} busy=${answer.busy} run=${(trace) => run("The backtest", () => http("POST", "/console/playground/backtest", { ...input(), trace }))} />
 			<div ref=${shown} aria-live="polite">
-				${busy ? html`<${Loading} what=${busy.toLowerCase()} />` : null}
-				<${Refused} error=${error} />
-				${error?.reply?.error ? html`<${Raw} value=${error.reply} />` : null}
-				${result && !busy && !error ? html`<${Results} it=${result} />` : null}
+				<${Loaded} found=${answer} what=${what}>${(it) => it && html`<${Results} it=${it} />`}<//>
+				${answer.error?.reply?.error && html`<${Raw} value=${answer.error.reply} />`}
 			</div>
 		</div>
 	</div>`;
 }
 
 /** What is wrong with some lines. */
-function wrong(error, result) {
+function wrong({ error, value }) {
 	const found = new Map();
 	const [, line] = /\bline (\d+)/.exec(error?.message || "") || [];
 	if (line) found.set(Number(line), error.message);
-	for (const each of (!error && result?.results) || []) if (!each.ok && each.line && !found.has(each.line)) found.set(each.line, each.reason);
+	for (const each of value?.results || []) if (!each.ok && each.line && !found.has(each.line)) found.set(each.line, each.reason);
 	return found;
 }
 
 /** Code to begin with: examples, and what is registered here. */
 function Examples({ take }) {
-	const versions = useGet("/policy", []);
+	const versions = useGet("/policy");
 	const choose = async (event) => {
 		const value = event.target.value;
 		event.target.value = "";
@@ -128,22 +122,13 @@ function parsed(text, what) {
 
 function Results({ it }) {
 	const results = it.results || [];
-	const seconds = (s) => (s === undefined ? "" : duration(s));
-	const used = new Map();
-	for (const each of results) {
-		for (const share of each.placement || []) {
-			const node = `${share.cluster_id}/${share.node_id}`;
-			used.set(node, [...(used.get(node) || []), ...(share.gpus?.length ? share.gpus : ["–"])]);
-		}
-	}
 	return html`<${Section} title="What it did">
-		${it.fleet?.nodes !== undefined ? html`<p>On ${count(it.fleet.nodes)} nodes with ${count(it.fleet.gpus)} GPUs, in ${seconds(it.seconds)}.</p>` : null}
+		${it.fleet?.nodes !== undefined && html`<p>On ${count(it.fleet.nodes)} nodes with ${count(it.fleet.gpus)} GPUs, in ${duration(it.seconds)}.</p>`}
 		${results.length ? html`<${Grid} label="Results" heads=${["request", "outcome", "time"]} rows=${results.map((each, n) => [n + 1,
 				html`${each.ok ? html`<span class="state granted">✓ placed</span> ${places(each.placement)}` : html`<span class="state refused">✕ refused</span> <code>${each.code}</code> ${each.reason}${each.line ? ` (line ${each.line})` : ""}`}
-					${each.data !== undefined && !each.ok ? html`<${Raw} value=${each.data} label="What it returned" />` : null}`, seconds(each.seconds)])} />` : null}
-		${used.size ? html`<${Section} title="Where"><ul class="small-map">${[...used].slice(0, 60).map(([node, gpus]) => html`<li>${node} ${gpus.map((gpu, n) => html`<span class="swatch s-h wide">${gpu}</span>`)}</li>`)}</ul><//>` : null}
+					${each.data !== undefined && !each.ok ? html`<${Raw} value=${each.data} label="What it returned" />` : null}`, each.seconds === undefined ? "" : duration(each.seconds)])} />` : null}
 		${it.prints?.length ? html`<${Section} title="Prints"><${Text} label="What it printed" text=${it.prints.join("\n")} /><//>` : results.length ? html`<${Empty}>It printed nothing.<//>` : null}
-		${it.curve ? html`<${Section} title="Backtest"><${Backtested} it=${it} /><//>` : null}
+		${it.curve && html`<${Section} title="Backtest"><${Backtested} it=${it} /><//>`}
 		<${Raw} value=${it} />
 	<//>`;
 }
@@ -151,10 +136,10 @@ function Results({ it }) {
 function Save({ code }) {
 	const [uri, setUri] = useState("");
 	const [open, setOpen] = useState(false);
-	if (!open) return html`<button type="button" onClick=${() => setOpen(true)}>Save as a version…</button>`;
+	if (!open) return html`<${Button} onClick=${() => setOpen(true)}>Save as a version…<//>`;
 	const sound = /^[\w.]+:[\w.]+-\w+$/.test(uri);
-	return html`<span class="save"><label>Version <input value=${uri} placeholder="name:1.0-stable" onInput=${(e) => setUri(e.target.value.trim())} /></label>
-		<${Action} label="Save" right="policy" title=${`Save as ${uri}`} disabled=${!sound} words=${["moorage", "policy", "push", "policy.py", "--uri", uri]} code=${code}
+	return html`<span class="save"><label>Version <input value=${uri} placeholder="name:1.0-stable" onInput=${typed((text) => setUri(text.trim()))} /></label>
+		<${Action} label="Save" right="policy" title=${`Save as ${uri}`} idle=${sound ? "" : "Name it like name:1.0-stable."} words=${["policy", "push", "policy.py", "--uri", uri]} code=${code}
 			dry=${async () => {
 				const there = await codeOf(uri).catch(() => null);
 				return there !== null ? `${uri} exists already. A version never changes: the server takes only the same code under this name.` : `${uri} is checked in the jail, tried on its examples and registered. No alias means it until you activate it.`;

@@ -1,31 +1,12 @@
 // Queue: who waits, for what, behind whom, and why; a waiter can be withdrawn.
-import { useEffect, useState } from "preact/hooks";
 import { brief, shape, some, until, when } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { to } from "../router.js";
 import { session } from "../session.js";
-import { ask } from "../socket.js";
-import { Action, Command, Copies, Empty, Facts, Id, Loading, Policy, Section, filters, html, useEvery, useLoaded } from "../ui.js";
-import { Awaited, Reasons, turn, waitingWords } from "./reasons.js";
+import { Action, Command, Copies, Empty, Facts, Id, Loading, Policy, Section, filters, html, useAsk } from "../ui.js";
+import { Awaited, Reasons, turn, useWhys, waitingWords } from "./reasons.js";
 
 const EXPLAINED_MAX = 12;
-const EXPLAIN_MS = 30000;
-
-/** Why the first of some requests wait, by request. */
-function useWhys(rows) {
-	const [whys, setWhys] = useState({});
-	const [round, setRound] = useState(0);
-	const ids = (rows || []).slice(0, EXPLAINED_MAX).filter((row) => !row.gone).map((row) => row.request);
-	useEvery(() => setRound((n) => n + 1), EXPLAIN_MS, []);
-	useEffect(() => {
-		let current = true;
-		Promise.all(ids.map((request) => ask({ op: "why", request }).catch(() => null))).then((all) => current && setWhys(Object.fromEntries(ids.map((id, n) => [id, all[n]]))));
-		return () => {
-			current = false;
-		};
-	}, [ids.join(), round]);
-	return whys;
-}
 
 /** The lease that ends first of those that a request waits for. */
 function holder(why) {
@@ -37,19 +18,19 @@ function holder(why) {
 export function Queue({ rest, query }) {
 	const cluster = query.get("cluster") || "";
 	const listing = useListing({ op: "queue", ...(cluster ? { cluster } : {}) }, "waiting", (row) => row.request, 10000);
-	const whys = useWhys(listing.rows);
+	const whys = useWhys((listing.rows || []).slice(0, EXPLAINED_MAX).filter((row) => !row.gone)).value || {};
 	const shown = listing.rows ? { ...listing, rows: [...listing.rows].sort((a, b) => a.position - b.position) } : listing;
-	const columns = rest[0] ? 6 : 9;
+	const columns = rest[0] ? 7 : 9;
 	return html`
 		<form class="tools" onSubmit=${filters("queue")}><label>May go to cluster <input name="cluster" defaultValue=${cluster} /></label><button type="submit">Filter</button>
-			<${Command} words=${["moorage", "queue"]} /></form>
+			<${Command} words=${["queue"]} /></form>
 		<div class="split">
 			<div><${ListingTable} label="Queue" listing=${shown} keyed=${(row) => row.request}
-				heads=${["request", "position", "waits", "wants", "why it waits", "its turn", "tenant", "priority", "policy"].slice(0, columns)}
-				cells=${(row) => [row.request, row.position, until(row.since), shape(row.resources), whys[row.request] ? html`${waitingWords(whys[row.request], row.resources)}${holder(whys[row.request])}` : "…",
-					turn(row, whys[row.request]), row.tenant, row.priority, row.policy_rule_uri].slice(0, columns)}
+				heads=${["request", "tenant", "position", "waits", "wants", "why it waits", "its turn", "priority", "policy"].slice(0, columns)}
+				cells=${(row) => [row.request, row.tenant, row.position, until(row.since), shape(row.resources), whys[row.request] ? html`${waitingWords(whys[row.request], row.resources)}${holder(whys[row.request])}` : "…",
+					turn(row, whys[row.request]), row.priority, html`<${Policy} name=${row.policy_rule_uri} />`].slice(0, columns)}
 				address=${(row) => to("queue", row.request)} current=${rest[0]} empty="The queue is empty." /></div>
-			${rest[0] ? html`<${Waiter} key=${rest[0]} id=${rest[0]} done=${listing.refresh} />` : null}
+			${rest[0] && html`<${Waiter} key=${rest[0]} id=${rest[0]} done=${listing.refresh} />`}
 		</div>`;
 }
 
@@ -57,27 +38,23 @@ export function Queue({ rest, query }) {
 const cancelWords = ({ request, tenant, since, resources }) => `Gives up request ${brief(request)}${tenant ? ` of ${tenant}` : ""} for ${shape(resources)}${since ? `, which has waited ${until(since)}` : ""}. It loses its place; asked again, it begins at the end of its priority. Its client is answered “cancelled”.`;
 
 function Waiter({ id, done }) {
-	const status = useLoaded(() => ask({ op: "status", request: id }), [id]);
-	const why = useLoaded(() => ask({ op: "why", request: id }), [id]);
-	useEvery(() => {
-		status.again();
-		why.again();
-	}, 5000, [id]);
+	const status = useAsk({ op: "status", request: id }, 5000);
+	const why = useAsk({ op: "why", request: id }, 5000);
 	const it = status.error ? null : status.value;
 	return html`<aside aria-label=${`Request ${id}`}><h2>${id}</h2>
-		${!it && !status.error ? html`<${Loading} what=${id} />` : null}
+		${!it && !status.error && html`<${Loading} what=${id} />`}
 		${it?.state === "waiting" ? html`
-			<${Facts} pairs=${[["wants", shape(it.resources)], ["since", when(it.since)], ["waits until", `${when(it.deadline)}, ${until(it.deadline)} from now`],
+			<${Facts} pairs=${[["wants", shape(it.resources)], ["since", when(it.since)], ["gives up at", `${when(it.deadline)}, ${until(it.deadline)} from now`],
 				["priority", it.priority], ["tenant", it.tenant], ["policy", html`<${Policy} name=${it.policy_rule_uri} />`]]} />
-			<p class="buttons">${it.tenant === session.value?.tenant && html`<${Action} label="Cancel" title=${`Cancel request ${id}`} right="lease" destroys say=${cancelWords} words=${["moorage", "cancel", id]} done=${() => {
+			<p class="buttons">${it.tenant === session.value?.tenant && html`<${Action} label="Cancel" title=${`Cancel request ${id}`} right="lease" destroys say=${cancelWords} words=${["cancel", id]} done=${() => {
 				status.again();
 				done();
 			}} message=${{ op: "cancel", request: id }} />`}
 				<a class="button" href=${to("whatif") + `?request=${encodeURIComponent(id)}`}>What if…</a> <a class="button" href=${to("why", id)}>Why</a></p>`
 			: it ? html`<${Empty}>It waits no longer: <a href=${to("leases", id)}>see the lease</a>.<//>`
 			: status.error ? html`<${Empty}>It waits no longer. <a href=${to("why", id)}>See what became of it</a>.<//>` : null}
-		${why.value && it ? html`<${Awaited} why=${why.value} />` : null}
+		${why.value && it && html`<${Awaited} why=${why.value} />`}
 		<${Section} title="Why it waits" found=${why} what="the reasons">${(value) => html`<${Reasons} why=${value} />`}<//>
-		<${Copies} words=${["moorage", "status", id]} value=${it} />
+		<${Copies} words=${["status", id]} value=${it} />
 	</aside>`;
 }

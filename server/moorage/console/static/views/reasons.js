@@ -1,7 +1,8 @@
 // A decision on one screen: funnel, verdicts, what binds, what would change it.
-import { count, places, shape, some, time, until, when } from "../format.js";
+import { count, places, shape, some, until, when } from "../format.js";
 import { to } from "../router.js";
-import { Empty, Facts, Grid, History, Id, Place, Policy, Section, State, html } from "../ui.js";
+import { ask } from "../socket.js";
+import { Empty, Facts, Grid, History, Id, Place, Policy, Section, State, html, useLoaded } from "../ui.js";
 
 /** Why a node cannot take a demand, first reason first: name, words, never, what would help. */
 const MISFITS = [
@@ -52,6 +53,9 @@ function funnel(why) {
 	return chosen ? [...steps, ["chosen", chosen]] : steps;
 }
 
+/** Why some requests wait, by request. */
+export const useWhys = (rows) => useLoaded(async () => Object.fromEntries(await Promise.all(rows.map(async ({ request }) => [request, await ask({ op: "why", request }).catch(() => null)]))), [rows.map((each) => each.request).join()], 60000);
+
 /** In a few words why a request waits. */
 export function waitingWords(why, resources) {
 	const steps = funnel(why);
@@ -60,26 +64,25 @@ export function waitingWords(why, resources) {
 	const [capable, fitting] = [steps[1][1], steps[3][1]];
 	const needs = resources?.nodes || 1;
 	if (!capable) return "no node could ever take it";
-	const kept = (/(\d+) kept/.exec(why.reason || "") || [])[1];
-	const behind = kept && kept !== "0" ? `${some(Number(kept), "node")} kept for a request before it` : "";
-	if (fitting >= needs && behind) return `${behind}; ${count(capable)} could take it when empty`;
-	return `${count(Math.min(fitting, needs))} of ${some(needs, "node")} free${behind && `, ${behind}`}; ${count(capable)} could take it when empty`;
+	if (fitting >= needs && !counted(why).reserved_for_waiting) return why.reason; // Its nodes lie apart, say.
+	// How many of the free nodes are kept is not known; where too few are free, those do not matter.
+	return `${fitting < needs ? `${count(fitting)} of ${some(needs, "node")} free` : `enough is free (${some(fitting, "node")}), but kept for a request before it`}; ${count(capable)} could take it when empty`;
 }
 
 /** When a request has its turn: a time, a range, or why neither is known.
  * `row`: Of the queue. */
 export function turn(row, why) {
 	const now = Date.now() / 1000;
-	if (row.expected_at) return `in ${until(row.expected_at)}, about ${time(row.expected_at)}`;
+	if (row.expected_at) return `in ${until(row.expected_at)}, about ${when(row.expected_at)}`;
 	const [room, steps] = [why?.room_at, why ? funnel(why) : []];
 	if (room && room < row.deadline) {
 		const first = why.waits_for[0].expires_at;
-		return `${first === room ? "" : `${time(first)} to `}${time(room)}, in ${until(room)} ${row.position > 1 ? "or later: others come first" : "unless leases are renewed"}`;
+		return `${first === room ? "" : `${when(first)} to `}${when(room)}, in ${until(room)} ${row.position > 1 ? "or later: others come first" : "unless leases are renewed"}`;
 	}
 	if (room) return `no estimate: enough ends only about ${when(room)}, after it gives up`;
 	if (steps.length > 3 && steps[3][1] >= (row.resources?.nodes || 1)) return "no estimate: enough is free, but kept for a request before it";
 	if (!row.resources) return "no estimate: only its policy knows what it needs";
-	if (row.lease?.retry_at > now) return `no estimate: it pauses until ${time(row.lease.retry_at)} after a failure`;
+	if (row.lease?.retry_at > now) return `no estimate: it pauses until ${when(row.lease.retry_at)} after a failure`;
 	return why ? `no estimate: what ends before ${when(row.deadline)}, when it gives up, is not known to be enough` : "…";
 }
 
@@ -90,9 +93,17 @@ export function Awaited({ why }) {
 	const all = why.waits_for || [];
 	if (!all.length) return null;
 	return html`<${Section} title="Waits for"><p>These hold what it needs; it has its turn when they have ended:</p>
-		<${Grid} label="Waits for" heads=${["node", "lease", "ends"]} rows=${all.slice(0, AWAITED_SHOWN).map((each) => [html`<${Place} ...${each} />`,
+		<${Grid} label="Waits for" heads=${["node", "lease", "ends"]} most=${AWAITED_SHOWN} rows=${all.map((each) => [html`<${Place} ...${each} />`,
 			each.lease ? html`<${Id} of=${each.lease} />` : "of another tenant", `in ${until(each.expires_at)}, ${when(each.expires_at)}`])} />
-		${all.length > AWAITED_SHOWN ? html`<p class="note">and others, the last until ${when(why.room_at)}</p>` : null}<//>`;
+		${all.length > AWAITED_SHOWN && html`<p class="note">Enough has ended at ${when(why.room_at)}.</p>`}<//>`;
+}
+
+/** What rules out most of the nodes that could take it; if none could, of all. */
+function hurdle(why) {
+	const { nodes, misfits = {} } = counted(why);
+	const capable = funnel(why)[1]?.[1];
+	const [most] = MISFITS.filter(([name, , never]) => misfits[name] && !(capable && never)).sort(([a], [b]) => misfits[b] - misfits[a]);
+	return most && `Of the ${capable ? `${some(capable, "node")} that could take it when empty` : some(nodes, "node")}, ${count(misfits[most[0]])} ${most[1]}: that rules out most.`;
 }
 
 export function Reasons({ why }) {
@@ -100,24 +111,23 @@ export function Reasons({ why }) {
 	const most = steps[0]?.[1] || 1;
 	const { misfits = {} } = counted(why);
 	const { binding, fits_if: changes = [] } = why;
-	const bound = WORDS.get(binding) || `lack ${binding}`;
 	const policy = why.policy_rule_uri || why.lease?.policy_rule_uri;
 	return html`
-		<p class="reason">${why.state ? html`<${State} state=${why.state} /> ` : null}${why.reason || ""}</p>
-		${steps.length ? html`<${Section} title="Funnel"><ol class="funnel">${steps.map(([name, nodes]) => html`<li>
-			<meter min="0" max=${most} value=${nodes} aria-hidden="true"></meter> <b>${count(nodes)}</b> ${name}</li>`)}</ol><//>` : null}
-		${Object.keys(misfits).length ? html`<${Section} title="Verdicts"><${Grid} label="Verdicts" heads=${["nodes", "why not"]}
+		<p class="reason">${why.state && html`<${State} state=${why.state} /> `}${why.reason || ""}</p>
+		${steps.length ? html`<${Section} title="Nodes left after each step"><ol class="funnel">${steps.map(([name, nodes]) => html`<li>
+			<meter min="0" max=${most} value=${nodes} aria-hidden></meter> <b>${count(nodes)}</b> ${name}</li>`)}</ol><//>` : null}
+		${Object.keys(misfits).length ? html`<${Section} title="Why not the others"><${Grid} label="Why not the others" heads=${["nodes", "why not"]}
 			rows=${Object.entries(misfits).map(([name, nodes]) => [count(nodes), WORDS.get(name) || name])} /><//>` : null}
 		${binding || changes.length ? html`<${Section} title="What would have changed it">
 			${changes.length ? html`<ul>${changes.map((each) => html`<li>${changeWords(each)}</li>`)}</ul>`
-				: html`<p>${EASED[binding] || "Ease it"}: the nodes that come closest ${bound}.</p>`}
-			${binding ? html`<p>What rules out most nodes: they ${bound}.</p>` : null}<//>` : null}
+				: html`<p>${EASED[binding] || "Ease it"}.</p>`}
+			<p>${hurdle(why)}</p><//>` : null}
 		<${Facts} pairs=${[
 			["at", why.at ? when(why.at) : ""], ["wanted", why.resources ? shape(why.resources) : ""], ["code", why.code], ["field", why.field], ["expected", why.expected],
 			["policy", policy && html`<${Policy} name=${policy} />`],
 			["placement", why.placement || why.lease ? places(why.placement || why.lease.placement) : ""],
-			["models there are", why.models?.join(", ")], ["drift", why.drift?.join("; ")],
+			["models there are", why.models?.join(", ")], ["no longer true", why.drift?.join("; ")],
 		]} />
 		${why.history?.length ? html`<${Section} title="History"><${History} of=${why.history.map(({ at, fact, reason }) => ({ at, what: fact, more: reason }))} /><//>` : null}
-		${!steps.length && !why.reason && !why.history ? html`<${Empty}>Nothing more is known of it.<//>` : null}`;
+		${!steps.length && !why.reason && !why.history && html`<${Empty}>Nothing more is known of it.<//>`}`;
 }

@@ -1,12 +1,12 @@
 // What-if: what would come of changes and of a request.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, percent, places } from "../format.js";
-import { fleet, follow } from "../map/model.js";
+import { count, percent, places, some } from "../format.js";
+import { fleet, follow, nodeName } from "../map/model.js";
 import { useSignal } from "../signal.js";
 import { to } from "../router.js";
 import { Failure, http } from "../session.js";
 import { ask } from "../socket.js";
-import { Command, Empty, Facts, Grid, Loaded, Raw, Section, State, html, typed, useAnswer, useLoaded } from "../ui.js";
+import { Button, Command, Facts, Grid, Loaded, Means, Raw, Section, State, handle, html, typed, useAnswer, useLoaded } from "../ui.js";
 
 const CLUSTER = { name: "cluster", label: "Cluster", list: "clusters", required: true };
 const TENANT = { name: "tenant", label: "Tenant", required: true };
@@ -75,7 +75,7 @@ function commanded(request, changes) {
 	const plain = ["--policy", policy, "--gpus", gpus, "--wait", wait, "--priority", priority];
 	try {
 		const asked = !policy ? [] : nodes === "1" && !more && !models ? plain : ["--request", JSON.stringify(requested(request))];
-		return ["moorage", "whatif", ...asked, ...changes.flatMap(({ kind, values }) => kind.words(values))];
+		return ["whatif", ...asked, ...changes.flatMap(({ kind, values }) => kind.words(values))];
 	} catch {
 		return null; // The rest of the request is no JSON yet.
 	}
@@ -108,13 +108,10 @@ export function WhatIf({ query }) {
 		if (many.current !== changes.length) ([...form.current.querySelectorAll(".change")].pop() || form.current).querySelector("input, .kinds button").focus();
 		many.current = changes.length;
 	}, [changes.length]);
-	const begin = (event) => {
-		event.preventDefault();
-		run(async () => {
-			const outcome = await ask({ op: "whatif", request: requested(request), change: changed(changes) });
-			return { outcome, spread: map && (await spread(map, changes, outcome)) };
-		});
-	};
+	const begin = handle(() => run(async () => {
+		const outcome = await ask({ op: "whatif", request: requested(request), change: changed(changes) });
+		return { outcome, spread: map && (await spread(map, changes, outcome)) };
+	}));
 	const field = (name, label, more) => html`<label>${label} <input value=${request[name]} ...${more} onInput=${typed((value) => setRequest({ ...request, [name]: value.trim() }))} /></label>`;
 	const number = (name, label, min) => field(name, label, { type: "number", min, required: true });
 	const words = commanded(request, changes);
@@ -124,24 +121,24 @@ export function WhatIf({ query }) {
 			${Object.entries({ policies: policies.value, models: map?.models, clusters: clusters.value }).map(([id, all]) => html`<datalist id=${id}>${(all || []).map((each) => html`<option value=${each} />`)}</datalist>`)}
 			${changes.map(({ kind, values }, at) => html`<fieldset class="change"><legend>${at + 1}. ${kind.name}</legend>
 				${kind.fields.map(({ name, label, value, ...more }) => html`<label>${label} <input ...${more} value=${values[name]} onInput=${set(at, name)} /></label>`)}
-				<button type="button" aria-label=${`Leave out change ${at + 1}`} onClick=${() => setChanges((old) => old.filter((_, n) => n !== at))}>Leave out</button></fieldset>`)}
-			<p class="buttons kinds">Change: ${KINDS.map((kind) => html`<button type="button" onClick=${() => add(kind)}>${kind.name}</button>`)}</p>
-			<fieldset><legend>${waits ? "Another request" : "Request"}</legend>${field("policy", "Policy", { list: "policies", placeholder: "none: no request" })}
+				<${Button} aria-label=${`Leave out change ${at + 1}`} onClick=${() => setChanges((old) => old.filter((_, n) => n !== at))}>Leave out<//></fieldset>`)}
+			<p class="buttons kinds">Change: ${KINDS.map((kind) => html`<${Button} onClick=${() => add(kind)}>${kind.name}<//>`)}</p>
+			<fieldset><legend>${waits ? "Another request" : "Request"}</legend>${field("policy", "Policy", { list: "policies", placeholder: "none: no request" })}<${Means} name=${request.policy} />
 				${number("gpus", "GPUs on each node", 0)}${number("nodes", "Nodes", 1)}${field("models", "Models", { list: "models", placeholder: "any" })}${number("wait", "Seconds it would wait", 0)}${number("priority", "Priority")}
 				${field("more", "More of it (JSON)", { placeholder: '{"inputs": {}}' })}</fieldset>
-			<p class="buttons"><button type="submit" class="primary" disabled=${answer.busy || (!request.policy && !changes.length)}>What if?</button><button type="button" onClick=${() => {
+			<p class="buttons"><${Button} type="submit" class="primary" off=${request.policy || changes.length ? "" : "Add a change, or name a policy for a request."} disabled=${answer.busy}>What if?<//><${Button} onClick=${() => {
 				setChanges([]);
 				setRequest(FIRST);
 				forget();
 				begun.current = true;
-			}}>Begin empty</button>${words && html`<${Command} words=${words} />`}</p>
+			}}>Begin empty<//>${words && html`<${Command} words=${words} />`}</p>
 		</form>
 		<div><${Loaded} found=${answer} what="what would happen">${(it) => html`<${Told} it=${it.outcome} spread=${it.spread} waits=${waits} />`}<//></div></div>`;
 }
 
 /** How full and how scattered the fleet is before and after. `it`: The map. */
 async function spread(it, changes, outcome) {
-	const nodes = new Map(it.ids.map((id, n) => [`${it.clusters[it.cluster[n]]}/${id}`, [it.free[n], it.first[n + 1] - it.first[n]]]));
+	const nodes = new Map(it.ids.map((_, n) => [nodeName(it, n), [it.free[n], it.first[n + 1] - it.first[n]]]));
 	const measured = () => [...nodes.values()].reduce((sum, [free, all]) => ({ all: sum.all + all, free: sum.free + free, partly: sum.partly + (free < all ? free : 0) }), { all: 0, free: 0, partly: 0 });
 	const before = measured();
 	for (const { kind, values } of changes) {
@@ -154,6 +151,7 @@ async function spread(it, changes, outcome) {
 		if (node) node[0] = Math.max(0, Math.min(node[1], node[0] - sign * Math.ceil(((share.gpus?.length || 0) * (share.gpu_milli ?? 1000)) / 1000)));
 	});
 	for (const lease of await Promise.all(gone)) put(lease.placement, -1);
+	for (const { kind, values } of changes) if (/^(cordon|drain)$/.test(kind.list)) for (const [name, node] of nodes) if (values.node ? name === `${values.cluster}/${values.node}` : name.startsWith(`${values.cluster}/`)) node[0] = 0;
 	for (const each of [...outcome.granted, ...outcome.drained, outcome.answer || {}]) put(each.placement, 1);
 	return [["now", before], ["then", measured()]];
 }
@@ -168,13 +166,11 @@ function Told({ it, spread: measured, waits }) {
 	const starts = it.granted.find((each) => each.request === waits);
 	return html`<${Section} title="What would happen">
 		${warnings.map((each) => html`<p class="note">${each}</p>`)}
-		${waits ? html`<p><b>${waits} ${starts ? `would start on ${places(starts.placement)}` : "would not start"}.</b></p>` : null}
-		${answer ? html`<p><${State} state=${answer.state} /> ${answer.reason || ""}</p><${Facts} pairs=${[["placement", answer.placement && places(answer.placement)], ["place in the queue", answer.position], ["code", answer.code], ["data", answer.data && JSON.stringify(answer.data)]]} />` : null}
-		${rows.length ? html`<${Grid} label="What would differ" heads=${["what", "lease or request", "what becomes of it"]} rows=${rows.map(([what, id, then]) => [what, html`<a href=${to("why", id)}>${id}</a>`, then])} />`
-			: html`<${Empty}>Nothing that you may see would differ for others.<//>`}
-		${measured ? html`<${Grid} label="Allocation and fragmentation" heads=${["when", "GPUs", "taken in whole or part", "free", "free on partly taken nodes"]} rows=${measured.map(([name, { all, free, partly }]) => [name, count(all), percent(all ? 1 - free / all : 0), count(free), `${count(partly)} (fragmentation ${percent(free ? partly / free : 0)})`])} />` : null}
-		${Object.entries(others).map(([kind, many]) => html`<p>Of others: ${many} ${kind}.</p>`)}
-		${tenants ? html`<p>They are of ${tenants} other tenants.</p>` : null}
+		${waits && html`<p><b>${waits} ${starts ? `would start on ${places(starts.placement)}` : "would not start"}.</b></p>`}
+		${answer && html`<p><${State} state=${answer.state} /> ${answer.reason || ""}</p><${Facts} pairs=${[["placement", answer.placement && places(answer.placement)], ["place in the queue", answer.position], ["code", answer.code], ["data", answer.data && JSON.stringify(answer.data)]]} />`}
+		<${Grid} label="What would differ" empty="Nothing that you may see would differ for others." heads=${["what", "lease or request", "what becomes of it"]} rows=${rows.map(([what, id, then]) => [what, html`<a href=${to("why", id)}>${id}</a>`, then])} />
+		${measured && html`<${Grid} label="Allocation and fragmentation" heads=${["when", "GPUs", "taken in whole or part", "wholly free", "of these on partly taken nodes"]} rows=${measured.map(([name, { all, free, partly }]) => [name, count(all), percent(all ? 1 - free / all : 0), count(free), `${count(partly)} (fragmentation ${percent(free ? partly / free : 0)})`])} />`}
+		${Object.keys(others).length ? html`<p>Not listed: ${Object.entries(others).map(([kind, many]) => `${count(many)} ${kind}`).join(", ")}${tenants ? `, of ${some(tenants, "other tenant")}` : ""}.</p>` : null}
 		<${Raw} value=${it} />
 	<//>`;
 }
