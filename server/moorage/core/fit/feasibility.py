@@ -69,7 +69,7 @@ class _Tally:
         reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is no candidate.
         counts: Nodes of each reason, int64 `[reasons]`.
         never: What to change where it can never fit; it holds for this layout.
-        refusal: What it comes to, until a reason changes, with `refused` nodes reserved.
+        refusal: What it comes to, until a reason changes, with the nodes of `reserved` reserved.
     """
 
     layout: int
@@ -78,7 +78,7 @@ class _Tally:
     counts: npt.NDArray[np.int64]
     never: JsonObject | None = None
     refusal: Refusal | None = None
-    refused: int = 0
+    reserved: Nodes = ()
 
 
 class Feasibility:
@@ -139,9 +139,9 @@ class Feasibility:
     def refusal(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> Refusal:
         """Return why `demand` does not fit: never, or not now, with nodes counted by reason."""
         tally = self._tally(demand, candidates)
-        if tally.refusal is not None and tally.refused == len(reserved):
+        if tally.refusal is not None and tally.reserved == reserved:
             return tally.refusal
-        tally.refused, tally.refusal = len(reserved), self._refusal(demand, tally, reserved)
+        tally.reserved, tally.refusal = reserved, self._refusal(demand, tally, reserved)
         return tally.refusal
 
     def _refusal(self, demand: Demand, tally: _Tally, reserved: Nodes) -> Refusal:
@@ -172,8 +172,9 @@ class Feasibility:
             if fits_if := tally.never["fits_if"]:
                 why = f"{why} {change_in_words(fits_if[0])}"
             return refusals.never_fits(why, details | tally.never)
-        if reserved and sum(counts.values()) < nodes:
-            why = f"{why[:-1]}; {len(reserved)} kept for a request that waits already."
+        rows = (self._state.fleet.row(*place) for place in reserved)
+        if kept := sum(row is not None and bool(able[row]) for row in rows):
+            why = f"{why[:-1]}; {kept} kept for a request that waits already."
         details["binding"] = _binding(counts, never=False)
         return refusals.no_capacity(why, details)
 
