@@ -211,11 +211,11 @@ class AgentRoster:
         self, fleet: FleetBackend, machine: AgentMachine, link: AgentLink, hello: wire.AgentHello
     ) -> None:
         """Have the machine take part in placement."""
+        self._nodes[machine.place] = wire.encode(hello.node)
+        hello.node = {}  # It is large, and this connection may last.
         await fleet.attach(machine, link)
         link.rely_on_beats()
         self._coming.discard(machine.place)
-        self._nodes[machine.place] = wire.encode(hello.node)
-        hello.node = {}  # It is large, and this connection may last.
         await self._describe(machine, hello.busy)
         log.info("agent_connected", machine="/".join(machine.place))
 
