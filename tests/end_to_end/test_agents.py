@@ -303,6 +303,26 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(fleet: Fleet) -> None:
     assert entries == [*once, ("agent.forgotten", "ops"), *once, ("agent.forgotten", me)]
 
 
+def test_a_machine_that_was_forgotten_while_the_server_was_down_leaves(tmp_path: Path) -> None:
+    with serve_fleet(tmp_path, **VARIABLES, bearer="of-ops") as fleet:
+        agent, file = fleet.agent("box", fleet.token()), tmp_path / "pid"
+        held = fleet.ask(f"trap '' TERM; echo $$ >{file}; while :; do sleep 0.05; done")
+        until(lambda: file.exists() and fleet.state(held) == "active")
+        agent.kill()
+        until(lambda: not fleet.listed()["box"]["connected"])
+    assert invoke("agent", "forget", "lab/box", "--data", fleet.data).returncode == 0
+    assert not fleet.listed()
+    again = invoke("agent", "forget", "lab/box", "--data", fleet.data)
+    assert "no agent is named" in again.stderr
+    with serve_fleet(tmp_path, **VARIABLES, bearer="of-ops") as fleet:
+        fleet.agent("box", fleet.token())
+        until(lambda: fleet.state(held) == "ended")
+        # What no lease holds takes its time to end, in which nothing starts.
+        lease = fleet.ask(f"[ -e /proc/$(cat {file}) ] && echo double || echo alone")
+        assert fleet.output(lease) == ("alone\n", 0)
+        until(lambda: "unavailable" not in fleet.node("box"))
+
+
 def test_a_revoked_agent_is_cut_off(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
     done = invoke("agent", "revoke", f"{fleet.cluster}/box", "--data", fleet.data)

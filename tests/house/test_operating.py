@@ -91,21 +91,33 @@ def test_under_the_unit_workloads_outlive_a_restart(root: Path, name: str) -> No
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_systemd_understands_the_unit(root: Path, tmp_path: Path) -> None:
     folder = root / "deploy" / "systemd"
-    shutil.copy(folder / "moored.service", tmp_path)
+    units = ["moored.service", "moored-agent.service"]
+    for each in units:
+        shutil.copy(folder / each, tmp_path)
     (tmp_path / "moored.service.d").mkdir()
     shutil.copy(folder / "moored-workloads.conf", tmp_path / "moored.service.d")
-    command = ["systemd-analyze", "verify", tmp_path / "moored.service"]
+    command = ["systemd-analyze", "verify", *(tmp_path / each for each in units)]
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     unheard = [line for line in shown.splitlines() if "moored is not executable" not in line]
-    assert [line for line in unheard if "moored.service" in line or str(tmp_path) in line] == []
+    about = [*units, str(tmp_path)]
+    assert [line for line in unheard if any(each in line for each in about)] == []
+
+
+def test_no_unit_with_workloads_hides_their_devices(root: Path) -> None:
+    """`ProtectClock=yes` does, before systemd 253."""
+    folder = root / "deploy" / "systemd"
+    assert "\nProtectClock=" not in (folder / "moored-agent.service").read_text()
+    workloads = (folder / "moored-workloads.conf").read_text()
+    assert {"PrivateDevices=no", "ProtectClock=no"} <= set(workloads.splitlines())
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
-def test_the_unit_is_little_exposed(root: Path) -> None:
-    """The exposure is out of 10. The rest is network, namespaces and calls of workloads."""
-    unit = root / "deploy" / "systemd" / "moored.service"
-    # In tenths; 0 is no exposure, and over 50 counts as medium.
-    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=33", unit]
+@pytest.mark.parametrize(("name", "tenths"), [("moored", 33), ("moored-agent", 42)])
+def test_the_unit_is_little_exposed(root: Path, name: str, tenths: int) -> None:
+    """The exposure is out of 10. The rest is network, namespaces and what workloads need."""
+    unit = root / "deploy" / "systemd" / f"{name}.service"
+    # 0 is no exposure, and over 50 counts as medium.
+    command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={tenths}", unit]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout.rstrip().rpartition("\n")[2]
 

@@ -77,6 +77,7 @@ class AgentMachine:
         self._link: AgentLink | None = None
         self._latest: AgentLink | None = None  # It need not be in use yet, or any more.
         self._measured = b"", 0.0
+        self._ending: asyncio.Future[list[None]] | None = None  # Of workloads that no lease holds.
         self._is_known = False  # Since this server started, its workloads have been looked at.
         self._change: asyncio.Event | None = None  # None waits: a fleet has thousands of machines.
 
@@ -130,9 +131,10 @@ class AgentMachine:
         self._measured = self._measure()
         self._latest = link
 
-    def connect(self, link: AgentLink) -> None:
-        """Send orders over a connection from now on."""
+    def connect(self, link: AgentLink, ending: "asyncio.Future[list[None]]") -> None:
+        """Send orders over a connection from now on; start nothing before `ending` is done."""
         self._is_known = True
+        self._ending = ending
         self.note(_link=link, lost=False, idle=False)
 
     def disconnect(self, link: AgentLink) -> None:
@@ -175,6 +177,8 @@ class AgentMachine:
                 if not (self.gone or self.idle) or not order.resumed:
                     raise
                 return WorkloadReport(order.id, Phase.FAILED, detail=self.absence)
+            if self._ending is not None:  # What no lease holds may use the same devices.
+                await asyncio.wait([self._ending])
             may_run = True
             with suppress(LinkLost):
                 return _value(await self._call(link, frame), WorkloadReport)
@@ -330,8 +334,9 @@ class FleetBackend(CommonBackend):
                     self._places.pop(report.id, None)  # Its lease has moved here since.
                 self._remember(report.id, self._machines_of(report.id))
                 self._tell_member(machine, report)
-        machine.connect(link)
-        await asyncio.gather(*(self._end(link, each) for each in orphans))
+        ending = asyncio.gather(*(self._end(link, each) for each in orphans))
+        machine.connect(link, ending)
+        await ending
 
     def tell(self, machine: AgentMachine, report: WorkloadReport) -> None:
         """Pass an agent's report of a workload to the listener, unless it is elsewhere by now."""

@@ -39,8 +39,9 @@ class AgentNodes:
         self._writing = asyncio.Lock()
 
     async def get(self, place: Place) -> JsonObject | None:
-        """Return a node as it is registered; None: it is not."""
-        return (await self._registered(place[0])).get(place[1])
+        """Return a node as it is registered after writes that are under way; None: it is not."""
+        async with self._writing:
+            return (await self._registered(place[0])).get(place[1])
 
     async def _registered(self, cluster: str) -> dict[str, JsonObject]:
         try:
@@ -110,5 +111,5 @@ class AgentNodes:
     async def take_out(self, place: Place) -> None:
         """Take a node out of its cluster, if it is there."""
         async with self._writing:
-            if await self.get(place) is not None:
+            if place[1] in await self._registered(place[0]):
                 await self._clusters.remove_nodes(place[0], (place[1],))

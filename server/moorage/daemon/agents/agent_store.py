@@ -6,6 +6,7 @@ Only digests of tokens and keys are stored.
 import contextlib
 import secrets
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -69,6 +70,8 @@ class AgentRecord(msgspec.Struct, frozen=True):
         release: Of its program.
         unheard_seconds: How long what it runs goes on unheard; 0: as long as it likes.
         revoked: Whether its key is refused.
+        forgotten: Whether it is no agent any more, or not yet: the server takes its node out of
+            the cluster, and then erases this. So a crash, or a server that is down, leaves none.
     """
 
     cluster_id: str
@@ -82,6 +85,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
     release: str = ""
     unheard_seconds: float = 0.0
     revoked: bool = False
+    forgotten: bool = False
 
     @property
     def place(self) -> Place:
@@ -119,6 +123,7 @@ class AgentStore:
         self._documents: Mapping[str, bytes] = {}
         self._records: dict[str, AnyRecord] = {}
         self._agents: dict[Place, AgentRecord] = {}
+        self._forgotten: frozenset[Place] = frozenset()
         self._by_digest: dict[str, AgentRecord] = {}
         self._transaction: dict[str, bytes] | None = None
 
@@ -135,6 +140,15 @@ class AgentStore:
                 self._version = version
         return self._agents
 
+    def forgotten(self) -> AbstractSet[Place]:
+        """Return the places of forgotten agents whose node may be in its cluster.
+
+        Raises:
+            AgentStoreError: They cannot be read.
+        """
+        self.agents()
+        return self._forgotten
+
     def _read_changes(self, documents: Mapping[str, bytes]) -> None:
         """Decode the documents that have changed: a thousand machines join one by one."""
         put, gone = diff_rows(self._documents, documents)
@@ -145,8 +159,10 @@ class AgentStore:
             if kind is not None:  # Else a later release knows it.
                 self._records[key] = msgspec.json.decode(document, type=kind)
         self._documents = documents
-        agents = [each for each in self._records.values() if isinstance(each, AgentRecord)]
+        known = [each for each in self._records.values() if isinstance(each, AgentRecord)]
+        agents = [each for each in known if not each.forgotten]
         self._agents = {each.place: each for each in agents}
+        self._forgotten = frozenset(each.place for each in known if each.forgotten)
         self._by_digest = {each.digest: each for each in agents if not each.revoked}
 
     def has_changed(self) -> bool:
@@ -192,6 +208,26 @@ class AgentStore:
                     del documents[_key(each)]
             _put(documents, JoiningToken(digest(token), cluster_id, expires_at))
         return token
+
+    def note_joining(self, place: Place, now: float) -> None:
+        """Note that a node is about to be put into its cluster, for an agent that has not joined.
+
+        Raises:
+            AgentStoreError: It cannot be stored.
+        """
+        with self._change() as documents:
+            _put(documents, AgentRecord(*place, "", "", now, now, forgotten=True))
+
+    def erase(self, place: Place) -> None:
+        """Remove a forgotten agent, whose node is not in its cluster any more.
+
+        Raises:
+            AgentStoreError: It cannot be stored.
+        """
+        with self._change() as documents:
+            found = _get(documents, AgentRecord, *place)
+            if found is not None and found.forgotten:
+                del documents[_key(found)]
 
     def join(
         self, token: JoiningToken, place: Place, agent: str, shown: AgentOrigin, now: float
@@ -260,7 +296,7 @@ class AgentStore:
         return found
 
     def forget(self, name: str) -> AgentRecord:
-        """Remove an agent that will not come back.
+        """Note that an agent will not come back.
 
         Raises:
             AgentStoreError: There is no such agent, it is connected, or it cannot be stored.
@@ -272,6 +308,7 @@ class AgentStore:
                 raise AgentStoreError(
                     f"{reason}; drain it (`moorage fleet drain`), end its agent first"
                 )
+            _put(documents, msgspec.structs.replace(found, forgotten=True))
         return found
 
     def close(self) -> None:
@@ -343,7 +380,7 @@ def _read(documents: Mapping[str, bytes], kind: type[T]) -> list[T]:
 def _take(documents: dict[str, bytes], name: str) -> AgentRecord:
     """Remove an agent and the tokens that it used; return it."""
     for found in _read(documents, AgentRecord):
-        if found.name == name:
+        if found.name == name and not found.forgotten:
             del documents[_key(found)]
             for each in _read(documents, JoiningToken):
                 if each.agent == found.agent:

@@ -112,10 +112,10 @@ class AgentRoster:
             AgentStoreError: The store cannot be read.
         """
         self._epoch = epoch
-        records = self._store.agents()
-        if self._fleet is not None and records:
+        places = self._store.agents().keys() | self._store.forgotten()
+        if self._fleet is not None and places:
             self._store.note_disconnection(None, time.time())
-            for place in records:
+            for place in places:
                 self._fleet.machine(place)
 
     def close(self) -> None:
@@ -211,11 +211,11 @@ class AgentRoster:
         self, fleet: FleetBackend, machine: AgentMachine, link: AgentLink, hello: wire.AgentHello
     ) -> None:
         """Have the machine take part in placement."""
+        self._nodes[machine.place] = wire.encode(hello.node)
+        hello.node = {}  # It is large, and this connection may last.
         await fleet.attach(machine, link)
         link.rely_on_beats()
         self._coming.discard(machine.place)
-        self._nodes[machine.place] = wire.encode(hello.node)
-        hello.node = {}  # It is large, and this connection may last.
         await self._describe(machine, hello.busy)
         log.info("agent_connected", machine="/".join(machine.place))
 
@@ -255,7 +255,8 @@ class AgentRoster:
     ) -> tuple[FleetBackend, AgentMachine, str]:
         """Return the machine of an agent, and the key that it gets; empty: it has one."""
         if self._fleet is None:
-            raise _Refusal("agents are of the backend local, which this server's `backends` lacks")
+            reason = "agents are of the backend local, which this server's `backends` lacks"
+            raise _Refusal(f"{reason}; set MOORAGE_BACKENDS=local at the server")
         try:
             known = await self._find(secret)
             self._reclaimed = await self._thread.read(self._store.reclaimed)
@@ -293,6 +294,8 @@ class AgentRoster:
         try:
             if is_new:
                 by_hand = await self._read_node_by_hand(place)
+            if is_new and by_hand is None:
+                await self._thread.change(self._store.note_joining, place, time.time())
             await self._register(place, without_busy(hello.node, hello.busy))
             join = self._store.join
             key = await self._thread.change(join, token, place, hello.agent, shown, time.time())
@@ -303,6 +306,7 @@ class AgentRoster:
                     await self._register(place, by_hand)
                 elif not isinstance(error, _Refusal):
                     await self._registry.take_out(place)
+                    await self._erase(place)
             self._coming.discard(place)
             raise
         if by_hand is not None:
@@ -330,6 +334,8 @@ class AgentRoster:
         if record is not None and record.agent != hello.agent:
             reason = f"{name} is another machine already; give this one a --name of its own, or "
             raise _Refusal(f"{reason}`moored agent forget {name}` if it takes that one's place")
+        if record is None and not taken and place in await self._thread.read(self._store.forgotten):
+            await self._drop(fleet.machine(place))  # `watch` has not done so yet.
         machine = fleet.machine(place)
         if not taken and not await self._answers(machine):
             return machine, record is None
@@ -531,6 +537,11 @@ class AgentRoster:
         if machine.link is not None:
             machine.link.abort()
         await self._registry.take_out(machine.place)
+        await self._erase(machine.place)
+
+    async def _erase(self, place: Place) -> None:
+        with contextlib.suppress(AgentStoreError):  # The next start does it.
+            await self._thread.change(self._store.erase, place)
 
 
 def _failure(done: "asyncio.Task[None]") -> BaseException | None:
