@@ -20,10 +20,10 @@ def local(_: str | None) -> Caller:
 class Silent:
     """Takes no request: the gateway refuses what is sent here."""
 
-    def opened(self, *_: Any) -> None:
+    def open_session(self, *_: Any) -> None:
         pass
 
-    def lost(self, *_: Any) -> None:
+    def drop_session(self, *_: Any) -> None:
         pass
 
 

@@ -49,7 +49,7 @@ class House:
     def note(self, entry):
         self.noted.append(entry)
 
-    async def written(self):
+    async def flush(self):
         return None
 
     def note_refusal(self, caller, remote, what, reason):

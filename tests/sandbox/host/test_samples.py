@@ -122,7 +122,7 @@ class Strict:
             raise PolicyFault(Refusal(Code.BAD_MESSAGE, "not that", "parameters.no"))
         return {"filled": True, **parameters}, settings
 
-    async def given(self, input_data):
+    async def complete(self, input_data):
         if input_data == "never":
             raise PolicyFault(Refusal(Code.BAD_MESSAGE, "not that", "input_data"))
         return "completed" if input_data == "part" else input_data
