@@ -19,6 +19,7 @@ from moorage.backends.local.container_plans import ContainerPlan, plan
 from moorage.backends.local.deadline import HeardFile, now
 from moorage.backends.local.devices import Devices
 from moorage.backends.local.readiness import answers
+from moorage.backends.spec_fields import NO_DEVICES
 from moorage.backends.specs import ContainerResourceSpec, Readiness
 from moorage.model import ClusterId, NodeId, Share
 from tests.waiting import until
@@ -62,7 +63,7 @@ def test_gpus_without_a_lease_are_counted_or_named():
 
 def test_an_image_cannot_give_gpus_to_a_container_without_any():
     environment = make_plan(ContainerResourceSpec(), share()).environment
-    assert environment == {"NVIDIA_VISIBLE_DEVICES": "void"}
+    assert environment == NO_DEVICES
     part = share(gpus=("0",), gpu_milli=250)
     environment = make_plan(ContainerResourceSpec(environment={"A": "1"}), part).environment
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"

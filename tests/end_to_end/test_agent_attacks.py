@@ -271,6 +271,26 @@ def test_an_agent_gets_its_name_and_its_cluster_from_who_took_them(apart: Fleet)
         assert names(apart, apart.cluster) == {"box", "y"}
 
 
+@pytest.mark.parametrize("shut", [{"status": "retired"}, {"unavailable": "no"}])
+def test_a_tenant_keeps_no_machine_with_an_agent_out_of_placement(apart: Fleet, shut: dict):
+    here = f"/clusters/{apart.cluster}"
+    ann = bearing("of-ann")
+    own = {"id": apart.cluster, "nodes": {"nodeData": [{**NODE, "id": "own"}]}, **shut}
+    assert apart.server.http.post("/clusters", json=own, headers=ann).status_code == 201
+    wanted = {"clusters": [apart.cluster], "resources": {"cpu_milli": 1000}, "lease": {}}
+    assert not apart.server.ask(**wanted)["success"]
+    with dial(apart, apart.token()) as raw, dial(apart, apart.token()) as other:
+        join(apart, raw, "box")
+        ((field, said),) = shut.items()
+        assert displaced(apart) == [(f"{apart.cluster} ({field}: {said})", "ann")]
+        until(lambda: apart.server.ask(**wanted)["success"])
+        assert apart.server.http.put(here, json=shut, headers=ann).status_code == 403
+        assert apart.server.http.put(here, json=shut).status_code == 200, "operators may"
+        join(apart, other, "box2")
+        assert not apart.server.ask(**wanted)["success"]
+        assert len(displaced(apart)) == 1
+
+
 def test_a_lease_on_a_machine_that_an_agent_gets_holds_until_it_ends(apart: Fleet) -> None:
     mine = f"mine-{apart.cluster}"
     register(apart, "of-ann", mine, {"id": "x", "machineId": "m3"})

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, ran, serving, until
+from served import Server, bearing, cluster, invoke, ran, serving, until
 
+from moorage.protocol.cluster_documents import machine_key, nodes_of
 from moorage.testing.daemon_process import Running, child, serve_command, serve_variables
 from moorage_policies import catalog
 
@@ -19,6 +20,11 @@ pytestmark = pytest.mark.heavy  # Daemons.
 TTL = {"ttl_seconds": 300}
 TOKENS = {"MOORAGE_TOKENS": "ann:sesame", "MOORAGE_BACKENDS": "local"}
 LOG = {"MOORAGE_LOG_LEVEL": "info", "MOORAGE_LOG_FORMAT": "json"}
+NAME = platform.node()
+OWN = f"/clusters/{NAME}"
+SMALL = {"vcpus": {"count": 1}, "memory": 1024}
+MACHINE_ID = Path("/etc/machine-id")
+MACHINE = [machine_key(MACHINE_ID.read_text().strip())] if MACHINE_ID.exists() else []
 
 
 def run(server: Server, folder: Path, *words: str) -> tuple[int, str, str]:
@@ -68,6 +74,37 @@ def test_a_backend_is_given_the_nodes_that_it_starts_on(tmp_path):
         assert code != 0
         assert "local starts on the nodes" in said
         assert "lease " not in said
+
+
+@pytest.mark.parametrize(
+    "squat",
+    [
+        *(
+            {"id": "hers", "nodes": {"nodeData": [{**SMALL, "id": "x", "machineId": key}]}}
+            for key in MACHINE
+        ),
+        {"id": NAME, "status": "retired", "nodes": {"nodeData": [{**SMALL, "id": "x"}]}},
+        {"id": NAME, "nodes": {"nodeData": [{**SMALL, "id": NAME, "unavailable": "no"}]}},
+    ],
+    ids=lambda squat: squat["id"],
+)
+def test_the_servers_machine_wins_over_what_a_tenant_wrote_of_it(tmp_path, squat):
+    tokens = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
+    known = {"environment": tokens | {"MOORAGE_BACKENDS": "local"}, "bearer": "of-ops"}
+    ann = bearing("of-ann")
+    with serving(tmp_path / "data", **known) as server:
+        assert server.http.post("/clusters", json=squat, headers=ann).status_code == 201
+    for start in (1, 2):
+        with serving(tmp_path / "data", options=["--here"], **known) as server:
+            code, out, said = run(server, tmp_path, "--", "echo", "x")
+            assert (code, out) == (0, "x\n"), (start, said)
+            refused = server.http.put(OWN, json={"status": "x"}, headers=ann)
+            assert refused.status_code == server.http.delete(OWN, headers=ann).status_code == 403
+            hers = server.http.get("/clusters/hers").json() if squat["id"] == "hers" else {}
+            assert not nodes_of(hers)
+    lines = invoke("audit", "--what", "agent.displaced", "--json", "--data", tmp_path / "data")
+    (entry,) = map(json.loads, lines.stdout.splitlines())
+    assert entry["about"]["tenant"] == "ann"
 
 
 @contextlib.contextmanager

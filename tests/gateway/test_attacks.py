@@ -52,10 +52,10 @@ async def still_serves(port) -> None:
     assert await (await port.client()).answers("still there")
 
 
-def asks(attacker, count: int, size: int = 0) -> bytes:
+def asks(attacker, count: int, size: int = 0, **more: object) -> bytes:
     """Return frames of asks whose replies hold `size` bytes each."""
     inputs = {"n": "x" * size}
-    message = json.dumps({"adhoc": True, "policy_rule_uri": "p", "inputs": inputs}).encode()
+    message = json.dumps({"adhoc": True, "policy_rule_uri": "p", "inputs": inputs, **more}).encode()
     return attacker.frame(TEXT, message) * count
 
 
@@ -293,6 +293,16 @@ async def test_messages_before_the_close_are_read(port, count):
     attacker.endpoint.shutdown(socket.SHUT_WR)
     await port.harbour.until(lambda: len(port.harbour.seen) == before + count)
     await port.harbour.until(lambda: not port.gateway._connections)
+
+
+async def test_requests_for_leases_of_a_client_that_left_are_dropped(port):
+    """Thousands may wait for their turn to be read; what ends or keeps leases is still taken."""
+    attacker = await port.attacker()
+    before = len(port.harbour.seen)
+    await attacker.write(asks(attacker, 4_000, lease={"ttl_seconds": 60, "wait_seconds": 60}))
+    attacker.endpoint.shutdown(socket.SHUT_WR)
+    await port.harbour.until(lambda: not port.harbour.sessions)
+    assert len(port.harbour.seen) < before + 4_000
 
 
 # 95: storms ----------------------------------------------------------------------------------

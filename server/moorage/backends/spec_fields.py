@@ -19,6 +19,14 @@ STOP_SECONDS_MAX: Final = 3_600.0
 PROBE_SECONDS_MIN: Final = 0.01
 PROBE_SECONDS_MAX: Final = 3_600.0
 MEMORY_BYTES_MAX: Final = 1 << 60
+NO_DEVICES: Final = {
+    "NVIDIA_VISIBLE_DEVICES": "void",
+    "AMD_VISIBLE_DEVICES": "",
+    "ASCEND_VISIBLE_DEVICES": "",
+    "HABANA_VISIBLE_DEVICES": "",
+}
+"""Variables by which container runtimes give devices, set so that they give none: what an image says
+counts only where they are not set."""
 MEMORY_DELAY_SECONDS_MAX: Final = 60.0
 """Longest delay that a `MemoryResourceSpec` may ask for."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from moorage.daemon.access.tokens import Tokens
+from moorage.daemon.agents.roster import AgentRoster
 from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.doors import Doors
 from moorage.daemon.requests.http_calls import STOPPING, HttpCalls
@@ -30,6 +31,7 @@ class Daemon:
     Args:
         doors: Both are open.
         tokens: Who may connect.
+        agents: Has the machines with agents, and the server's own.
         gateway: Has the sessions.
         calls: Has the calls over HTTP.
         replies: Answers both.
@@ -41,6 +43,7 @@ class Daemon:
 
     doors: Doors
     tokens: Tokens
+    agents: AgentRoster
     gateway: Gateway
     calls: HttpCalls
     replies: Replies

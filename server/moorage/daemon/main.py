@@ -20,6 +20,7 @@ from moorage.backends.base import BackendError
 from moorage.config.settings import Config
 from moorage.daemon import descriptors
 from moorage.daemon.access.token_refresh import Rereading
+from moorage.daemon.agents.roster import AgentRoster
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.doors import Doors
 from moorage.daemon.observability import gauges
@@ -29,6 +30,7 @@ from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.daemon.start import Stopped, Waiting, start
 from moorage.ledger.base import LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.sandbox.cell import jail
 from moorage.sandbox.host.sandbox import JailError
 from moorage.storage.base import StorageError
@@ -54,13 +56,19 @@ SWITCH_SECONDS: Final = 0.001
 it some ten times for each commit. With the interpreter's own 5 ms, a grant beside a flood of empty
 frames takes 430 ms at p99, and 80 with this; more often still costs grants."""
 
+Register = Callable[[JsonObject, tuple[str, str] | None], tuple[str, str]]
+"""Registers this machine, given the document of a cluster of it alone, and the node that it was
+registered as; returns its node."""
+Stock = Callable[[str, str, Register], None]
+"""Is given the address of the HTTP side, the server's own token, and what registers a machine."""
+
 
 def serve(
     config: Config,
     log: StandardStream,
     read: Callable[[], Config],
     file: Path | None,
-    stock: Callable[[str, str], None] | None = None,
+    stock: Stock | None = None,
     links: Collection[str] = (),
 ) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code.
@@ -70,8 +78,7 @@ def serve(
         log: The stream of stderr.
         read: Reads them again; raises `ConfigError`.
         file: The TOML file with settings.
-        stock: Given the address of the HTTP side and the server's own token, fills the catalog
-            before the ready line. It runs in a thread.
+        stock: Fills the catalog before the ready line. It runs in a thread.
         links: Environment variables of service links, which are no settings.
     """
     configure_log(config, log)
@@ -91,7 +98,7 @@ async def _serve(
     config: Config,
     log: StandardStream,
     rereading: Rereading,
-    stock: Callable[[str, str], None] | None,
+    stock: Stock | None,
 ) -> int:
     # First of all: who asks for a stop while the daemon starts gets a clean one.
     stopping = asyncio.Event()
@@ -127,10 +134,21 @@ async def _serve(
     running = asyncio.ensure_future(daemon.run())
     if stock is not None:
         async with daemon.doors.serve_itself(daemon.tokens.own) as url:
-            await asyncio.to_thread(stock, url, daemon.tokens.own)
+            register = partial(_register_own, daemon.agents, loop)
+            await asyncio.to_thread(stock, url, daemon.tokens.own, register)
     if not waiting.announced:
         _say_ready(config, daemon.doors)
     return await _until_end(daemon, running, stopping, rereading)
+
+
+def _register_own(
+    agents: AgentRoster,
+    loop: asyncio.AbstractEventLoop,
+    document: JsonObject,
+    noted: tuple[str, str] | None,
+) -> tuple[str, str]:
+    """Register this machine from another thread; see `Register`."""
+    return asyncio.run_coroutine_threadsafe(agents.register_own(document, noted), loop).result()
 
 
 async def _until_end(

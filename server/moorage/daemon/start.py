@@ -461,6 +461,7 @@ async def _lead(
     return Daemon(
         doors=doors,
         tokens=core.tokens,
+        agents=agents,
         gateway=core.gateway,
         calls=requests.calls,
         replies=requests.replies,

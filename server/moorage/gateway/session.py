@@ -160,6 +160,8 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
         self._gone = False
+        self._left = False
+        """The client had left when the session was last made to wait."""
         self._slow: asyncio.TimerHandle | None = None
         self._space: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
@@ -212,6 +214,7 @@ class Session:
                 while self._full() and not self._gone and self.connection is connection:
                     self._space = self._loop.create_future()
                     await self._space
+                    self._left = connection.has_left
         except ConnectionClosed:
             if self._tasks and self.connection is connection:
                 await asyncio.wait(self._tasks)
@@ -224,6 +227,7 @@ class Session:
             await turn
             if self.connection is not connection:
                 return None
+            self._left = connection.has_left
         began = time.perf_counter()  # A loop of uvloop counts whole milliseconds.
         taking = self._take(frame)
         self._shares.spend(self.tenant, time.perf_counter() - began)
@@ -252,7 +256,7 @@ class Session:
         other._stop_slow_timer()  # noqa: SLF001  # It is of this class.
         self._stop_slow_timer()
         self.connection, self.caller = other.connection, other.caller
-        self._gone, self._held = False, 0
+        self._gone, self._left, self._held = False, False, 0
         self._listen(self.connection)
         if self.connection.paused:
             self._writable(False)  # noqa: FBT003  # As in `GatewayConnection`.
@@ -303,6 +307,8 @@ class Session:
         # It has no reader; of a session that goes on, lists alone are too large to be buffered.
         if self._gone and type(message) in (_LISTINGS if self.lasts else _READS):
             return None
+        if self._left and isinstance(message, AllocationRequest) and message.lease:
+            return None  # None will hold it. As far as its client knows, it was never read.
         if type(message) in _LISTINGS:
             self._listing = number
         self._expect(number, message.id)

@@ -96,7 +96,10 @@ def test_a_manifest_cannot_exceed_the_limit_of_the_grace_period(
 
 HELD = Share(ClusterId("c1"), NodeId("n1"), ("0",), 1000, 4000, 1024)
 ONLY_CPU = Share(ClusterId("c1"), NodeId("n1"), (), 1000, 4000, 1024)
-VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+VOID = [
+    {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
+    *({"name": f"{vendor}_VISIBLE_DEVICES", "value": ""} for vendor in ("AMD", "ASCEND", "HABANA")),
+]
 
 
 def pod_of(spec: Any, share: Share = HELD, published: dict[str, Any] | None = None) -> Any:
@@ -131,16 +134,16 @@ def test_a_container_without_devices_sees_none_whatever_its_image_says() -> None
     init = limited_container("fetch", env=[{"name": "A", "value": "b"}])
     spec = beside(limited_container("log", envFrom=source), initContainers=[sidecar, init])
     made = pod_of(spec)
-    assert "env" not in container(made) or VOID not in container(made)["env"]
+    assert "env" not in container(made) or VOID[0] not in container(made)["env"]
     for name, kind in (("log", "containers"), ("proxy", "initContainers")):
-        assert container(made, name, kind)["env"][-1] == VOID
-    assert container(made, "fetch", "initContainers")["env"] == [{"name": "A", "value": "b"}, VOID]
+        assert container(made, name, kind)["env"][-4:] == VOID
+    assert container(made, "fetch", "initContainers")["env"] == [{"name": "A", "value": "b"}, *VOID]
     made = pod_of(spec, ONLY_CPU)
-    assert container(made)["env"][-1] == VOID, "a lease of CPU has no GPU"
+    assert container(made)["env"][-4:] == VOID, "a lease of CPU has no GPU"
 
 
 def test_the_environment_of_a_container_with_devices_names_no_others() -> None:
-    for prefix, fits in (("", False), ("NVIDIA_", False), ("APP_", True)):
+    for prefix, fits in (("", False), ("NVIDIA_", False), ("AMD_VISIBLE", False), ("APP_", True)):
         source = {"prefix": prefix, "configMapRef": {"name": "c"}}
         spec = beside({"name": "main", "envFrom": [source]})
         if fits:

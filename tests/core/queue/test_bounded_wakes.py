@@ -1,7 +1,9 @@
 """A turn looks at so many waiters of one tenant; the others have their turn all the same."""
 
+import sys
 from collections.abc import Callable
 from cProfile import Profile
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -177,3 +179,63 @@ def test_head_is_not_looked_at_when_capacity_grows_in_other_clusters(hand: Hand)
     assert (many, consults(turn)) == (0, [])
     many, turn = release(hand, "n50")
     assert consults(turn) == ["head"]
+
+
+def lines(work: Callable[[], object]) -> int:
+    """Return how many lines of code some work runs."""
+    many = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal many
+        many += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return many
+
+
+def test_another_waiter_that_keeps_apart_costs_the_same_beside_any_number() -> None:
+    found = {}
+    for many in (100, 1_000):
+        hand = full()
+        for number in range(many + 1):
+            terms = {"ttl_seconds": 9e5, "anti_affinity": AntiAffinity(f"g{number}")}
+            holder = ask(f"h{number}", Demand(cpu_milli=1), tenant=MALLORY, terms=terms)
+            hand.grant(holder, {**place("n4"), "cpu_milli": 1})
+        hand.now += 1.0
+        release(hand, "n40")
+        go_on(hand)
+        for number in range(many):
+            wait(hand, f"m{number}", ONE, MALLORY, anti_affinity=AntiAffinity(f"g{number}"))
+        last = AntiAffinity(f"g{many}")
+        found[many] = lines(lambda: wait(hand, "last", ONE, MALLORY, anti_affinity=last))  # noqa: B023  # Called at once.
+        assert len(hand.allocator.state.waiting) == many + 1
+    assert found[1_000] < 1.5 * found[100]
+
+
+class Model(str):
+    """The name of a model that counts how often it is looked up."""
+
+    __slots__ = ()
+    looked_up = 0
+
+    def __hash__(self) -> int:
+        Model.looked_up += 1
+        return super().__hash__()
+
+
+def test_a_waiter_costs_the_same_beside_any_number_of_other_models() -> None:
+    found = {}
+    for many in (50, 500):
+        hand = full()
+        for number in range(many):
+            wait(hand, f"m{number}", Demand(gpus=1, models=("A100", Model(f"x{number}"))), MALLORY)
+        Model.looked_up = 0
+        wait(hand, "last", Demand(gpus=1, models=("A100", "last")), MALLORY)
+        found[many] = Model.looked_up
+    assert found[500] <= 2 * found[50]

@@ -7,7 +7,7 @@ from typing import Final
 
 from moorage.backends.base import Order, UnsupportedSpecError
 from moorage.backends.local.devices import DEVICE_ORDER, DeviceBinding
-from moorage.backends.spec_fields import memory_bytes
+from moorage.backends.spec_fields import NO_DEVICES, memory_bytes
 from moorage.backends.specs import ContainerResourceSpec
 
 LOOPBACK: Final = "127.0.0.1"
@@ -82,7 +82,7 @@ def plan(
         size = share.memory_mib << 20
     # The devices are those it is given, numbered again inside: a list of them would mislead. And
     # where the container engine gives devices by this variable, it shall not give others.
-    gpus = {"NVIDIA_VISIBLE_DEVICES": "void"}
+    gpus = {**NO_DEVICES}
     gpus |= {key: value for key, value in grant.environment.items() if "MPS" in key}
     order_of_gpus = DEVICE_ORDER if _gpus(order, spec, grant) else {}
     ports = {port: 0 for port in (spec.container_port, probe_port(spec)) if port is not None}

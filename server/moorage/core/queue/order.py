@@ -205,7 +205,9 @@ class WaitingQueue:
 
     def _enter(self, line: WaiterLine) -> None:
         its = self._classes[line.of]
-        insort(its.ready, (line.since, line.number, line))
+        at = bisect_left(its.ready, (line.since, line.number))
+        its.ready.insert(at, (line.since, line.number, line))
+        its.passed = min(its.passed, at)
         self._together(its)
         self._ready_from(its, its.visited)
         if line.of.reserves and (self._first is None or self._rank(line) < self._rank(self._first)):
@@ -222,13 +224,16 @@ class WaitingQueue:
         if at < len(its.ready) and its.ready[at][2] is line:
             del its.ready[at]
             its.visited -= at < its.visited  # A wake may be under way, and have declined it.
+            its.passed -= at < its.passed
             self._ready_from(its, its.visited)
         if line is self._first or line.of.overdue:
             self._first_as_of = UNJUDGED
 
     def _look_again(self, line: WaiterLine) -> None:
+        its = self._classes[line.of]
         line.looked_at = UNJUDGED
-        self._together(self._classes[line.of])
+        its.passed = min(its.passed, bisect_left(its.ready, (line.since, line.number)))
+        self._together(its)
 
     def _together(self, its: ClassLines) -> None:
         """Note that what one line of a class was refused for says nothing of all its lines."""
@@ -501,8 +506,15 @@ class WaitingQueue:
         """Pass by the next lines of a class that were looked at since capacity grew last."""
         its = seen[row] = self._classes[self._ranking.waiters(row)]
         ready, changes, visited = its.ready, self.changes, its.visited
+        if its.passed_at != changes:
+            its.passed_at, its.passed = changes, 0
+        from_first = visited <= its.passed
+        if from_first:
+            visited = its.passed
         while visited < len(ready) and ready[visited][2].looked_at == changes:
             visited += 1
+        if from_first:
+            its.passed = visited
         if visited == its.visited:
             return False
         its.visited = visited

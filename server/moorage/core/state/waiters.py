@@ -148,6 +148,9 @@ class ClassLines:
         ready: Those that are not passed over, by age.
         declined: Those that are.
         visited: How many of `ready` the wake that is under way has seen.
+        passed: How many of the first of `ready` were looked at, and found not to fit, as of
+            `passed_at`: a wake does not look at each of them again.
+        passed_at: `WaitingQueue.changes` then.
         alone: Its only line that is ready was refused for what is excluded from that line.
     """
 
@@ -157,6 +160,8 @@ class ClassLines:
     )
     declined: dict[WaiterLine, None] = field(default_factory=dict[WaiterLine, None])
     visited: int = 0
+    passed: int = 0
+    passed_at: int = UNJUDGED
     alone: bool = False
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from moorage.backends.agents.backend import Place
+from moorage.catalog.documents.clusters import is_live
 from moorage.model import Code
 from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
@@ -44,13 +45,39 @@ class AgentNodes:
             return (await self._registered(place[0])).get(place[1])
 
     async def _registered(self, cluster: str) -> dict[str, JsonObject]:
+        document = await self._document(cluster)
+        return {str(each.get("id")): each for each in nodes_of(document or {})}
+
+    async def _document(self, cluster: str) -> JsonObject | None:
         try:
-            document = await self._clusters.get(cluster)
+            return await self._clusters.get(cluster)
         except ServiceError as error:
             if error.code != Code.NOT_FOUND:
                 raise
-            return {}
-        return {str(each.get("id")): each for each in nodes_of(document)}
+            return None
+
+    async def open(self, cluster: str) -> str:
+        """Have a cluster take part in placement, whatever its document says.
+
+        Returns:
+            What kept it out; empty: nothing did.
+        """
+        async with self._writing:
+            document = await self._document(cluster) or {}
+            shut = {} if is_live(document) else {"status": document["status"]}
+            if why := document.get("unavailable"):
+                shut["unavailable"] = why
+            if shut:
+                await self._clusters.update(cluster, {"status": "live", "unavailable": ""})
+            return ", ".join(f"{name}: {value}" for name, value in shut.items())
+
+    async def put_own(self, document: JsonObject, place: Place) -> None:
+        """Put the server's own node, the only one of a document, into its cluster, or create it."""
+        (node,) = nodes_of(document)
+        if await self._document(place[0]) is None:
+            await self._clusters.create(document, SERVER_ITSELF)
+        else:
+            await self.put(place, node)
 
     async def put(self, place: Place, node: JsonObject) -> None:
         """Put a node into its cluster, as it is; see `change`."""

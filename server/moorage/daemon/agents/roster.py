@@ -7,7 +7,7 @@ its key opens this door and no other.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from importlib.metadata import version
 from typing import Final
@@ -20,6 +20,7 @@ from moorage.backends.agents.backend import AgentMachine, FleetBackend, Place
 from moorage.backends.agents.link import AgentLink, LinkLost
 from moorage.backends.base import BackendError
 from moorage.catalog.ports import Catalog
+from moorage.daemon.access.tokens import LOCAL
 from moorage.daemon.agents.agent_nodes import AgentNodes
 from moorage.daemon.agents.agent_store import (
     USED,
@@ -33,6 +34,7 @@ from moorage.daemon.agents.measurements import AgentMeasurements, with_busy, wit
 from moorage.daemon.agents.store_thread import StoreThread
 from moorage.model import LOST, ClusterId, Code, NodeId
 from moorage.protocol.agent_socket import AgentSocket
+from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
 from moorage.records.audit import AuditEntry
 from moorage.records.history import AbsentAgent, AgentsNow
@@ -93,6 +95,7 @@ class AgentRoster:
         self._epoch = self._reclaimed = 0
         self._fleet = fleet
         self._registry, self._owner = AgentNodes(catalog.clusters), catalog.memory.owner
+        self._documents = catalog.memory.clusters
         self._lost_seconds = lost_seconds
         self._audit = audit
         self._measurements = AgentMeasurements(catalog.metrics)
@@ -101,6 +104,7 @@ class AgentRoster:
         self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
         self._coming: set[Place] = set()
         self._shown_lost: set[Place] = set()
+        self._own: Place | None = None
 
     def open(self, epoch: int) -> None:
         """Make known which machines have agents, before leases are looked at.
@@ -133,9 +137,10 @@ class AgentRoster:
         return AgentsNow(len(machines) - len(absent), len(absent), lost, first)
 
     def maintains(self, cluster_id: str) -> bool:
-        """Return whether machines with agents are in a cluster, which only the server changes."""
+        """Return whether a cluster, with agents or the server's own machine, is the server's."""
         machines = self._fleet.machines() if self._fleet is not None else ()
-        return any(each.place[0] == cluster_id and not each.gone for each in machines)
+        of_agents = any(each.place[0] == cluster_id and not each.gone for each in machines)
+        return of_agents or (self._own is not None and self._own[0] == cluster_id)
 
     async def admits(self, secret: str | None) -> bool | None:
         """Return whether a token or key is known; None where the store cannot be read now."""
@@ -294,23 +299,25 @@ class AgentRoster:
         try:
             if is_new:
                 by_hand = await self._read_node_by_hand(place)
+                await self._open_cluster(place)
             if is_new and by_hand is None:
                 await self._thread.change(self._store.note_joining, place, time.time())
-            await self._register(place, without_busy(hello.node, hello.busy))
+            node = without_busy(hello.node, hello.busy)
+            await self._register(place, partial(self._registry.put, place, node))
             join = self._store.join
             key = await self._thread.change(join, token, place, hello.agent, shown, time.time())
         except BaseException as error:
             if is_new:
                 fleet.forget(machine)
                 if by_hand is not None:
-                    await self._register(place, by_hand)
+                    await self._registry.put(place, by_hand)
                 elif not isinstance(error, _Refusal):
                     await self._registry.take_out(place)
                     await self._erase(place)
             self._coming.discard(place)
             raise
         if by_hand is not None:
-            self._note_displaced(place, place)
+            self._note_displaced(place, "/".join(place), self._owner(place[0]))
         return machine, key
 
     async def _take_over(
@@ -371,17 +378,18 @@ class AgentRoster:
 
     async def _is_by_hand(self, place: Place) -> bool:
         """Return whether a tenant registered a node, which is no agent's, nor the server's."""
-        own = self._fleet.look.place() if self._fleet is not None and self._fleet.look else None
+        look = None if self._fleet is None else self._fleet.look
+        own = self._own or (look and look.place())
         by_tenant = self._owner(place[0]) not in {"", SERVER_ITSELF}
         return (
             by_tenant and place != own and place not in await self._thread.read(self._store.agents)
         )
 
-    async def _register(self, place: Place, node: JsonObject) -> None:
-        """Put a machine's node into its cluster, as it is; a tenant's node of it gives way."""
+    async def _register(self, place: Place, put: Callable[[], Awaitable[None]]) -> None:
+        """Put a machine's node into its cluster; a tenant's node of it gives way."""
         for _ in range(DISPLACED_MAX):
             try:
-                return await self._registry.put(place, node)
+                return await put()
             except ServiceError as error:
                 await self._displace(place, error)
         raise ServiceError(Code.CONFLICT, f"the devices of {'/'.join(place)} are registered again")
@@ -391,24 +399,91 @@ class AgentRoster:
         for name in ("registered_as", "node"):
             cluster, _, node = str(conflict.details.get(name, "")).partition("/")
             other = ClusterId(cluster), NodeId(node)
+            own = place == self._own  # Without tokens, who imported it may also start the server.
+            if own and not self._is_of_tenant(cluster):
+                continue
             if node and other != place and await self._is_by_hand(other):
                 await self._registry.take_out(other)
-                self._note_displaced(place, other)
+                self._note_displaced(place, "/".join(other), self._owner(other[0]))
                 return
         raise conflict
 
-    def _note_displaced(self, place: Place, other: Place) -> None:
-        about: JsonObject = {"cluster": place[0], "node": place[1], "tenant": self._owner(other[0])}
+    async def _open_cluster(self, place: Place) -> None:
+        """Have a tenant's cluster take part in placement before its first machine joins.
+
+        From then on it is the server's, and an operator may take it out.
+        """
+        first = all(place[0] != each[0] for each in await self._thread.read(self._store.agents))
+        owner = self._owner(place[0])
+        if first and owner and (before := await self._registry.open(place[0])):
+            self._note_displaced(place, f"{place[0]} ({before})", owner)
+
+    def _note_displaced(self, place: Place, before: str, owner: str) -> None:
+        about: JsonObject = {"cluster": place[0], "node": place[1], "tenant": owner}
         entry = AuditEntry(time.time(), "agent.displaced", "moored", about=about)
-        entry.before, entry.why = "/".join(other), "the agent of this machine has registered it"
+        entry.before, entry.why = before, "this machine has registered itself"
         self._audit(entry)
-        log.warning("agent_displaced", machine="/".join(place), before=entry.before)
+        log.warning("agent_displaced", machine="/".join(place), before=before)
+
+    async def register_own(self, document: JsonObject, noted: tuple[str, str] | None) -> Place:
+        """Register the server's own machine, under its earlier name if there is one.
+
+        Args:
+            document: Of a cluster of this machine alone.
+            noted: The node that it was registered as; None: that is not known.
+
+        Returns:
+            Its node, in a cluster that only the server and operators change from now on.
+
+        Raises:
+            ServiceError: The registry refuses it.
+        """
+        (node,) = nodes_of(document)
+        before = self._own_before(document, noted)
+        self._own = place = before or (ClusterId(document["id"]), NodeId(node["id"]))
+        renamed = {**document, "id": place[0], "nodes": {"nodeData": [{**node, "id": place[1]}]}}
+        try:
+            by_hand = before is None and await self._registry.get(place) is not None
+            if before is None:
+                await self._open_cluster(place)
+            await self._register(place, partial(self._registry.put_own, renamed, place))
+        except BaseException:
+            self._own = None
+            raise
+        if by_hand and self._is_of_tenant(place[0]):
+            self._note_displaced(place, "/".join(place), self._owner(place[0]))
+        return place
+
+    def _own_before(self, document: JsonObject, noted: tuple[str, str] | None) -> Place | None:
+        """Return the registered node of the server's own machine; None: there is none.
+
+        The folder's own note goes before the machine id, which copies of one disk share. What a
+        tenant says of a machine with this id counts for nothing.
+        """
+        nodes = {
+            (cluster, str(each.get("id"))): each
+            for cluster, entry in self._documents.items()
+            for each in nodes_of(entry.document)
+        }
+        if noted in nodes:
+            return ClusterId(noted[0]), NodeId(noted[1])
+        key = nodes_of(document)[0].get("machineId")
+        if document["id"] in self._documents or not key:
+            return None
+        same = (place for place, each in nodes.items() if each.get("machineId") == key)
+        found = next((each for each in same if not self._is_of_tenant(each[0])), None)
+        return found and (ClusterId(found[0]), NodeId(found[1]))
+
+    def _is_of_tenant(self, cluster: str) -> bool:
+        """Return whether a tenant registered a cluster; without tokens, all are of `local`."""
+        return self._owner(cluster) not in {"", SERVER_ITSELF, LOCAL.tenant}
 
     async def _describe(self, machine: AgentMachine, busy: dict[str, str]) -> None:
         """Put a connected machine's node into its cluster, without devices that others use."""
         self._busy[machine.place] = busy
         node: JsonObject = msgspec.msgpack.decode(self._nodes[machine.place])
-        await self._register(machine.place, without_busy(node, busy))
+        put = partial(self._registry.put, machine.place, without_busy(node, busy))
+        await self._register(machine.place, put)
         self._shown_lost.discard(machine.place)
 
     async def watch(self) -> None:

@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from moorage.backends.base import UnsupportedSpecError
+from moorage.backends.spec_fields import NO_DEVICES
 from moorage.model import Share
 from moorage.protocol.cluster_documents import MIB
 from moorage.protocol.kubernetes_nodes import quantity
 from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonValue
 
-NO_DEVICES: Final = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-"""Variable of a container without devices, for NVIDIA's runtime: it wins over what the image and
-`envFrom` say."""
+_NO_DEVICES: Final = [{"name": name, "value": text} for name, text in NO_DEVICES.items()]
 _KINDS: Final = ("containers", "initContainers", "ephemeralContainers")
 _UNITS: Final = {"cpu": 1_000, "memory": 1}
 _SIZES: Final = ("limits", "requests")
@@ -35,7 +34,7 @@ def hide_devices(spec: Document, with_devices: str) -> None:
     """
     for container in _each(spec, *_KINDS):
         if container["name"] != with_devices:
-            container["env"] = [*container.get("env", []), NO_DEVICES]
+            container["env"] = [*container.get("env", []), *_NO_DEVICES]
         elif any(
             _may_name_devices(each.get("prefix", "")) for each in container.get("envFrom", [])
         ):
@@ -47,7 +46,7 @@ def hide_devices(spec: Document, with_devices: str) -> None:
 
 
 def _may_name_devices(prefix: str) -> bool:
-    return NO_DEVICES["name"].startswith(prefix)
+    return any(name.startswith(prefix) for name in NO_DEVICES)
 
 
 def keep_within(spec: Document, share: Share, main: str) -> None:

@@ -13,6 +13,7 @@ from moorage.backends.kubernetes.specs import (
     PodResourceSpec,
     PodServiceResourceSpec,
 )
+from moorage.backends.spec_fields import NO_DEVICES
 from moorage.backends.specs import (
     BaseResourceSpec,
     ContainerResourceSpec,
@@ -32,10 +33,6 @@ _PORT: Final = 8000
 """Where a pod listens that may choose."""
 DOMAIN: Final = "moorage.dev"
 """The domain of the labels and annotations that only this server sets."""
-_DEVICE_VARIABLES: Final = frozenset(
-    f"{vendor}_VISIBLE_DEVICES" for vendor in ("NVIDIA", "AMD", "ASCEND", "HABANA")
-)
-"""Variables that name devices which a container runtime then gives to the container."""
 _DEVICE_LIST: Final = "nvidia-container-devices"
 """What is mounted below a folder of this name is a device to NVIDIA's runtime."""
 _DEVICE_NOTES: Final = re.compile(
@@ -336,7 +333,7 @@ def _without_nulls(value: JsonValue) -> JsonValue:
 
 def _check_environment(field_name: str, names: Iterable[str]) -> None:
     for name in names:
-        if name in _DEVICE_VARIABLES:
+        if name in NO_DEVICES:
             _refuse_devices(f"{field_name}: {name}")
 
 

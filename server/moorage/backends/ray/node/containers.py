@@ -14,6 +14,7 @@ from moorage.records.json_values import JsonMapping
 
 _LOOK_SECONDS_MAX = 10.0
 _ENGINES = ("docker", "podman")
+_DEVICE_VARIABLES = tuple(f"{vendor}_VISIBLE_DEVICES" for vendor in ("AMD", "ASCEND", "HABANA"))
 
 
 class EngineError(Exception):
@@ -44,7 +45,8 @@ class NodeContainer:
         self.ports = {int(port): door or _free_port() for port, door in given["ports"].items()}
         self._given, self._host, self._gpus = given, host, gpus
         # Where the engine gives devices by this variable, it shall not give others.
-        self._environment = {**environment, "NVIDIA_VISIBLE_DEVICES": "void"}
+        none = dict.fromkeys(_DEVICE_VARIABLES, "") | {"NVIDIA_VISIBLE_DEVICES": "void"}
+        self._environment = {**environment, **none}
 
     @property
     def run(self) -> list[str]:
