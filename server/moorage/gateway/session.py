@@ -304,11 +304,8 @@ class Session:
         except BadMessage as error:
             self._refuse(number, error.id, failure_from(error))
             return None
-        # It has no reader; of a session that goes on, lists alone are too large to be buffered.
-        if self._gone and type(message) in (_LISTINGS if self.lasts else _READS):
+        if self._is_for_none(message):
             return None
-        if self._left and isinstance(message, AllocationRequest) and message.lease:
-            return None  # None will hold it. As far as its client knows, it was never read.
         if type(message) in _LISTINGS:
             self._listing = number
         self._expect(number, message.id)
@@ -325,6 +322,14 @@ class Session:
             return None
         to = Address(self.id, number)
         return self._hand_over(to, message, warnings)
+
+    def _is_for_none(self, message: Request) -> bool:
+        """Return whether the client of a message has left, and nobody needs what it asks for."""
+        if self.lasts:  # It may be resumed. Lists alone are too large to be buffered.
+            return self._gone and type(message) in _LISTINGS
+        if isinstance(message, AllocationRequest) and message.lease:
+            return self._left  # Nobody would hold the lease.
+        return self._gone and type(message) in _READS
 
     def _ask_to_resume(self, number: int, message: Resume) -> None:
         if number > 1:
