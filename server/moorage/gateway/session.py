@@ -324,11 +324,11 @@ class Session:
         return self._hand_over(to, message, warnings)
 
     def _is_for_none(self, message: Request) -> bool:
-        """Return whether the client of a message has left, and nobody needs what it asks for."""
+        """Return whether the client of a message has left, so that its answer is of no use."""
         if self.lasts:  # It may be resumed. Lists alone are too large to be buffered.
             return self._gone and type(message) in _LISTINGS
         if isinstance(message, AllocationRequest) and message.lease:
-            return self._left  # Nobody would hold the lease.
+            return self._left  # The lease would have no holder.
         return self._gone and type(message) in _READS
 
     def _ask_to_resume(self, number: int, message: Resume) -> None:
