@@ -25,7 +25,7 @@ NO_DEVICES: Final = {
     "ASCEND_VISIBLE_DEVICES": "",
     "HABANA_VISIBLE_DEVICES": "",
 }
-"""Variables by which container runtimes give devices, set so that they give none: what an image says
+"""Variables by which container runtimes give devices, so that they give none. What an image says
 counts only where they are not set."""
 MEMORY_DELAY_SECONDS_MAX: Final = 60.0
 """Longest delay that a `MemoryResourceSpec` may ask for."""

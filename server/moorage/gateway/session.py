@@ -304,11 +304,8 @@ class Session:
         except BadMessage as error:
             self._refuse(number, error.id, failure_from(error))
             return None
-        # It has no reader; of a session that goes on, lists alone are too large to be buffered.
-        if self._gone and type(message) in (_LISTINGS if self.lasts else _READS):
+        if self._is_pointless(message):
             return None
-        if self._left and isinstance(message, AllocationRequest) and message.lease:
-            return None  # None will hold it. As far as its client knows, it was never read.
         if type(message) in _LISTINGS:
             self._listing = number
         self._expect(number, message.id)
@@ -325,6 +322,14 @@ class Session:
             return None
         to = Address(self.id, number)
         return self._hand_over(to, message, warnings)
+
+    def _is_pointless(self, message: Request) -> bool:
+        """Return whether a client that has gone or left gets nothing of a message."""
+        # Of a session that goes on, lists alone are too large to be buffered.
+        if self._gone and type(message) in (_LISTINGS if self.lasts else _READS):
+            return True
+        # None would hold the lease. As far as the client knows, the request was never read.
+        return self._left and isinstance(message, AllocationRequest) and bool(message.lease)
 
     def _ask_to_resume(self, number: int, message: Resume) -> None:
         if number > 1:

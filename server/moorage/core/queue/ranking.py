@@ -191,7 +191,7 @@ class Ranking:
     def has_room(self, tenant: Tenant, shape: Shape) -> bool:
         """Return whether one more of a tenant may wait: a release looks at all their filters."""
         known = self._filters_of.get(tenant, Counter())
-        more = sum(each not in known for each in _filters(shape))  # Not all that are known are read.
+        more = sum(each not in known for each in _filters(shape))  # Not all known ones are read.
         return len(known) + more <= FILTERS_OF_TENANT_MAX
 
     def _add_shape(self, shape: Shape) -> int:
