@@ -112,10 +112,10 @@ class Processes(LocalWorkloads):
         """Start a process and wait until it is ready; see `LocalWorkloads`."""
         spec = orders.process(order.spec)
         if order.id in self._lost:
-            await self.stop(order.id)
+            await self.stop(order.id, order.stop_seconds_max)
             raise BackendError(_LOST)
         if self._store.forbidden(order.id):  # Its stop was cut short by a crash.
-            await self.stop(order.id)
+            await self.stop(order.id, order.stop_seconds_max)
         await finish(asyncio.to_thread(self._begin, order, spec))
         return await self._until_ready(order.id, spec)
 
