@@ -617,6 +617,21 @@ async def test_the_time_of_a_stop_is_limited_for_any_spec(backend, tmp_path):
     assert marks(tmp_path) == set()
 
 
+async def test_the_time_of_a_stop_is_limited_while_a_service_starts(backend, tmp_path):
+    """Whether it takes too long to be ready, or its lease ends before."""
+    stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/starts; while :; do sleep 0.1; done"
+    command, probe = ["sh", "-c", stubborn], Readiness(path="/")
+    spec = ServiceResourceSpec(command=command, stop_seconds=3600, readiness=probe)
+    starting = asyncio.create_task(backend.start(Order("a", spec, stop_seconds_max=0.2)))
+    await wait_starts(tmp_path, 1)
+    starting.cancel()
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        await asyncio.wait([starting])
+        with pytest.raises(TimeoutError):
+            await backend.start(Order("b", spec, timeout_seconds=0.5, stop_seconds_max=0.2))
+    assert marks(tmp_path) == set()
+
+
 def test_all_output_is_stored_while_another_process_holds_the_pipe(tmp_path):
     """The reader is behind: what the pipe holds at the end of the workload is read first."""
     seen, written = os.pipe()

@@ -142,6 +142,10 @@ class Order:
     stop_seconds_max: float | None = None
     resumed: bool = False
 
+    def bound_stop(self, seconds: float) -> float:
+        """Return the seconds between the signal to end and being killed, of those asked for."""
+        return seconds if self.stop_seconds_max is None else min(seconds, self.stop_seconds_max)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadReport:

@@ -25,8 +25,8 @@ NO_DEVICES: Final = {
     "ASCEND_VISIBLE_DEVICES": "",
     "HABANA_VISIBLE_DEVICES": "",
 }
-"""Variables by which container runtimes give devices, set so that they give none. What an image
-says counts only where they are not set."""
+"""Variables by which container runtimes give devices, so that they give none. What an image says
+counts only where they are not set."""
 MEMORY_DELAY_SECONDS_MAX: Final = 60.0
 """Longest delay that a `MemoryResourceSpec` may ask for."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -304,7 +304,7 @@ class Session:
         except BadMessage as error:
             self._refuse(number, error.id, failure_from(error))
             return None
-        if self._is_for_none(message):
+        if self._is_pointless(message):
             return None
         if type(message) in _LISTINGS:
             self._listing = number
@@ -323,7 +323,7 @@ class Session:
         to = Address(self.id, number)
         return self._hand_over(to, message, warnings)
 
-    def _is_for_none(self, message: Request) -> bool:
+    def _is_pointless(self, message: Request) -> bool:
         """Return whether the client of a message has left, so that its answer is of no use."""
         if self.lasts:  # It may be resumed. Lists alone are too large to be buffered.
             return self._gone and type(message) in _LISTINGS

@@ -459,7 +459,8 @@ class FleetBackend(CommonBackend):
                 return WorkloadReport(order.id, Phase.FAILED, detail=reason)
             touched = machines
             if there and len(there) < len(machines):
-                await asyncio.gather(*(each.stop(order.id, None) for each in there))
+                most = order.stop_seconds_max
+                await asyncio.gather(*(each.stop(order.id, most) for each in there))
             meetings = await self._meetings(machines)
             pairs = zip(machines, member_orders(order, meetings), strict=True)
             starting = [asyncio.ensure_future(each.start(member)) for each, member in pairs]

@@ -254,7 +254,8 @@ class Containers(LocalWorkloads):
         if spec.readiness is not None:
             noted |= {"probe": asdict(spec.readiness), "host": reachable_host(spec)}
             noted |= {"probe_port": probe_port(spec)}
-        workload_store.write(folder / "order.json", {**noted, "stop_seconds": spec.stop_seconds})
+        noted["stop_seconds"] = order.bound_stop(spec.stop_seconds)
+        workload_store.write(folder / "order.json", noted)
         labels = {_LABEL_ID: order.id, _LABEL_ROOT: str(self._store.root)}
         return plan(order, spec, grant, self._name(order.id), labels)
 

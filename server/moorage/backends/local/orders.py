@@ -98,7 +98,7 @@ def document(
         "cpus": grant.cpus,
         "devices": grant.rows,
         "memory_bytes": memory_bytes(spec.mem_limit) if spec.mem_limit else 0,
-        "stop_seconds": spec.stop_seconds,
+        "stop_seconds": order.bound_stop(spec.stop_seconds),
         "reset_command": spec.reset_command,
         "group": group,
         "hidden": confinement.hidden,

@@ -111,10 +111,10 @@ class Processes(LocalWorkloads):
     async def _bring_up(self, order: Order) -> WorkloadReport:
         spec = orders.process(order.spec)
         if order.id in self._lost:
-            await self.stop(order.id)
+            await self.stop(order.id, order.stop_seconds_max)
             raise BackendError(_LOST)
         if self._store.forbidden(order.id):  # Its stop was cut short by a crash.
-            await self.stop(order.id)
+            await self.stop(order.id, order.stop_seconds_max)
         await finish(asyncio.to_thread(self._begin, order, spec))
         return await self._until_ready(order.id, spec)
 

@@ -135,6 +135,7 @@ def plans(order: Order, server: str) -> list[Plan]:
         environment["MOORAGE_WORKLOAD"] = f"{server}/{order.id}"
         if share is not None:
             environment["MOORAGE_NODE_ID"] = share.node_id
+        work = _work(spec, share)
         found.append(
             {
                 "workload": order.id,
@@ -148,7 +149,8 @@ def plans(order: Order, server: str) -> list[Plan]:
                 "bundles": bundles,
                 "shape": {"actors": len(shares), "nodes": nodes},
                 "environment": environment,
-                **_work(spec, share),
+                **work,
+                "stop_seconds": order.bound_stop(work["stop_seconds"]),
             }
         )
     return found
