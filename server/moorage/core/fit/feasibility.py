@@ -279,9 +279,8 @@ class Feasibility:
             allowed = np.ones(len(fleet), np.bool_)
         else:
             wanted = set(candidates)
-            allowed = np.array([name in wanted for name in fleet.cluster_ids], np.bool_)[
-                fleet.cluster
-            ]
+            is_candidate = np.array([name in wanted for name in fleet.cluster_ids], np.bool_)
+            allowed = is_candidate[fleet.cluster]
         for cluster_id, node_id in reserved:
             row = fleet.row(cluster_id, node_id)
             if row is not None:

@@ -118,9 +118,9 @@ class Backfill:
         gains = self._state.gains
         ask = self._state.waiting[next(iter(head.waiters))].ask
         is_new = head is not queue.head  # What was closed to it until now is open to it.
-        judged = not is_new and head.refused_at == self._led_at
-        judged = judged and self._reserved_at[1] == self._preemption.spared
-        if judged and self._grew_for_others(ask, grown):
+        is_judged = not is_new and head.refused_at == self._led_at
+        is_current = self._reserved_at[1] == self._preemption.spared
+        if is_judged and is_current and self._grew_for_others(ask, grown):
             head.refused_at = self._led_at = queue.changes
             self._reserved_at = gains, self._preemption.spared
             return False
