@@ -141,6 +141,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "policy_worker_cells": ("8", "8", 8),
         "policy_fallback_failures": ("6", "6", 6),
         "backends": ("local", '["local"]', ("local",)),
+        "local_here": ("false", "false", False),
         "local_nodes": ("a1, a2", '["a1", "a2"]', ("a1", "a2")),
         "local_address": ("10.0.0.5", '"10.0.0.5"', "10.0.0.5"),
         "aws_instance_profiles": ("one,two", '["one", "two"]', ("one", "two")),
@@ -416,7 +417,7 @@ def test_an_issuer_is_enough_beyond_loopback_and_needs_an_audience() -> None:
     given = {"MOORAGE_OIDC_ISSUER": "https://i", "MOORAGE_HOST": "10.0.0.1"}
     plain = {"MOORAGE_INSECURE_PLAINTEXT": "true"}
     config = Config.load({}, HOME | given | plain | {"MOORAGE_OIDC_AUDIENCE": "moorage"})
-    assert config.backends == ("memory",)
+    assert not config.values()["local_here"]
     assert refusal(environ=given).setting == "oidc_audience"
     for name in ("oidc_audience", "oidc_client_id"):
         error = refusal(environ={f"MOORAGE_{name.upper()}": "x"})
@@ -439,17 +440,21 @@ def test_beyond_loopback_nothing_starts_without_tokens(host: str) -> None:
     assert not Config.load({"host": host}, tokens | tls).insecure_plaintext
 
 
-def test_local_is_off_among_tenants_unless_it_is_named(tmp_path: Path) -> None:
-    tokens = HOME | {"MOORAGE_TOKENS": "ann:k1"}
-    assert Config.load({}, HOME).backends == ("local", "memory")
-    assert Config.load({}, tokens).backends == ("memory",)
+def test_among_tenants_local_is_of_agents_unless_backends_name_it(tmp_path: Path) -> None:
+    def found(config: Config) -> tuple[tuple[str, ...], bool]:
+        return config.backends, config.values()["local_here"]
+
+    both = ("local", "memory")
     tokens = HOME | {"MOORAGE_TOKENS": "ann:k1234567", "MOORAGE_INSECURE_PLAINTEXT": "true"}
-    assert Config.load({"host": "10.0.0.1"}, tokens).backends == ("memory",)
-    assert Config.load({"host": "10.0.0.1"}, tokens | {"MOORAGE_BACKENDS": "local"}).backends == (
-        "local",
-    )
+    assert found(Config.load({}, HOME)) == (both, True)
+    assert found(Config.load({}, tokens)) == (both, False)
+    assert found(Config.load({"host": "10.0.0.1"}, tokens)) == (both, False)
+    here = tokens | {"MOORAGE_LOCAL_HERE": "true"}
+    assert found(Config.load({"host": "10.0.0.1"}, here)) == (both, True)
+    named = tokens | {"MOORAGE_BACKENDS": "local"}
+    assert found(Config.load({"host": "10.0.0.1"}, named)) == (("local",), True)
     file = write(tmp_path / "moored.toml", 'backends = ["local", "aws"]\n[tokens]\nann = "k1"\n')
-    assert Config.load({}, HOME, file).backends == ("local", "aws")
+    assert found(Config.load({}, HOME, file)) == (("local", "aws"), True)
 
 
 def test_loopback() -> None:

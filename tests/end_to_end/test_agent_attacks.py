@@ -29,8 +29,7 @@ NODE = {"vcpus": {"count": 1}, "memory": 1024}
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     tokens = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
-    more = {**tokens, "MOORAGE_BACKENDS": "local,memory"}
-    with serve_fleet(tmp_path_factory.mktemp("attacks"), bearer="of-ops", **more) as fleet:
+    with serve_fleet(tmp_path_factory.mktemp("attacks"), bearer="of-ops", **tokens) as fleet:
         yield fleet
 
 

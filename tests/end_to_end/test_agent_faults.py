@@ -32,7 +32,7 @@ from moorage.testing.daemon_process import serve_variables
 pytestmark = pytest.mark.heavy
 
 TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
-VARIABLES = {**TOKENS, "MOORAGE_BACKENDS": "local", "MOORAGE_AGENT_LOST_SECONDS": "3"}
+VARIABLES = {**TOKENS, "MOORAGE_AGENT_LOST_SECONDS": "3"}
 COUNTING = "seq 20; until [ -e {go}/go ]; do sleep 0.05; done; seq 21 40; exit 3"
 COUNTED = ("".join(f"{number}\n" for number in range(1, 41)), 3)
 DAY = 86_400.0

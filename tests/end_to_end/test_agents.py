@@ -329,6 +329,7 @@ def test_a_revoked_agent_is_cut_off(fleet: Fleet) -> None:
     assert done.returncode == 0
     assert agent.wait(60) == 3
     assert fleet.listed()["box"]["revoked"]
+    until(lambda: "unavailable" in fleet.node("box"))
 
 
 async def order(connection: ServerConnection, epoch: int) -> bool:

@@ -124,7 +124,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     variables = {
         "MOORAGE_TOKENS": f"team:{TOKEN}",
         "MOORAGE_LOG_LEVEL": "info",
-        "MOORAGE_BACKENDS": "local,memory",  # Agents are of it.
     }
     with serving(tmp_path_factory.mktemp("data"), environment=variables) as server:
         yield server

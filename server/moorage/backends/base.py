@@ -186,6 +186,10 @@ Listener = Callable[[WorkloadReport], None]
 any thread, must not block, and must not raise."""
 
 
+NO_NODE: Final = ""
+"""In `Support.nodes`, the name of none: a backend that has only this one starts nowhere yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Support:
     """The abilities of a backend beyond start and stop.

@@ -105,7 +105,8 @@ class BackendKind(ABC, Generic[S]):
         does: What it does, for `moored doctor`, where it needs no extra.
         settings: A dataclass of its settings; each begins with the kind's name.
         by_default: Whether servers have it that name no backends.
-        among_tenants: Whether they have it, too, where tenants are strangers to one another.
+        among_tenants: Settings with which they have it, too, where tenants are strangers to one
+            another; None: they do not have it there.
         extra: What of its distribution has to be installed for it; empty: nothing.
         package: The distribution that this extra brings.
         distribution: Where the extra is declared.
@@ -117,7 +118,7 @@ class BackendKind(ABC, Generic[S]):
     does: ClassVar[str] = ""
     settings: type[S]
     by_default: ClassVar[bool] = False
-    among_tenants: ClassVar[bool] = False
+    among_tenants: ClassVar[Mapping[str, object] | None] = None
     extra: ClassVar[str] = ""
     package: ClassVar[str] = ""
     distribution: ClassVar[str] = "moorage"

@@ -94,8 +94,10 @@ Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 BACKENDS_BY_DEFAULT: Final = tuple(x.name for x in kinds().values() if x.by_default)
 """Those that need nothing beside this machine."""
-BACKENDS_AMONG_TENANTS: Final = tuple(x.name for x in kinds().values() if x.among_tenants)
-"""Backends where workloads could not read what is another tenant's."""
+AMONG_TENANTS: Final = {
+    x.name: x.among_tenants for x in kinds().values() if x.among_tenants is not None
+}
+"""Those of servers whose tenants are strangers, with their settings there."""
 LogFormat = Literal["auto", "json", "console"]
 
 
@@ -361,8 +363,7 @@ class Config:
                     *(x.about for x in kinds().values() if x.about),
                 )
             ),
-            default="`local,memory`; `memory` where there are `tokens` or `storage`, or where "
-            "other machines reach `host` or `http_host`",
+            default="`local,memory`",
         ),
     ] = BACKENDS_BY_DEFAULT
     policy_code_root: Annotated[
@@ -672,12 +673,12 @@ class Config:
         if "data_dir" not in values:
             values["data_dir"] = default_data_dir(environ)
         config = cls.of(values)
-        config = dataclasses.replace(config, http_host=config.http_host or config.host)
-        chosen = config.values()
+        chosen = {**config.values(), "http_host": config.http_host or config.host}
         if "backends" not in given and has_tenants(chosen):
-            config = dataclasses.replace(config, backends=BACKENDS_AMONG_TENANTS)
+            own = {name: value for each in AMONG_TENANTS.values() for name, value in each.items()}
+            config = cls.of({**own, **values, "backends": tuple(AMONG_TENANTS)})
         check_together(chosen, {name: source for name, (source, _) in given.items()})
-        return config
+        return dataclasses.replace(config, http_host=chosen["http_host"])
 
 
 def settings() -> dict[str, Setting]:

@@ -1,12 +1,12 @@
 """The kind `local`, for the registry."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from moorage.backends.registry import BackendKind, Examination, Surroundings
 from moorage.records.findings import DoctorFinding
-from moorage.setting_kinds import NAME, NAMES, Setting
+from moorage.setting_kinds import NAME, NAMES, SWITCH, Setting
 
 if TYPE_CHECKING:
     from moorage.backends.base import Backend
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 class LocalSettings:
     """Which nodes are this machine."""
 
+    local_here: Annotated[
+        bool,
+        Setting(
+            SWITCH,
+            "Whether `local` starts workloads on the server's own machine, too, and not only on "
+            "machines with agents.",
+            default="true; false where `backends` is not set and there are `tokens` or `storage`, "
+            "or other machines reach `host` or `http_host`",
+        ),
+    ] = True
     local_nodes: Annotated[
         tuple[str, ...],
         Setting(
@@ -40,20 +50,23 @@ class LocalKind(BackendKind[LocalSettings]):
 
     name = "local"
     about = (
-        "`local` runs commands of clients on this machine, as the daemon's own user, and "
-        "containers with any of its folders that they mount."
+        "`local` runs commands of clients as the user of the daemon, or of the agent of a machine, "
+        "and containers with any folders of that machine that they mount."
     )
     settings = LocalSettings
     by_default = True
+    among_tenants: ClassVar[Mapping[str, object]] = {"local_here": False}
 
     def open(self, settings: LocalSettings, surroundings: Surroundings) -> "Backend":
         from moorage.backends.agents.backend import FleetBackend  # noqa: PLC0415  # See registry.
         from moorage.backends.agents.own_machine import OwnLook  # noqa: PLC0415  # See registry.
+        from moorage.backends.base import NO_NODE  # noqa: PLC0415  # See registry.
         from moorage.backends.local.backend import LocalBackend  # noqa: PLC0415  # See registry.
         from moorage.backends.local.machine import names_of, place_of  # noqa: PLC0415  # Likewise.
 
         folder = surroundings.data_dir / self.name
-        nodes = settings.local_nodes or names_of(folder, surroundings.clusters().values())
+        names = settings.local_nodes or names_of(folder, surroundings.clusters().values())
+        nodes = names if settings.local_here else (NO_NODE,)
         own = LocalBackend(folder, nodes, hidden=surroundings.data_dir)
         look = OwnLook(lambda: place_of(folder, surroundings.clusters()), own.measured)
         return FleetBackend(own, surroundings.lease, settings.local_address, look)

@@ -1,6 +1,7 @@
 """The kind `memory`, for the registry."""
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from moorage.backends.registry import BackendKind, NoSettings, Surroundings
 
@@ -16,7 +17,7 @@ class MemoryKind(BackendKind[NoSettings]):
     does = "starts nothing, and keeps account of what it would run"
     settings = NoSettings
     by_default = True
-    among_tenants = True
+    among_tenants: ClassVar[Mapping[str, object]] = {}
 
     def open(self, settings: NoSettings, surroundings: Surroundings) -> "Backend":
         from moorage.backends.memory.backend import MemoryBackend  # noqa: PLC0415  # See registry.

@@ -537,13 +537,15 @@ class AgentRoster:
         link, now = machine.link, time.monotonic()
         if record is None and machine.place not in self._coming:
             return self._drop(machine)
+        revoked = record is not None and record.revoked
         if link is not None:
             silent = now - link.heard_at > BEATS_MISSED_MAX * self._beat_seconds
-            if silent or record is None or record.revoked:
+            if silent or record is None or revoked:
                 link.abort()
+                machine.disconnect(link)
             elif link.busy is not None and link.busy != self._busy.get(machine.place):
                 return self._describe(machine, link.busy)
-        elif now - machine.heard_at > self._lost_seconds:
+        if machine.link is None and (revoked or now - machine.heard_at > self._lost_seconds):
             if machine.place not in self._shown_lost:
                 return self._lose(machine)
             if record is not None and not machine.idle:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from moorage.backends.base import Support
+from moorage.backends.base import NO_NODE, Support
 from moorage.core.state.facts import Refusal
 from moorage.model import ClusterId, Code, Demand, NodeId, Nodes
 from moorage.policy import NEVER, Fleet, Misfit
@@ -94,7 +94,7 @@ def out_of_reach(
         demand: What it needs of each node.
     """
     support = supports[backend]
-    names = sorted(support.nodes or support.clusters)
+    names = sorted((support.nodes or support.clusters) - {NO_NODE})
     where = "nodes" if support.nodes else "clusters"
     shown = ", ".join(names[:NAMES_MAX]) + (", …" if len(names) > NAMES_MAX else "")
     others = [
@@ -104,7 +104,10 @@ def out_of_reach(
         and within_reach(fleet, each, candidates, demand) is not None
     ]
     way = "let the request go to one that could hold it, "
-    if backend == "local":
+    if NO_NODE in support.nodes:
+        add = "add a machine with an agent (`moored agent token`), or set MOORAGE_LOCAL_HERE=true"
+        way = f"{add} to use the server's own, {way}"
+    elif backend == "local":
         way = (
             "register this machine (`moored serve --here`, or `moorage fleet import local`), " + way
         )
@@ -113,5 +116,7 @@ def out_of_reach(
         f"provision.backend: {backend} starts on the {where} {shown} only, and none that this"
         f" request may go to could ever hold it; {way}."
     )
+    if not names:
+        reason = f"provision.backend: {backend} has no machine to start anything on; {way}."
     expected = "a backend that starts there"
     return Refusal(Code.UNSUPPORTED, reason, "provision.backend", expected, {"backends": others})
