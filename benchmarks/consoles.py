@@ -225,8 +225,6 @@ class _Shown:
                     await socket.send('{"op": "watch", "topics": ["map"], "id": "m"}')
                 if self._view == "fleet":
                     await socket.send('{"op": "watch", "topics": ["shapes"], "id": "s"}')
-                if self._view == "leases":
-                    await socket.send('{"op": "watch", "topics": ["leases"], "id": "l"}')
                 page_of = _Page(socket, http, self._view, number / CONSOLES)
                 self._tasks += map(asyncio.create_task, (page_of.read(), page_of.ask()))
             ready()
@@ -245,12 +243,12 @@ class _Page:
     news: bool = False
 
     async def read(self) -> None:
-        """Read all messages; note whose reasons are to be asked for, and news of leases."""
+        """Read all messages; note whose reasons are to be asked for, and changes of the map."""
         async for message in self.socket:
             if '"waiting":[' in (text := str(message)):
                 waiting = msgspec.json.decode(text)["data"]["waiting"]
                 self.rows = tuple(each["request"] for each in waiting[:12])
-            self.news = self.news or '"topic":"leases"' in text
+            self.news = self.news or '"topic":"map"' in text
 
     async def ask(self) -> None:
         """Send the requests of a view at its intervals."""
@@ -281,7 +279,7 @@ class _Page:
             await self._send(op="reservations", limit=100)
 
     async def _overview(self, second: int) -> None:
-        if second % 20 == 0:
+        if second % 30 == 0:
             now = (await self.http.get("/history?step=5")).json()["data"]["now"]
             self.rows = tuple(each["request"] for each in now["oldest"])
             await self.http.get("/metrics")
@@ -297,7 +295,7 @@ class _Page:
             await self._why()
 
     async def _leases(self, second: int) -> None:
-        if second % 10 == 0 or (self.news and second % 3 == 0):
+        if second % 10 == 0 or (self.news and second % 5 == 0):
             self.news = False
             await self._send(op="leases", filters={}, sort="expires_at", limit=100)
         if second % 60 == 0:

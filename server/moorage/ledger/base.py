@@ -188,8 +188,16 @@ class LedgerHistory(Protocol):
             LedgerError: The ledger is not open.
         """
 
-    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
-        """Return the facts after a seq, oldest first; parameters and errors as `history`."""
+    async def read(
+        self, after: int = 0, limit: int = PAGE_FACTS_MAX, kind: str | None = None
+    ) -> list[LedgerEntry]:
+        """Return the facts after a seq, oldest first; errors as `history`.
+
+        Args:
+            after: As in `history`.
+            limit: Likewise.
+            kind: Facts of other kinds may be left out, but not the first and the last of the page.
+        """
 
     async def history_start(self) -> float | None:
         """Return when the oldest fact was appended that is still there; None: none was pruned.

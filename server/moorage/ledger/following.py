@@ -87,8 +87,10 @@ class FollowedLedger(StoredHistory):
     ) -> list[LedgerEntry]:
         return self._entries_taken(await super().history(subject, after, limit))
 
-    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
-        return self._entries_taken(await super().read(after, limit))
+    async def read(
+        self, after: int = 0, limit: int = PAGE_FACTS_MAX, kind: str | None = None
+    ) -> list[LedgerEntry]:
+        return self._entries_taken(await super().read(after, limit, kind))
 
     def _entries_taken(self, entries: list[LedgerEntry]) -> list[LedgerEntry]:
         return [entry for entry in entries if entry.seq <= self._taken_seq]

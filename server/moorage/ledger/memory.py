@@ -114,7 +114,10 @@ class MemoryLedger:
         self._check_open()
         return self._page((row for row in self._after(after) if row.subject == subject), limit)
 
-    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
+    async def read(
+        self, after: int = 0, limit: int = PAGE_FACTS_MAX, kind: str | None = None
+    ) -> list[LedgerEntry]:
+        del kind  # All are there without a disk.
         await asyncio.sleep(0)
         self._check_open()
         after = max(after, self._storage.pruned)

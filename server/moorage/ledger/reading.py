@@ -37,8 +37,10 @@ class StoredHistory:
     ) -> list[LedgerEntry]:
         return await self._read(after, limit, subject)
 
-    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
-        return await self._read(after, limit, None)
+    async def read(
+        self, after: int = 0, limit: int = PAGE_FACTS_MAX, kind: str | None = None
+    ) -> list[LedgerEntry]:
+        return await self._read(after, limit, None, kind)
 
     async def history_start(self) -> float | None:
         async with self._asking:
@@ -80,19 +82,26 @@ class StoredHistory:
                 yield entry.fact
             seq = entries[-1].seq
 
-    async def _read(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
+    async def _read(
+        self, after: int, limit: int, subject: str | None, kind: str | None = None
+    ) -> list[LedgerEntry]:
         # One at a time: more would only hold threads while they wait for the connection.
         async with self._asking:
             self._check_readable()
-            return await asyncio.to_thread(self._entries, after, limit, subject)
+            return await asyncio.to_thread(self._entries, after, limit, subject, kind)
 
-    def _entries(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
+    def _entries(
+        self, after: int, limit: int, subject: str | None, kind: str | None = None
+    ) -> list[LedgerEntry]:
         with translate_errors(), self._reading.reading() as facts:
             if subject is None:
                 after = max(after, facts.pruned_seq())
             rows = facts.page(after, min(limit, PAGE_FACTS_MAX), PAGE_BYTES_MAX, subject)
             chain = facts.chain_of(after) if subject is None else None
-        entries = [unseal(row, self._place) for row in rows]
+        ends = {rows[0].seq, rows[-1].seq} if rows else set[int]()
+        entries = [
+            unseal(row, self._place) for row in rows if kind in {None, row.kind} or row.seq in ends
+        ]
         if subject is None:
             check_links(rows, after, chain, self._lost, self._place)
         return entries

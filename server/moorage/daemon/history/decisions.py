@@ -30,6 +30,8 @@ KEPT_BYTES_MAX: Final = 4_096
 """Largest request that is stored with its refusal, in bytes."""
 WINDOWS_MAX: Final = 5
 """Pages of the ledger that are looked through for one answer; `next` goes on from there."""
+KINDS: Final = {"refused": "dequeued", "requeued": "requeued"}
+"""By state: the one kind of fact that such decisions are read from."""
 FILTERS: Final = ("state", "policy_rule_uri", "code", "request", "tenant")
 
 _CURSOR: Final = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
@@ -154,7 +156,8 @@ class Decisions:
         top = before.seq if before.number else before.seq - 1
         top = min(top, self.ledger.last_seq)
         bottom = max(1, top - PAGE_FACTS_MAX + 1)
-        entries = await self._entries(bottom, top)
+        state = wanted.get("state")
+        entries = await self._entries(bottom, top, KINDS.get(str(state)))
         # Numbers have no gaps: where the first is another one, what was before it is pruned.
         more = bottom > 1 and bool(entries) and entries[0].seq == bottom
         end = LedgerPlace(bottom, 0) if more else LedgerPlace(0, 0)
@@ -164,7 +167,6 @@ class Decisions:
             if end <= each.place < before
         ]
         asks: dict[str, Subject] = {}
-        state = wanted.get("state")
         for entry in entries:
             row = await self._decision_row(entry, asks, state)
             if row is not None:
@@ -176,11 +178,11 @@ class Decisions:
         ]
         return sorted(found, key=lambda each: each[0], reverse=True), end if more else None
 
-    async def _entries(self, bottom: int, top: int) -> list[LedgerEntry]:
+    async def _entries(self, bottom: int, top: int, kind: str | None) -> list[LedgerEntry]:
         entries: list[LedgerEntry] = []
         after = bottom - 1
         while after < top:
-            page = await self.ledger.read(after, top - after)
+            page = await self.ledger.read(after, top - after, kind)
             entries += [entry for entry in page if entry.seq <= top]
             after = page[-1].seq if page else top
         return entries

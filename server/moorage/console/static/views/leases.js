@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { brief, count, gpus, heldMilli, places, placesBrief, some, span, until, when } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
-import { fleet, follow, nodeName } from "../map/model.js";
+import { fleet, follow, nodeName, tick } from "../map/model.js";
 import { go, to } from "../router.js";
 import { lacks, session } from "../session.js";
 import { useSignal } from "../signal.js";
@@ -16,7 +16,7 @@ const ORDER = "expires_at";
 const PAGES = { node: 500, tenant: 1000 };
 const DRAWN_MAX = 20000;
 const DRAWN_MS = 60000;
-const NEWS_MS = 3000;
+const NEWS_MS = 5000;
 const PICKED_MAX = 100;
 const TAIL_BYTES = 8192;
 const COLUMNS = [
@@ -70,10 +70,15 @@ export function Leases({ rest, query }) {
 	};
 	useEffect(() => {
 		let wait = 0; // One question answers all.
-		return listen("leases", () => (wait ||= setTimeout(() => {
+		const news = () => (wait ||= setTimeout(() => {
 			wait = 0;
 			latest.current();
-		}, NEWS_MS)));
+		}, NEWS_MS));
+		tick.followers.add(news);
+		return () => {
+			tick.followers.delete(news);
+			clearTimeout(wait);
+		};
 	}, []);
 	const columns = rest[0] ? COLUMNS.length - 3 : COLUMNS.length; // Beside one lease there is less room.
 	const shown = listing.rows && brush ? { ...listing, rows: listing.rows.filter((row) => row.granted_at <= brush[1] && row.expires_at >= brush[0]) } : listing;

@@ -10,7 +10,7 @@ import { Empty, Grid, History, Id, Loaded, Place, Raw, Section, html, useAsk, us
 import { useWhys, waitingWords } from "./reasons.js";
 import { Unserved } from "./why.js";
 
-const EVERY_MS = 20000;
+const EVERY_MS = 30000;
 const HOUR = 3600;
 const SHOWN = 5;
 
