@@ -22,10 +22,11 @@ from benchmarks.peers import (
     redis_script,
     slurm,
 )
-from benchmarks.peers.measure import Extent, Figures, measure
+from benchmarks.peers.measure import Figures, measure
 from benchmarks.peers.report import JSON_FILE, PeersReport, Row, keep, machine, table, today
-from benchmarks.peers.session import Nodes, Peer
+from benchmarks.peers.session import Peer
 from moorage.bench.grants import make_nodes
+from moorage.bench.placements import Extent, Nodes
 from moorage.commands import display
 from moorage.commands.errors import command_errors
 from moorage.commands.options import JsonFlag

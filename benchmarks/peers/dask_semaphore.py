@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from benchmarks.peers.servers import folder, free_port, library, program
-from benchmarks.peers.session import Booking, Nodes, Peer
+from benchmarks.peers.session import Peer
+from moorage.bench.placements import Booking, Nodes
 
 REFUSED_SECONDS: Final = 1
 

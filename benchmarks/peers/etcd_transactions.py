@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.peers.servers import find_program, folder, free_port, library, program, version_of
-from benchmarks.peers.session import CONNECTIONS, Booking, Nodes, Peer, Probes, devices
+from benchmarks.peers.session import Peer, Probes, devices
+from moorage.bench.placements import CONNECTIONS, Booking, Nodes
 
 LEASE_SECONDS: Final = 3_600
 _PREFIX: Final = b"gpu/"

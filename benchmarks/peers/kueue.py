@@ -14,10 +14,11 @@ from typing import Final
 
 import httpx
 
-from benchmarks.peers.kubernetes_objects import ObjectSession, client_of, has_condition
 from benchmarks.peers.servers import POLL_SECONDS, READY_SECONDS_MAX, folder, program
-from benchmarks.peers.session import Nodes, Peer
+from benchmarks.peers.session import Peer
+from moorage.bench.kubernetes_objects import ObjectSession, client_of, has_condition
 from moorage.bench.kubernetes_rate import node_of, pod_of
+from moorage.bench.placements import Nodes
 from moorage.bench.scheduler_plane import SchedulerPlane, find_program, programs
 from moorage.lab.errors import CommandError
 from moorage.records.json_values import JsonObject

@@ -9,19 +9,16 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
 import msgspec
 
-from benchmarks.peers.session import UNDER_WAY, Booking, Nodes, Peer, PeerSession
+from benchmarks.peers.session import Peer, PeerSession
+from moorage.bench.placements import Booking, Extent, Nodes, closed_loop, place_surely
 from moorage.bench.processor_time import processor_time_of
 from moorage.lab.errors import CommandError
 
-SINGLES: Final = 500
-REQUESTS: Final = 5_000
-WAKES: Final = 30
 PARK_SECONDS: Final = 0.05
 STEP_SECONDS_MAX: Final = 240.0
 
@@ -44,21 +41,6 @@ class Figures(msgspec.Struct, frozen=True):
     cpu_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How much is done: placements one by one, in the closed loop, and wakes."""
-
-    singles: int
-    requests: int
-    wakes: int
-
-    @classmethod
-    def of(cls, nodes: Nodes) -> "Extent":
-        """Return what fits a fleet: all of it where it has 6,212 GPUs, else in proportion."""
-        gpus = sum(node.gpus for node in nodes)
-        return cls(min(SINGLES, gpus // 12), min(REQUESTS, gpus * 4 // 5), min(WAKES, gpus // 3))
-
-
 async def measure(peer: Peer, nodes: Nodes, extent: Extent) -> Figures:
     """Run a peer through the protocol.
 
@@ -71,8 +53,9 @@ async def measure(peer: Peer, nodes: Nodes, extent: Extent) -> Figures:
         single = await _singles(session, extent.singles, held)
         before = _processor_seconds(session)
         async with asyncio.timeout(STEP_SECONDS_MAX):
-            seconds = await _loop(session, extent.requests, held)
+            looped, seconds = await closed_loop(session.place, extent.requests)
         worked = _processor_seconds(session) - before
+        held += looped
         await _fill(session, nodes, held)
         check(peer.name, nodes, held)
         async with asyncio.timeout(STEP_SECONDS_MAX):
@@ -108,37 +91,15 @@ async def _singles(session: PeerSession, count: int, held: list[Booking]) -> flo
     taken: list[float] = []
     for _ in range(count):
         started = time.perf_counter()
-        held.append(await _place(session))
+        held.append(await place_surely(session.place))
         taken.append(time.perf_counter() - started)
     return median(taken)
 
 
-async def _place(session: PeerSession) -> Booking:
-    booking = await session.place()
-    if booking is None:
-        raise CommandError("a request was refused while GPUs are free")
-    return booking
-
-
-async def _loop(session: PeerSession, count: int, held: list[Booking]) -> float:
-    """Place `count` requests with a fixed number under way, and return how long it took."""
-    turns = iter(range(count))
-
-    async def work() -> None:
-        for _ in turns:
-            booking = await _place(session)
-            held.append(booking)
-
-    started = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(UNDER_WAY):
-            group.create_task(work())
-    return time.perf_counter() - started
-
-
 async def _fill(session: PeerSession, nodes: Nodes, held: list[Booking]) -> None:
     missing = sum(node.gpus for node in nodes) - len(held)
-    await _loop(session, missing, held)
+    filled, _ = await closed_loop(session.place, missing)
+    held += filled
     if await session.place() is not None:
         raise CommandError("a request was granted although no GPU is free")
 

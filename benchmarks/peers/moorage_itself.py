@@ -10,8 +10,9 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 
 from benchmarks.peers.servers import library
-from benchmarks.peers.session import CONNECTIONS, CPU_MILLI, MEMORY_MIB, Booking, Nodes, Peer
+from benchmarks.peers.session import Peer
 from moorage.bench import replay
+from moorage.bench.placements import CONNECTIONS, CPU_MILLI, MEMORY_MIB, Booking, Nodes
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import daemon

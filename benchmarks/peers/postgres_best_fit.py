@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from benchmarks.peers import postgres_server
-from benchmarks.peers.session import CPU_MILLI, MEMORY_MIB, Booking, Nodes, Peer
+from benchmarks.peers.session import Peer
+from moorage.bench.placements import CPU_MILLI, MEMORY_MIB, Booking, Nodes
 
 _TABLES: Final = """
 create sequence fencing;

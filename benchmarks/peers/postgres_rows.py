@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from benchmarks.peers import postgres_server
-from benchmarks.peers.session import Booking, Nodes, Peer, devices
+from benchmarks.peers.session import Peer, devices
+from moorage.bench.placements import Booking, Nodes
 
 _TABLE: Final = """
 create sequence fencing;

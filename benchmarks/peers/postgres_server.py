@@ -17,7 +17,7 @@ from benchmarks.peers.servers import (
     program,
     version_of,
 )
-from benchmarks.peers.session import UNDER_WAY
+from moorage.bench.placements import UNDER_WAY
 
 USER: Final = "moorage"
 INSTALL: Final = "apt-get install postgresql; pip install asyncpg"

@@ -9,7 +9,8 @@ from typing import Any, Final
 import httpx
 
 from benchmarks.peers.servers import folder, free_port, library, program
-from benchmarks.peers.session import Booking, Nodes, Peer
+from benchmarks.peers.session import Peer
+from moorage.bench.placements import Booking, Nodes
 from moorage.lab.errors import CommandError
 
 WRITERS: Final = 3

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from benchmarks.peers.servers import library
-from benchmarks.peers.session import UNDER_WAY, Booking, Nodes, Peer
+from benchmarks.peers.session import Peer
+from moorage.bench.placements import UNDER_WAY, Booking, Nodes
 
 RAYLETS: Final = 8
 GPUS_MAX: Final = 1_000

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from benchmarks.peers import redis_server
-from benchmarks.peers.session import Booking, Nodes, Peer, Probes, devices
+from benchmarks.peers.session import Peer, Probes, devices
+from moorage.bench.placements import Booking, Nodes
 
 LOCK_MILLISECONDS: Final = 3_600_000
 POLL_SECONDS: Final = 0.1

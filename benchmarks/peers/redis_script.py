@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from benchmarks.peers import redis_server
-from benchmarks.peers.session import Booking, Nodes, Peer, devices
+from benchmarks.peers.session import Peer, devices
+from moorage.bench.placements import Booking, Nodes
 
 LEASE_SECONDS: Final = 3_600
 _BOOK: Final = """

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from benchmarks.peers.servers import find_program, folder, free_port, library, program, version_of
-from benchmarks.peers.session import CONNECTIONS
+from moorage.bench.placements import CONNECTIONS
 from moorage.lab.errors import CommandError
 
 

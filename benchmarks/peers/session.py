@@ -7,37 +7,15 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, Protocol
 
-from moorage.lab.trace import TraceNode
-
-CONNECTIONS: Final = 8
-WINDOW: Final = 8
-UNDER_WAY: Final = CONNECTIONS * WINDOW
-"""Requests under way in the closed loop, each on its own connection where a peer shares none."""
-CPU_MILLI: Final = 1_000
-MEMORY_MIB: Final = 1_024
-"""What a placement takes beside one whole GPU, where the peer knows of them."""
+from moorage.bench.placements import Booking, Nodes
 
 Group = Literal["home-made", "schedulers"]
 
 
 TRIES: Final = 16
 """GPUs that are tried blindly; after those, a client reads which are free."""
-
-
-class Booking(NamedTuple):
-    """One GPU, as its client sees it.
-
-    Args:
-        handle: What `release` needs.
-        node: Where it is; empty where the peer only counts.
-        device: Which of the node's; empty where the peer does not say.
-    """
-
-    handle: Any
-    node: str = ""
-    device: str = ""
 
 
 class PeerSession(Protocol):
@@ -55,9 +33,6 @@ class PeerSession(Protocol):
 
     async def wait(self, parked: asyncio.Event) -> Booking:
         """Return the next GPU that gets free; set `parked` as soon as this waits for one."""
-
-
-Nodes = Sequence[TraceNode]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.servers import find_program, folder, free_port, program, version_of
-from benchmarks.peers.session import Booking, Nodes, Peer
+from benchmarks.peers.session import Peer
+from moorage.bench.placements import Booking, Nodes
 from moorage.lab.errors import CommandError
 
 SLURMDS: Final = 8

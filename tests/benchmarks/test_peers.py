@@ -13,8 +13,9 @@ from rich.table import Table
 from benchmarks.peers import report
 from benchmarks.peers.__main__ import PEERS
 from benchmarks.peers.etcd_transactions import decode, encode
-from benchmarks.peers.measure import Extent, check, measure
-from benchmarks.peers.session import Booking, Peer, devices
+from benchmarks.peers.measure import check, measure
+from benchmarks.peers.session import Peer, devices
+from moorage.bench.placements import Booking, Extent
 from moorage.commands import display
 from moorage.lab.errors import CommandError
 from moorage.lab.trace import TraceNode

@@ -1,19 +1,31 @@
 """`moored bench kubernetes`: durable grants per second, beside kube-scheduler's pods per second.
 
-Both place the same demand, one whole GPU, on the same nodes, one after the other on this machine.
-The scheduler has it easier: its pods are there before it starts, their creation is not counted, and
-etcd does not sync. A grant goes through socket, jailed `fgd` and synced ledger.
+Both place the same demand, one whole GPU, on the same nodes, one after the other on this machine,
+for as many clients, and store it synced. For a second figure the scheduler has it easier: all pods
+are there before it starts, their creation is not counted, and etcd does not sync.
 """
 
+import asyncio
+import contextlib
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from moorage.bench import replay
+from moorage.bench.kubernetes_objects import ObjectSession, client_of, has_condition
 from moorage.bench.load import LoadResult, drive
+from moorage.bench.placements import (
+    CONNECTIONS,
+    CPU_MILLI,
+    MEMORY_MIB,
+    WINDOW,
+    Extent,
+    Nodes,
+    closed_loop,
+)
 from moorage.bench.scheduler_plane import SchedulerPlane
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
@@ -21,66 +33,95 @@ from moorage.lab.event_loop import run_until_sigterm
 from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import daemon
 
-PODS: Final = 5_000
-PODS_MIN: Final = 20
-CONNECTIONS: Final = 8
-WINDOW: Final = 8
+GPUS_MIN: Final = 20
 EDGE: Final = 0.1
 """Of the pods that were bound first, and last: they are left out, as start and end are slower."""
-_CPU_MILLI: Final = 1_000
-_MEMORY_MIB: Final = 1_024
+PODS: Final = "/api/v1/namespaces/default/pods"
 
 
-def rates(machines: Sequence[trace.TraceNode]) -> JsonObject:
+def rates(machines: Nodes) -> JsonObject:
     """Measure both.
 
     Raises:
         CommandError: There is no Kubernetes to be run here, or too few GPUs.
     """
-    count = min(PODS, sum(node.gpus for node in machines))
-    if count < PODS_MIN:
-        raise CommandError(f"--nodes: expected nodes with {PODS_MIN} GPUs or more in all")
-    wanted = [
-        trace.TracePod(f"pod-{number}", _CPU_MILLI, _MEMORY_MIB, 1, 1000) for number in range(count)
-    ]
-    scheduled = _measure_scheduler(machines, count)
-    load = _measure_grants(machines, wanted)
+    if sum(node.gpus for node in machines) < GPUS_MIN:
+        raise CommandError(f"--nodes: expected nodes with {GPUS_MIN} GPUs or more in all")
+    extent = Extent.of(machines)
+    bound, pods = run_until_sigterm(_measure_scheduler(machines, extent))
+    ready = _measure_ready(machines, extent.requests)
+    load = _measure_grants(machines, extent)
     granted = sum(1 for reply in load.replies if b'"lease":' in reply)
     grants = granted / load.seconds
     return {
         "nodes": len(machines),
-        "pods": count,
-        "pods_bound": scheduled["bound"],
-        "pods_per_second": scheduled["per_second"],
+        "pods": extent.requests,
+        "pods_bound": bound,
+        "pods_per_second": pods,
+        "ready_pods_per_second": ready,
         "grants": granted,
         "connections": CONNECTIONS,
         "window": WINDOW,
         "grants_per_second": grants,
-        "grants_to_pods": grants / scheduled["per_second"],
+        "grants_to_pods": grants / pods,
+        "grants_to_ready_pods": grants / ready,
     }
 
 
-def _measure_grants(
-    machines: Sequence[trace.TraceNode], wanted: Sequence[trace.TracePod]
-) -> LoadResult:
+def _measure_grants(machines: Nodes, extent: Extent) -> LoadResult:
+    pod = trace.TracePod("pod", CPU_MILLI, MEMORY_MIB, 1, 1000)
     with daemon() as running:
-        uri = replay.prepare(running, trace.cluster_document(machines), "fgd", wanted)
-        messages = [replay.ask(uri, pod) for pod in wanted]
+        uri = replay.prepare(running, trace.cluster_document(machines), "fgd", [pod])
+        message = replay.ask(uri, pod)
+        run_until_sigterm(drive(running.ws, [message] * extent.singles))  # It warms up.
         return run_until_sigterm(
-            drive(running.ws, messages, connections=CONNECTIONS, window=WINDOW)
+            drive(running.ws, [message] * extent.requests, connections=CONNECTIONS, window=WINDOW)
         )
 
 
-def _measure_scheduler(machines: Sequence[trace.TraceNode], count: int) -> dict[str, float]:
-    """Return the number of pods that the scheduler bound, and their rate per second."""
+async def _measure_scheduler(machines: Nodes, extent: Extent) -> tuple[int, float]:
+    """Return the number of pods that the scheduler bound in the closed loop, and their rate."""
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        async with pod_session(Path(folder), machines) as session:
+            await closed_loop(session.place, extent.singles)  # It warms up.
+            placed, seconds = await closed_loop(session.place, extent.requests)
+    return len(placed), len(placed) / seconds
+
+
+class _PodSession(ObjectSession):
+    path = PODS
+
+    def body(self, name: str) -> JsonObject:
+        return pod_of(name)
+
+    def place_of(self, found: JsonObject) -> str | None:
+        node: str | None = found["spec"].get("nodeName")
+        return node
+
+    def is_refused(self, found: JsonObject) -> bool:
+        return has_condition(found, "PodScheduled", "False")
+
+
+@contextlib.asynccontextmanager
+async def pod_session(folder: Path, nodes: Nodes) -> AsyncIterator[ObjectSession]:
+    """Run kube-scheduler over nodes, with an etcd that syncs, until the block ends."""
+    with SchedulerPlane.run(folder, synced=True) as plane:
+        await asyncio.to_thread(plane.create, "/api/v1/nodes", map(node_of, nodes))
+        with plane.scheduler():
+            async with client_of(plane) as client:
+                session = _PodSession(plane.pids, client)
+                async with session.following():
+                    yield session
+
+
+def _measure_ready(machines: Nodes, count: int) -> float:
+    """Return how many pods per second the scheduler binds that are there before it starts."""
     with (
         tempfile.TemporaryDirectory(prefix="moorage-") as folder,
         SchedulerPlane.run(Path(folder)) as plane,
     ):
         plane.create("/api/v1/nodes", map(node_of, machines))
-        plane.create(
-            "/api/v1/namespaces/default/pods", (pod_of(f"pod-{number}") for number in range(count))
-        )
+        plane.create(PODS, (pod_of(f"pod-{number}") for number in range(count)))
         with plane.scheduler():
             plane.until_bound(count)
         times = sorted(
@@ -89,7 +130,7 @@ def _measure_scheduler(machines: Sequence[trace.TraceNode], count: int) -> dict[
             for condition in pod["status"].get("conditions", ())
             if (condition["type"], condition["status"]) == ("PodScheduled", "True")
         )
-    return {"bound": len(times), "per_second": per_second(times)}
+    return per_second(times)
 
 
 def per_second(times: Sequence[float]) -> float:
@@ -122,7 +163,7 @@ def node_of(node: trace.TraceNode) -> JsonObject:
 
 def pod_of(name: str) -> JsonObject:
     """Return a pod that needs one whole GPU."""
-    sizes = {"cpu": f"{_CPU_MILLI}m", "memory": f"{_MEMORY_MIB}Mi", "nvidia.com/gpu": "1"}
+    sizes = {"cpu": f"{CPU_MILLI}m", "memory": f"{MEMORY_MIB}Mi", "nvidia.com/gpu": "1"}
     resources = {"requests": sizes, "limits": sizes}
     container = {"name": "main", "image": "registry.example/none:1", "resources": resources}
     return {

@@ -1,6 +1,6 @@
 """Objects of Kubernetes that a client creates, and whose fate a watch reports.
 
-`kube_scheduler` and `kueue` say which objects these are, and how to read them.
+Subclasses of `ObjectSession` say which objects these are, and how to read them.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import httpx
 
-from benchmarks.peers.session import UNDER_WAY, Booking
+from moorage.bench.placements import UNDER_WAY, Booking
 from moorage.bench.scheduler_plane import SchedulerPlane
 from moorage.lab.errors import CommandError
 from moorage.records.json_values import JsonObject
@@ -47,7 +47,7 @@ class ObjectSession(ABC):
         """Return whether an object finds no room now."""
 
     async def place(self) -> Booking | None:
-        """See `PeerSession`."""
+        """See `PeerSession` of `benchmarks.peers`."""
         name = await self._create()
         refused = asyncio.ensure_future(self._refused[name].wait())
         placed = self._placed[name]
@@ -59,11 +59,11 @@ class ObjectSession(ABC):
         return None
 
     async def release(self, booking: Booking) -> None:
-        """See `PeerSession`."""
+        """See `PeerSession` of `benchmarks.peers`."""
         await self.delete(booking.handle)
 
     async def wait(self, parked: asyncio.Event) -> Booking:
-        """See `PeerSession`."""
+        """See `PeerSession` of `benchmarks.peers`."""
         name = await self._create()
         await self._refused[name].wait()
         parked.set()

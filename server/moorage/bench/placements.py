@@ -1,0 +1,86 @@
+"""The placements that are measured: one whole GPU each, in a closed loop over a fleet.
+
+Moorage, kube-scheduler and every other peer are asked for the same, by as many at a time.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from moorage.lab.errors import CommandError
+from moorage.lab.trace import TraceNode
+
+CONNECTIONS: Final = 8
+WINDOW: Final = 8
+UNDER_WAY: Final = CONNECTIONS * WINDOW
+"""Requests under way in the closed loop, each on its own connection where a peer shares none."""
+CPU_MILLI: Final = 1_000
+MEMORY_MIB: Final = 1_024
+"""What a placement takes beside one whole GPU, where the peer knows of them."""
+
+Nodes = Sequence[TraceNode]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is done: placements one by one, in the closed loop, and wakes."""
+
+    singles: int
+    requests: int
+    wakes: int
+
+    @classmethod
+    def of(cls, nodes: Nodes) -> "Extent":
+        """Return what fits a fleet: all of it where it has 6,212 GPUs, else in proportion."""
+        gpus = sum(node.gpus for node in nodes)
+        return cls(min(500, gpus // 12), min(5_000, gpus * 4 // 5), min(30, gpus // 3))
+
+
+class Booking(NamedTuple):
+    """One GPU, as its client sees it.
+
+    Args:
+        handle: What `release` needs.
+        node: Where it is; empty where the peer only counts.
+        device: Which of the node's; empty where the peer does not say.
+    """
+
+    handle: Any
+    node: str = ""
+    device: str = ""
+
+
+Place = Callable[[], Awaitable[Booking | None]]
+
+
+async def place_surely(place: Place) -> Booking:
+    """Place a request on a fleet that has room.
+
+    Raises:
+        CommandError: It was refused.
+    """
+    booking = await place()
+    if booking is None:
+        raise CommandError("a request was refused while GPUs are free")
+    return booking
+
+
+async def closed_loop(place: Place, count: int) -> tuple[list[Booking], float]:
+    """Place `count` requests with a fixed number under way; return how many seconds it took, too.
+
+    Raises:
+        CommandError: One was refused.
+    """
+    turns, placed = iter(range(count)), list[Booking]()
+
+    async def work() -> None:
+        for _ in turns:
+            placed.append(await place_surely(place))
+
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(UNDER_WAY):
+            group.create_task(work())
+    return placed, time.perf_counter() - started
