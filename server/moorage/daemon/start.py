@@ -96,6 +96,8 @@ from moorage.storage.opening import open_storage
 from moorage.web.services import Console, SignInFlow, StandbyServices, WebServices
 
 L_co = TypeVar("L_co", bound=LedgerHistory, covariant=True)
+LOAD_SECONDS_MAX: Final = 5.0
+"""A standby that has not loaded its state by then says that it is there nevertheless."""
 FOLLOW_PAUSE_SECONDS: Final = 5.0
 """Before a standby reads all again that it could not follow any further."""
 log = structlog.get_logger("moored")
@@ -210,7 +212,8 @@ class Waiting:
     """The needs of a server that may have to stand by.
 
     Args:
-        announce: Called with the doors, which are open, where another server leads.
+        announce: Called with the doors, which are open, where another server leads, once this one
+            has loaded its state: from then on a takeover takes no longer than that of any other.
         stopping: Set where it is to stop.
         announced: That was called.
     """
@@ -296,12 +299,18 @@ async def _stand_by(
             return await _prepare(outset.config, stack)
     prepared = await _prepare(outset.config, stack)
     prepared.standby = standby
-    waiting.announced = True
-    waiting.announce(doors)
     gc.freeze()
     gc.enable()  # That may take months.
-    reading = outset.tasks.spawn(_read_on(outset, entrance, prepared, standby))
+
+    def announce() -> None:
+        if not (waiting.announced or standby.leads):
+            waiting.announced = True
+            waiting.announce(doors)
+
+    reading = outset.tasks.spawn(_read_on(outset, entrance, prepared, standby, announce))
+    late = asyncio.get_running_loop().call_later(LOAD_SECONDS_MAX, announce)
     await standby.wait(doors.seat(), waiting.stopping)
+    late.cancel()
     reading.cancel()
     await asyncio.wait([reading])
     gc.disable()
@@ -312,14 +321,18 @@ async def _stand_by(
 
 
 async def _read_on(
-    outset: Outset, entrance: Entrance, prepared: Prepared, standby: Standby
+    outset: Outset,
+    entrance: Entrance,
+    prepared: Prepared,
+    standby: Standby,
+    announce: Callable[[], None],
 ) -> None:
     """Answer reads from the leader's stored facts while standing by, until cancelled."""
     while not standby.leads:
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    await _read(outset, entrance, prepared, standby, stack)
+                    await _read(outset, entrance, prepared, standby, announce, stack)
                 finally:
                     standby.read(None)
                     if not standby.leads:
@@ -333,7 +346,12 @@ async def _read_on(
 
 
 async def _read(
-    outset: Outset, entrance: Entrance, prepared: Prepared, standby: Standby, stack: AsyncExitStack
+    outset: Outset,
+    entrance: Entrance,
+    prepared: Prepared,
+    standby: Standby,
+    announce: Callable[[], None],
+    stack: AsyncExitStack,
 ) -> None:
     """Build what reads, as what leads is built, and follow until that breaks."""
     config, at = replace(outset.config, traces=False), time.time()
@@ -375,6 +393,7 @@ async def _read(
     standby.read(Reading(following, requests.router))
     behind = _web_services(config, stores, core, runners, requests, standby.readiness)
     entrance.doors.show(replace(behind, standby=standby.reads()))
+    announce()
     await tasks.broken
 
 
