@@ -44,6 +44,11 @@ def bare(reply: dict) -> dict:
     return {name: value for name, value in reply.items() if name not in STAMPS}
 
 
+def test_a_standby_that_says_that_it_is_there_has_the_state(storage: str, servers, tmp_path):
+    with one(tmp_path / "c", storage) as (third, *_):
+        assert read(third, op="fleet")["success"]
+
+
 def test_reads_are_those_of_the_leader_at_the_same_revision(pair: tuple[One, One]):
     (first, _, ready), (second, *_) = pair
     held = [grant(first) for _ in range(14)]
