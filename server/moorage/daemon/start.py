@@ -328,6 +328,9 @@ async def _read_on(
     announce: Callable[[], None],
 ) -> None:
     """Answer reads from the leader's stored facts while standing by, until cancelled."""
+    for name in outset.config.backends:
+        with suppress(Exception):  # `open` says what is wrong, once this server leads.
+            await asyncio.to_thread(kinds()[name].load, outset.config.data_dir)
     while not standby.leads:
         try:
             async with AsyncExitStack() as stack:

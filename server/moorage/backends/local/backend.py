@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -52,6 +53,12 @@ def _plain() -> Iterator[None]:
         raise BackendError(f"{type(error).__name__}: {error}") from error
 
 
+@functools.cache
+def confinement_of(hidden: Path) -> Confinement:
+    """Return the way that hides a folder from workloads here, which was tried with a process."""
+    return find(os.fspath(hidden))
+
+
 class LocalBackend(CommonBackend):
     """Processes, services and, where a container engine answers, containers of this machine.
 
@@ -90,7 +97,7 @@ class LocalBackend(CommonBackend):
         for finding in (*folders.quarantined, *boxes.quarantined):
             log.warning("workload_record_damaged", name=self.name, finding=finding)
         self._devices = Devices(gpus, {**folders.devices(), **boxes.devices()})
-        confinement = Confinement() if hidden is None else find(os.fspath(hidden))
+        confinement = Confinement() if hidden is None else confinement_of(hidden)
         if hidden is not None and not confinement.way:
             log.warning("workloads_not_confined", name=self.name, finding=confinement.detail)
         self._processes = Processes(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from moorage.backends.registry import BackendKind, Examination, Surroundings
@@ -56,6 +57,11 @@ class LocalKind(BackendKind[LocalSettings]):
     settings = LocalSettings
     by_default = True
     among_tenants: ClassVar[Mapping[str, object]] = {"local_here": False}
+
+    def load(self, data_dir: Path) -> None:
+        from moorage.backends.local.backend import confinement_of  # noqa: PLC0415  # See registry.
+
+        confinement_of(data_dir)
 
     def open(self, settings: LocalSettings, surroundings: Surroundings) -> "Backend":
         from moorage.backends.agents.backend import FleetBackend  # noqa: PLC0415  # See registry.
