@@ -103,15 +103,16 @@ def out_of_reach(
         if name not in {backend, _ACCOUNTS_ONLY}
         and within_reach(fleet, each, candidates, demand) is not None
     ]
-    way = "let the request go to one that could hold it, "
+    ways = ["let the request go to one that could hold it"] if names else []
     if NO_NODE in support.nodes:
-        add = "add a machine with an agent (`moored agent token`), or set MOORAGE_LOCAL_HERE=true"
-        way = f"{add} to use the server's own, {way}"
+        ways.insert(0, "add a machine with an agent (`moored agent token`)")
+        ways.insert(1, "set MOORAGE_LOCAL_HERE=true to use the server's own")
     elif backend == "local":
-        way = (
-            "register this machine (`moored serve --here`, or `moorage fleet import local`), " + way
+        ways.insert(
+            0, "register this machine (`moored serve --here`, or `moorage fleet import local`)"
         )
-    way += f"or name the backend {' or '.join(others)}" if others else "or ask without `provision`"
+    last = f"name the backend {' or '.join(others)}" if others else "ask without `provision`"
+    way = f"{', '.join(ways)}, or {last}"
     reason = (
         f"provision.backend: {backend} starts on the {where} {shown} only, and none that this"
         f" request may go to could ever hold it; {way}."
