@@ -14,7 +14,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Generator, Iterator
 from itertools import chain
 from pathlib import Path
@@ -38,6 +38,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
 _HERE: Final = Path(__file__).parent
+FILES_SHOWN: Final = 40
+"""Slowest files in the summary of a run that has more of them."""
 _LONG_ROOMS: Final = ("simulation", "policies", "docs", "end_to_end", "sandbox", "lab")
 _GROUP_OF_FIXTURE: Final = {
     "aws_server": "aws",
@@ -197,21 +199,25 @@ def _room(item: pytest.Item) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Show why a test failed that passed at its second try, and how long each group took."""
+    """Show why a test failed that passed at its second try, and how long groups and files took."""
     tries = terminalreporter.stats.get("rerun", [])
     if tries:
         terminalreporter.section("failed at first")
     for report in tries:
         terminalreporter.write_sep("_", report.nodeid)
         terminalreporter.write_line(report.longreprtext)
-    seconds: dict[str, float] = defaultdict(float)
+    seconds, of_files = Counter[str](), Counter[str]()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 group = next((name for name in _GROUPS if name in report.keywords), "fast")
                 seconds[group] += report.duration
-    for name, total in sorted(seconds.items(), key=lambda each: -each[1]):
+                of_files[report.nodeid.partition("::")[0]] += report.duration
+    for name, total in seconds.most_common():
         terminalreporter.write_line(f"{total:8.0f} s in tests of the group {name}")
+    if len(of_files) > FILES_SHOWN:
+        for name, total in of_files.most_common(FILES_SHOWN):
+            terminalreporter.write_line(f"{total:8.0f} s in {name}")
 
 
 @pytest.hookimpl(wrapper=True)
