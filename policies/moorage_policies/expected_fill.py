@@ -93,7 +93,7 @@ _FITS_PRICED: Final = 2.0**37
 
 
 def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
-    """Return the value of one copy of each kind of request in M, in milli.
+    """Return the value that one copy of each kind of request adds to M, in GPU milli.
 
     Args:
         kinds: All kinds of request.

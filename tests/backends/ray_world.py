@@ -73,7 +73,7 @@ class RayWorld(RayCluster):
         return [each["name"] for each in named if each["namespace"] == NAMESPACE]
 
     async def stranger(self, number: int) -> Any:
-        """Start an actor of others, which has the first GPU of a node."""
+        """Start an actor of another user, which holds the first GPU of a node."""
         within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             self.node(number), soft=False
         )
@@ -82,7 +82,7 @@ class RayWorld(RayCluster):
         return actor
 
     def workloads(self) -> set[str]:
-        """Return all of which a process, actor or group is left, as `server/workload`."""
+        """Return the workloads that have a process, actor or group left, as `server/workload`."""
         found = {name.rsplit("/", 3)[0] for name in self.actors()}
         groups = ray.util.placement_group_table().values()
         left = [each["name"] for each in groups if each["state"] != "REMOVED"]
@@ -120,7 +120,7 @@ def ray_backend(
 
 
 async def empty(backend: RayBackend) -> None:
-    """Stop all that a backend has started."""
+    """Stop all workloads that a backend has started."""
     for workload in await backend.discover():
         await backend.stop(workload.id)
     backend.listen(None)
@@ -171,7 +171,7 @@ class RayBench:
 
 
 class PlacedRayBackend(RayBackend):
-    """Starts all that is given to it on one node, with a part of a processor."""
+    """A backend that places each workload on one node, with a part of a processor."""
 
     def __init__(self, root: Path, world: RayWorld) -> None:
         super().__init__(root, world.address)

@@ -53,7 +53,7 @@ def starts(folder: Path) -> list[str]:
 
 
 async def wait_starts(folder: Path, times: int) -> list[str]:
-    """Wait until so many starts were noted down; return the processes."""
+    """Wait until a file lists `times` starts; return their processes."""
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while len(starts(folder)) < times:  # noqa: ASYNC110  # Another process is waited for.
             await asyncio.sleep(0.02)  # A file does not report that it has grown.
@@ -61,7 +61,7 @@ async def wait_starts(folder: Path, times: int) -> list[str]:
 
 
 def supervise(folder: Path) -> subprocess.CompletedProcess[bytes]:
-    """Have a supervisor do what is ordered in a folder, to its end."""
+    """Run a supervisor over a folder with an order, until the supervisor ends."""
     command = [sys.executable, "-I", "-S", supervisor.__file__, str(folder), "1"]
     return subprocess.run(command, check=False, capture_output=True, timeout=SEEN_SECONDS_MAX)
 

@@ -23,7 +23,7 @@ class SqlitePlace:
         return SqliteRecords(self.path)
 
     def followed(self) -> RecordStore:
-        """Return what another process reads of them."""
+        """Return the records as another process reads them."""
         return self.records()
 
     def spoil(self, document: bytes) -> None:
@@ -32,7 +32,7 @@ class SqlitePlace:
 
 
 class PostgresPlace:
-    """A database, likewise."""
+    """The storage of a PostgreSQL database."""
 
     def __init__(self, server) -> None:
         self.server, self.address = server, server.database()

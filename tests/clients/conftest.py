@@ -132,7 +132,7 @@ class Harbour:
         self._thread.run(break_them())
 
     def wait_for(self, what: Any, seconds: float = 60.0) -> None:
-        """Return once `what()` holds; it is looked at whenever a message has been handled."""
+        """Return as soon as `what()` is true; it is checked after each handled message."""
         with self._changed:
             assert self._changed.wait_for(what, seconds), f"never came: {self.heard}"
 
@@ -140,7 +140,7 @@ class Harbour:
         return sum(message.get("op", "ask") == op for message in self.heard)
 
     def take_over(self, other: "Harbour") -> None:
-        """Lead from now on, with the state of the other server."""
+        """Become the leader, with the state of the other server."""
         self.leases, self.keys, self._fencing = other.leases, other.keys, other._fencing
         self.standby = False
 

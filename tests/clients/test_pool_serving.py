@@ -103,7 +103,7 @@ class TestAdapter:
                 pool.checkout(request)
         assert free(pool) == 4
 
-    def test_a_checkout_ends_once_and_unchanged(self, pool):
+    def test_a_checkout_is_returned_once_and_only_with_its_own_slots(self, pool):
         first, second = pool.checkout(GPU), pool.checkout(GPU)
         more = Checkout({"gpus": [*first["gpus"], {"id": "1", "slots": 1}]}, first.transaction)
         with pytest.raises(InvalidCheckin):

@@ -48,7 +48,7 @@ NODE = Node(NodeId("n"), 64_000, 65_536, (Gpu("0", "A100", 81_920), Gpu("1", "A1
 
 
 class SlowLedger(MemoryLedger):
-    """One whose disk syncs a group when `sync` is called; and the log of what happens."""
+    """A ledger that commits a group only when a test calls `sync`; it logs all that happens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class SlowLedger(MemoryLedger):
 
 
 class Log:
-    """Effects that are only noted; a policy that takes the first free GPU when it is let."""
+    """Records effects; when a test allows it, a policy proposes the first free GPU."""
 
     def __init__(self, ledger: SlowLedger, inbox: Inbox) -> None:
         self._ledger, self._inbox = ledger, inbox
@@ -97,14 +97,14 @@ class Log:
         self.changed.set()
 
     def propose(self, gpu: str) -> None:
-        """Have the policy answer its oldest consultation."""
+        """Let the policy propose `gpu` for its oldest consultation."""
         effect = self.consultations.pop(0)
         wanted = {"cluster_id": "c", "node_id": "n", "gpus": [gpu]}
         self._inbox.post(Proposed(effect.ask.id, effect.consultation, wanted))
 
 
 class Played:
-    """A commit loop over a node of two GPUs; `a` and `b` have one each."""
+    """A commit loop over a node of two GPUs, with one lease each for `a` and `b`."""
 
     def __init__(self, folder: Path, ttl_seconds: float) -> None:
         self.ledger, self.inbox, self.allocator = SlowLedger(), Inbox(), Allocator()
@@ -131,11 +131,11 @@ class Played:
                 await self.effects.changed.wait()
 
     def left(self) -> list[float]:
-        """Return the seconds that each lease has left."""
+        """Return the remaining seconds of each lease."""
         return [x.expires_at - time.time() for x in self.allocator.state.leases.values()]
 
     async def rest(self) -> None:
-        """Wait until there is nothing more to do, but for the disk."""
+        """Wait until nothing is left to do except commits."""
         for _ in range(20):
             await asyncio.sleep(0)
 

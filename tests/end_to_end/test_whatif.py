@@ -63,7 +63,7 @@ def waiting(server: Server, socket, gpus: int, **more) -> str:
 
 
 def everything(server: Server) -> list:
-    """Return all that a what-if might have changed."""
+    """Return everything that a what-if might have changed."""
     fleet = {"op": "fleet", "cluster": "east"}
     listed = server.say({"op": "leases"}, {"op": "queue"}, fleet, {"op": "quotas"})
     return [*(each["data"] for each in listed), server.http.get("/clusters/east").json()]

@@ -121,7 +121,7 @@ async def test_large_messages_of_a_closed_socket_are_not_read(port, size):
     assert port.harbour.seen == []
 
 
-async def test_nothing_is_held_of_large_messages_that_were_taken(port):
+async def test_large_messages_are_freed_after_they_are_taken(port):
     await port.client()
     attackers = [await port.attacker() for _ in range(10)]
     message = (

@@ -185,7 +185,7 @@ def test_any_graph_runs_in_order_within_capacity_and_both_executors_agree(workfl
 
 
 def expected_statuses(dag, kinds, *, fail_fast):
-    """The failure semantics, once more in the plainest way."""
+    """Return the expected status of each node, by a second, simpler definition."""
     expected, doomed = {}, set()
     for name in dag.topological_order():
         if name in doomed or name in kinds["missing"]:

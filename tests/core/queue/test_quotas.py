@@ -242,7 +242,7 @@ KEPT = Provision("memory", keep_warm_seconds=60.0)
 def keep_warm(
     hand: Hand, tenant: str, name: str, *devices: str, spec: str = "", **more: Any
 ) -> None:
-    """Hold devices for a workload, and give it back so that it stays warm."""
+    """Grant a lease with a workload, and release it so that it stays warm."""
     provision = replace(KEPT, spec={"name": spec or name})
     request = replace(of(tenant, name, Demand(gpus=len(devices)), **more), provision=provision)
     hand.grant(request, place("n000", *devices))

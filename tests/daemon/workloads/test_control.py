@@ -47,7 +47,7 @@ def lease(name: str, fencing: int, inherited: str = "", **spec) -> Lease:
 
 
 class House:
-    """A room over the memory backend, and all that is heard from it."""
+    """A `WorkloadControl` over the memory backend, with the events that it posts."""
 
     def __init__(self, backend: MemoryBackend | None = None) -> None:
         self.events: list[Event] = []
@@ -76,12 +76,12 @@ class House:
         return next(event for event in self.events if isinstance(event, kind))
 
     async def settle(self) -> None:
-        """Wait until all orders are over: nothing more comes of them."""
+        """Wait until all orders have ended."""
         async with asyncio.timeout(60):
             await asyncio.gather(*self.tasks._running)
 
     async def warm(self, **spec) -> Lease:
-        """Start a workload for a lease that is over by now, and forget what was said of it."""
+        """Start a workload for a lease that has ended since, and drop its events."""
         first = lease("first", 1, **spec)
         self.room.start(first)
         await self.heard(WorkloadStarted)
@@ -167,7 +167,7 @@ async def test_no_news_of_a_lease_before_its_start_was_ordered(house):
 
 
 class SlowBackend(MemoryBackend):
-    """Says what runs there when it is let."""
+    """Reports its running workloads only after a test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ async def test_orders_of_one_workload_never_overlap(seed):
 
 
 class DefectiveBackend(MemoryBackend):
-    """Raises what no backend should, as often as is said, from one of its calls."""
+    """Raises a given error from one of its calls, a given number of times."""
 
     def __init__(self, call: str, error: Exception) -> None:
         super().__init__()

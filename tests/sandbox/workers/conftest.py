@@ -39,7 +39,7 @@ class World(RayCluster):
         }
 
     def have(self, count: int, source: Path | None = None) -> None:
-        """Have `count` honest raylets, and one more where `moorage` is another one."""
+        """Run `count` raylets, and with `source` one more, whose `moorage` comes from there."""
         wanted: dict[int, Path | None] = dict.fromkeys(range(count))
         if source is not None:
             wanted[CHANGED] = source

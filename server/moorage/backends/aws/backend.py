@@ -79,14 +79,14 @@ class Identity:
             return self._server
 
     def regions(self) -> list[str]:
-        """Return the regions where something may run."""
+        """Return the regions in which this server may have instances."""
         with self._lock:
             if not self._server:
                 self._read()
             return sorted(self._regions)
 
     def enter(self, region: str) -> None:
-        """Note a region before anything is started there; durable when it returns."""
+        """Store a region before an instance is launched there; durable when this returns."""
         with self._lock:
             if not self._server:
                 self._read()
@@ -213,7 +213,7 @@ class AwsBackend(CommonBackend):
         )
 
     def _all(self, workload: str | None = None) -> list[Ec2Instance]:
-        """Return every instance in every region that something was ever started in.
+        """Return the instances of all regions in which this server ever launched one.
 
         A region that does not answer is no reason not to end what was found in another; but who
         asks for all must not take silence for an end.
@@ -323,7 +323,7 @@ class AwsBackend(CommonBackend):
             raise
 
     def _look(self, instance: Ec2Instance) -> Ec2Instance:
-        """Return the instance as it is now; as before if AWS does not say."""
+        """Return the instance's present state; the given one if AWS does not answer in time."""
         try:
             seen = self._instances().look(instance)
         except AwsError as error:

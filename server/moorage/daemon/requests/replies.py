@@ -81,7 +81,7 @@ class Followers:
 
 
 class Replies:
-    """The addresses where an answer is awaited.
+    """The addresses that await answers.
 
     Args:
         gateway: Has the sockets.
@@ -127,7 +127,7 @@ class Replies:
         self._granted[session] = {}
 
     def drop_session(self, session: SessionId) -> None:
-        """Note that a session is over: its answers are not read any more."""
+        """Record that a session has ended: its answers have no reader."""
         for to in tuple(self._numbers.pop(session, ())):
             self._forget(to)
             if self.traces is not None:
@@ -142,7 +142,7 @@ class Replies:
             self.traces.forget(to)
 
     def expect(self, to: Address, context: ReplyContext) -> None:
-        """Note the context of the answer at an address, before anything answers it."""
+        """Store the context of the answer that an address awaits, before the answer comes."""
         self._open[to] = context
         if self._is_follower and self._stamp is not None:
             self._stamps[to] = self._stamp()
@@ -155,7 +155,7 @@ class Replies:
         self._numbers.get(to.session, set()).add(to)
 
     def named(self, to: Address, name: str) -> RequestId:
-        """Return the request that `name` means: its server's id, or its message's own `id`."""
+        """Return the request with a name: the server's id, or the `id` of the client's message."""
         for other in self._numbers.get(to.session, ()):
             context = self._open[other]
             own = context.message_id
@@ -271,7 +271,7 @@ class Replies:
         return self._askers.get(request)
 
     def drain(self, answer: Response) -> None:
-        """Answer this to all calls over HTTP that still wait, in the queue or for a policy."""
+        """Send one answer to all HTTP calls that still wait, in the queue or for a policy."""
         for to in self._calls.waiting():
             self.answer(to, answer)
 

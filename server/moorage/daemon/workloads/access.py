@@ -215,7 +215,7 @@ class WorkloadAccess:
             await self._readers.grown(attempt, seen, look, give_up_at)
 
     async def _log(self, backend: Backend, lease: Lease, attempt: int, offset: int) -> Log:
-        """Read output; nothing yet where the start it would be of has only been ordered."""
+        """Read output; nothing if the start has been ordered but has not begun."""
         name, start = self._backends.start_of(lease, attempt)
         try:
             return await backend.logs(name, offset, start)

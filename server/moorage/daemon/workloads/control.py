@@ -179,7 +179,7 @@ class WorkloadControl:
         self._sweeps: list[asyncio.Future[None]] = []
 
     async def open(self, workloads: Collection[str]) -> None:
-        """Listen to the backends, and stop what runs and is none of these."""
+        """Open the backends, and stop all running workloads that are not in `workloads`."""
         loop = asyncio.get_running_loop()
 
         def take_report(workload: WorkloadReport) -> None:  # In any thread.
@@ -199,7 +199,7 @@ class WorkloadControl:
                 self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
 
     async def _sweep(self, backend: Backend, workloads: Collection[str]) -> None:
-        """Stop workloads without a lease: neither one of before nor one granted since."""
+        """Stop workloads that belong to no lease, old or new."""
         for workload in await backend.discover():
             name = workload.id
             if not (name in workloads or name in self._running or name in self._orders):
@@ -405,7 +405,7 @@ class WorkloadControl:
         return ()
 
     def _forget(self, name: str) -> None:
-        """Note that a workload is gone: later reports of it are outdated."""
+        """Forget a workload that is gone: later reports about it are outdated."""
         for by_name in (self._running, self._ends, self._seen, self._heirs):
             by_name.pop(name, None)
 

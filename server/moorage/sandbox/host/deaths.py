@@ -175,7 +175,7 @@ class CellsAndDeaths(ABC):
             self._finish(work, None, refusal, None)
 
     def _wake_starving(self) -> None:
-        """A place became free: look for a cell for the groups that have none."""
+        """Look for a cell for each group that has work and no cells, since a place became free."""
         for group in self._groups.values():
             if group.backlog and not group.cells and not group.spawning:
                 self._mark(group)
