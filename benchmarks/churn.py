@@ -1,4 +1,4 @@
-"""`churn`: what policies make of a fleet from which requests also leave.
+"""`churn`: how policies fill a fleet whose requests also leave.
 
 Requests come and go as `lab.churn` says, through the production allocator with the policy in this
 process; what finds no room is refused, or waits in the queue. All policies get the same requests.
@@ -252,7 +252,7 @@ class HeldMilli:
     _sum: float = 0.0
 
     def note(self, fact: Fact, now: float) -> None:
-        """Follow a fact."""
+        """Apply a fact to the figures."""
         if isinstance(fact, Granted):
             lease = fact.lease
             self._milli[lease.id] = sum(len(s.gpus) * s.gpu_milli for s in lease.placement)

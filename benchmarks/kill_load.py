@@ -34,7 +34,7 @@ _FULL: Final = frozenset({"no_capacity", "policy_declined"})
 
 
 class LeaseStage(Enum):
-    """The stage of a lease, as far as its client knows."""
+    """The stage of a lease, as its client knows it."""
 
     ASKED = auto()
     """The request was sent; no answer has come."""

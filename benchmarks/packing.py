@@ -204,7 +204,7 @@ def pack(
 
 
 def request(number: int, pod: TracePod, seed: int, terms: LeaseTerms = FOR_EVER) -> Ask:
-    """Return the request of a trace as the core takes it.
+    """Return the core's request for a request of a trace.
 
     Args:
         number: Its place in the order of arrival; its name, too.

@@ -193,7 +193,7 @@ class _Running:
         self._step(Asked(Address(key, number), self._ask(number, job)), now)
 
     def holds(self, tenant: str) -> int:
-        """Return the GPU milli that a tenant holds."""
+        """Return the GPU milli that a tenant holds now."""
         return self._allocator.state.accounts.amounts((Tenant(tenant), None))[0]
 
     def rank(self, number: int) -> tuple[int, int]:

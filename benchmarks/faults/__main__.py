@@ -133,7 +133,7 @@ async def play(
 
 
 def _check(counts: Mapping[str, int]) -> Path:
-    """Return the programs of PostgreSQL, where all is here that these faults need."""
+    """Return the folder of PostgreSQL's programs, if all programs for these faults exist."""
     programs = find_programs()
     if programs is None:
         raise CommandError("PostgreSQL is not installed: apt-get install postgresql")

@@ -1,4 +1,4 @@
-"""Small disks, in memory, that can be full_disk. Only root can make one."""
+"""Small disks in memory, which tests can fill. Only root can make one."""
 
 import contextlib
 import subprocess

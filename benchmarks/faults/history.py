@@ -199,12 +199,12 @@ LAWS: Final[dict[str, Callable[[FaultHistory], list[str]]]] = {
 
 
 def violations(history: FaultHistory) -> dict[str, list[str]]:
-    """Return by law what breaks it."""
+    """Return the violations of each law."""
     return {name: law(history) for name, law in LAWS.items()}
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that so large a share of all does not exceed."""
+    """Return the smallest value that is at least as large as this share of all values."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)]
 

@@ -79,7 +79,7 @@ class ServerSeat:
 
     @property
     def label(self) -> str:
-        """The process that is here."""
+        """The running process at this seat."""
         return f"{self.name}{self.generation}"
 
     @property
@@ -170,7 +170,7 @@ class ServerSeat:
 
 
 class ServerPair:
-    """Two seats, a database, and what befalls them.
+    """Two seats and a database, with the faults that hit them.
 
     Args:
         folder: Of the servers.
@@ -274,7 +274,7 @@ class ServerPair:
         await settle()
 
     async def freeze(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Stop it for longer than it may lead without a sign of life, and let it go on."""
+        """Pause the leader for longer than a leader may go without a sign of life."""
         leader.signal(signal.SIGSTOP)
         await settle()
         await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))

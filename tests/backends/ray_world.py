@@ -113,7 +113,7 @@ def share(world: RayWorld, number: int, *gpus: str, milli: int = GPU_MILLI, **he
 def ray_backend(
     ray_world: RayWorld, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RayBackend]:
-    """The backend of a file of tests: its process takes a second to start."""
+    """The backend of a test file, shared by its tests: its process takes a second to start."""
     made = RayBackend(tmp_path_factory.mktemp("ray"), ray_world.address)
     yield made
     made.connection.close()

@@ -1,4 +1,4 @@
-"""Lets the tests of this package import `faulty_service`, and gives them a catalog's places."""
+"""Lets the tests of this package import `faulty_service`, and gives them storages."""
 
 import sqlite3
 import sys
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 class SqlitePlace:
-    """A file, and how a disk can spoil it while no catalog has it open."""
+    """The SQLite file of a catalog, which a test can damage while no catalog has it open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

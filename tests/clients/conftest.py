@@ -75,7 +75,7 @@ class Gate(threading.Event):
 
 
 class Harbour:
-    """The server; all its state survives `stop` and `start`."""
+    """A server with all its state, which survives `stop` and `start`."""
 
     def __init__(self) -> None:
         self.leases: dict[str, dict[str, Any]] = {}
@@ -145,7 +145,7 @@ class Harbour:
         self.standby = False
 
     def freeze(self) -> None:
-        """Stop answering, pings too, and only receive."""
+        """Receive messages, but answer nothing, not even pings."""
 
         async def freeze_them() -> None:
             assert self._server is not None
@@ -329,14 +329,14 @@ def open_harbour() -> Iterator[Harbour]:
 
 @pytest.fixture
 def harbour() -> Iterator[Harbour]:
-    """A harbour that is open."""
+    """An open harbour."""
     with open_harbour() as harbour:
         yield harbour
 
 
 @pytest.fixture
 def other() -> Iterator[Harbour]:
-    """A second harbour that is open."""
+    """A second open harbour."""
     with open_harbour() as other:
         yield other
 

@@ -213,7 +213,7 @@ class AgentBench(ProcessBench):
 
 
 class MixedBench(AgentBench):
-    """The same, where the second node of a gang is the server's own machine."""
+    """As `AgentBench`, but the second node of a gang is the server's own machine."""
 
     def backend(self) -> Backend:
         return AgentBackend(self, LocalBackend(self.root / "n2", ["n2"]), "n1")

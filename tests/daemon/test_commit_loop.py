@@ -66,7 +66,7 @@ class SlowLedger(MemoryLedger):
         return await stored
 
     def sync(self) -> None:
-        """Let the oldest group that is not durable be so."""
+        """Make the oldest group of facts durable."""
         self.syncs.put_nowait(None)
 
 
@@ -124,7 +124,7 @@ class Played:
         self.inbox.post(ReleaseAsked(to, RequestId(name), "", TENANT), TENANT)
 
     async def until(self, entry: str) -> None:
-        """Wait for an entry of the log that is made by an effect."""
+        """Wait for an entry of the log."""
         async with asyncio.timeout(60):
             while entry not in self.ledger.log:
                 self.effects.changed.clear()
@@ -261,7 +261,7 @@ async def test_leases_have_a_grace_after_a_stall_of_the_disk() -> None:
 
 
 async def test_a_calendar_that_was_set_before_the_start_is_followed_first(tmp_path: Path) -> None:
-    """The last fact is of a day after this one, as under a clock that was wrong."""
+    """The last fact is dated a day ahead, as after a wrong clock."""
     async with play(tmp_path, 100_000.0) as it:
         it.ledger.is_fast = True
         lease = it.allocator.state.leases[RequestId("a")]

@@ -39,7 +39,7 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 class Harbour:
-    """Answers asks with their own `inputs`; `inputs.do` says when.
+    """Answers requests with their own `inputs`; `inputs.do` chooses the moment.
 
     `hold`: when the test calls `answer`. `wait`: not before the test opens `room`. `park`: as
     `hold`, and parked. `raise`: never, by a defect. Else at once.

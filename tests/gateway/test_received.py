@@ -88,7 +88,7 @@ async def test_a_connection_holds_one_large_message_at_a_time(port):
 
 
 async def until_all(port, condition):
-    """Wait until all connections of a gateway are as they have no event for."""
+    """Poll until the connections of a gateway are in a state; no event reports this."""
     async with asyncio.timeout(60):
         while not all(map(condition, port.gateway._connections)):  # noqa: ASYNC110  # As it says.
             await asyncio.sleep(0.01)  # As above.

@@ -92,7 +92,7 @@ def streams_of(kinds, weights, length, seed):
 
 
 class Definition:
-    """V, from the words of the policy's own docstring."""
+    """Return V by the definition in the policy's docstring."""
 
     def __init__(self, typical, fleet, seed=1, *, prices=False):
         self.kinds, self.fleet, self.seed = read_typical(typical), fleet, seed

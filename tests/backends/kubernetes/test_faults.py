@@ -166,7 +166,7 @@ class Load:
             await self.stopped(order.id)
 
     async def stopped(self, name: str) -> None:
-        """Stop, as the daemon does: until it has succeeded."""
+        """Stop a workload until the stop succeeds, as the daemon does."""
         while True:
             try:
                 await self.backend.stop(name)
@@ -210,7 +210,7 @@ async def gate(nodes: Plane, tmp_path: Path) -> AsyncIterator[Gate]:
 
 
 async def first_of(*tasks: Awaitable[None]) -> None:
-    """Wait for the first to end; a worker only ends by its error."""
+    """Wait until a task ends; a worker only ends by an error."""
     done, _ = await asyncio.wait(
         [asyncio.ensure_future(each) for each in tasks], return_when=asyncio.FIRST_COMPLETED
     )
@@ -291,7 +291,7 @@ async def test_restarts_of_the_api_server_lose_no_pod(fresh_plane, gate, tmp_pat
 
 @pytest.mark.parametrize("way", ["tokenFile", "exec"])
 async def test_expired_credentials_lose_no_pod(fresh_plane, gate, tmp_path, way):
-    """The next allocation takes a while, too."""
+    """The next allocation takes some time, too."""
     version = "client.authentication.k8s.io/v1"
     if way == "exec":
         plugin = {"apiVersion": version, "command": "cat", "args": [str(gate.login)]}

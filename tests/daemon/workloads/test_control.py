@@ -100,7 +100,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def test_a_replaced_server_starts_and_stops_no_workload():
-    """Also where an order waited for another one while the server was deposed."""
+    """The same holds if an order waited for another one while the server was deposed."""
     backend = MemoryBackend()
     house = House(backend)
     await house.room.open([])
@@ -158,7 +158,7 @@ async def test_a_look_at_a_starting_workload_waits_for_the_start(house):
 
 
 async def test_no_news_of_a_lease_before_its_start_was_ordered(house):
-    """Its grant may not be durable: watchers still know the workload by its first lease."""
+    """The new grant may not be durable: watchers still know the workload by its first lease."""
     second = await house.warm(die_seconds=0.2)
     house.progress.clear()
     house.room.look(second)
@@ -192,7 +192,7 @@ async def test_a_backend_that_does_not_answer_keeps_no_start_waiting():
 
 
 class SerialBackend(MemoryBackend):
-    """Notes when a workload is started, stopped or reset while that is being done already."""
+    """Records starts, stops and resets of a workload that overlap."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ class World(RayCluster):
         return [int(folder.name) for folder, title in found if title.startswith("ray::Agent")]
 
     def changed(self, file: str, old: str, new: str) -> Path:
-        """Return a folder with a `moorage` in which one text was replaced; there is one."""
+        """Return a folder with a copy of `moorage` in which one text is replaced."""
         folder = self.folder / "changed"
         copy = folder / "moorage"
         shutil.copytree(Path(moorage.__file__).parent, copy, dirs_exist_ok=True)

@@ -187,7 +187,7 @@ class Model:
         )
 
     def shut_for_good(self, ask: Ask, now: float) -> set[tuple[str, str]]:
-        """Those that are, or have been reserved whole, whatever ends there."""
+        """The nodes excluded whatever leases end: by the request's group, or reserved whole."""
         return self._near(ask) | self._whole(self.until(ask, now, ()), ask)
 
     def beside(
@@ -252,7 +252,7 @@ class Model:
         }
 
     def near(self, ask: Ask | Lease, cluster: str, node: Node) -> list[str]:
-        """The other leases of a group that a node is too near to."""
+        """The other leases of a group that exclude a node."""
         found = []
         one = ask.terms.anti_affinity if ask.terms is not None else None
         for name, lease in self.leases.items():
