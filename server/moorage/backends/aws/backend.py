@@ -38,10 +38,11 @@ from moorage.backends.base import (
     WorkloadReport,
 )
 from moorage.backends.completion import finish
+from moorage.backends.local import workload_store
 from moorage.backends.local.readiness import accepts
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 from moorage.model import Node, Share
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonObject, JsonValue
 
 THREADS_MAX: Final = 16
 """Calls of AWS at the same time; further ones wait for a thread."""
@@ -107,12 +108,8 @@ class Identity:
 
     def _write(self, regions: set[str]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = self.folder / f"{_FILE}.draft"
-        with draft.open("w") as file:
-            json.dump({"server": self._server, "regions": sorted(regions)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.folder / _FILE)
+        document: JsonObject = {"server": self._server, "regions": sorted(regions)}
+        workload_store.write(self.folder / _FILE, document)
         entry = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(entry)
