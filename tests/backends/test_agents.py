@@ -1,4 +1,4 @@
-"""The two ends of an agent's connection, over loopback, and what they do when it goes."""
+"""Both ends of an agent's connection, over loopback, and their behaviour when it is lost."""
 
 import asyncio
 import json

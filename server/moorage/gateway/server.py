@@ -244,7 +244,7 @@ class Gateway:
             self._drop(session, Close.RESTART, "another server leads")
 
     def park(self, to: Address) -> None:
-        """Note that a message waits in the queue, and does not count as in flight any more.
+        """Mark a message as waiting in the queue; it no longer counts as in flight.
 
         Without this a session with `inflight_max` waiters could not even cancel one of them.
         """

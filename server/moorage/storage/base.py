@@ -481,7 +481,7 @@ class TokenRows(Protocol):
         """Revoke a token; False: it was revoked before, None: no token has this name."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the table."""
 
 
 class AgentRows(Protocol):
@@ -501,7 +501,7 @@ class AgentRows(Protocol):
         """Give all documents in a transaction; what differs at its end is stored."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the table."""
 
 
 class LoginRows(Protocol):
@@ -547,13 +547,13 @@ class AuditRows(Protocol):
         """Yield the lines after a number, with their numbers."""
 
     def end(self) -> AuditEnd:
-        """Return its end."""
+        """Return the number, hash and last fact of the log's last line."""
 
     def prune(self, before: float, bytes_max: int) -> None:
         """Delete lines stored before a time, then the oldest while there are more bytes."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the log."""
 
 
 def diff_rows(

@@ -179,7 +179,7 @@ def _drains(state: State, lease: Lease) -> list[Cordoned]:
 
 
 def keeps_to_itself(state: State, lease: Lease) -> bool:
-    """Return whether a lease has devices that its tenant reserved: it gives way to no other."""
+    """Return whether a lease has devices that its tenant reserved; then it is not preempted."""
     return bool(state.reserved) and any(
         each.tenant == lease.tenant and _is_of(share, each.part(place))
         for share in lease.placement
@@ -189,7 +189,7 @@ def keeps_to_itself(state: State, lease: Lease) -> bool:
 
 
 def _leases_on(state: State, place: Place) -> list[tuple[Lease, Share]]:
-    """Return the leases that hold something of a node, with their shares."""
+    """Return the leases that hold a part of a node, with their shares."""
     return [(state.leases[name], share) for name, share in state.places.get(place, {}).items()]
 
 

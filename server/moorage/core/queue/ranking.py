@@ -40,7 +40,7 @@ COUNTED_MAX: Final = 16
 
 
 def _kind(shape: Shape) -> Kind:
-    """Return which devices a demand accepts, and where: what one look at a node can answer."""
+    """Return the attributes of a demand that decide on which nodes and devices it fits."""
     demand, _, _ = shape
     milli = GPU_MILLI if demand.gpu_milli == GPU_MILLI else 1  # A share: any device has a part.
     return device_filter(shape), demand.gpu_memory_mib, milli

@@ -52,7 +52,7 @@ def demand_amounts(ask: Ask) -> Amounts:
 
 
 def placement_amounts(placement: Placement) -> tuple[int, int, int]:
-    """Return the amounts of a placement."""
+    """Return the GPU milli, CPU milli and memory that a placement holds."""
     gpus = cpu = memory = 0
     for share in placement:
         gpus += len(share.gpus) * share.gpu_milli

@@ -269,7 +269,7 @@ class BlockRun:
 
 
 async def _open(given: JsonMapping, names: Collection[str]) -> JsonObject:
-    """Unpack the documents in some fields, for a schema that says something of these."""
+    """Decode the packed documents in some fields, for a schema that checks their contents."""
     return {name: await _plain(each) if name in names else each for name, each in given.items()}
 
 

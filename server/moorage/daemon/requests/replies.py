@@ -122,7 +122,7 @@ class Replies:
         self._granted: dict[SessionId, dict[RequestId, MessageId]] = {}
 
     def open_session(self, session: SessionId) -> None:
-        """Note that a session exists."""
+        """Register a session."""
         self._numbers[session] = set()
         self._granted[session] = {}
 
@@ -135,7 +135,7 @@ class Replies:
         self._granted.pop(session, None)
 
     def leave(self, to: Address) -> None:
-        """Note that the caller over HTTP has left who awaits an answer here."""
+        """Handle the loss of an HTTP caller that awaits an answer at this address."""
         self._calls.leave(to)
         self._forget(to)
         if self.traces is not None:
@@ -164,7 +164,7 @@ class Replies:
         return RequestId(name)
 
     def note_queued(self, request: RequestId) -> None:
-        """Note that a request waits in the queue.
+        """Mark a request as waiting in the queue.
 
         Its message is in flight no longer, and how long it takes says nothing of its policy.
         """
@@ -177,7 +177,7 @@ class Replies:
             self._open[to] = replace(context, admitted_at=0.0)
 
     def answer(self, to: Address, answer: Response) -> None:
-        """Answer at an address, unless its listener is gone."""
+        """Send an answer to an address, unless its listener is gone."""
         context = self._open.get(to)
         if context is None:
             return

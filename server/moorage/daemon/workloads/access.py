@@ -169,7 +169,7 @@ class WorkloadAccess:
     async def _read(
         self, backend: Backend, lease: Lease, message: wire.Logs, tenant: Tenant, session: SessionId
     ) -> Information | Refusal:
-        """Read output; where there is none yet, wait for it within the bounds of `Readers`."""
+        """Read output; if there is none yet, wait for output within the bounds of `Readers`."""
         if not message.wait_seconds:
             return await self._logs(backend, lease, message)
         if (busy := self._readers.refusal(lease, tenant)) is not None:

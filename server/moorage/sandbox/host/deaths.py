@@ -73,7 +73,7 @@ class CellsAndDeaths(ABC):
             home.call_at_end(cell, partial(self._died, cell, group, [head]))
 
     def _died(self, cell: Cell, group: Group | None, works: list[Work], death: Death) -> None:
-        """Report a cell's end to its head, or to all that waited for its policy to load."""
+        """Report a cell's end to the work it evaluated, or to all work that waited for loading."""
         ref = works[0].code.ref
         if not death.innocent and self._again_here(cell, group, works):
             return
@@ -91,7 +91,7 @@ class CellsAndDeaths(ABC):
             self._resend(group, [work for work in works if refused[work] is None])
 
     def _bury(self, cell: Cell, refusal: Refusal | None) -> None:
-        """Remove a cell: its head gets `refusal`, the work behind it is sent again."""
+        """Remove a cell; refuse the work it evaluated, and queue the work behind it again."""
         group = self._group_of.get(cell)
         works = self._remove(cell)
         if works and works[0].kind == "load" and refusal is not None:

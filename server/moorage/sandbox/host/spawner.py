@@ -335,7 +335,7 @@ class Spawner:
         self._end_reports[pid] = (tell, timer)
 
     def handle_closed_channel(self, cell: Cell) -> bool:
-        """Handle the end of a cell that was never given work; False if it is not such a one."""
+        """Handle the end of a cell that never had work; False if the cell had work."""
         ready = self._ready.get(cell)
         if ready is not None and not ready.done():
             ready.set_exception(SpawnError("it died before it was jailed"))
