@@ -226,7 +226,7 @@ async def large_requests(flood: Flood) -> None:
 
 
 async def bodies(flood: Flood) -> None:
-    """H3: bodies of `POST /allocate`, 32 at a time: brackets, what is read, what is too large."""
+    """H3: 32 bodies of `POST /allocate` at a time: brackets, valid requests, and too large ones."""
     given = (BRACKETS.encode(), LARGEST.encode(), b"[" + b"1," * (REFUSED_BYTES // 2) + b"1]")
     await flood.calls(32, cycle([("/allocate", each) for each in given]))
 

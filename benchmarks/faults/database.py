@@ -1,4 +1,4 @@
-"""A PostgreSQL of its own, on a free port of this machine, in which no test cuts the power."""
+"""A PostgreSQL server for the faults, on a free port of this machine."""
 
 import contextlib
 import os
