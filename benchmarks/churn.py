@@ -1,4 +1,4 @@
-"""`churn`: what policies make of a fleet from which requests also leave.
+"""`churn`: how policies fill a fleet whose requests also leave.
 
 Requests come and go as `lab.churn` says, through the production allocator with the policy in this
 process; what finds no room is refused, or waits in the queue. All policies get the same requests.
@@ -139,7 +139,7 @@ def run(
     queued: bool = False,
     later: Sequence[trace.TracePod] = (),
 ) -> ChurnRun:
-    """Let the requests of one seed come and go with a fresh policy.
+    """Play the arrivals and departures of one seed with a new policy instance.
 
     Args:
         name: Of the trace.
@@ -183,7 +183,7 @@ def run(
 
 
 class _Running:
-    """One run under way."""
+    """The state of one run."""
 
     def __init__(
         self, consulting: Consulting, allocator: Allocator, how: Churn, wait_seconds: float
@@ -195,7 +195,7 @@ class _Running:
         self.held = HeldMilli(int(allocator.state.fleet.gpu_total.sum()), how.measured_from)
 
     def come(self, number: int, arrival: Arrival, seed: int) -> None:
-        """Let time pass until a request comes, and put it."""
+        """Play all deadlines before an arrival, then send its request."""
         while (due := self._allocator.next_deadline()) is not None and due <= arrival.at:
             self._step(Tick(), due)
         self._open[number] = arrival
@@ -237,7 +237,7 @@ class _Running:
 
 @dataclass
 class HeldMilli:
-    """The GPU milli held, added up over time.
+    """GPU milli in use, multiplied by the time and summed.
 
     Args:
         capacity_milli: Of the fleet.
@@ -252,7 +252,7 @@ class HeldMilli:
     _sum: float = 0.0
 
     def note(self, fact: Fact, now: float) -> None:
-        """Follow a fact."""
+        """Apply a fact to the figures."""
         if isinstance(fact, Granted):
             lease = fact.lease
             self._milli[lease.id] = sum(len(s.gpus) * s.gpu_milli for s in lease.placement)

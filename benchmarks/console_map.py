@@ -92,7 +92,7 @@ def _frames(browser: Browser, running: Running) -> list[float]:
 
 @contextmanager
 def _changing(running: Running, request: str) -> Iterator[None]:
-    """Have slots taken and given back, so many a second, while the block runs."""
+    """Take and free slots at a fixed rate while the block runs."""
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     change = _change(running.ws, request, stop)
     thread = threading.Thread(target=loop.run_until_complete, args=(change,), daemon=True)

@@ -140,7 +140,7 @@ def prepare(running: Running) -> _Server:
 
 
 def _wait_in_line(url: str, messages: list[str]) -> None:
-    """Have requests wait; their socket stays open."""
+    """Send requests that must wait, and leave their socket open."""
 
     async def wait() -> None:
         async with connect(url, proxy=None, max_queue=None) as socket:
@@ -182,7 +182,7 @@ def release(reply: bytes) -> str:
 
 @contextmanager
 def open_consoles(running: Running, view: str) -> Iterator[None]:
-    """Have consoles show a view while the block runs, in a loop of their own."""
+    """Show a view in several consoles while the block runs, in a thread of their own."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
     shown = _Shown(running, view)
 
@@ -243,7 +243,7 @@ class _Page:
     news: bool = False
 
     async def read(self) -> None:
-        """Read all messages; note whose reasons are to be asked for, and changes of the map."""
+        """Read all messages; store the waiting requests to explain, and whether the map changed."""
         async for message in self.socket:
             if '"waiting":[' in (text := str(message)):
                 waiting = msgspec.json.decode(text)["data"]["waiting"]

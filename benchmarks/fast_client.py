@@ -97,7 +97,7 @@ class FastClient(asyncio.Protocol):
         self.send(b"".join(self._handshake.data_to_send()))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the connection is gone."""
+        """Record that the connection is lost."""
         if not self.open.done():
             self.open.set_exception(exc or CommandError("the daemon closed the connection"))
         self.lost.set()
@@ -109,15 +109,15 @@ class FastClient(asyncio.Protocol):
         await self.lost.wait()
 
     def pause_writing(self) -> None:
-        """Note that the socket takes no more."""
+        """Stop sending: the socket's buffer is full."""
         self.writable.clear()
 
     def resume_writing(self) -> None:
-        """Note that it takes more."""
+        """Send again: the socket's buffer has room."""
         self.writable.set()
 
     def send(self, data: bytes) -> None:
-        """Send frames; none once the connection is gone."""
+        """Send frames; do nothing after the connection is lost."""
         if not self.lost.is_set():
             self.transport.write(data)
 

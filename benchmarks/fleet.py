@@ -134,7 +134,7 @@ def _ask_all(running: Running, http: httpx.Client, clusters: int) -> dict[str, f
 
 
 def _changes(running: Running, http: httpx.Client, clusters: int) -> dict[str, float]:
-    """Time an inventory change up to the ask that sees it: of values, and of the nodes' number."""
+    """Time a change of the inventory until a request sees it: new values, then new node counts."""
     middle = clusters // 2
     document = cluster(middle)
     rows = document["nodes"]["nodeData"]

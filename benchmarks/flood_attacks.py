@@ -195,7 +195,7 @@ async def _repeat(count: int, work: Callable[[int], Awaitable[None]]) -> None:
 
 
 async def short_leases(flood: Flood) -> None:
-    """H1: leases of a second whose command ends at once, 16 at a time."""
+    """H1: 16 leases at a time, of one second each, whose command ends at once."""
     spec = {"command": ["true"], "stop_seconds": 0}
     wanted = ask(HERE, lease={"ttl_seconds": 1}, provision={"backend": "local", "spec": spec})
     await flood.messages(16, 1, [pack(wanted)])
@@ -211,12 +211,12 @@ async def endless_policies(flood: Flood) -> None:
 
 
 async def brackets(flood: Flood) -> None:
-    """H3: a mebibyte of brackets, over eight connections."""
+    """H3: messages of a mebibyte of brackets, over eight connections."""
     await flood.messages(8, 2, [pack(BRACKETS)])
 
 
 async def brackets_200(flood: Flood) -> None:
-    """H3: the same over 200 connections."""
+    """H3: messages of a mebibyte of brackets, over 200 connections."""
     await flood.messages(200, 2, [pack(BRACKETS)])
 
 
@@ -226,7 +226,7 @@ async def large_requests(flood: Flood) -> None:
 
 
 async def bodies(flood: Flood) -> None:
-    """H3: bodies of `POST /allocate`, 32 at a time: brackets, what is read, what is too large."""
+    """H3: 32 bodies of `POST /allocate` at a time: brackets, valid requests, and too large ones."""
     given = (BRACKETS.encode(), LARGEST.encode(), b"[" + b"1," * (REFUSED_BYTES // 2) + b"1]")
     await flood.calls(32, cycle([("/allocate", each) for each in given]))
 

@@ -119,7 +119,7 @@ class _Bystander:
         self._sent: list[asyncio.Future[None]] = []
 
     async def connect(self) -> None:
-        """Open the connections that stay."""
+        """Open the connections that last for the whole run."""
         self._open = await self._connect()
         self._pings = await connect(self._running.ws, ignore, "b1", self._note_pong)
 
@@ -312,7 +312,7 @@ async def _attack(
 
 
 async def _until_back(bystander: _Bystander, calm: float) -> tuple[float, _Phase]:
-    """Return after how many seconds the bystander's requests are as before; inf: not in time."""
+    """Return after how many seconds the bystander's requests are as quick as before; inf: never."""
     left_at = time.perf_counter()
     async with bystander.look(AFTER_ASK_SECONDS) as after:
         for second in range(int(AFTER_SECONDS_MAX)):
@@ -325,7 +325,7 @@ async def _until_back(bystander: _Bystander, calm: float) -> tuple[float, _Phase
 
 
 async def _workloads(data: Path) -> int:
-    """Return how many processes of workloads are left once leases had time to end."""
+    """Return how many workload processes still run after all leases had time to end."""
     mark = f"MOORAGE_WORKLOAD={data}/".encode()
 
     def running() -> list[str]:

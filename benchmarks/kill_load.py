@@ -34,7 +34,7 @@ _FULL: Final = frozenset({"no_capacity", "policy_declined"})
 
 
 class LeaseStage(Enum):
-    """The stage of a lease, as far as its client knows."""
+    """The stage of a lease, as its client knows it."""
 
     ASKED = auto()
     """The request was sent; no answer has come."""
@@ -66,7 +66,7 @@ class Wanted:
 
 
 class KillLoad:
-    """All clients, over all daemons.
+    """The clients of a whole run, over all its daemons.
 
     Args:
         draw: Decides what they do.
@@ -92,7 +92,7 @@ class KillLoad:
 
     @property
     def held(self) -> set[str]:
-        """Leases that must still be there: granted, not given back, and not over by themselves."""
+        """Leases that must still exist: granted, not released, and with a lasting workload."""
         return {
             each.lease
             for wanted in self._clients
@@ -102,7 +102,7 @@ class KillLoad:
 
     @property
     def ended(self) -> set[str]:
-        """Leases whose workload was left alone until it ended by itself."""
+        """Leases whose workload ends by itself, and that no client released."""
         return {
             each.lease
             for wanted in self._clients
@@ -111,7 +111,7 @@ class KillLoad:
         }
 
     async def play(self, url: str) -> None:
-        """Ask and release until the daemon is gone.
+        """Request and release leases until the daemon is gone.
 
         Raises:
             CommandError: An answer was not what it must be.

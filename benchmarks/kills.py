@@ -162,7 +162,7 @@ class _Machine:
         return Counter(noted.read_text().split() if noted.exists() else ())
 
     def running(self) -> set[str]:
-        """Return the leases that anything runs for."""
+        """Return the leases that have a running process or container."""
         if self._api is not None:
             labels = self._api.labelled("moorage.root", self._root)
             return {each["moorage.workload"] for each in labels}
@@ -255,7 +255,7 @@ class _Run:
         }
 
     def _fill(self) -> None:
-        """Have a first daemon learn of this machine and of a policy."""
+        """Start a first daemon that registers this machine and a policy."""
         gpus = {"count": GPUS, "gpus": [{"modelName": "A100", "memory": 40_960}] * GPUS}
         row = {"id": this_node(), "vcpus": {"count": CPUS}, "memory": 1_048_576, "gpus": gpus}
         cluster = {"id": "here", "nodes": {"count": 1, "nodeData": [row]}}
@@ -319,7 +319,7 @@ async def _until(url: str, settled: Callable[[dict[str, str]], bool]) -> dict[st
 
 
 def reap() -> None:
-    """Take leave of all that has ended and whose parent was a daemon. No child may be awaited."""
+    """Reap ended processes whose parent was a daemon. No child may be awaited."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

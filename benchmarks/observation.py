@@ -105,7 +105,7 @@ def _serving(program: Sequence[str], **variables: str) -> Iterator[_Server]:
 
 
 def _play(server: _Server) -> None:
-    """Have a block of requests granted and released."""
+    """Request and release a block of leases."""
     request = {
         "adhoc": True,
         "policy_rule_uri": server.policy,

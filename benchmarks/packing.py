@@ -77,7 +77,7 @@ class Packing:
 
 
 class Site:
-    """A cluster, the allocator that gives it away, and what policies may read of it.
+    """A cluster, the allocator of its capacity, and the data that policies may read.
 
     Args:
         document: The cluster document.
@@ -94,7 +94,7 @@ class Site:
         self.allocator.step(ClusterSeen(registered.cluster), _NOW)
 
     def cluster_data(self) -> ClusterData:
-        """Return what a policy finds in `input_data["cluster_data"]`."""
+        """Return the data that a policy finds in `input_data["cluster_data"]`."""
         keys = ClusterData.keys_of(tuple(self._entries))
         return ClusterData(keys, self._entries.get, self.allocator.state.fleet)
 
@@ -204,7 +204,7 @@ def pack(
 
 
 def request(number: int, pod: TracePod, seed: int, terms: LeaseTerms = FOR_EVER) -> Ask:
-    """Return the request of a trace as the core takes it.
+    """Return the core's request for a request of a trace.
 
     Args:
         number: Its place in the order of arrival; its name, too.

@@ -59,13 +59,13 @@ class Cost:
     allocated_percent: float = 0.0
 
     def microseconds(self, share: float) -> float:
-        """Return a quantile of the time of a decision."""
+        """Return a quantile of the decisions' durations, in microseconds."""
         ranked = sorted(self.seconds)
         return 1e6 * ranked[min(int(share * len(ranked)), len(ranked) - 1)]
 
 
 def policies(nodes: Sequence[trace.TraceNode], pods: Sequence[trace.TracePod]) -> dict[str, Any]:
-    """Measure jailed decisions while a fleet fills, as multiples of one of `fgd`.
+    """Measure the cost of decisions in the jail while a fleet fills, relative to `fgd`.
 
     The CPU time is that of the cell: evaluation, its copy of the fleet, the frames. Latencies say
     as much about what else the machine does.

@@ -115,7 +115,7 @@ class _Queue:
         return event
 
     def release(self) -> None:
-        """Have one GPU released, and taken by a waiter: until no policy is consulted any more."""
+        """Release one GPU, which a waiter takes, and step until no policy is consulted."""
         gpu = len(self.held) - 1
         turn = self.step(ReleaseAsked(Address(OWNER, self._numbered), self.held.pop(), "digest"))
         self._propose(turn, 0, [str(gpu)])

@@ -129,7 +129,7 @@ def waiting(
 
 
 def play(jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way = "backfill") -> Played:
-    """Let the jobs come, wait and end in one order.
+    """Play the jobs' arrivals, waits and ends under one queue order.
 
     Args:
         jobs: In the order of their submission.
@@ -193,7 +193,7 @@ class _Running:
         self._step(Asked(Address(key, number), self._ask(number, job)), now)
 
     def holds(self, tenant: str) -> int:
-        """Return the GPU milli that a tenant holds."""
+        """Return the GPU milli that a tenant holds now."""
         return self._allocator.state.accounts.amounts((Tenant(tenant), None))[0]
 
     def rank(self, number: int) -> tuple[int, int]:
@@ -201,7 +201,7 @@ class _Running:
         return (-self._priority(self._jobs[number]), number)
 
     def tenant(self, number: int) -> str:
-        """Return whose job this is."""
+        """Return the tenant of a job."""
         return self._jobs[number].cluster if self._order == "fair_share" else "all"
 
     def _priority(self, job: Job) -> int:
@@ -233,7 +233,7 @@ class _Running:
         self._wants[job.cluster] -= sign > 0
 
     def _pass(self, now: float) -> None:
-        """Count what each virtual cluster holds while all of them want more."""
+        """Sum the GPU time of each virtual cluster while all of them want more."""
         if all(self._wants.values()):
             for cluster, gpus in self._has.items():
                 self.contended[cluster] += gpus * (now - self._at)
@@ -261,7 +261,7 @@ class _Running:
             self._line.advance(now)
 
     def _lose(self, number: int, now: float) -> None:
-        """Have a job that gave way ask again."""
+        """Queue a preempted job again."""
         job = self._jobs[number]
         self._wants[job.cluster] += 1
         self.lost += job.gpus * (now - job.at - self.waits[number])
@@ -281,12 +281,12 @@ class _Line:
         self._advances = False
 
     def add(self, number: int) -> None:
-        """Have a job wait for its turn."""
+        """Add a job to the queue of its tenant."""
         line = self._of.setdefault(self._running.tenant(number), [])
         heapq.heappush(line, self._running.rank(number))
 
     def advance(self, now: float) -> None:
-        """Put jobs as long as the first of them fits."""
+        """Place jobs as long as the first one fits."""
         if self._advances:
             return  # One is being put: the loop below goes on.
         self._advances = True

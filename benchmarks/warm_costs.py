@@ -103,7 +103,7 @@ def _call(socket: ClientConnection, message: dict[str, Any]) -> None:
 
 
 def _message(socket: ClientConnection, key: str, value: str) -> dict[str, Any]:
-    """Return the next message that has a value; others are passed over."""
+    """Return the next message with a given value; skip all others."""
     while True:
         message: dict[str, Any] = json.loads(socket.recv(NEWS_SECONDS_MAX))
         if message.get("success") is False:

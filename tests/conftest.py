@@ -133,7 +133,7 @@ def _refuse_skip(report: Any, config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Have a skipped test fail where everything was to be installed."""
+    """Turn the skip of a test into a failure where everything is installed."""
     report = yield
     _refuse_skip(report, item.config)
     return report
@@ -141,7 +141,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Have a file fail, too, that is skipped as a whole."""
+    """Turn the skip of a whole file into a failure, too."""
     report = yield
     _refuse_skip(report, collector.config)
     return report

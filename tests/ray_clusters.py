@@ -42,7 +42,7 @@ def listens(port: int) -> bool:
 
 
 def give_up_soon(patch: pytest.MonkeyPatch) -> None:
-    """Have processes that start now give up within seconds where Ray does not answer."""
+    """Let processes that start now give up within seconds if Ray does not answer."""
     seconds = ("gcs_rpc_server_connect_timeout_s", "py_gcs_connect_timeout_s")
     for name in ("NUM_REDIS_GET_RETRIES", *seconds):
         patch.setenv(f"RAY_{name}", "1")
@@ -149,7 +149,7 @@ class RayCluster:
             until(lambda: host.node_id not in self.alive())
 
     def mend(self, *absent: int) -> None:
-        """Have the nodes of each file, but for some."""
+        """Restore the cluster's nodes, except the given ones."""
         wanted = self.nodes - set(absent)
         alive = self.alive()
         for number, host in list(self.hosts.items()):
@@ -169,7 +169,7 @@ class RayCluster:
 
     @staticmethod
     def groups() -> list[str]:
-        """Return the placement groups that are left."""
+        """Return the ids of all placement groups that are not removed."""
         groups = ray.util.placement_group_table().values()
         return [each["placement_group_id"] for each in groups if each["state"] != "REMOVED"]
 

@@ -1,1 +1,1 @@
-"""Two servers on one PostgreSQL under faults, and what clients saw of it held against the laws."""
+"""Runs two servers on one PostgreSQL under faults, and checks the clients' answers by laws."""

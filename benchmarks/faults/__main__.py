@@ -65,7 +65,7 @@ class FaultRun:
         self._faults: list[tuple[str, float, float]] = []
 
     async def befall(self, name: str, fault: Callable[[], Awaitable[object]]) -> None:
-        """Have something happen, and note when."""
+        """Run one fault, and record its start and end."""
         begun = time.monotonic()
         await fault()
         ended = time.monotonic()
@@ -103,7 +103,7 @@ def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
 async def play(
     folder: Path, counts: Mapping[str, int], clients: int, seed: int, minutes: float
 ) -> dict[str, Any]:
-    """Play faults in an order drawn by lot, on a pair of our own; none begins after some minutes.
+    """Play faults in random order on a pair of own servers; start none after `minutes`.
 
     Raises:
         CommandError: The servers do not come up again.
@@ -133,7 +133,7 @@ async def play(
 
 
 def _check(counts: Mapping[str, int]) -> Path:
-    """Return the programs of PostgreSQL, where all is here that these faults need."""
+    """Return the folder of PostgreSQL's programs, if all programs for these faults exist."""
     programs = find_programs()
     if programs is None:
         raise CommandError("PostgreSQL is not installed: apt-get install postgresql")
@@ -145,7 +145,7 @@ def _check(counts: Mapping[str, int]) -> Path:
 
 
 async def _befall(run: FaultRun, pair: ServerPair, name: str, draw: random.Random) -> None:
-    """Have one fault befall the server that leads, and wait until what ended is there again."""
+    """Play one fault on the leader, and wait until the servers that it ended are back."""
     leader, _ = await pair.roles()
     await run.load.answers(ANSWERS_BETWEEN)
     await asyncio.sleep(draw.random())
@@ -164,7 +164,7 @@ async def _befall(run: FaultRun, pair: ServerPair, name: str, draw: random.Rando
 async def play_elsewhere(
     target: Target, clients: int, faults: Sequence[str], seed: int
 ) -> dict[str, Any]:
-    """Play commands as faults, on servers that are there.
+    """Run commands as faults against servers that run already.
 
     Raises:
         CommandError: A command failed.

@@ -1,4 +1,4 @@
-"""A PostgreSQL of its own, on a free port of this machine, in which no test cuts the power."""
+"""A PostgreSQL server for the faults, on a free port of this machine."""
 
 import contextlib
 import os
@@ -66,7 +66,7 @@ class PostgresServer:
         return user if os.getuid() == 0 else []
 
     def run(self, program: str, *arguments: str) -> None:
-        """Run one of its programs."""
+        """Run one of PostgreSQL's programs."""
         command = [*self.as_user(), str(self._programs / program), *arguments]
         with (self.folder / "programs.log").open("ab") as log:  # No pipe: it would stay open.
             subprocess.run(  # noqa: S603  # Our own.
@@ -136,7 +136,7 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def without_standby(self) -> Iterator[None]:
-        """Have commits wait until the end of the block."""
+        """Stop the standby until the end of the block, so that commits wait."""
         self._control(self._standby, "stop", "-m", "immediate")
         try:
             yield
@@ -145,7 +145,7 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def revived(self) -> Iterator["PostgresServer"]:
-        """Start the primary that was lost, as it was, until the end of the block."""
+        """Start the lost primary with its old data, until the end of the block."""
         lost = PostgresServer(self.folder, self._programs)
         lost._data, lost.port = self._lost
         lost._control(lost._data, "start")
@@ -163,7 +163,7 @@ class PostgresServer:
         self._control(self._data, "restart", "-m", "immediate")
 
     def mend(self) -> None:
-        """Start again what ended by itself, and wait until the primary answers."""
+        """Restart the database servers that ended, and wait until the primary answers."""
         import psycopg  # noqa: PLC0415  # An extra.
 
         for _ in range(_TRIES_MAX):
@@ -204,7 +204,7 @@ class PostgresServer:
                 running.terminate()
 
     def stop(self) -> None:
-        """Stop all of it at once."""
+        """Stop all database servers."""
         for each in filter(None, (self._standby, self._data)):
             self._control(each, "stop", "-m", "immediate")
 

@@ -1,4 +1,4 @@
-"""Small disks, in memory, that can be full_disk. Only root can make one."""
+"""Small disks in memory, which tests can fill. Only root can make one."""
 
 import contextlib
 import subprocess
@@ -11,7 +11,7 @@ PIECE: Final = bytes(1 << 20)
 
 @contextlib.contextmanager
 def small_disk(place: Path, mebibytes: int) -> Iterator[None]:
-    """Have an empty folder be a disk of its own until the block ends.
+    """Mount a small disk on an empty folder until the block ends.
 
     Raises:
         CalledProcessError: Someone else than root wants that.
@@ -26,7 +26,7 @@ def small_disk(place: Path, mebibytes: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_disk(place: Path) -> Iterator[None]:
-    """Have no room on a disk until the block ends."""
+    """Fill a disk until the block ends."""
     filler = place / "filler"
     try:
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:

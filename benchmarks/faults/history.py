@@ -36,7 +36,7 @@ class AcknowledgedGrant(NamedTuple):
 
 
 class AcknowledgedRelease(NamedTuple):
-    """A release that was answered; its fields are as those of `AcknowledgedGrant`."""
+    """An acknowledged release; its fields are those of `AcknowledgedGrant`."""
 
     lease: str
     server: str
@@ -126,7 +126,7 @@ def undone_releases(history: FaultHistory) -> list[str]:
 
 
 def find_unanswered_leases(history: FaultHistory) -> list[str]:
-    """Find leases that no client knows of, although all have their answers."""
+    """Find leases that no answer to a client names."""
     return sorted(history.leases.keys() - {each.lease for each in history.grants})
 
 
@@ -160,7 +160,7 @@ def commits_out_of_order(history: FaultHistory) -> list[str]:
 
 
 def find_forgotten_requests(history: FaultHistory) -> list[str]:
-    """Find requests that were never answered, and such as wait though no client does."""
+    """Find requests that were never answered, or that still wait without a client."""
     granted = {each.key for each in history.grants}
     return [key for key in history.sent if key not in granted] + history.waiting
 
@@ -199,12 +199,12 @@ LAWS: Final[dict[str, Callable[[FaultHistory], list[str]]]] = {
 
 
 def violations(history: FaultHistory) -> dict[str, list[str]]:
-    """Return by law what breaks it."""
+    """Return the violations of each law."""
     return {name: law(history) for name, law in LAWS.items()}
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that so large a share of all does not exceed."""
+    """Return the smallest value that is at least as large as this share of all values."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)]
 

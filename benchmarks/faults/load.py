@@ -97,7 +97,7 @@ class Load:
                     await client.release(lease.id, lease.token)
 
     async def answers(self, more: int, of_other_than: str = "") -> None:
-        """Wait for some more answers, of processes other than this one.
+        """Wait until `more` answers came from other processes than `of_other_than`.
 
         Raises:
             LoadStalled: They do not come.

@@ -31,7 +31,7 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self, *ways: Way) -> None:
-        """Pass nothing on: one way, or both where none is named."""
+        """Hold back all bytes, in one direction or in both."""
         for way in ways or WAYS:
             self._passes[way].clear()
 
@@ -41,7 +41,7 @@ class Proxy:
             each.set()
 
     async def partition(self, seconds: float, *ways: Way) -> None:
-        """Pass nothing on for a while."""
+        """Hold back all bytes for some seconds, in one direction or in both."""
         self.cut(*ways)
         await asyncio.sleep(seconds)
         self.heal()

@@ -79,7 +79,7 @@ class ServerSeat:
 
     @property
     def label(self) -> str:
-        """The process that is here."""
+        """The running process at this seat."""
         return f"{self.name}{self.generation}"
 
     @property
@@ -88,7 +88,7 @@ class ServerSeat:
         return f"ws://127.0.0.1:{self.clients.port}"
 
     async def run(self) -> None:
-        """Have a server here, one after another, until cancelled."""
+        """Run servers at this seat, one after the other, until cancelled."""
         await self.clients.open()
         await self.database.open()
         variables = {
@@ -138,7 +138,7 @@ class ServerSeat:
             process.kill()
 
     def set_clock(self, seconds: float) -> None:
-        """Have its calendar differ from the true one, now and after its next start."""
+        """Set the calendar of this seat's server some seconds off, also after a restart."""
         with self._clock.open("r+b") as file:  # Never empty: each process has it mapped.
             file.write(struct.pack("d", seconds))
 
@@ -170,7 +170,7 @@ class ServerSeat:
 
 
 class ServerPair:
-    """Two seats, a database, and what befalls them.
+    """Two seats and a database, with the faults that hit them.
 
     Args:
         folder: Of the servers.
@@ -274,7 +274,7 @@ class ServerPair:
         await settle()
 
     async def freeze(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Stop it for longer than it may lead without a sign of life, and let it go on."""
+        """Pause the leader for longer than a leader may go without a sign of life."""
         leader.signal(signal.SIGSTOP)
         await settle()
         await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
@@ -289,7 +289,7 @@ class ServerPair:
             leader.database.heal()
 
     async def end_sessions(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Have the database end all its sessions."""
+        """End all of the leader's database sessions."""
         assert leader.process is not None
         await asyncio.to_thread(
             self._postgres.execute,
@@ -310,7 +310,7 @@ class ServerPair:
     async def promote_standby(
         self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
     ) -> None:
-        """Lose PostgreSQL's primary; its address is then that of its standby."""
+        """Kill PostgreSQL's primary and promote its standby, which takes over the address."""
         del leader
         await asyncio.to_thread(self._postgres.promote)
         for each in self.seats:
@@ -329,7 +329,7 @@ class ServerPair:
         await settle()
 
     async def skew(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Set its calendar, let it serve so, and kill it: that of the next one is right."""
+        """Give the leader a wrong calendar, and kill it later; the next one has the right one."""
         leader.set_clock(self._draw.uniform(-SKEW_SECONDS_MAX, SKEW_SECONDS_MAX))
         await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
         leader.signal(signal.SIGKILL)
@@ -346,7 +346,7 @@ class ServerPair:
             leader.database.target = self._postgres.port
 
     async def fill_folder(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Have no room on the disk of its folder, and kill it after a while: it starts again so."""
+        """Fill the disk of the leader's folder, and kill the leader; it restarts on a full disk."""
         generation = leader.generation
         with full_disk(leader.folder):
             await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
@@ -357,7 +357,7 @@ class ServerPair:
     async def fill_database(
         self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
     ) -> None:
-        """Have no room on the disk of PostgreSQL and its standby until some time after its end."""
+        """Fill the disk of PostgreSQL and its standby until some time after the leader ended."""
         assert leader.process is not None
         with full_disk(self._postgres.folder):
             await asyncio.wait_for(leader.process.wait(), SETTLE_SECONDS_MAX)
@@ -366,7 +366,7 @@ class ServerPair:
         await settle()
 
     async def resign(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Have it hand over: by `moored lead --resign`, or by SIGTERM."""
+        """Make the leader hand over, by `moored lead --resign` or by SIGTERM."""
         if self._draw.random() < 1 / 2:
             leader.signal(signal.SIGTERM)
         else:

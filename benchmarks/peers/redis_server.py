@@ -28,7 +28,7 @@ class RedisConnection(asyncio.Protocol):
         self._transport: Any = None  # That of uvloop is of no class of asyncio's.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what commands are written to."""
+        """Store the transport on which commands are written."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -49,7 +49,7 @@ class RedisConnection(asyncio.Protocol):
         return answer
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._transport.close()
 
 

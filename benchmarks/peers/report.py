@@ -24,7 +24,7 @@ TWO_DIGITS_MAX: Final = 100
 
 
 class Row(msgspec.Struct):
-    """A peer's runs, and before each Moorage's run of the same round."""
+    """The runs of a peer, and Moorage's run before each of them in the same round."""
 
     date: str
     group: str

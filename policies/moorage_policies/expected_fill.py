@@ -93,7 +93,7 @@ _FITS_PRICED: Final = 2.0**37
 
 
 def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
-    """Return the value of one copy of each kind of request in M, in milli.
+    """Return the value that one copy of each kind of request adds to M, in GPU milli.
 
     Args:
         kinds: All kinds of request.
@@ -111,7 +111,7 @@ def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
 
 
 class Values:
-    """V of node states: each state is valued once, and again when prices change.
+    """The value V of each node state, computed once, and again when prices change.
 
     A state that was valued has a number; 0 stands for none, and is worth less than any.
 

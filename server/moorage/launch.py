@@ -1,4 +1,4 @@
-"""How the programs start and end: standard modules first, and no traceback of a stop.
+"""Starts and ends the programs: standard modules first, and no traceback of a stop.
 
 `moored` and `moorage` run in `run_program`. Programs of ours that they start as `command` says run
 in `main`. This module imports next to nothing: what is imported later is imported in its care.

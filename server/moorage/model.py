@@ -343,7 +343,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def project(self) -> str:
-        """Which project of its tenant it counts for; empty: none."""
+        """The project of the tenant to which the request counts; "" for none."""
         return self.terms.project if self.terms else ""
 
 

@@ -28,14 +28,14 @@ class DeviceError(Exception):
 
 
 class DeviceHolder:
-    """Holds one device of a node, or a share of it, while a workload beside it gets others."""
+    """Holds a device of a node, or a share, so that Ray gives other devices to a workload."""
 
     def devices(self, gpus: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return what Ray gave this actor, and how Ray calls the devices of a lease."""
         return devices_of_actor(), device_names(gpus)
 
     def leave(self) -> None:
-        """End this process: when the caller hears of it, the device is free."""
+        """End this process; Ray frees the device before the caller gets an error."""
         ray.actor.exit_actor()  # type: ignore[no-untyped-call]  # Ray has no types for it.
 
 
@@ -140,7 +140,7 @@ class Holders:
         return answer
 
     def _foreign(self, node: str, gpus: Collection[str]) -> bool:
-        """Look whether a worker of others has one of these devices, by index."""
+        """Return whether a process of another user has one of these devices."""
         users = {user for slot, user in _users(node) if slot in gpus}
         return bool(users) and bool(users - {*self._ours(), *self.ids()})
 

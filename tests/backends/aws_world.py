@@ -48,7 +48,7 @@ POLL_SECONDS = 0.05
 
 @dataclass(slots=True)
 class Fault:
-    """An answer in AWS's place."""
+    """A prepared answer that replaces AWS's."""
 
     action: str
     code: str
@@ -124,7 +124,7 @@ class AwsWorld:
         }
 
     def ec2(self, region: str = REGION) -> Any:
-        """Return a client that goes to moto, past the proxy."""
+        """Return a client that connects to moto directly, not through this proxy."""
         import boto3  # noqa: PLC0415  # An extra: without it the tests are skipped.
 
         with self.launching:
@@ -153,7 +153,7 @@ class AwsWorld:
         times: int = 1_000_000,
         lost: bool = False,
     ) -> None:
-        """Have calls refused; `lost` has them carried out first, and the answer lost.
+        """Refuse calls; with `lost`, carry them out first and lose the answer.
 
         A message that starts with `<` is the whole answer.
         """
@@ -161,7 +161,7 @@ class AwsWorld:
         self.memory.faults.append(fault)
 
     def hide(self, times: int) -> None:
-        """Have so many searches by tag find nothing: AWS shows what is new after a while."""
+        """Let the next `times` searches by tag find nothing, as AWS shows new instances late."""
         self.memory.hidden = times
 
     def requests(self, action: str) -> list[dict[str, str]]:
@@ -169,7 +169,7 @@ class AwsWorld:
         return [parameters for name, parameters in self.memory.calls if name == action]
 
     def instances(self, server: str | None = None, region: str = REGION) -> list[dict[str, Any]]:
-        """Return what is there and not terminated, by what moto says."""
+        """Return the instances that moto lists and that are not terminated."""
         filters = [{"Name": "instance-state-name", "Values": ["pending", "running", "stopped"]}]
         if server is not None:
             filters.append({"Name": "tag:moorage:server", "Values": [server]})
@@ -276,7 +276,7 @@ class Proxy(BaseHTTPRequestHandler):
         return status, answer
 
     def _run_command(self, action: str, body: bytes) -> tuple[int, bytes]:
-        """Have moto answer, and run commands on this machine: it runs none."""
+        """Let moto answer, and run the command on this machine, since moto runs none."""
         running, request = self.aws.memory.running, json.loads(body)
         status, answer = self._pass_on(body)
         if action == "SendCommand" and status == 200:  # HTTP.
@@ -326,7 +326,7 @@ class Proxy(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # Its name there.
-        """Say nothing."""
+        """Write no log."""
 
 
 def instance_of(answer: bytes) -> str:

@@ -73,7 +73,7 @@ class RayWorld(RayCluster):
         return [each["name"] for each in named if each["namespace"] == NAMESPACE]
 
     async def stranger(self, number: int) -> Any:
-        """Start an actor of others, which has the first GPU of a node."""
+        """Start an actor of another user, which holds the first GPU of a node."""
         within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             self.node(number), soft=False
         )
@@ -82,7 +82,7 @@ class RayWorld(RayCluster):
         return actor
 
     def workloads(self) -> set[str]:
-        """Return all of which a process, actor or group is left, as `server/workload`."""
+        """Return the workloads that have a process, actor or group left, as `server/workload`."""
         found = {name.rsplit("/", 3)[0] for name in self.actors()}
         groups = ray.util.placement_group_table().values()
         left = [each["name"] for each in groups if each["state"] != "REMOVED"]
@@ -113,14 +113,14 @@ def share(world: RayWorld, number: int, *gpus: str, milli: int = GPU_MILLI, **he
 def ray_backend(
     ray_world: RayWorld, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RayBackend]:
-    """The backend of a file of tests: its process takes a second to start."""
+    """The backend of a test file, shared by its tests: its process takes a second to start."""
     made = RayBackend(tmp_path_factory.mktemp("ray"), ray_world.address)
     yield made
     made.connection.close()
 
 
 async def empty(backend: RayBackend) -> None:
-    """Stop all that a backend has started."""
+    """Stop all workloads that a backend has started."""
     for workload in await backend.discover():
         await backend.stop(workload.id)
     backend.listen(None)
@@ -171,7 +171,7 @@ class RayBench:
 
 
 class PlacedRayBackend(RayBackend):
-    """Starts all that is given to it on one node, with a part of a processor."""
+    """A backend that places each workload on one node, with a part of a processor."""
 
     def __init__(self, root: Path, world: RayWorld) -> None:
         super().__init__(root, world.address)

@@ -1,4 +1,4 @@
-"""The two ends of an agent's connection, over loopback, and what they do when it goes."""
+"""Both ends of an agent's connection, over loopback, and their behaviour when it is lost."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ class World:
         self.machine.disconnect(link)
 
     async def connected(self) -> "asyncio.Task[None]":
-        """Connect the agent, and return what serves it."""
+        """Connect the agent, and return the task that serves it."""
 
         async def live() -> None:
             async with connect(f"ws://127.0.0.1:{self.port}") as connection:

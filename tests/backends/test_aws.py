@@ -64,7 +64,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def test_a_zone_without_capacity_is_left_at_once(aws, backend):
-    """AWS says so with HTTP 500, which boto3 would repeat four times, with pauses."""
+    """AWS answers with HTTP 500; boto3 would repeat the call four times, with pauses."""
     code = "InsufficientInstanceCapacity"
     aws.refuse("RunInstances", code, status=500, when=lambda each: each[ZONE] == "us-east-1a")
     ready = await backend.start(Order("a", SMALL))
@@ -282,7 +282,7 @@ async def test_a_launch_whose_answer_is_lost_makes_one_instance(aws, backend):
 
 
 async def test_a_crash_between_launch_and_first_look_makes_one_instance(aws, backend, tmp_path):
-    """AWS does not show it yet, so only the client token can tell."""
+    """AWS does not list the new instance yet, so only the client token can find it."""
     await backend.start(Order("a", SMALL))
     await backend.close()
     aws.hide(2)
@@ -305,7 +305,7 @@ async def test_a_start_repeated_with_other_arguments_makes_one_instance(aws, bac
 
 
 async def test_a_name_that_was_used_before_gets_a_new_instance(aws, backend):
-    """Its client token still names the old one, which AWS no longer shows."""
+    """The client token still names the old instance, which AWS no longer lists."""
     first = await backend.start(Order("a", SMALL))
     await backend.stop("a")
     aws.hide(2)

@@ -164,7 +164,7 @@ async def backend(tmp_path: Path, container_engine: Any) -> AsyncIterator[LocalB
 
 @pytest.fixture
 def gpu() -> Iterator[str]:
-    """A CDI device that is not there, described as NVIDIA's tools describe those that are."""
+    """A CDI device that does not exist, described as NVIDIA's tools describe real devices."""
     folder = Path("/var/run/cdi")
     made = not folder.exists()
     node = {"path": f"/dev/{GPU}", "hostPath": "/dev/null", "type": "c", "major": 1, "minor": 3}
@@ -349,7 +349,7 @@ async def test_a_command_that_takes_too_long_is_killed_with_all_it_started(
 async def test_a_container_that_a_killed_daemon_had_just_created_is_adopted(
     tmp_path, backend, container_engine, container_image
 ):
-    """Between creating it and noting that down: the name makes it the same container."""
+    """The daemon is killed after it created the container; the name finds that container again."""
     spec = shell(container_image, "exec sleep 1000")
     await backend.start(Order("a", spec))
     (before,) = container_engine.containers()

@@ -114,7 +114,7 @@ def nvmlDeviceGetMigDeviceHandleByIndex(handle, number): return handle[number + 
 
 @pytest.fixture
 def cards(tmp_path, monkeypatch):
-    """Say which cards this machine has."""
+    """Set the cards that this machine has."""
     (tmp_path / "pynvml.py").write_text(NVML)
     monkeypatch.syspath_prepend(tmp_path)
     look_again()

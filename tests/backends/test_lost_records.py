@@ -36,7 +36,7 @@ def forever(*command: str, stop_seconds: float = 0.2) -> ProcessResourceSpec:
 
 
 def alive(folder: Path) -> set[int]:
-    """Return the processes of workloads below a folder, and their supervisors."""
+    """Return the workload processes below a folder, and their supervisors."""
     found = set()
     for each in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

@@ -44,7 +44,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
 
 
 def noting(folder: Path, then: str = "true") -> ProcessResourceSpec:
-    """Return a command that notes down that it runs."""
+    """Return a command that writes a line when it starts."""
     return ProcessResourceSpec(command=["sh", "-c", f"echo $$ >> {folder}/starts; {then}"])
 
 
@@ -53,7 +53,7 @@ def starts(folder: Path) -> list[str]:
 
 
 async def wait_starts(folder: Path, times: int) -> list[str]:
-    """Wait until so many starts were noted down; return the processes."""
+    """Wait until a file lists `times` starts; return their processes."""
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while len(starts(folder)) < times:  # noqa: ASYNC110  # Another process is waited for.
             await asyncio.sleep(0.02)  # A file does not report that it has grown.
@@ -61,7 +61,7 @@ async def wait_starts(folder: Path, times: int) -> list[str]:
 
 
 def supervise(folder: Path) -> subprocess.CompletedProcess[bytes]:
-    """Have a supervisor do what is ordered in a folder, to its end."""
+    """Run a supervisor over a folder with an order, until the supervisor ends."""
     command = [sys.executable, "-I", "-S", supervisor.__file__, str(folder), "1"]
     return subprocess.run(command, check=False, capture_output=True, timeout=SEEN_SECONDS_MAX)
 
@@ -120,7 +120,7 @@ async def test_a_dead_command_is_not_ready_before_its_supervisors_report(backend
 
 
 async def test_a_supervisor_that_starts_after_the_end_starts_nothing(backend, tmp_path):
-    """A daemon killed after it had started one has another one started by the next daemon."""
+    """The daemon is killed after it started a supervisor; the next daemon starts a second one."""
     await backend.start(Order("a", noting(tmp_path)))
     await over(backend, "a")
     late = supervise(tmp_path / "running" / "a")
@@ -384,7 +384,7 @@ async def test_every_start_of_a_name_has_separate_output(backend):
 
 
 async def test_output_is_read_once_while_a_stop_archives_it(tmp_path):
-    """However a look at the folder falls: before, after and in the middle of its move."""
+    """The folder moves before, after and during the look at it."""
     folders = WorkloadStore(tmp_path)
     text = "begin\nMESSAGE\n"
     stop = threading.Event()
@@ -586,7 +586,7 @@ def grant_order(folder: Path, fencing: int, script: str, attempt: int = 1, **mor
 async def test_a_failed_start_is_not_repeated_after_a_daemon_crash(
     backend, tmp_path, moment, script, kind, reason, more
 ):
-    """Before it could write down that it failed: after it, the same start is ordered again."""
+    """The daemon is killed before it records the failure, and then orders the same start again."""
     order = grant_order(tmp_path, 7, script, **more)
     with pytest.raises(kind, match=reason):
         await backend.start(order)
@@ -618,7 +618,7 @@ async def test_the_time_of_a_stop_is_limited_for_any_spec(backend, tmp_path):
 
 
 async def test_the_time_of_a_stop_is_limited_while_a_service_starts(backend, tmp_path):
-    """Whether it takes too long to be ready, or its lease ends before."""
+    """The workload takes too long to be ready, or its lease ends first."""
     stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/starts; while :; do sleep 0.1; done"
     command, probe = ["sh", "-c", stubborn], Readiness(path="/")
     spec = ServiceResourceSpec(command=command, stop_seconds=3600, readiness=probe)
@@ -647,7 +647,7 @@ def test_all_output_is_stored_while_another_process_holds_the_pipe(tmp_path):
 
 
 async def test_other_users_cannot_read_the_workloads_folder(tmp_path):
-    """Whatever the umask of the daemon is; the workload has its own folder, and its own umask."""
+    """The daemon's umask does not matter: the workload has its own folder and umask."""
     root = tmp_path / "local"
     (root / "running").mkdir(parents=True, mode=0o755)  # An earlier release's.
     before = os.umask(0)

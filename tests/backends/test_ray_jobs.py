@@ -29,7 +29,7 @@ def job(devices: int, mode: str = "waits") -> RayJobResourceSpec:
 
 
 def processes_of_jobs() -> int:
-    """Count the jobs that Ray holds to be running, this test's own aside."""
+    """Count the running jobs on Ray, except the job of this test."""
     jobs = ray._private.state.jobs()
     own = ray.get_runtime_context().get_job_id()
     entries = [each for each in jobs if each["JobID"] != own and not each["IsDead"]]
@@ -174,5 +174,5 @@ async def test_a_job_that_cannot_be_limited_to_its_lease_is_refused(backend, ray
 
 
 def stays() -> bool:
-    """Whether the detached actor of a job is there."""
+    """Whether the detached actor of a job exists."""
     return any(each["name"] == "stays" for each in ray.util.list_named_actors(all_namespaces=True))

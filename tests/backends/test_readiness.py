@@ -21,7 +21,7 @@ BOMB = gzip.compress(bytes(64 * MIB))
 
 
 class Talker:
-    """A server that says what `talk` writes to each client; counts questions and bytes."""
+    """A server that sends `talk` to each client, and counts requests and bytes."""
 
     def __init__(self, talk):
         self.talk = talk

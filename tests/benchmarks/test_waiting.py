@@ -61,7 +61,7 @@ def test_small_jobs_give_way_after_an_hour_and_lose_their_work():
 
 
 def test_durations_of_similar_jobs_predict_better_than_deadlines():
-    """One job at a time, of ten minutes; users ask for an hour. Each finds eight before it."""
+    """Jobs of ten minutes, one at a time; users request an hour. Each finds eight before it."""
     jobs = [Job(max(n / 10, 600 * (n - 8)), 600, 8, "a") for n in range(60)]
     found = calibrate(jobs, 1, "best_fit")
     assert found["compared"] > 20

@@ -45,12 +45,12 @@ class _Site(BaseHTTPRequestHandler):
         self.wfile.write(b"<!doctype html><title>site</title>")
 
     def log_message(self, *_: object) -> None:
-        """Keep quiet."""
+        """Write no log."""
 
 
 @pytest.fixture(scope="module")
 def site_port() -> Iterator[int]:
-    """The port of a web server with an empty page, under every name that leads here."""
+    """The port of a web server with an empty page, under all names of this machine."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Site)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

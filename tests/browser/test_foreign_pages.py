@@ -122,7 +122,7 @@ def test_a_page_of_another_site_starts_no_process(page, server, site_port, tmp_p
 
 @pytest.mark.parametrize("site", ["evil.example", "localhost", "127.0.0.1"])
 def test_pages_of_other_sites_and_ports_are_refused(page, server, site_port, site):
-    """Those of this machine's other ports, too: `localhost` is of one site with us."""
+    """Pages of this machine's other ports are refused, too: `localhost` is the same site."""
     running, token = server
     answers = show(page, f"http://{site}:{site_port}/")
     for url in (running.http, f"http://localhost:{port(running.http)}"):
@@ -151,7 +151,7 @@ def test_links_and_frames_are_refused(page, server, site_port):
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1"])
 def test_a_page_that_hides_its_origin_is_refused(page, server, site_port, host):
-    """A sandboxed frame says `null`, also where our own page shows it."""
+    """A sandboxed frame sends the origin `null`, even on our own page."""
     running, _ = server
     at = port(running.http) if host == "127.0.0.1" else site_port
     answers = show(page, f"http://{host}:{at}/page")
@@ -170,7 +170,7 @@ def test_a_page_that_hides_its_origin_is_refused(page, server, site_port, host):
 
 
 def test_a_rebound_name_reads_and_changes_nothing(page, server):
-    """Its page is of one origin with us to the browser; only its name gives it away."""
+    """To the browser, the page has the server's origin; only the host name differs."""
     running, token = server
     here = f"http://evil.example:{port(running.http)}"
     show(page, f"{here}/page")

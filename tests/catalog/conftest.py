@@ -1,4 +1,4 @@
-"""Lets the tests of this package import `faulty_service`, and gives them a catalog's places."""
+"""Lets the tests of this package import `faulty_service`, and gives them storages."""
 
 import sqlite3
 import sys
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 class SqlitePlace:
-    """A file, and how a disk can spoil it while no catalog has it open."""
+    """The SQLite file of a catalog, which a test can damage while no catalog has it open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -23,7 +23,7 @@ class SqlitePlace:
         return SqliteRecords(self.path)
 
     def followed(self) -> RecordStore:
-        """Return what another process reads of them."""
+        """Return the records as another process reads them."""
         return self.records()
 
     def spoil(self, document: bytes) -> None:
@@ -32,7 +32,7 @@ class SqlitePlace:
 
 
 class PostgresPlace:
-    """A database, likewise."""
+    """The storage of a PostgreSQL database."""
 
     def __init__(self, server) -> None:
         self.server, self.address = server, server.database()

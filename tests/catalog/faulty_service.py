@@ -40,7 +40,7 @@ def answer(body: Any, status: int = 200, **headers: str) -> Behaviour:
 
 
 async def silence(request: Asked, writer: Writer) -> None:
-    """Never answer."""
+    """Never send an answer."""
     await asyncio.Event().wait()
 
 
@@ -57,7 +57,7 @@ async def stop_halfway(request: Asked, writer: Writer) -> None:
 
 
 async def fall_silent(request: Asked, writer: Writer) -> None:
-    """Begin an answer, and never go on."""
+    """Send the beginning of an answer and nothing more."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n[{")
     await asyncio.Event().wait()
 
@@ -81,7 +81,7 @@ async def flood(request: Asked, writer: Writer) -> None:
 
 
 async def nonsense(request: Asked, writer: Writer) -> None:
-    """Speak something else than HTTP."""
+    """Send bytes that are not HTTP."""
     writer.write(b"220 mail.example ESMTP\r\n")
     await writer.drain()
     writer.close()

@@ -75,7 +75,7 @@ class Gate(threading.Event):
 
 
 class Harbour:
-    """The server; all its state survives `stop` and `start`."""
+    """A server with all its state, which survives `stop` and `start`."""
 
     def __init__(self) -> None:
         self.leases: dict[str, dict[str, Any]] = {}
@@ -132,7 +132,7 @@ class Harbour:
         self._thread.run(break_them())
 
     def wait_for(self, what: Any, seconds: float = 60.0) -> None:
-        """Return once `what()` holds; it is looked at whenever a message has been handled."""
+        """Return as soon as `what()` is true; it is checked after each handled message."""
         with self._changed:
             assert self._changed.wait_for(what, seconds), f"never came: {self.heard}"
 
@@ -140,12 +140,12 @@ class Harbour:
         return sum(message.get("op", "ask") == op for message in self.heard)
 
     def take_over(self, other: "Harbour") -> None:
-        """Lead from now on, with the state of the other server."""
+        """Become the leader, with the state of the other server."""
         self.leases, self.keys, self._fencing = other.leases, other.keys, other._fencing
         self.standby = False
 
     def freeze(self) -> None:
-        """Stop answering, pings too, and only receive."""
+        """Receive messages, but answer nothing, not even pings."""
 
         async def freeze_them() -> None:
             assert self._server is not None
@@ -329,14 +329,14 @@ def open_harbour() -> Iterator[Harbour]:
 
 @pytest.fixture
 def harbour() -> Iterator[Harbour]:
-    """A harbour that is open."""
+    """An open harbour."""
     with open_harbour() as harbour:
         yield harbour
 
 
 @pytest.fixture
 def other() -> Iterator[Harbour]:
-    """A second harbour that is open."""
+    """A second open harbour."""
     with open_harbour() as other:
         yield other
 

@@ -28,7 +28,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815  # The names http.server looks for.
 
     def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
+        """Write no log."""
 
 
 class Served:
@@ -46,7 +46,7 @@ class Served:
         super().server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of clients that leave or distrust it."""
+        """Log no errors of clients that leave or that distrust the certificate."""
 
 
 class Site(Served, ThreadingHTTPServer):

@@ -30,7 +30,7 @@ from tests.clients.sites import Answer, Site
 
 @pytest.fixture
 def deaf() -> Iterator[str]:
-    """A URL where connections are taken and never answered."""
+    """The URL of a port that accepts connections and never answers."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(100)
@@ -262,7 +262,7 @@ class TestATakeover:
 
 
 class Registry(Site):
-    """Answers without policies, or like a standby; records requests."""
+    """Answers as a server without policies, or as a standby; records requests."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str, str | None]] = []

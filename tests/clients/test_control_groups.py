@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 
 class Machine:
-    """A folder with what /proc says of a process, and with the hierarchies that it is in."""
+    """A folder that stands for /proc and the control group hierarchies of a process."""
 
     def __init__(self, root: Path) -> None:
         self.process = root / "proc"

@@ -41,7 +41,7 @@ each_side = pytest.mark.parametrize("command", SIDES)
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    """Leave out what this machine says of proxies and authorities."""
+    """Clear this machine's settings of proxies and authorities."""
     for name in (*PROXIES, *LEFT_OUT, "MOORAGE_TOKEN", "MOORAGE_URL", "MOORAGE_HTTP_URL"):
         monkeypatch.delenv(name, raising=False)
 

@@ -256,7 +256,7 @@ def test_output_of_kubectl_becomes_a_cluster():
     ],
 )
 def test_nodes_none_of_which_can_be_used_are_refused(put, content, said):
-    """With --replace, they would empty the cluster that is registered."""
+    """With --replace, such a file would empty the registered cluster."""
     with pytest.raises(InventoryError, match=said):
         collect([put("none.json", content)], "lab")
 

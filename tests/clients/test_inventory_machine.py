@@ -80,7 +80,7 @@ def test_this_machine_as_it_is():
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    """Return a function that builds a driver whose calls fail as said."""
+    """Return a function that builds an NVML driver; its argument chooses the calls that fail."""
 
     def build(broken: int = 0) -> Path:
         folder = tmp_path_factory.mktemp("driver")

@@ -76,7 +76,7 @@ def holder(address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 class TestAdapter:
-    """It is the pool, from afar."""
+    """The remote pool has the methods of the pool."""
 
     def test_the_methods_of_the_pool(self, pool):
         assert pool.types == ["cpus", "gpus"]
@@ -103,7 +103,7 @@ class TestAdapter:
                 pool.checkout(request)
         assert free(pool) == 4
 
-    def test_a_checkout_ends_once_and_unchanged(self, pool):
+    def test_a_checkout_is_returned_once_and_only_with_its_own_slots(self, pool):
         first, second = pool.checkout(GPU), pool.checkout(GPU)
         more = Checkout({"gpus": [*first["gpus"], {"id": "1", "slots": 1}]}, first.transaction)
         with pytest.raises(InvalidCheckin):
@@ -125,7 +125,7 @@ class TestAdapter:
 
 
 class TestEndpoints:
-    """The documented client uses them; it knows neither processes nor transactions."""
+    """The documented client uses these calls; it knows neither processes nor transactions."""
 
     @pytest.fixture
     def http(self, pool) -> Iterator[httpx.Client]:
@@ -199,7 +199,7 @@ class TestEndpoints:
 
 
 class TestHolders:
-    """Nothing is held for ever without a holder."""
+    """Slots become free when their holder ends."""
 
     def test_a_killed_process_releases_its_slots(self, pool):
         with holder(str(pool.address)) as (process, transaction):
@@ -270,7 +270,7 @@ def test_processes_never_hold_the_same(pool_server, tmp_path):
 
 
 class Flood(BaseHTTPRequestHandler):
-    """No pool, and one that does not end."""
+    """A server that is no pool, and whose answer does not end."""
 
     def do_GET(self):
         self.send_response(200)

@@ -1,4 +1,4 @@
-"""Lets the tests of conformance import `aws_world` and others, and ask for their fixtures."""
+"""Lets the conformance tests import `aws_world` and other helpers, and use their fixtures."""
 
 import contextlib
 import sys

@@ -70,28 +70,28 @@ class Bench(Protocol):
     """A backend, ready to be tried."""
 
     def backend(self) -> Backend:
-        """Return a backend over the machine; every one sees what the others started."""
+        """Return a new backend over the same machine: it sees the workloads of all earlier ones."""
 
     def spec(self) -> BaseResourceSpec:
-        """Return what starts, and runs until it is stopped."""
+        """Return a spec whose workload starts, and runs until it is stopped."""
 
     def slow(self) -> BaseResourceSpec:
-        """Return what takes many seconds to be ready."""
+        """Return a spec whose workload takes many seconds to be ready."""
 
     def failing(self) -> tuple[BaseResourceSpec, str]:
-        """Return what fails half way, and a text of its reason."""
+        """Return a spec whose workload fails while it starts, and a text of the reason."""
 
     def dying(self) -> tuple[BaseResourceSpec, int]:
-        """Return what is ready, and ends soon after by itself, and its exit code."""
+        """Return a spec whose workload gets ready and soon ends by itself, and its exit code."""
 
     def limits(self) -> dict[str, Any]:
-        """Return limits that can be changed while it runs; empty where none can."""
+        """Return limits that can be changed while a workload runs; {} if none can."""
 
     def gang(self) -> "Gang | None":
-        """Return a gang of two nodes; None where the backend starts none."""
+        """Return a gang of two nodes; None if the backend starts no gangs."""
 
     def writing(self) -> BaseResourceSpec | None:
-        """Return what writes 300 lines and `last`, and ends; None where no output is stored."""
+        """Return a spec that writes 300 lines and `last`, and ends; None if no output is stored."""
 
     async def left(self) -> int:
         """Count what really is on the machine: processes, containers, instances."""
@@ -179,7 +179,7 @@ class ProcessBench:
         return await asyncio.to_thread(self._count_marked)
 
     def _count_marked(self) -> int:
-        """Count workloads of which any process is left, by the mark in its environment."""
+        """Count workloads with living processes, by the mark in a process's environment."""
         mark = f"MOORAGE_WORKLOAD={self.root}".encode()
         marked = set()
         for folder in Path("/proc").iterdir():
@@ -191,7 +191,7 @@ class ProcessBench:
 
 
 class AgentBench(ProcessBench):
-    """The same, of machines whose agents are on the other side of a socket."""
+    """As `ProcessBench`, but on machines whose agents connect over a socket."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -213,14 +213,14 @@ class AgentBench(ProcessBench):
 
 
 class MixedBench(AgentBench):
-    """The same, where the second node of a gang is the server's own machine."""
+    """As `AgentBench`, but the second node of a gang is the server's own machine."""
 
     def backend(self) -> Backend:
         return AgentBackend(self, LocalBackend(self.root / "n2", ["n2"]), "n1")
 
 
 class AgentBackend(FleetBackend):
-    """A server's side: all that it starts is placed on the nodes of the agents, or on its own."""
+    """The backend in the server: it places workloads on the agents' nodes, or on its own."""
 
     def __init__(self, bench: AgentBench, own: LocalBackend, *agents: str) -> None:
         self.bench = bench
@@ -615,7 +615,7 @@ async def test_limits_change_while_it_runs_or_are_refused_by_name(bench, backend
         await backend.control("nobody", limits)
 
 
-async def test_a_reset_makes_it_as_new_or_is_refused(bench, backend):
+async def test_a_reset_leaves_the_workload_ready_or_is_refused(bench, backend):
     await backend.start(Order("a", bench.spec()))
     if backend.support.reset:
         await backend.reset("a")

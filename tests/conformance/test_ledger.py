@@ -174,7 +174,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture
 async def ledger(place: Place) -> AsyncIterator[Ledger]:
-    """An open one, closed afterwards where its test has not done that."""
+    """An open ledger, which is closed after its test."""
     made = place.ledger()
     await made.open()
     yield made
@@ -203,7 +203,7 @@ def numbered_facts(first: int, last: int) -> list[Fact]:
 
 
 async def read_remains(place: Place) -> list[Fact]:
-    """Open, read everything back, close."""
+    """Open a ledger, read all its facts, and close it."""
     ledger = place.ledger()
     recovery = await ledger.open()
     try:

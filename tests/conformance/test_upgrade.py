@@ -1,4 +1,4 @@
-"""Folders of earlier releases open whole; those of newer ones are refused by name."""
+"""Folders of earlier releases open completely; a folder of a newer release is refused by name."""
 
 import json
 import sqlite3
@@ -50,7 +50,7 @@ async def replay(folder: Path) -> State:
         await ledger.close()
 
 
-async def test_all_leases_are_there(folder: Path):
+async def test_an_upgrade_keeps_all_leases(folder: Path):
     state, before = await replay(folder), stored_answers(folder)
     assert [
         {

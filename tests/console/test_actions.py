@@ -44,7 +44,7 @@ def test_a_drain_says_what_becomes_of_whose_leases(page: Any, console_server: Se
 
 
 def test_a_release_names_the_waiters_that_it_serves(page: Any, console_server: Seeded) -> None:
-    """One node more than are free of 40: the lease of a whole one gives it."""
+    """A gang needs one node more than are free; the release of a whole-node lease frees it."""
     lease = console_server.ask(8)["lease"]["id"]
     empty = console_server.http.get("/history").json()["data"]["now"]["models"]
     nodes = sum(each["nodes_empty"] for each in empty.values()) + 1

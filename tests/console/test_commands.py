@@ -92,7 +92,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 
 
 def plain(shell: Shell) -> list[str]:
-    """Return the commands that were pasted, without where the server is."""
+    """Return the commands without their server addresses."""
     lines = [text.splitlines()[-1] for text in shell.ran]
     return [re.sub(r" --url \S+ --http-url \S+", "", line) for line in lines]
 

@@ -34,7 +34,7 @@ def test_vendored_files_are_those_that_are_listed() -> None:
         assert hashlib.sha256((VENDORED / name).read_bytes()).hexdigest() == sum_, name
 
 
-def test_all_scripts_are_fetched_at_once() -> None:
+def test_the_page_preloads_all_scripts() -> None:
     """One after the other, as they import each other, would take a way to the server for each."""
     named = re.findall(r'rel="modulepreload" href="/console/static/(.+?)"', INDEX.read_text())
     files = {str(path.relative_to(STATIC)) for path in SCRIPTS}

@@ -107,7 +107,7 @@ def test_by_keys_alone(page: Any, it: Seeded) -> None:
     page.wait_for_function("() => document.activeElement.innerText === 'Add nodes'")
 
 
-def test_a_field_that_is_no_json(page: Any, it: Seeded) -> None:
+def test_a_field_with_invalid_json_shows_an_error(page: Any, it: Seeded) -> None:
     begin(page, it)
     request(page, 1)
     page.get_by_label("More of it (JSON)").fill("{")

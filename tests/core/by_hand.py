@@ -69,7 +69,7 @@ def place(node: str, *gpus: str, **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Hand:
-    """An allocator, its clock, and all that it said."""
+    """An allocator, its clock, and all its answers and effects."""
 
     allocator: Allocator = field(default_factory=Allocator)
     now: float = 0.0

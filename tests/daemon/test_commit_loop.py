@@ -48,7 +48,7 @@ NODE = Node(NodeId("n"), 64_000, 65_536, (Gpu("0", "A100", 81_920), Gpu("1", "A1
 
 
 class SlowLedger(MemoryLedger):
-    """One whose disk syncs a group when `sync` is called; and the log of what happens."""
+    """A ledger that commits a group only when a test calls `sync`; it logs all that happens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class SlowLedger(MemoryLedger):
         return await stored
 
     def sync(self) -> None:
-        """Let the oldest group that is not durable be so."""
+        """Make the oldest group of facts durable."""
         self.syncs.put_nowait(None)
 
 
 class Log:
-    """Effects that are only noted; a policy that takes the first free GPU when it is let."""
+    """Records effects; when a test allows it, a policy proposes the first free GPU."""
 
     def __init__(self, ledger: SlowLedger, inbox: Inbox) -> None:
         self._ledger, self._inbox = ledger, inbox
@@ -97,14 +97,14 @@ class Log:
         self.changed.set()
 
     def propose(self, gpu: str) -> None:
-        """Have the policy answer its oldest consultation."""
+        """Let the policy propose `gpu` for its oldest consultation."""
         effect = self.consultations.pop(0)
         wanted = {"cluster_id": "c", "node_id": "n", "gpus": [gpu]}
         self._inbox.post(Proposed(effect.ask.id, effect.consultation, wanted))
 
 
 class Played:
-    """A commit loop over a node of two GPUs; `a` and `b` have one each."""
+    """A commit loop over a node of two GPUs, with one lease each for `a` and `b`."""
 
     def __init__(self, folder: Path, ttl_seconds: float) -> None:
         self.ledger, self.inbox, self.allocator = SlowLedger(), Inbox(), Allocator()
@@ -124,18 +124,18 @@ class Played:
         self.inbox.post(ReleaseAsked(to, RequestId(name), "", TENANT), TENANT)
 
     async def until(self, entry: str) -> None:
-        """Wait for an entry of the log that is made by an effect."""
+        """Wait for an entry of the log."""
         async with asyncio.timeout(60):
             while entry not in self.ledger.log:
                 self.effects.changed.clear()
                 await self.effects.changed.wait()
 
     def left(self) -> list[float]:
-        """Return the seconds that each lease has left."""
+        """Return the remaining seconds of each lease."""
         return [x.expires_at - time.time() for x in self.allocator.state.leases.values()]
 
     async def rest(self) -> None:
-        """Wait until there is nothing more to do, but for the disk."""
+        """Wait until nothing is left to do except commits."""
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -261,7 +261,7 @@ async def test_leases_have_a_grace_after_a_stall_of_the_disk() -> None:
 
 
 async def test_a_calendar_that_was_set_before_the_start_is_followed_first(tmp_path: Path) -> None:
-    """The last fact is of a day after this one, as under a clock that was wrong."""
+    """The last fact is dated a day ahead, as after a wrong clock."""
     async with play(tmp_path, 100_000.0) as it:
         it.ledger.is_fast = True
         lease = it.allocator.state.leases[RequestId("a")]

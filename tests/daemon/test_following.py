@@ -35,7 +35,7 @@ class Beside:
 
 
 class Scene:
-    """A ledger that is written, and what follows it."""
+    """A ledger with a writer, and its follower."""
 
     def __init__(self, ledger: StoredLedger, beside: Beside, follower: Follower) -> None:
         self.ledger, self.beside, self.follower = ledger, beside, follower

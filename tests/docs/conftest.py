@@ -53,11 +53,11 @@ class Story:
 
     @cached_property
     def ready(self) -> dict[str, str]:
-        """The addresses of the server, which the first block that needs one starts."""
+        """The addresses of the server; the first block that needs them starts it."""
         return self.start()
 
     def localise(self, text: str) -> str:
-        """Put this server's addresses where the text has the default ones."""
+        """Replace the default addresses in a text by this server's."""
         for port, name in (("8765", "ws"), ("8080", "http")):
             if (address := f"127.0.0.1:{port}") in text:
                 text = text.replace(address, self.ready[name].partition("://")[2])

@@ -230,7 +230,7 @@ def serving(
     options: Sequence[str] = (),
     environment: dict[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run a daemon, as `daemon` does, and yield a server that shows a token."""
+    """Run a daemon like `daemon`, and yield a server object with a token."""
     with daemon(data, options=options, environment=environment) as running:
         server = Server(running, bearer)
         server.data = data
@@ -242,7 +242,7 @@ def serving(
 
 @contextlib.contextmanager
 def serve_and_kill(data: Path, **more: Any) -> Iterator[Server]:
-    """Run a daemon that the test kills, which is no error."""
+    """Run a daemon that the test may kill."""
     with contextlib.suppress(CommandError), serving(data, **more) as server:
         yield server
 

@@ -247,7 +247,7 @@ def test_an_agent_gets_its_machine_from_who_registered_it_by_hand(apart: Fleet, 
 
 
 def test_an_agent_gets_its_name_and_its_cluster_from_who_took_them(apart: Fleet) -> None:
-    """Its devices may be there under further names, too."""
+    """The devices may exist under further names, too."""
     here, ann = f"/clusters/{apart.cluster}", bearing("of-ann")
     squats = [{"id": "box", "machineId": "false"}, {"id": "x", "machineId": "m2"}, {"id": "y"}]
     assert register(apart, "of-ann", apart.cluster, *squats)[0] == 201

@@ -93,7 +93,7 @@ def test_clocks_that_are_set_lose_no_machine_and_end_nothing(tmp_path: Path, mon
 
 
 async def test_an_agent_waits_for_a_server_of_its_own_release(tmp_path: Path) -> None:
-    """Servers of other releases refuse it, and send unknown fields."""
+    """Servers of other releases refuse the agent, or send unknown fields."""
     refusal = wire.encode(
         wire.AgentFarewell("the agent speaks version 3, and this server 4", final=False)
     )
@@ -150,7 +150,7 @@ def test_agents_follow_a_server_that_was_restored_once_an_operator_says_so(fleet
 
 
 def secrets_of(fleet: Fleet) -> dict[str, str]:
-    """Return what opens the agents' door: a key, and a token that was not used."""
+    """Return valid secrets for the agents' endpoint: a key, and an unused token."""
     fleet.agent("box", fleet.token())
     key = json.loads((fleet.folder / "box" / "agent.json").read_text())["key"]
     return {"key": key, "token": fleet.token()}

@@ -92,7 +92,7 @@ def test_a_gang_that_loses_a_member_ends_with_the_node_named(fleet: Fleet, tmp_p
 
 
 def test_a_gang_says_which_of_its_machines_is_lost(tmp_path: Path) -> None:
-    """It keeps its devices, as the machine may run on, and recovers once that reconnects."""
+    """The lease keeps its devices, as the lost machine may run on, and recovers with it."""
     with serve_fleet(tmp_path, MOORAGE_AGENT_LOST_SECONDS="4") as fleet:
         boxes = {name: fleet.agent(name, fleet.token()) for name in "ab"}
         lease = fleet.ask(STAYS.format(seen=tmp_path / "seen"), nodes=2)

@@ -333,7 +333,7 @@ def test_a_revoked_agent_is_cut_off(fleet: Fleet) -> None:
 
 
 async def order(connection: ServerConnection, epoch: int) -> bool:
-    """Welcome an agent as the server of an epoch; return whether it carries an order out."""
+    """Welcome an agent as a server with an epoch; return whether the agent obeys an order."""
     await connection.recv()
     await connection.send(wire.encode(wire.AgentWelcome("lab", "box", "key", epoch, 60.0)))
     await connection.send(wire.encode(wire.AgentCall(1, wire.DiscoverOrder(), epoch)))

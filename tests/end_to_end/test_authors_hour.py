@@ -96,7 +96,7 @@ def test_push_tests_first_unless_it_is_switched_off(server, tmp_path):
 
 
 def test_examples_describe_the_use_of_a_policy(server, tmp_path):
-    """A ranking policy fails at requests; its own examples decide."""
+    """A ranking policy fails at allocation requests, so only its own examples count."""
     text = policy("return [each['id'] for each in input_data]", "ranks:1-x")["code"]
     (tmp_path / "ranks.py").write_text(text)
     examples = [{"input_data": [{"id": "a"}, {"id": "b"}], "output": ["a", "b"]}]

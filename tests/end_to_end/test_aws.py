@@ -40,7 +40,7 @@ def environment(aws_server) -> dict[str, str]:
 
 
 def rent(aws_server, tags: dict[str, str]) -> None:
-    """Start an instance that no lease stands for."""
+    """Start an instance without a lease."""
     rows = [{"Key": f"moorage:{key}", "Value": value} for key, value in tags.items()]
     spec = [{"ResourceType": "instance", "Tags": rows}]
     aws_server.ec2().run_instances(ImageId="x", MinCount=1, MaxCount=1, TagSpecifications=spec)

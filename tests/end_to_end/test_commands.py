@@ -185,7 +185,7 @@ def test_replay_names_the_fault_in_a_file(tmp_path):
     assert invoke("replay", *bare, "--arrive", "inf").returncode == 2
 
 
-def test_bench_knows_its_names():
+def test_bench_refuses_an_unknown_name():
     done = invoke("bench", "nonsense")
     assert (done.returncode, "grants" in done.stderr) == (1, True)
 

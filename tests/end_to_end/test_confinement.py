@@ -1,4 +1,4 @@
-"""Workloads get at neither the data of the daemon nor the daemon, in both ways that there are."""
+"""Workloads cannot reach the daemon or its data, by either method of confinement."""
 
 import os
 import platform

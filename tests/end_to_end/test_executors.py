@@ -157,7 +157,7 @@ class Liar(BaseHTTPRequestHandler):
         self.wfile.write(self.says)
 
     def log_message(self, *_: object) -> None:
-        """Be quiet."""
+        """Write no log."""
 
 
 def test_a_lying_broken_or_missing_executor_grants_nothing(tmp_path):

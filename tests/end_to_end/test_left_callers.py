@@ -10,7 +10,7 @@ from served import cluster, policy, serving, until
 pytestmark = pytest.mark.heavy  # A daemon.
 
 
-def test_what_callers_over_http_have_left_is_not_decided() -> None:
+def test_requests_whose_http_caller_left_are_not_decided() -> None:
     environment = {"MOORAGE_POLICY_DEADLINE_SECONDS": "600"}
     message = {"policy_rule_uri": "slow:1.0-x", "inputs": {}, "resources": {"gpus": 1}}
     body = json.dumps(message | {"lease": {"ttl_seconds": 600}})

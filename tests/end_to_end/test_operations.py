@@ -174,7 +174,7 @@ TWO = {"gpus": 2, "models": ["T4"]}
 
 
 def news_of(watching, lease: dict, last: str) -> list[dict]:
-    """Return the news about a lease, up to an event."""
+    """Collect the news about a lease until an event."""
     news: list[dict] = []
     while not news or news[-1]["event"] != last:
         said = read_message(watching)

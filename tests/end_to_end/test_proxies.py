@@ -209,7 +209,7 @@ def is_ours(site: Site) -> bool:
     return False
 
 
-def test_both_doors_under_one_name(proxy: str, site: Site, server: Server) -> None:
+def test_a_proxy_serves_both_ports_under_one_name(proxy: str, site: Site, server: Server) -> None:
     given = {"token": TOKEN, "ca_file": str(site.ca)}
     with Services(site.http, **given) as services, BlockingClient(site.ws, **given) as client:
         services.put_cluster(cluster(proxy))

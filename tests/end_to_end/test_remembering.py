@@ -98,7 +98,7 @@ def swap(server: Server, version: int) -> dict:
 
 
 def test_swaps_lose_no_change_and_management_shares_the_context(server):
-    """Evaluations take long enough that several processes work at it, and conflict."""
+    """Evaluations are slow, so several cells evaluate at the same time and conflict."""
     server.publish(SWAPS_RULE)
     manage(server, "set", {"n": 0})
 

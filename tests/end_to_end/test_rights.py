@@ -140,7 +140,7 @@ def test_a_reservation_of_another_tenant_counts_as_a_lease(rights_server: Server
     assert send(rights_server, BOB, "DELETE", "/clusters/later").status_code == 200
 
 
-def test_the_command_line_says_which_role_may(rights_server: Server, lease: dict) -> None:
+def test_a_refused_command_names_the_setting(rights_server: Server, lease: dict) -> None:
     for word in ("drain", "delete"):
         done = rights_server.moorage("fleet", word, "east", MOORAGE_TOKEN=BOB)
         assert done.returncode != 0

@@ -31,7 +31,7 @@ def servers(storage: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def pair(servers: tuple[One, One]) -> Iterator[tuple[One, One]]:
-    """The server that leads, and one that stands by and knows as much."""
+    """A leader, and a standby that has applied all its facts."""
     first = servers[0].server
     wait_sync(servers)
     yield servers

@@ -31,7 +31,7 @@ class One(NamedTuple):
 
 @contextlib.contextmanager
 def one(folder: Path, storage: str, **variables: str) -> Iterator[One]:
-    """Run a server that may end as it likes."""
+    """Run a server that may end in any way."""
     log = folder.with_suffix(".log")
     environment = {**serve_variables(), "MOORAGE_STORAGE": storage, **variables}
     with child(serve_command(folder), log, environment) as (process, ready):
@@ -72,7 +72,7 @@ def grant(server: Server, **lease) -> dict:
 
 
 def leads(server: Server) -> bool:
-    """Tell whether a server leads; one that just begins to closes the sockets it had."""
+    """Return whether a server leads; a server that just began to lead closes its old sockets."""
     return server.http.get("/readyz").status_code == 200
 
 

@@ -63,7 +63,7 @@ def waiting(server: Server, socket, gpus: int, **more) -> str:
 
 
 def everything(server: Server) -> list:
-    """Return all that a what-if might have changed."""
+    """Return everything that a what-if might have changed."""
     fleet = {"op": "fleet", "cluster": "east"}
     listed = server.say({"op": "leases"}, {"op": "queue"}, fleet, {"op": "quotas"})
     return [*(each["data"] for each in listed), server.http.get("/clusters/east").json()]
@@ -249,7 +249,7 @@ def test_the_command_line(server, tmp_path):
 
 
 def test_quota_reserved_for_an_overtaken_waiter_counts(server):
-    """A smaller request of its tenant has passed one as often as they may."""
+    """A smaller request of the tenant has overtaken another one as often as allowed."""
     server.say({"op": "set_quota", "tenant": "local", "nominal": {"gpu_milli": 4000}})
     hold(server, 2)
     with server.socket() as socket:

@@ -39,7 +39,7 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 class Harbour:
-    """Answers asks with their own `inputs`; `inputs.do` says when.
+    """Answers requests with their own `inputs`; `inputs.do` chooses the moment.
 
     `hold`: when the test calls `answer`. `wait`: not before the test opens `room`. `park`: as
     `hold`, and parked. `raise`: never, by a defect. Else at once.
@@ -138,7 +138,7 @@ class Client:
             await self.socket.send(frame)
 
     async def ask(self, n: Any, do: str = "", **fields: Any) -> None:
-        """Send an ask that `Harbour` answers with its inputs."""
+        """Send a request; `Harbour` answers with the request's inputs."""
         inputs = {"n": n, "do": do} if do else {"n": n}
         message = {"adhoc": True, "policy_rule_uri": "p:1-a", "inputs": inputs, **fields}
         await self.say(json.dumps(message))
@@ -206,7 +206,7 @@ class Attacker:
         return head + bytes(4) + payload
 
     async def write(self, data: bytes) -> bool:
-        """Send, and return whether the server was still there for all of it."""
+        """Send bytes; return whether the server stayed connected until all were sent."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._loop.sock_sendall(self.endpoint, data)

@@ -88,7 +88,7 @@ async def test_a_connection_holds_one_large_message_at_a_time(port):
 
 
 async def until_all(port, condition):
-    """Wait until all connections of a gateway are as they have no event for."""
+    """Poll until the connections of a gateway are in a state; no event reports this."""
     async with asyncio.timeout(60):
         while not all(map(condition, port.gateway._connections)):  # noqa: ASYNC110  # As it says.
             await asyncio.sleep(0.01)  # As above.
@@ -121,7 +121,7 @@ async def test_large_messages_of_a_closed_socket_are_not_read(port, size):
     assert port.harbour.seen == []
 
 
-async def test_nothing_is_held_of_large_messages_that_were_taken(port):
+async def test_large_messages_are_freed_after_they_are_taken(port):
     await port.client()
     attackers = [await port.attacker() for _ in range(10)]
     message = (

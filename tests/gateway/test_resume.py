@@ -58,7 +58,7 @@ async def test_replies_and_news_are_held_and_come_in_order(port):
     assert list(port.harbour.sessions) == [client.session]
 
 
-async def test_messages_without_ids_keep_their_line(port):
+async def test_a_resumed_session_answers_messages_without_ids_in_order(port):
     client = await port.client()
     for n in range(3):
         await client.ask(n, "park")

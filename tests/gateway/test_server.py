@@ -87,7 +87,7 @@ async def test_connections_that_say_nothing_are_bounded_and_cut(open_port):
 
 
 async def test_connections_that_say_nothing_lock_no_client_out(open_port):
-    """More than there may be, of one address: health is answered, and sessions are opened."""
+    """One address opens too many connections; health checks and new sessions still succeed."""
     port = await open_port(handshakes_max=100)
     idle = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(500)]
     answer = await port.http(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")

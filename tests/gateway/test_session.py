@@ -22,7 +22,7 @@ async def test_replies_with_ids_come_as_they_are_ready(port):
     assert await client.data() == "in line"
 
 
-async def test_a_message_that_is_none_is_answered_and_the_socket_stays_open(port):
+async def test_an_invalid_message_gets_an_error_and_the_socket_stays_open(port):
     client = await port.client()
     for frame, code in (
         *((each, "bad_message") for each in (b'{"adhoc": true}', b"", b"\xff\x00")),
@@ -35,7 +35,7 @@ async def test_a_message_that_is_none_is_answered_and_the_socket_stays_open(port
         assert await client.answers()
 
 
-async def test_any_mix_keeps_the_line_and_answers_each_once(port):
+async def test_any_mix_of_messages_is_answered_in_order_and_once(port):
     dice = random.Random(7)
     client = await port.client()
     kinds = [
@@ -67,7 +67,7 @@ async def test_any_mix_keeps_the_line_and_answers_each_once(port):
     assert port.gateway.stats().in_flight == 0
 
 
-async def test_the_slow_path_keeps_the_line(port):
+async def test_messages_that_wait_for_room_keep_their_order(port):
     client = await port.client()
     await client.ask(0, "wait")
     await client.ask(1, "wait")

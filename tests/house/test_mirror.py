@@ -58,7 +58,7 @@ def test_every_package_has_its_tests(root: Path, tests) -> None:
     assert {name for name in untested if AS_A_WHOLE.get(name) not in tested} == set()
 
 
-def test_kinds_of_one_thing_share_their_protocol(root: Path) -> None:
+def test_each_kind_has_its_protocol_file(root: Path) -> None:
     server = root / "server" / "moorage"
     assert [name for name in KINDS if not (server / name).is_file()] == []
 

@@ -163,11 +163,11 @@ class Plane:
         child.wait()
 
     def pause(self, name: str) -> None:
-        """Have a program hang: it keeps its connections and answers nothing."""
+        """Pause a program: it keeps its connections and answers nothing."""
         self._children[name].send_signal(signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """Have a paused program go on."""
+        """Resume a paused program."""
         self._children[name].send_signal(signal.SIGCONT)
 
     def pid(self, name: str) -> int:
@@ -175,7 +175,7 @@ class Plane:
         return self._children[name].pid
 
     def mend(self) -> None:
-        """Start whatever was killed, and have go on what was paused."""
+        """Restart the killed programs, and resume the paused ones."""
         for name, child in self._children.items():
             if child.poll() is None:
                 child.send_signal(signal.SIGCONT)
@@ -448,7 +448,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
 
 @pytest.fixture
 def fresh_plane(plane: Plane) -> Iterator[Plane]:
-    """The plane of the file, whole and with nothing in it but the device class of `DRIVER`."""
+    """The control plane of the file, running and empty except for the device class of `DRIVER`."""
     plane.create(device_class())
     yield plane
     plane.mend()

@@ -54,7 +54,7 @@ class Wire:
         self._loses = True
 
     def find(self) -> None:
-        """Carry what new connections say."""
+        """Pass on the traffic of new connections."""
         self._loses = False
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

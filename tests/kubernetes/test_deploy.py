@@ -193,7 +193,7 @@ async def test_the_inventory_needs_every_right_that_it_has_and_no_other(
         ("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles"),
     ],
 )
-async def test_all_else_is_forbidden(account: Path, method: str, where: str) -> None:
+async def test_all_other_calls_are_forbidden(account: Path, method: str, where: str) -> None:
     async with await ClusterConnection.open(account) as connection:
         with pytest.raises(KubernetesError, match="403 Forbidden"):
             await connection.call(method, where, None if method == "GET" else {})

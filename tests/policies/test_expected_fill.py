@@ -92,7 +92,7 @@ def streams_of(kinds, weights, length, seed):
 
 
 class Definition:
-    """V, from the words of the policy's own docstring."""
+    """Return V by the definition in the policy's docstring."""
 
     def __init__(self, typical, fleet, seed=1, *, prices=False):
         self.kinds, self.fleet, self.seed = read_typical(typical), fleet, seed
@@ -386,7 +386,7 @@ def test_a_large_fleet_is_scored_step_by_step():
     assert not len(policy._scored[share].later)
 
 
-def test_a_node_that_is_not_judged_yet_is_better_than_none_and_its_gpu_fits():
+def test_a_node_without_a_value_is_proposed_if_all_others_are_reserved():
     rows = expected_fill.ROWS_MAX
     fleet, policy = fleet_of([(8, 2, "A")] * (rows + 1)), new_policy("expected_fill")
     fleet.set_capacity(rows, 8000, 65_536, [0, 1000])

@@ -40,7 +40,7 @@ changes = st.lists(inventories(), min_size=1, max_size=6)
 
 
 @given(inventories(), changes, st.randoms(use_true_random=False))
-def test_cluster_by_cluster_is_all_at_once(before, later, rng):
+def test_a_fleet_changed_cluster_by_cluster_equals_a_new_fleet(before, later, rng):
     clusters = {each.id: each for each in before}
     fleet = install(before)
     for inventory in later:

@@ -19,7 +19,7 @@ from moorage.policy import typical as room
 
 
 def view_of(*nodes):
-    """Return a view of nodes, each the models of its GPUs; a model with ! is taken whole."""
+    """Return a view of nodes, given the models of each node's GPUs; `!` makes a GPU exclusive."""
     fleet = Fleet()
     members = tuple(
         Node(

@@ -40,7 +40,7 @@ def answer(origins=OURS, here=HERE, target="/", host="localhost:8765", **headers
         "[FD00:0::7]",
     ],
 )
-def test_its_own_names_are_answered_to(host):
+def test_requests_to_the_servers_own_names_are_answered(host):
     assert answer(host=host) == ""
 
 
@@ -75,7 +75,7 @@ def test_other_names_are_not(host):
     assert answer(host=host) == "host"
 
 
-def test_an_address_is_a_name_where_the_request_came_to_it():
+def test_the_address_that_received_a_request_is_a_valid_host():
     for here, host in (
         ("10.0.0.7", "10.0.0.7:8080"),
         ("::ffff:10.0.0.7", "10.0.0.7"),

@@ -81,7 +81,7 @@ class Thing(BaseResource):
 
 
 class Workshop:
-    """A runner of the user's own: it makes things as slowly, or as badly, as tests say."""
+    """A runner whose resources start slowly or fail, as a test chooses."""
 
     name = "workshop"
 
@@ -139,7 +139,7 @@ async def engine(workshop):
 
 
 async def counts(engine: ResourceEngine) -> tuple[int, int, int]:
-    """Return total, free and acquired over all pools."""
+    """Return total, free and acquired counts, summed over all pools."""
     pools = (await engine.monitor()).values()
     return tuple(sum(pool[name] for pool in pools) for name in ("total", "free", "acquired"))
 

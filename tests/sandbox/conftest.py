@@ -124,13 +124,13 @@ class Bench:
         return future
 
     async def value(self, code: PolicyCode, inputs: Any = None, **fields: Any) -> Any:
-        """Return what the policy returned."""
+        """Consult a policy, and return the value that its `eval` returned."""
         outcome = await self.outcome(code, inputs, **fields)
         assert isinstance(outcome, Proposed), outcome
         return outcome.value
 
     async def refusal(self, code: PolicyCode, inputs: Any = None, **fields: Any) -> Any:
-        """Return why the policy returned nothing."""
+        """Return the reason why the policy has no value."""
         outcome = await self.outcome(code, inputs, **fields)
         assert isinstance(outcome, ConsultFailed), outcome
         return outcome.refusal

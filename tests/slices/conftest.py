@@ -36,7 +36,7 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # The library's name.
-        """Say nothing."""
+        """Write no log."""
 
 
 class World(RayCluster):

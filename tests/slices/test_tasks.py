@@ -73,7 +73,7 @@ def test_a_task_ended_by_ray_is_no_error_of_the_user():
 
 
 class Foreign(pickle.Unpickler):
-    """Reads what came from elsewhere, on a node without this package."""
+    """Reads a pickled report on a node without this package."""
 
     def find_class(self, module, name):
         assert not module.startswith("moorage")

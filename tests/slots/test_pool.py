@@ -47,7 +47,7 @@ COPIES = [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each)
 
 
 def of(**members) -> list[dict]:
-    """Return one member of so many slots per type."""
+    """Return one member per type with the given slots."""
     return [{"type": kind, "slots": slots} for kind, slots in members.items()]
 
 
@@ -205,7 +205,7 @@ class TestCheckin:
 class TestStale:
     """S4, S9: nothing is left behind, and nothing changes by being looked at."""
 
-    def test_clear_leaves_nothing(self):
+    def test_a_cleared_pool_has_no_slots_and_no_checkouts(self):
         pool = ResourcePool({"cpus": 2})
         taken = pool.checkout(of(cpus=1))
         pool.clear()

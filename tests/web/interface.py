@@ -19,7 +19,7 @@ class Interface:
 
     @cached_property
     def operations(self):
-        """By method and path: the pattern of the path, and the operation."""
+        """The operations by method and path, each with the pattern of its path."""
         return {
             (method.upper(), path): (compile_path(path)[0], operation)
             for path, methods in self.described["paths"].items()

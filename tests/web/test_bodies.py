@@ -26,7 +26,7 @@ LARGE = b" " * BODY_BYTES_MAX
 def request(
     tenant: str, chunk: bytes, end: asyncio.Event, waits: asyncio.Semaphore | None = None
 ) -> Request:
-    """Return a request of one chunk; `waits` is released once that has been read."""
+    """Return a request with one chunk; reading the chunk releases `waits`."""
     chunks = [{"type": "http.request", "body": chunk, "more_body": True}]
 
     async def receive() -> dict:

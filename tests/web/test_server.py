@@ -115,7 +115,7 @@ async def test_a_standby_answers_with_the_age_of_its_data(site):
     await server.close()
 
 
-async def test_an_answer_that_may_not_leave_does_not(site):
+async def test_a_server_that_no_longer_leads_answers_503(site):
     server = WebServer(site.house, trusts=lambda: False)
     port = await server.start("127.0.0.1", 0)
     answer = await site.client.get(f"http://127.0.0.1:{port}/policy")

@@ -383,7 +383,7 @@ class Backend(Protocol):
         """
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Return a workload if it is known, without waiting, to be ready now.
+        """Return the report of a workload that is certainly ready now, without waiting; else None.
 
         After None, `probe` finds out.
         """

@@ -1,4 +1,4 @@
-"""The kinds of backends: one value for each has all that the rest of the server needs of it.
+"""The kinds of backends: one value per kind has everything that the server needs from the kind.
 
 A folder beside this file with a `kind.py` brings one, as `KIND`; other distributions bring theirs
 as entry points in the group `moorage.backends`. Every command imports this module and every
@@ -141,7 +141,7 @@ class BackendKind(ABC, Generic[S]):
             importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.backend")
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
-        """Open it for a program that has no server, where the environment says that it is.
+        """Open the backend in a program without a server, if the environment configures it.
 
         Raises:
             BackendError: It cannot be opened.
@@ -168,7 +168,7 @@ class BackendKind(ABC, Generic[S]):
         """
 
     def examine(self, examination: Examination) -> Iterable[DoctorFinding]:
-        """Yield the findings of `moored doctor`: whether its extra is there and it is wanted."""
+        """Yield the findings of `moored doctor`: whether the extra is installed and needed."""
         name = f"backend: {self.name}"
         wanted = examination.wanted
         if not self.package:

@@ -25,7 +25,7 @@ Nodes = Sequence[TraceNode]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is done: placements one by one, in the closed loop, and wakes."""
+    """How many placements run one by one, in the closed loop, and after wakes."""
 
     singles: int
     requests: int
@@ -33,7 +33,7 @@ class Extent:
 
     @classmethod
     def of(cls, nodes: Nodes) -> "Extent":
-        """Return what fits a fleet: all of it where it has 6,212 GPUs, else in proportion."""
+        """Return full counts for a fleet of 6,212 GPUs, proportionally fewer for a small one."""
         gpus = sum(node.gpus for node in nodes)
         return cls(min(500, gpus // 12), min(5_000, gpus * 4 // 5), min(30, gpus // 3))
 
@@ -68,7 +68,7 @@ async def place_surely(place: Place) -> Booking:
 
 
 async def closed_loop(place: Place, count: int) -> tuple[list[Booking], float]:
-    """Place `count` requests with a fixed number under way; return how many seconds it took, too.
+    """Place `count` requests, a fixed number at a time; return the placements and the seconds.
 
     Raises:
         CommandError: One was refused.

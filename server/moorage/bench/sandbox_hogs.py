@@ -36,7 +36,7 @@ while True:
 
 
 async def hogs() -> Figures:
-    """Measure a bystander alone, and beside who burns all the time that it gets."""
+    """Measure a bystander's evaluations alone, and beside tenants that use all processor time."""
     taken: dict[str, list[float]] = {"alone": [], "burners": [], "hogs": []}
     async with MeasuredSandbox(NODES) as played:
         async with _hogs(played):

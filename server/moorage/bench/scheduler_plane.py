@@ -136,7 +136,7 @@ class SchedulerPlane:
                 pass
 
     def pods(self) -> list[JsonObject]:
-        """Return all pods."""
+        """Return all pods of the control plane's API server."""
         items: list[JsonObject] = self._client().get("/api/v1/pods").json()["items"]
         return items
 

@@ -153,7 +153,7 @@ class Allocator:
                 queue.put_in(fact)
 
     def index(self) -> Iterator[None]:
-        """Index all that wait, for `follow` to keep; a pause is possible at each piece."""
+        """Build the index of all waiters, which `follow` updates; it may pause at each yield."""
         if not self._keeps_index:
             yield from self.requests.queue.index()
             self._keeps_index = True

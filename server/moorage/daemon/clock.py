@@ -64,7 +64,7 @@ class Clock:
         self._beat_at = self._monotonic()
 
     def note_stall(self, since: float) -> None:
-        """Record that nothing left since a moment of the monotonic clock, though the loop ran."""
+        """Record a stall since a moment of the monotonic clock, though the event loop ran."""
         self._beat_at = min(self._beat_at, since)
 
     def follow_calendar(self) -> float:
@@ -110,7 +110,7 @@ class CalendarRecord:
         return moved if abs(moved) >= DRIFT_SECONDS_MAX else 0.0
 
     def write(self) -> None:
-        """Record the calendar as it is. Without it, the next server knows less."""
+        """Store when the machine started, by the calendar, for the next server."""
         if self._file is None:
             return
         with suppress(OSError):

@@ -52,16 +52,16 @@ class Effects(Protocol):
     """Receives the results of the core's steps."""
 
     def observe_step(self, event: Event, turn: Turn, seconds: float) -> None:
-        """Note a step and its duration, before any effect of it is carried out."""
+        """Observe a step and its duration in seconds, before any of its effects is carried out."""
 
     def observe_commit(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
-        """Note facts up to the `last` seq that became durable, and how long that took.
+        """Observe facts up to the `last` seq that became durable, and the duration in seconds.
 
         This comes before what `note_durable` says of each turn, and before any effect of the group.
         """
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
-        """Note the facts of a turn once they are on the disk, before its effects."""
+        """Observe the facts of a turn after they are durable and before its effects."""
 
     def carry_out(self, effect: Effect) -> None:
         """Carry out an effect; those of a turn come in order."""

@@ -134,7 +134,7 @@ class Doors:
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """The doors, and who may come in."""
+    """The ports of a server, and the parts that decide who may enter."""
 
     audit: AuditLog
     tokens: Tokens

@@ -83,7 +83,7 @@ class EffectCarrier:
         self._traces = observers.traces
 
     def observe_step(self, event: Event, turn: Turn, seconds: float) -> None:
-        """Inform the observers of the step, before anything of it leaves.
+        """Inform the observers of the step, before any of its effects leaves the server.
 
         The cells learn the outcome of their proposals before the next request reaches them; the
         gateway learns whose messages wait in the queue and are in flight no longer.

@@ -166,7 +166,7 @@ class Follower:
 
 
 class Reads(Inbox):
-    """Answers questions at once; nothing else has an effect on a server that stands by.
+    """Answers read requests at once; other events have no effect on a standby.
 
     Args:
         allocator: Knows the answers.

@@ -154,7 +154,7 @@ def _register_own(
 async def _until_end(
     daemon: Daemon, running: asyncio.Future[None], stopping: asyncio.Event, rereading: Rereading
 ) -> int:
-    """Serve until a stop is wanted, or something breaks; return the exit code."""
+    """Serve until a stop signal or a failure; return the exit code."""
     following = asyncio.ensure_future(rereading.run(daemon.change_tokens))
     stopped = asyncio.ensure_future(stopping.wait())
     resigning = asyncio.ensure_future(daemon.trust.wanted.wait())

@@ -122,7 +122,7 @@ class Standby:
         self._election.resign()
 
     def _look(self) -> None:
-        """Note whether there is a leader to name."""
+        """Record since when no leader is known; if one is, wake the requests that wait for it."""
         if self._election.leader is not None and not self.leads:
             self._vacant_since = None
             self._found.set()
@@ -131,7 +131,7 @@ class Standby:
             self._found.clear()
 
     def hand_over(self, heir: Deliver) -> None:
-        """Have another part answer what waits here for the next leader, which this server is."""
+        """Let `heir` answer the requests that wait here, since this server now leads."""
         self._heir = heir
         self._found.set()
 

@@ -431,7 +431,7 @@ async def _follow(outset: Outset, standby: Standby, stack: AsyncExitStack) -> Ap
 
 
 async def _nothing() -> None:
-    """Return at once: followed facts are durable."""
+    """Return at once, since followed facts are durable already."""
 
 
 async def _lead(
@@ -556,7 +556,7 @@ async def _open_stores(
 
 
 async def _open_catalog(config: Config, records: RecordStore, prepared: Prepared) -> Catalog:
-    """Open the catalog; where this server has followed it, it goes on from there."""
+    """Open the catalog; a standby continues with the catalog that it has followed."""
     followed = None if prepared.standby is None else prepared.standby.followed
     if followed is not None:
         if (catalog := await followed.catalog.lead(records)) is not None:

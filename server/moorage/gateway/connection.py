@@ -117,7 +117,7 @@ class GatewayConnection(ServerConnection):
 
     @property
     def has_left(self) -> bool:
-        """Whether the client has left, which nothing tells while the socket is not read."""
+        """Whether the client has left; a paused socket does not report that by itself."""
         if not self.open:
             return True
         look = select.poll()
@@ -143,7 +143,7 @@ class GatewayConnection(ServerConnection):
         await self.wait_closed()
 
     async def keepalive(self) -> None:
-        """Ping the client, and close where no pong comes in time, though the socket is read.
+        """Ping the client; close if no pong comes in time, although the server reads the socket.
 
         The library closes where none was read, also where none can be: a pong of a client that has
         more under way than it may stands in the socket, behind its further messages.
@@ -175,7 +175,7 @@ class GatewayConnection(ServerConnection):
     # What asyncio tells a protocol ---------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Enter the registry, and cut the oldest that has no session where there are too many."""
+        """Register the connection; beyond the limit, cut the oldest one without a session."""
         super().connection_made(transport)
         self.recv_messages.resume = self._read_on
         self.address = (self.transport.get_extra_info("peername") or ("",))[0]
@@ -191,7 +191,7 @@ class GatewayConnection(ServerConnection):
             surplus.transport.abort()
 
     def eof_received(self) -> None:
-        """Read the remaining bytes, then note the end of the stream."""
+        """Read the remaining bytes, then handle the end of the stream."""
         if self._turn is None:
             super().eof_received()
         self._eof = self._turn is not None
@@ -250,7 +250,7 @@ class GatewayConnection(ServerConnection):
             self._read_on()
 
     def send_data(self) -> None:
-        """Send the protocol's own answers: thousands of pongs in one write, which cost the same."""
+        """Send the protocol's own answers, such as thousands of pongs, in a single write."""
         pieces = self.protocol.data_to_send()
         if self.transport.is_closing():
             return

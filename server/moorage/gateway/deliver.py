@@ -40,7 +40,7 @@ class Deliver(Protocol):
     """
 
     def open_session(self, session: SessionId, caller: Caller) -> None:
-        """Note that a session exists. It comes before its first request."""
+        """Register a session. It comes before its first request."""
 
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
@@ -66,7 +66,7 @@ class Deliver(Protocol):
         """
 
     def drop_session(self, session: SessionId, caller: Caller) -> None:
-        """Note that a session is over, and not resumed. Nothing of it comes after this."""
+        """Handle the end of a session that was not resumed. Nothing of it comes after this."""
 
     def fail(self, error: BaseException) -> None:
         """Report a defect, an exception where none may be. The daemon ends the process."""

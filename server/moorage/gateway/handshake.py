@@ -120,7 +120,7 @@ class Doorman:
     def _let_in(
         self, connection: GatewayConnection, request: Request, bearer: str | None, *, readable: bool
     ) -> Response | None:
-        """Return None and note the caller, or why it is not let in."""
+        """Return None and store the caller, or return the refusal of the handshake."""
         caller = self._authenticate(bearer) if readable else None
         if caller is None and bearer is None and readable:
             caller = self._find_login(connection, request)
@@ -169,7 +169,7 @@ class Doorman:
         return (None, False) if ticket is None else (ticket.token, True)
 
     def _find_login(self, connection: GatewayConnection, request: Request) -> Caller | None:
-        """Return whose page asks, by the cookie of the console.
+        """Return the caller whose console cookie a page sends.
 
         A browser says where the page comes from, and that has been looked at. Who does not say so
         is no page, and shows a token.

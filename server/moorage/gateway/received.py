@@ -38,7 +38,7 @@ class Received:
         self._waiting: dict[Receiver, None] = {}
 
     def note(self, receiver: Receiver, tenant: str, count: int) -> None:
-        """Note how much of messages a connection holds; 0 once it is gone."""
+        """Set how many bytes of messages a connection holds; 0 once it is gone."""
         count = 0 if count < PART_BYTES_MIN else count
         _, before = self._held.pop(receiver, (tenant, 0))
         self._bytes_of[tenant] += count - before

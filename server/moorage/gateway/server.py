@@ -244,7 +244,7 @@ class Gateway:
             self._drop(session, Close.RESTART, "another server leads")
 
     def park(self, to: Address) -> None:
-        """Note that a message waits in the queue, and does not count as in flight any more.
+        """Mark a message as waiting in the queue; it no longer counts as in flight.
 
         Without this a session with `inflight_max` waiters could not even cancel one of them.
         """
@@ -253,7 +253,7 @@ class Gateway:
             session.park(to.number)
 
     def unanswered(self, to: Address) -> list[str | int | None]:
-        """Return the ids of a session's messages whose replies are to come, but that at `to`."""
+        """Return the ids of a session's unanswered messages, except the message at `to`."""
         session = self._sessions.get(to.session)
         return [] if session is None else session.unanswered(to.number)
 
@@ -269,7 +269,7 @@ class Gateway:
             found.push(frame)
 
     def reads_on(self, session: SessionId) -> bool:
-        """Return whether a session has none of its news unread."""
+        """Return whether a session's client has read all its news."""
         found = self._sessions.get(session)
         return found is not None and found.reads_on
 

@@ -95,7 +95,7 @@ _STOPPING = "The server is stopping; connect again in a moment."
 
 
 class Session:
-    """A session, from the opening handshake until nothing of it can arrive any more.
+    """A session, from the opening handshake until its last message can arrive.
 
     One that loses its connection holds what is to be sent, until it is resumed over another one.
 
@@ -178,7 +178,7 @@ class Session:
 
     @property
     def in_flight(self) -> int:
-        """Messages whose replies are not yet written, those parked in the queue aside."""
+        """The number of messages without a written reply, except those that wait in the queue."""
         waiting = len(self._unanswered) - len(self._parked)
         return waiting + len(self._early) + len(self._outbox)
 
@@ -190,7 +190,7 @@ class Session:
     # In ------------------------------------------------------------------------------------
 
     async def serve(self) -> Resume | None:
-        """Read messages until the client is gone; small ones that it sent before it left included.
+        """Read messages until the client leaves; handle the small ones that it sent before.
 
         Returns:
             The session that is to go on over this connection, where the client resumes one.
@@ -221,7 +221,7 @@ class Session:
             return None
 
     async def _take_small(self, frame: str | bytes) -> asyncio.Future[None] | None:
-        """Hand over a small message as soon as its tenant has its turn."""
+        """Handle a small message as soon as it is its tenant's turn."""
         connection = self.connection
         if (turn := self._shares.turn(self.tenant)) is not None:
             await turn
@@ -234,7 +234,7 @@ class Session:
         return taking
 
     async def _take_large(self, frame: str | bytes) -> asyncio.Future[None] | None:
-        """Hand over a large message when it is its turn; none of a connection that is gone.
+        """Handle a large message when it is its turn; drop it if its connection is gone.
 
         Thousands of them may wait when their senders leave.
         """
@@ -246,12 +246,12 @@ class Session:
                 return self._take(frame)
 
     def is_for(self, caller: Caller) -> bool:
-        """Return whether a caller may resume it: one of its tenant and role, while it lasts."""
+        """Return whether a caller may resume this session: same tenant and role, while it lasts."""
         mine = self.caller
         return self.lasts and (mine.tenant, mine.role) == (caller.tenant, caller.role)
 
     def resume(self, other: "Session", message: Resume) -> None:
-        """Go on over the connection of another session, which is over, and answer its message."""
+        """Continue over the connection of another session, which ends, and answer its message."""
         self.connection.let_go()
         other._stop_slow_timer()  # noqa: SLF001  # It is of this class.
         self._stop_slow_timer()
@@ -270,7 +270,7 @@ class Session:
         self._flush()  # At once: the next connection that resumes it must not get this reply.
 
     def unanswered(self, but: int) -> list[str | int | None]:
-        """Return the ids of messages whose replies are to come; None for each that has none."""
+        """Return the ids of unanswered messages except `but`; None for a message without an id."""
         ids = (each for number, each in self._unanswered.items() if number != but)
         return [*(each for each in ids if each is not None), *(None for _ in self._line)]
 
@@ -289,7 +289,7 @@ class Session:
         )
 
     def _take(self, frame: str | bytes) -> asyncio.Future[None] | None:
-        """Hand over one message; the future returned must be done before the next one is read."""
+        """Handle one message; the caller reads the next one after the returned future."""
         self._number += 1
         number = self._number
         self._counts.messages_total += 1
@@ -435,13 +435,13 @@ class Session:
         self._flush_soon()
 
     def idle(self) -> asyncio.Future[None]:
-        """Return a future that is done once all replies due are written and mostly on their way."""
+        """Return a future that is done once all due replies are written and most are sent."""
         idle = self._idle = self._loop.create_future()
         self._settle()
         return idle
 
     def abandon(self) -> None:
-        """Cancel what still waits to be taken: the gateway stops, and its patience is over."""
+        """Cancel the messages that wait for their turn: the gateway stops and waits no longer."""
         for task in self._tasks:
             task.cancel()
 
@@ -505,7 +505,7 @@ class Session:
             self._slow = None
 
     def _note_loss(self) -> None:
-        """Note that there is no client to answer any more, or none at the moment."""
+        """Record that the session has no client, at least for the moment."""
         self._gone = True
         self.lasts = self.lasts and not self.connection.said_goodbye
         self._held = sum(map(len, (*self._outbox, *self._events, *self._early.values())))

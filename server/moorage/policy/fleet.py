@@ -51,7 +51,7 @@ NEVER: Final = Misfit.MEMORY
 
 
 class Fleet(NodeInventory):
-    """An inventory (see there for the columns), with what may be taken of it and what fits."""
+    """A `NodeInventory` with the used capacity of each node, and the code that finds what fits."""
 
     def __init__(self) -> None:
         self._eligible: dict[tuple[Any, ...], Bools] = {}

@@ -279,7 +279,7 @@ class NodeInventory:
             self._splices_base += half
 
     def spliced_since(self, layout: int) -> list[str] | None:
-        """Return the clusters whose rows were replaced after `layout`, each once; None: all."""
+        """Return the clusters whose rows were replaced after `layout`; None: all clusters."""
         if layout < self._splices_base:
             return None
         return list(dict.fromkeys(self._splices[layout - self._splices_base :]))

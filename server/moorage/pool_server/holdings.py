@@ -120,7 +120,7 @@ class Holdings:
         return holding
 
     def checkin(self, transaction: str | None, resources: JsonMapping | None) -> None:
-        """End a checkout: the one that is named, or else the oldest that is just this.
+        """End the named checkout, or the oldest checkout of exactly these slots.
 
         Raises:
             InvalidCheckin: There is none.

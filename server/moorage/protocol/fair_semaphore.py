@@ -19,7 +19,7 @@ _Place = asyncio.Future[None]
 
 
 class FairSemaphore:
-    """Lets some hold a turn at one time, and others wait for one.
+    """Gives a limited number of turns, and lets other callers wait for one.
 
     Args:
         at_once_max: Turns that are held at one time; of one tenant, one less where there are

@@ -115,7 +115,7 @@ class NodeReading:
             raise WrongNodeError("kind", "a Node: give the output of `kubectl get nodes -o json`")
 
     def name(self) -> str:
-        """Return its name."""
+        """Return the node's `metadata.name`."""
         name = self.text("metadata.name")
         if not name:
             raise WrongNodeError("metadata.name", "the name of the node")

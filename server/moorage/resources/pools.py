@@ -21,7 +21,7 @@ from moorage.resources.resources import BaseResource, Runner
 
 
 class ClaimStage(Enum):
-    """The stage of a claim."""
+    """How far a claim on a resource has come."""
 
     WAITING = auto()
     """For a resource or a slot."""

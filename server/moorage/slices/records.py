@@ -88,7 +88,7 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class MultisliceInfo:
-    """The info that a slice needs about the others.
+    """The facts about the other slices that a slice needs.
 
     Args:
         coordinator_ip: Address of the first host of slice 0.

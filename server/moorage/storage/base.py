@@ -99,7 +99,7 @@ class Seat(NamedTuple):
 
     @property
     def rollout(self) -> str:
-        """What it has in common with other servers of its roll-out; empty: nothing."""
+        """The part of the server's name that all servers of its roll-out share; empty: no part."""
         return "".join(self.name.split(" ", 2)[2:])
 
 
@@ -472,16 +472,16 @@ class TokenRows(Protocol):
         """Return a value that differs after each change; None: there are no tokens yet."""
 
     def rows(self) -> list[TokenRow]:
-        """Return all of them, by name."""
+        """Return all tokens, by name."""
 
     def insert(self, row: TokenRow) -> bool:
         """Store a new one; False: another one has its name."""
 
     def revoke(self, name: str, at: float) -> bool | None:
-        """Revoke one; False: it was revoked before, None: no token has this name."""
+        """Revoke a token; False: it was revoked before, None: no token has this name."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the table."""
 
 
 class AgentRows(Protocol):
@@ -492,7 +492,7 @@ class AgentRows(Protocol):
         """Its name in messages."""
 
     def version(self) -> object:
-        """Return a value that differs after each change; None: there are none yet."""
+        """Return a value that differs after each change; None: there are no agents yet."""
 
     def rows(self) -> Mapping[str, bytes]:
         """Return all documents by key."""
@@ -501,26 +501,26 @@ class AgentRows(Protocol):
         """Give all documents in a transaction; what differs at its end is stored."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the table."""
 
 
 class LoginRows(Protocol):
     """Logins to the console, each a document under the digest of its cookie."""
 
     def version(self) -> object:
-        """Return a value that differs after each change; None: there are none yet."""
+        """Return a value that differs after each change; None: there are no logins yet."""
 
     def rows(self) -> dict[str, bytes]:
         """Return all documents by digest, the oldest first."""
 
     def insert(self, digest: str, document: bytes, gone: Collection[str] = ()) -> None:
-        """Store a new one, and delete others."""
+        """Store a new login, and delete others."""
 
     def delete(self, digests: Collection[str]) -> None:
         """Delete those that are there."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the table."""
 
 
 class AuditEnd(NamedTuple):
@@ -547,13 +547,13 @@ class AuditRows(Protocol):
         """Yield the lines after a number, with their numbers."""
 
     def end(self) -> AuditEnd:
-        """Return its end."""
+        """Return the number, hash and last fact of the log's last line."""
 
     def prune(self, before: float, bytes_max: int) -> None:
         """Delete lines stored before a time, then the oldest while there are more bytes."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the log."""
 
 
 def diff_rows(

@@ -1,4 +1,4 @@
-"""Lets the tests of this package ask for a control plane, and make what lies in it."""
+"""Lets the tests of this package use a control plane, and create objects in it."""
 
 import sys
 from pathlib import Path

@@ -208,7 +208,7 @@ async def test_a_service_leads_to_its_pod(world):
 
 
 async def test_a_service_missing_after_a_crash_is_created(world):
-    """The daemon was killed when the pod had been made."""
+    """The daemon was killed after it had made the pod."""
     world.plane.create(*dra_node("n1"))
     order = on(PodServiceResourceSpec(image=IMAGE, port=8080), share("n1", "GPU-n1-0"))
     await world.backend.start(order)
@@ -360,7 +360,7 @@ async def test_a_pod_that_another_client_deletes_ends_its_workload(world):
 
 
 async def test_a_pod_of_a_lost_node_starts_again_and_a_gang_fails(world):
-    """A node counts as lost after seconds, so both lose theirs at one time."""
+    """A node counts as lost after some seconds, so both pods lose their nodes at the same time."""
     world.plane.create(node("n1"), node("n2"))
     await world.backend.start(on(simulated_spec(), share("n1")))
     await world.backend.start(on(simulated_spec(), share("n1"), share("n2"), name="gang"))
@@ -394,7 +394,7 @@ async def test_a_gang_lost_during_a_server_stop_is_not_created_again(world):
 
 
 async def test_a_claim_left_by_a_crash_is_found(world):
-    """Its pod was never made: the daemon was killed in between."""
+    """The start made no pod, since the daemon was killed before that."""
     world.plane.create(*dra_node("n1"))
     await world.backend.start(on(simulated_spec(), share("n1", "GPU-n1-0")))
     (made,) = world.plane.all("ResourceClaim")

@@ -42,7 +42,7 @@ def published_devices(*slices: dict[str, Any]) -> Any:
 
 
 def allocation(made: dict[str, Any], *devices: str, **more: Any) -> Any:
-    """Return what holds which device, by one claim."""
+    """Return the claim record of each allocated device."""
     results = [
         {"request": "gpus", "driver": "gpu.nvidia.com", "pool": "n1", "device": each, **more}
         for each in devices

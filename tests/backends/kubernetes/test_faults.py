@@ -81,13 +81,13 @@ class Gate:
         await self._client.close()
 
     def log_in_with(self, user: dict[str, Any]) -> None:
-        """Have the kubeconfig say how to log in."""
+        """Write the credentials of a user into the kubeconfig."""
         config = yaml.safe_load(self.kubeconfig.read_text())
         config["users"][0]["user"] = user
         self.kubeconfig.write_text(yaml.safe_dump(config))
 
     def cut(self) -> None:
-        """Break off everything that is under way: watches, too."""
+        """Cut all open connections, watches included."""
         self.faults["cut"] += 1
         for each in tuple(self._open):
             each.abort()
@@ -141,7 +141,7 @@ class Load:
         self._more = asyncio.Event()
 
     async def more(self, count: int) -> None:
-        """Wait until so many more have started."""
+        """Wait until `count` more workloads have started."""
         enough = self.started + count
         async with asyncio.timeout(SEEN_SECONDS_MAX):
             while self.started < enough:
@@ -149,7 +149,7 @@ class Load:
                 await self._more.wait()
 
     async def work(self, number: int) -> None:
-        """Start and end one after the other, on one device of one node."""
+        """Start and end workloads, one after the other, on one device of one node."""
         node, gpu = f"n{number % NODES}", f"GPU-n{number % NODES}-{number // NODES}"
         share = Share(ClusterId("c1"), NodeId(node), (gpu,))
         fencing = 0
@@ -166,7 +166,7 @@ class Load:
             await self.stopped(order.id)
 
     async def stopped(self, name: str) -> None:
-        """Stop, as the daemon does: until it has succeeded."""
+        """Stop a workload until the stop succeeds, as the daemon does."""
         while True:
             try:
                 await self.backend.stop(name)
@@ -176,7 +176,7 @@ class Load:
                 return
 
     async def watch(self) -> None:
-        """Look all the time whether anything runs twice."""
+        """Look repeatedly for workloads that have two pods."""
         while self.going:
             names = Counter(
                 each["metadata"]["annotations"]["moorage.dev/workload"]
@@ -210,7 +210,7 @@ async def gate(nodes: Plane, tmp_path: Path) -> AsyncIterator[Gate]:
 
 
 async def first_of(*tasks: Awaitable[None]) -> None:
-    """Wait for the first to end; a worker only ends by its error."""
+    """Wait until a task ends; a worker only ends by an error."""
     done, _ = await asyncio.wait(
         [asyncio.ensure_future(each) for each in tasks], return_when=asyncio.FIRST_COMPLETED
     )
@@ -268,7 +268,7 @@ async def test_refusals_and_lost_answers_lose_no_pod(fresh_plane, gate, tmp_path
 
 
 async def test_restarts_of_the_api_server_lose_no_pod(fresh_plane, gate, tmp_path):
-    """One that has just started remembers nothing: it answers watches of before with 410.
+    """An API server that just started knows no old versions: it answers old watches with 410.
 
     Its controllers lose their leases with it and start again, as they do in a real plane. Those
     that go on may keep claims for ever that ended meanwhile.
@@ -291,7 +291,7 @@ async def test_restarts_of_the_api_server_lose_no_pod(fresh_plane, gate, tmp_pat
 
 @pytest.mark.parametrize("way", ["tokenFile", "exec"])
 async def test_expired_credentials_lose_no_pod(fresh_plane, gate, tmp_path, way):
-    """The next allocation takes a while, too."""
+    """The next allocation takes some time, too."""
     version = "client.authentication.k8s.io/v1"
     if way == "exec":
         plugin = {"apiVersion": version, "command": "cat", "args": [str(gate.login)]}

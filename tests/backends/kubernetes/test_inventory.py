@@ -193,7 +193,7 @@ async def test_an_object_that_cannot_be_read_ends_no_watch(fresh_plane: Plane) -
 
     def read(raw: msgspec.Raw) -> bytes:
         if odd:
-            raise TypeError("what no API documents")
+            raise TypeError("an object that no API documents")
         return bytes(raw)
 
     async with await ClusterConnection.open(fresh_plane.kubeconfig()) as connection:
@@ -203,7 +203,7 @@ async def test_an_object_that_cannot_be_read_ends_no_watch(fresh_plane: Plane) -
         async with asyncio.timeout(SEEN_SECONDS_MAX):
             while watcher.error is None:  # noqa: ASYNC110  # Unheard.
                 await asyncio.sleep(0.05)  # As above.
-            assert "what no API documents" in str(watcher.error)
+            assert "an object that no API documents" in str(watcher.error)
             odd = False
             await heard.wait()
         task.cancel()

@@ -65,7 +65,7 @@ def test_an_invalid_file_name_is_refused(name):
 
 @pytest.mark.parametrize("kind", ["python_class_v1", "Python", "policy", "", None])
 def test_policies_are_written_in_python(kind):
-    """Null is as if the field was not there: stored documents have all fields, empty ones too."""
+    """A null field counts as missing, since stored documents have all fields, even empty ones."""
     assert complete_policy_document({**GIVEN, "type": kind})["type"] == (kind or "")
 
 

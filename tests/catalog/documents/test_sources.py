@@ -293,7 +293,7 @@ async def test_hosts_that_are_not_public_get_no_request(server, name):
 
 
 class Resolver:
-    """Stands in for name servers; says what each question is answered, in turn."""
+    """A stand-in for name servers, with prepared answers to each question."""
 
     def __init__(self, *answers):
         self.answers = list(answers)

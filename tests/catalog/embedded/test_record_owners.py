@@ -18,7 +18,7 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 
 class Catalog:
-    """Records without a database."""
+    """The owners of records, without a database."""
 
     def __init__(self):
         self.owners = RecordOwners()
@@ -40,7 +40,7 @@ class Catalog:
 
 
 def fill(catalog, owner, size=1):
-    """Store as many clusters as a tenant may; return how many, and the refusal of one more."""
+    """Store clusters until the tenant's limit; return their number and the refusal."""
     many = 0
     while (error := catalog.put(owner, size)) is None:
         many += 1

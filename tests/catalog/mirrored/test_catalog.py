@@ -110,7 +110,7 @@ class Opened:
         self.heard.set()
 
     async def until(self, kind):
-        """Return the first change of a kind, which must come in time."""
+        """Wait for the first change of a kind, and return it."""
         async with asyncio.timeout(60):
             while not (found := [each for each in self.changes if isinstance(each, kind)]):
                 self.heard.clear()
@@ -170,7 +170,7 @@ def read(catalog, name):
 
 
 async def have(catalog, names=None, uri=URI):
-    """Return the warnings of an ask that has what it needs."""
+    """Return the warnings of a request whose data can be read."""
     warnings = catalog.freshness.at_hand(uri, names)
     return await catalog.freshness.fetch(uri, names, Allowance()) if warnings is None else warnings
 

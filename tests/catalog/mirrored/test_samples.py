@@ -11,7 +11,7 @@ LAB = {"lab": {"a", "b"}}
 
 
 def dcgm(gpu, host="a", used=1000.0, free=3000.0, util=50.0, **labels):
-    """Return the answers about one device, as DCGM's exporter labels them."""
+    """Return Prometheus's answers about one GPU, with the labels of DCGM's exporter."""
     series = {"gpu": gpu, "Hostname": host, "modelName": "NVIDIA A100", "cluster": "lab"} | labels
     values = {
         "DCGM_FI_DEV_FB_USED": used,

@@ -65,7 +65,7 @@ async def service(faulty):
 
 
 async def unavailable(asking):
-    """Return the refusal of a question, which must come within its time."""
+    """Return the refusal of a call, which must come within the time limit."""
     async with asyncio.timeout(30):
         with pytest.raises(ServiceError) as caught:
             await asking

@@ -41,7 +41,7 @@ def statuses(result):
 
 
 def run(kind, tasks, *, edges="", gpus=1, **options):
-    """Run tasks that need a GPU each, and see that all come back; return the result."""
+    """Run tasks that need one GPU each, check that all GPUs come back, and return the result."""
     pool, dag = ResourcePool({"gpu": gpus}), graph(*tasks, edges=edges)
     result = execute(kind(dag, pool, dict.fromkeys(dag, gpu(1)), **options), tasks)
     assert pool.available == {"gpu": gpus}

@@ -185,7 +185,7 @@ def test_any_graph_runs_in_order_within_capacity_and_both_executors_agree(workfl
 
 
 def expected_statuses(dag, kinds, *, fail_fast):
-    """The failure semantics, once more in the plainest way."""
+    """Return the expected status of each node, by a second, simpler definition."""
     expected, doomed = {}, set()
     for name in dag.topological_order():
         if name in doomed or name in kinds["missing"]:
@@ -276,7 +276,7 @@ def test_a_node_that_is_tried_again_has_its_turn_by_its_path(kind):
 
 @both
 def test_a_run_on_a_shared_pool_stays_in_its_turn(kind):
-    """The other caller waits behind the run once, and is not passed by the whole of its chain."""
+    """The other caller gets the GPU before the run has used it for its whole chain."""
     pool, order = ResourcePool({"gpu": 1}), []
     dag, goes_on = graph(*"abcdz", edges="a>b b>c c>d"), threading.Event()
     tasks = noting(order, dag) | {"a": lambda: (order.append("a"), goes_on.wait(WAIT))}
@@ -415,7 +415,7 @@ def test_a_node_that_fails_is_tried_again(kind):
 @both
 @pytest.mark.parametrize("moment", range(6))
 def test_cancellation_at_any_moment_leaks_nothing(kind, moment):
-    """In the first callback, in a task, between nodes, while nodes wait for the pool."""
+    """The stop comes in a callback, in a task, between nodes, or while nodes wait for the pool."""
     pool, dag = ResourcePool({"gpu": 1}), graph(*"abcd", edges="a>b")
     calls = iter(range(100))
 

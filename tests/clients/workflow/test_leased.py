@@ -198,7 +198,7 @@ def test_a_cancelled_run_leaves_the_servers_queue_and_holds_nothing(
 
 
 def test_a_run_survives_a_kill_of_the_server(tmp_path):
-    """Nodes that run keep their leases, nodes that wait keep their places."""
+    """Running nodes keep their leases; waiting nodes keep their places."""
     names, let_go, began = ["runs", *map(str, range(4))], threading.Event(), threading.Event()
     tasks = dict.fromkeys(names, lambda: 1)
 
@@ -306,7 +306,7 @@ def test_a_killed_program_goes_on_where_it_was_under_the_leases_that_it_has(
 
 
 def test_a_killed_program_gets_no_second_lease(server, client, tmp_path):
-    """Leases here last ten minutes: one that was granted twice would still be there."""
+    """Leases last ten minutes in this test, so a second grant would still be visible."""
     (tmp_path / "go").touch()
     chance, journal = random.Random(6), tmp_path / "journal"
 

@@ -92,7 +92,7 @@ def test_a_wait_may_be_infinite():
     release.join()
 
 
-def test_nothing_is_always_granted_and_recorded():
+def test_empty_requirements_are_always_granted_and_recorded():
     pool = ResourcePool({"gpu": 1})
     pool.acquire(gpu(1))
     assert pool.try_acquire(ResourceRequirements())

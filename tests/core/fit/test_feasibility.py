@@ -1,4 +1,4 @@
-"""The judge's cache says what a judge without memory says, whatever happened in between."""
+"""Feasibility with its cache gives the same results as without, after any changes."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""A dry run of a release says who is served then, and nothing of it happens."""
+"""A dry run of a release returns who would be served, and changes nothing."""
 
 from typing import Any
 

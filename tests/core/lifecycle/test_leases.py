@@ -40,7 +40,7 @@ def release(hand: Hand, name: str):
 
 
 def at_once() -> Hand:
-    """Leases that do not pause before they are tried again."""
+    """Leases whose next start comes without a pause."""
     return Hand(Allocator(requeue_pause_seconds=0.0))
 
 

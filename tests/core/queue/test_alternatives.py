@@ -1,4 +1,4 @@
-"""Requests that would do with less, or with something else: which of it they get, and when."""
+"""Requests with alternatives: which alternative they get, and when."""
 
 import sys
 from random import Random
@@ -168,7 +168,7 @@ def test_the_least_demanding_alternative_fits_on_all_nodes_of_the_others(seed):
 
 
 def calls_of(work) -> int:
-    """Return how many functions were called: what grows with what is looked at."""
+    """Return how many functions `work` calls, which shows how many alternatives it looks at."""
     calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:

@@ -68,7 +68,7 @@ def release(hand: Hand, name: str) -> tuple[int, Turn]:
 
 
 def go_on(hand: Hand) -> tuple[list[int], list[str]]:
-    """Take the turns that are left; return their looks, and what they consult for."""
+    """Take the remaining turns; return how many waiters each looked at, and who was consulted."""
     counts, consulted = [], list[str]()
     while hand.allocator.next_deadline() == hand.now:
         many, turn = looks(lambda: hand.step(Tick()))

@@ -38,7 +38,7 @@ def free(hand: Hand) -> str:
 
 
 def come(hand: Hand, number: int, **changes: object) -> list[str]:
-    """Have a request of another tenant come, and go again if it was granted."""
+    """Let a request of another tenant come; release its lease if it was granted."""
     name, tenant = f"r{number}", f"tenant-{number}"
     hand.now += 1.0
     turn = hand.propose(hand.ask(ask(name, ONE, tenant=tenant, **changes)), place(free(hand), "1"))
@@ -62,7 +62,7 @@ def test_smaller_shares_overtake_only_a_limited_number_of_times(hand: Hand) -> N
     assert consults(turn)[0] == "ann-2"
 
 
-def test_higher_priority_overtakes_none(hand: Hand) -> None:
+def test_a_request_of_higher_priority_does_not_count_as_overtaking(hand: Hand) -> None:
     for number in range(TIMES + 2):
         assert come(hand, number, terms={"priority": 1}) == [f"r{number}"]
     assert overtaken(hand) == {"ann-2": 0}

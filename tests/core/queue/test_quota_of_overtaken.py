@@ -141,7 +141,7 @@ def test_of_two_overtaken_requests_the_first_is_served_first(hand: Hand) -> None
 
 
 def test_why_names_the_missing_resources_of_a_waiter(hand: Hand) -> None:
-    """Also after a restart, which forgets all news."""
+    """`why` names the resources also after a restart, which forgets all news."""
     pass_by(hand, TIMES)
     again = Hand(Allocator(overtaken_max=TIMES))
     again.allocator.replay(hand.facts)

@@ -96,7 +96,7 @@ def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
 
 
 def test_a_request_is_consulted_again_after_its_quota_filled(hand: Hand) -> None:
-    """The new room is on a node that the waiter cannot use."""
+    """The capacity that grew is on a node that the waiter cannot use."""
     hand.see(nodes(1, 1, "d"))
     hand.see(nodes(1, 2, "e"))
     allow(hand, "ann", gpus(2))
@@ -242,7 +242,7 @@ KEPT = Provision("memory", keep_warm_seconds=60.0)
 def keep_warm(
     hand: Hand, tenant: str, name: str, *devices: str, spec: str = "", **more: Any
 ) -> None:
-    """Hold devices for a workload, and give it back so that it stays warm."""
+    """Grant a lease with a workload, and release it so that it stays warm."""
     provision = replace(KEPT, spec={"name": spec or name})
     request = replace(of(tenant, name, Demand(gpus=len(devices)), **more), provision=provision)
     hand.grant(request, place("n000", *devices))

@@ -1,4 +1,4 @@
-"""When a waiter has its turn, where leases last until their deadlines."""
+"""The estimated start of a waiter, if leases last until their deadlines."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place

@@ -1,4 +1,4 @@
-"""A lease holds devices, not places in a list: what is held moves with its device."""
+"""A lease holds devices, not positions: its devices stay its own when their positions change."""
 
 import itertools
 import json

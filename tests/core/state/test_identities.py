@@ -1,4 +1,4 @@
-"""One machine in the inventory twice: what was there first counts, the other has no capacity."""
+"""A machine that is in the inventory twice: the first node counts, the second has no capacity."""
 
 from by_hand import Hand, answers, ask, nodes, place
 from msgspec.structs import replace

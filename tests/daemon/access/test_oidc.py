@@ -62,7 +62,7 @@ class Issuer:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Write no log."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -146,7 +146,7 @@ async def test_other_kinds_of_keys_verify_and_one_key_needs_no_name(
 
 
 def forgeries(issuer: Issuer) -> dict[str, str]:
-    """Return tokens that must not let in, by what is wrong with them."""
+    """Return invalid tokens, by the name of their fault."""
     good = issuer.token()
     head, body, signature = good.split(".")
     pem = (

@@ -1,4 +1,4 @@
-"""How fast one tenant may send: by a clock that the test moves."""
+"""The rate limits of one tenant, by a clock that the test moves."""
 
 import pytest
 

@@ -71,7 +71,7 @@ async def refusal(work) -> ServiceError:
     return refused.value
 
 
-async def test_no_cluster_at_all_is_a_reason(house):
+async def test_a_block_without_registered_clusters_is_refused(house):
     error = await refusal(house.blocks().place(HERE, {}, "dry_run"))
     assert error.code is Code.UNKNOWN_CLUSTERS
     assert "no cluster is registered and live" in error.reason

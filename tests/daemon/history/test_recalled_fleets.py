@@ -32,7 +32,7 @@ def caller(name: str) -> Caller:
 
 
 async def recall(fleets: RecalledFleets, *tenants: str) -> list[object]:
-    """Have all recalled at one time; return what came of each."""
+    """Recall one fleet per tenant at the same time; return the fleets or errors."""
     recalls = (fleets.at(1e9, caller(each)) for each in tenants)
     return await asyncio.gather(*recalls, return_exceptions=True)
 

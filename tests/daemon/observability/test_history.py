@@ -41,7 +41,7 @@ ALL = Caller(Tenant("ops"), Role.OPERATOR)
 
 
 class Watched:
-    """A core that has a node of four GPUs, and what counts it."""
+    """A core with a node of four GPUs, and the history that counts it."""
 
     def __init__(self) -> None:
         self.allocator = Allocator(1.0, 3)

@@ -32,7 +32,7 @@ class Receiver(ThreadingHTTPServer):
                 receiver.over.set()
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Write no log."""
 
         super().__init__(("127.0.0.1", 0), Handler)
 

@@ -125,7 +125,7 @@ say("four")
     assert log.read_text() == "one\ntwo,\ndropped 2\nfour\n"
 
 
-def test_a_descriptor_that_others_made_not_wait_is_written_whole() -> None:
+def test_a_non_blocking_descriptor_gets_all_output() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     process = run("for number in range(20_000): say(f'line {number:05}')\nsettled()", writer)

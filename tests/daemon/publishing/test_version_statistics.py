@@ -1,4 +1,4 @@
-"""Arms: how a version does, and whether it fails for everybody or at one tenant's inputs."""
+"""Statistics of a version: does it fail for all tenants, or only with one tenant's inputs?"""
 
 import pytest
 

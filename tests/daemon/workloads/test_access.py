@@ -144,7 +144,7 @@ class Silent:
         return asyncio.create_task(answer)
 
     async def wait_looks(self, more: int) -> None:
-        """Return after so many more looks."""
+        """Wait until the backend was looked at `more` more times."""
         before = self.backend.looks
         async with asyncio.timeout(60):
             while self.backend.looks < before + more:  # noqa: ASYNC110  # A count has no event.
@@ -219,7 +219,7 @@ async def test_a_reader_that_lags_reads_at_once(silent):
 
 
 class Busy(LocalBackend):
-    """Counts commands that run, and looks into folders, until told to end them."""
+    """Counts running commands and file listings, which all wait until a test sets `end`."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

@@ -47,7 +47,7 @@ def lease(name: str, fencing: int, inherited: str = "", **spec) -> Lease:
 
 
 class House:
-    """A room over the memory backend, and all that is heard from it."""
+    """A `WorkloadControl` over the memory backend, with the events that it posts."""
 
     def __init__(self, backend: MemoryBackend | None = None) -> None:
         self.events: list[Event] = []
@@ -76,12 +76,12 @@ class House:
         return next(event for event in self.events if isinstance(event, kind))
 
     async def settle(self) -> None:
-        """Wait until all orders are over: nothing more comes of them."""
+        """Wait until all orders have ended."""
         async with asyncio.timeout(60):
             await asyncio.gather(*self.tasks._running)
 
     async def warm(self, **spec) -> Lease:
-        """Start a workload for a lease that is over by now, and forget what was said of it."""
+        """Start a workload for a lease that has ended since, and drop its events."""
         first = lease("first", 1, **spec)
         self.room.start(first)
         await self.heard(WorkloadStarted)
@@ -100,7 +100,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def test_a_replaced_server_starts_and_stops_no_workload():
-    """Also where an order waited for another one while the server was deposed."""
+    """The same holds if an order waited for another one while the server was deposed."""
     backend = MemoryBackend()
     house = House(backend)
     await house.room.open([])
@@ -158,7 +158,7 @@ async def test_a_look_at_a_starting_workload_waits_for_the_start(house):
 
 
 async def test_no_news_of_a_lease_before_its_start_was_ordered(house):
-    """Its grant may not be durable: watchers still know the workload by its first lease."""
+    """The new grant may not be durable: watchers still know the workload by its first lease."""
     second = await house.warm(die_seconds=0.2)
     house.progress.clear()
     house.room.look(second)
@@ -167,7 +167,7 @@ async def test_no_news_of_a_lease_before_its_start_was_ordered(house):
 
 
 class SlowBackend(MemoryBackend):
-    """Says what runs there when it is let."""
+    """Reports its running workloads only after a test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ async def test_a_backend_that_does_not_answer_keeps_no_start_waiting():
 
 
 class SerialBackend(MemoryBackend):
-    """Notes when a workload is started, stopped or reset while that is being done already."""
+    """Records starts, stops and resets of a workload that overlap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ async def test_orders_of_one_workload_never_overlap(seed):
 
 
 class DefectiveBackend(MemoryBackend):
-    """Raises what no backend should, as often as is said, from one of its calls."""
+    """Raises a given error from one of its calls, a given number of times."""
 
     def __init__(self, call: str, error: Exception) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ class World(RayCluster):
         }
 
     def have(self, count: int, source: Path | None = None) -> None:
-        """Have `count` honest raylets, and one more where `moorage` is another one."""
+        """Run `count` raylets, and with `source` one more, whose `moorage` comes from there."""
         wanted: dict[int, Path | None] = dict.fromkeys(range(count))
         if source is not None:
             wanted[CHANGED] = source
@@ -58,7 +58,7 @@ class World(RayCluster):
         return [int(folder.name) for folder, title in found if title.startswith("ray::Agent")]
 
     def changed(self, file: str, old: str, new: str) -> Path:
-        """Return a folder with a `moorage` in which one text was replaced; there is one."""
+        """Return a folder with a copy of `moorage` in which one text is replaced."""
         folder = self.folder / "changed"
         copy = folder / "moorage"
         shutil.copytree(Path(moorage.__file__).parent, copy, dirs_exist_ok=True)

@@ -145,7 +145,7 @@ async def test_a_killed_raylet_loses_nothing(world, serving) -> None:
 
 
 def side_by_side(outcomes: list[Any]) -> int:
-    """Return how many evaluations were under way at one time, by what they say of themselves."""
+    """Return how many evaluations overlapped, by the times that they returned."""
     spans = [each.value["when"] for each in outcomes]
     return max(sum(began <= at < ended for began, ended in spans) for at, _ in spans)
 
@@ -233,7 +233,7 @@ def children(pid: int) -> list[int]:
 
 
 def lie(said: str) -> str:
-    """Return what an agent does that says something else in the place of an answer."""
+    """Return code for an agent that replaces each answer by `said`."""
     return f"data = {said} if b'\"n\"' in data else data\n        {SENT}"
 
 

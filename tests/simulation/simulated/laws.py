@@ -112,17 +112,17 @@ class Model:
         return own or (project is None and self.quotas.get(("*", None))) or Quota()
 
     def beyond(self, tenant: str, project: str, wanted: dict[str, int]) -> bool:
-        """Whether a quota does not allow so much more: of the tenant, or of the project."""
+        """Whether the quota of a tenant or its project has no room for `wanted` more."""
         return self.short(tenant, None, wanted) or self.short(tenant, project, wanted)
 
     def owns(self, tenant: str, project: str | None, wanted: dict[str, int]) -> bool:
-        """Whether an account may hold so much without borrowing."""
+        """Whether an account may hold `wanted` without borrowing."""
         nominal = self._quota(tenant, project).nominal
         limits = {name: getattr(nominal, name) for name in wanted}
         return all(limits[name] is None or more <= limits[name] for name, more in wanted.items())
 
     def short(self, tenant: str, project: str | None, wanted: dict[str, int]) -> bool:
-        """Whether the quota of one account does not allow so much more."""
+        """Whether the quota of one account has no room for `wanted` more."""
         known = {
             (x.tenant, None if project is None else x.terms.project) for x in self.leases.values()
         }
@@ -187,7 +187,7 @@ class Model:
         )
 
     def shut_for_good(self, ask: Ask, now: float) -> set[tuple[str, str]]:
-        """Those that are, or have been reserved whole, whatever ends there."""
+        """The nodes excluded whatever leases end: by the request's group, or reserved whole."""
         return self._near(ask) | self._whole(self.until(ask, now, ()), ask)
 
     def beside(
@@ -252,7 +252,7 @@ class Model:
         }
 
     def near(self, ask: Ask | Lease, cluster: str, node: Node) -> list[str]:
-        """The other leases of a group that a node is too near to."""
+        """The other leases of a group that exclude a node."""
         found = []
         one = ask.terms.anti_affinity if ask.terms is not None else None
         for name, lease in self.leases.items():
@@ -483,7 +483,7 @@ class Model:
                 raise AssertionError(fact)
 
     def _move_clock(self, at: float, seconds: float) -> None:
-        """Have all that lasts for a while have the time left that it had."""
+        """Move all times with the calendar, so that each lease keeps the time it had left."""
         self.clock_moved_at = at
         for known in (self.leases, self.requeued):
             for name, lease in known.items():
@@ -561,7 +561,7 @@ class Model:
         self.paused[fact.lease] = fact.retry_at
 
     def _lose(self) -> None:
-        """See which devices are gone from the nodes where leases got them."""
+        """Find the devices that leases hold and that are gone from their nodes."""
         self.lost = {}
         for name, held in self.held.items():
             gone = [device for pair, device, _ in held if device not in self._there(pair)]
@@ -594,7 +594,7 @@ class Model:
         self.lost.pop(name, None)
 
     def _take_devices(self, lease: Lease) -> None:
-        """Note which devices a new lease got: none that others hold, whatever that was called."""
+        """Record the devices of a new lease; no other lease may hold them, under any name."""
         mine = self.held[lease.id] = []
         for share in lease.placement:
             pair = (share.cluster_id, share.node_id)
@@ -608,7 +608,7 @@ class Model:
             law(not parts, "no device is promised whole and in parts", lease, parts)
 
     def check_names(self) -> None:
-        """Leases say what their devices are called now, once all of them have moved."""
+        """Check that each lease lists the present names of its devices."""
         law(max(self.devices.values(), default=0) <= 1000, "no device is promised twice", self)
         for name, held in self.held.items():
             shares = {(x.cluster_id, x.node_id): x.gpus for x in self.leases[name].placement}
@@ -817,7 +817,7 @@ class Model:
         return len(usable) >= demand.gpus
 
     def next_deadline(self) -> float | None:
-        """The first moment at which something runs out."""
+        """The earliest time at which a lease, a pause, a notice or a reservation runs out."""
         due = [self.expires[name] for name in self.leases if name not in self.ending]
         due += self.paused.values()
         due += [notice.until for notice in self.notices.values()]

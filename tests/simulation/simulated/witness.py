@@ -105,7 +105,7 @@ class Witness:
         self.turns = 0
 
     def follow(self, queue: WaitingQueue) -> None:
-        """See for whom the queue of a new life keeps nodes, within its turns."""
+        """Record the nodes that a new queue reserves in its turns, and for which waiter."""
         reserve = queue.reserve
 
         def watch_head(head: WaiterLine | None, nodes: Nodes) -> None:
@@ -406,7 +406,7 @@ class Witness:
             law(not elsewhere, "no lease is shortened where a whole one fits", consult)
 
     def _check_grace(self, seconds: float, grace_seconds: float) -> None:
-        """All last a while, or until a reservation begins that they make room for."""
+        """Each lease and waiter gets its grace, or lasts until the lease must leave."""
         model, now = self.model, self.world.now
         held = {name: model.expires[name] for name in {*model.leases} - model.ending.keys()}
         held |= {name: waiter.deadline for name, waiter in model.waiting.items()}
@@ -603,7 +603,7 @@ class Witness:
                     law(same, "a second release answers the same", before, lease)
 
     def _without_devices(self, lease: Lease) -> Lease:
-        """A lease without the names of its devices, where these change under it."""
+        """Return a lease without the names of its devices, which may change."""
         if not self.world.rebuilds:
             return lease
         placement = tuple(replace(share, gpus=()) for share in lease.placement)

@@ -235,7 +235,7 @@ class World:
         return turn
 
     def commit(self) -> None:
-        """One stage of the disk: what was being written is durable; what waited is written."""
+        """Make the facts being written durable; begin to write the facts that waited."""
         self.ledger += [fact for turn in self.writing for fact in turn.facts]
         self._follow()
         written, self.writing, self.turns = self.writing, self.turns, []
@@ -323,7 +323,7 @@ class World:
             self.inbox.append(event)  # Said twice.
 
     def crash(self) -> None:
-        """Die; maybe with the group being written durable, maybe with some effects of it out."""
+        """Crash; the facts being written may be durable, and some of their effects may be out."""
         if self.writing and self.rng.random() < 0.5:
             self.ledger += [fact for turn in self.writing for fact in turn.facts]
             self.let_go(self.writing[: self.rng.randint(0, len(self.writing))])
@@ -532,7 +532,7 @@ class World:
             self.step(ClusterSeen(self._label(fleets.change_hardware(self.rng, clusters[name]))))
 
     def hear(self) -> None:
-        """Step one report of those on their way."""
+        """Step one of the events that are under way."""
         if self.inbox:
             place = 0 if self.orderly else self.rng.randrange(len(self.inbox))
             event = self.inbox.pop(place)
@@ -616,7 +616,7 @@ class World:
         self.settle()
 
     def settle(self) -> None:
-        """Let everything come to its end: answers, then deadlines, then backends."""
+        """Play until nothing is open: first answers, then deadlines, then backends."""
         for _ in range(10_000):
             if self.inbox:
                 self.hear()

@@ -35,7 +35,7 @@ def two(address: str) -> Iterator[tuple[Leadership, Leadership]]:
 
 
 def stand(server: Leadership, seat: Seat) -> None:
-    """Stand until that succeeds."""
+    """Stand for election until the server leads."""
     never = threading.Event()
     while not server.stand(seat):
         never.wait(0.02)  # What it waits for is in the database, which says nothing.

@@ -70,7 +70,7 @@ async def test_an_old_primary_that_comes_back_takes_no_writer(primary: PostgresS
 
 
 async def test_a_connection_that_breaks_amid_a_commit_ends_the_server(primary: PostgresServer):
-    """The facts are there, and the server that wrote them must not take them for lost."""
+    """The facts are stored, and the server that wrote them must not report them as lost."""
     address = primary.database()
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()

@@ -80,7 +80,7 @@ def test_a_damaged_copy_is_named_and_the_other_used(path: Path, byte: int):
     assert (found.known, found.exists) == (False, True)
 
 
-def test_a_mark_about_something_else_is_not_believed(path: Path):
+def test_a_mark_with_another_label_is_ignored(path: Path):
     write_mark(path, (1, 1))
     assert not read_mark(path, "catalog").known
 

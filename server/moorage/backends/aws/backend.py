@@ -38,10 +38,11 @@ from moorage.backends.base import (
     WorkloadReport,
 )
 from moorage.backends.completion import finish
+from moorage.backends.local import workload_store
 from moorage.backends.local.readiness import accepts
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 from moorage.model import Node, Share
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonObject, JsonValue
 
 THREADS_MAX: Final = 16
 """Calls of AWS at the same time; further ones wait for a thread."""
@@ -79,14 +80,14 @@ class Identity:
             return self._server
 
     def regions(self) -> list[str]:
-        """Return the regions where something may run."""
+        """Return the regions in which this server may have instances."""
         with self._lock:
             if not self._server:
                 self._read()
             return sorted(self._regions)
 
     def enter(self, region: str) -> None:
-        """Note a region before anything is started there; durable when it returns."""
+        """Store a region before an instance is launched there; durable when this returns."""
         with self._lock:
             if not self._server:
                 self._read()
@@ -107,12 +108,8 @@ class Identity:
 
     def _write(self, regions: set[str]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = self.folder / f"{_FILE}.draft"
-        with draft.open("w") as file:
-            json.dump({"server": self._server, "regions": sorted(regions)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.folder / _FILE)
+        document: JsonObject = {"server": self._server, "regions": sorted(regions)}
+        workload_store.write(self.folder / _FILE, document)
         entry = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(entry)
@@ -213,7 +210,7 @@ class AwsBackend(CommonBackend):
         )
 
     def _all(self, workload: str | None = None) -> list[Ec2Instance]:
-        """Return every instance in every region that something was ever started in.
+        """Return the instances of all regions in which this server ever launched one.
 
         A region that does not answer is no reason not to end what was found in another; but who
         asks for all must not take silence for an end.
@@ -323,7 +320,7 @@ class AwsBackend(CommonBackend):
             raise
 
     def _look(self, instance: Ec2Instance) -> Ec2Instance:
-        """Return the instance as it is now; as before if AWS does not say."""
+        """Return the instance's present state; the given one if AWS does not answer in time."""
         try:
             seen = self._instances().look(instance)
         except AwsError as error:

@@ -121,7 +121,7 @@ class UnreachableError(AwsError):
 
     @property
     def meaning(self) -> Meaning:
-        """Return that it may answer in a moment."""
+        """Return `AGAIN`: a repeated call may succeed."""
         return Meaning.AGAIN
 
 

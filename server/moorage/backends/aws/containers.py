@@ -25,7 +25,7 @@ docker run --detach --name {name} {options} -- {image} {command}
 
 
 def instance_of(spec: ContainerResourceSpec) -> InstanceResourceSpec:
-    """Return the instance that runs a container; `extra` of it has other fields of the instance.
+    """Return the spec of the instance that runs a container; its `extra` may set other fields.
 
     Raises:
         UnsupportedSpecError: It names the field that means nothing there.

@@ -76,7 +76,7 @@ class Ec2Instance:
 
     @property
     def gone(self) -> bool:
-        """Whether nothing of it is left."""
+        """Whether the instance no longer exists."""
         return self.state == "terminated"
 
     @property
@@ -124,7 +124,7 @@ class Instances:
         self._launched: dict[str, tuple[Ec2Instance, float]] = {}
 
     def remember(self, instance: Ec2Instance) -> None:
-        """Note one that was launched just now."""
+        """Remember an instance that was launched just now."""
         with self._lock:
             self._launched[instance.id] = (instance, time.monotonic())
 
@@ -161,7 +161,7 @@ class Instances:
         return alive[0] if alive else (found[-1] if found else None)
 
     def look(self, instance: Ec2Instance) -> Ec2Instance | None:
-        """Return one as it is now, or None if AWS no longer knows it."""
+        """Return an instance's present state; None if AWS no longer knows the instance."""
         filters = [{"Name": "instance-id", "Values": [instance.id]}]
         answer = self._calls.call("describe_instances", instance.region, Filters=filters)
         found = parse(answer, instance.region)

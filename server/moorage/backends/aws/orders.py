@@ -266,7 +266,7 @@ def _image(spec: InstanceResourceSpec, offer: Offer) -> tuple[str, str]:
 
 
 def _user_data(text: str, environment: Mapping[str, str]) -> str:
-    """Give a shell script the variables of its lease; leave anything else as it is."""
+    """Export the lease's variables at the start of a shell script; leave other texts unchanged."""
     first, newline, rest = text.partition("\n")
     if not newline or not first.strip().startswith(_SHELLS):
         return text

@@ -95,7 +95,7 @@ class ClusterConnection:
         return cls(configuration, kubeconfig, context)
 
     async def close(self) -> None:
-        """Close it; calls under way are broken off."""
+        """Close the connections; calls under way fail."""
         for each in filter(None, (self._api, self._earlier)):
             await each.close()  # type: ignore[no-untyped-call]  # The library's.
 
@@ -135,7 +135,7 @@ class ClusterConnection:
     async def stream(
         self, path: str, silence_seconds: float = SILENCE_SECONDS_MAX, **query: JsonValue
     ) -> AsyncIterator[aiohttp.StreamReader]:
-        """Open a GET whose lines come as they happen; reading raises as `read` does.
+        """Open a GET whose response arrives line by line; reading raises the same errors as `read`.
 
         Args:
             path: What to read.

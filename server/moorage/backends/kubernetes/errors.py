@@ -6,7 +6,7 @@ class KubernetesError(Exception):
 
 
 class ConfigurationError(KubernetesError):
-    """Its kubeconfig cannot be read, or names no such context."""
+    """The kubeconfig cannot be read, or lacks the named context."""
 
 
 class NoAnswerError(KubernetesError):

@@ -24,7 +24,7 @@ class EventLoopThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, work: Coroutine[object, object, _T]) -> _T:
-        """Run `work` to its end; cancelled, it is cancelled, and waited for all the same."""
+        """Run `work` to its end; if the caller is cancelled, cancel `work` and await its end."""
         done: concurrent.futures.Future[_T] = concurrent.futures.Future()
         tasks: list[asyncio.Task[_T]] = []
         loop = self._running()
@@ -45,7 +45,7 @@ class EventLoopThread:
             raise
 
     def close(self) -> None:
-        """End the thread; what still runs in it is cancelled first."""
+        """Cancel the thread's tasks and end the thread."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None

@@ -172,7 +172,7 @@ class ClusterInventory:
         return dict(self._machines)
 
     def lease(self, leased: Mapping[str, Collection[str]]) -> None:
-        """Note what leases of our own hold: by node, the ids of devices.
+        """Record the devices that leases of this server hold: by node, the device ids.
 
         Of devices that are only counted, use by others is reported on other devices, as long as
         there are any.

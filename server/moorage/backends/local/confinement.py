@@ -53,7 +53,7 @@ libc: "Any" = ctypes.CDLL(None, use_errno=True)
 
 
 class Confinement:
-    """The folder that is hidden from workloads, and the way.
+    """The folder that is hidden from workloads, and the method that hides it.
 
     Args:
         hidden: The folder, without links in its path.
@@ -77,7 +77,7 @@ class Confinement:
 
 
 def find(hidden: str) -> Confinement:
-    """Return a way that hides a folder from workloads here, tried with a process."""
+    """Return a method that hides a folder from workloads here; a process has tried it."""
     import subprocess  # noqa: PLC0415  # A supervisor needs it not, and it takes long to load.
 
     hidden = os.path.realpath(hidden)
@@ -144,7 +144,7 @@ def _check(result: int) -> int:
 
 
 def _cover(hidden: str, work: str) -> None:
-    """Mount an empty folder over one, with another one in its place, for this process alone."""
+    """Hide a folder under an empty one, in which `work` stays visible; for this process alone."""
     _check(libc.unshare(NEW_MOUNTS))
     _mount(None, "/", RECURSIVE | SLAVE)
     folder_fd = os.open(work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -212,7 +212,7 @@ def _detail(hidden: str, way: str) -> str:
 
 
 def main(way: str, hidden: str) -> int:
-    """Try it out; exit with 0 where it holds."""
+    """Try a method; exit with 0 if it hides the folder."""
     confine(way, hidden, "/dev", signals=False)
     trial = os.path.join(hidden, f".trial-{os.getpid()}")
     try:

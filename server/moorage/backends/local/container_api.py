@@ -240,7 +240,7 @@ class ContainerApi:
             self._api.start(name)
 
     def inspect(self, name: str) -> Seen | None:
-        """Return the state of a container; None if there is none of that name."""
+        """Return the state of a container; None if no container has this name."""
         try:
             with self._errors(f"look at the container {name}"):
                 found = self._api.inspect_container(name)

@@ -123,7 +123,7 @@ def _gpus(order: Order, spec: ContainerResourceSpec, grant: DeviceBinding) -> Se
 
 
 def probe_port(spec: ContainerResourceSpec) -> int | None:
-    """Return the port in the container that its readiness is seen at; None if at none.
+    """Return the container's port that the readiness probe connects to; None without such a probe.
 
     Raises:
         UnsupportedSpecError: It needs one, and none is given.

@@ -72,7 +72,7 @@ def reap(place: str, label: str, value: str) -> None:
 
 
 def guard(place: str, label: str, value: str, contact_file: str) -> None:
-    """End containers of a label while the server is not heard; return when none is to be.
+    """End the containers with a label while the server is silent; return when the file is removed.
 
     Another such program may be there already; then this one is not needed.
     """
@@ -90,7 +90,7 @@ def guard(place: str, label: str, value: str, contact_file: str) -> None:
 
 
 def kill(place: str, label: str, value: str) -> None:
-    """Kill every container that runs and has a label of this value; its end is for others."""
+    """Kill all running containers with this value of a label; the daemon removes them later."""
     filters = urllib.parse.quote(json.dumps({"label": [f"{label}={value}"]}))
     for each in json.loads(_say(place, "GET", f"/containers/json?filters={filters}")):
         _say(place, "POST", f"/containers/{each['Id']}/kill")

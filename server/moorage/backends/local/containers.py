@@ -102,7 +102,7 @@ class Containers(LocalWorkloads):
         return workload in self._strays | self._begun_here or self._store.has(workload)
 
     def keeps(self, workload: str) -> bool:
-        """Return whether there is output of a workload here, also after it was stopped."""
+        """Return whether this machine has output of a workload, even of a stopped one."""
         return self._store.keeps(workload)
 
     def refuse(self, spec: ContainerResourceSpec) -> None:
@@ -245,7 +245,7 @@ class Containers(LocalWorkloads):
                 api.start(name)
 
     def _plan(self, order: Order, spec: ContainerResourceSpec) -> ContainerPlan:
-        """Return the plan of a container, after a note of the devices it is bound to."""
+        """Write a container's order with its devices to the disk; return the container's plan."""
         grant = self._devices.take(order)
         folder = self._store.folder(order.id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -499,7 +499,7 @@ class _Mount:
 
 
 def shows(outside: str, hidden: str) -> bool:
-    """Return whether a folder that is mounted would show one that is hidden, or a part of it.
+    """Return whether a mounted folder would show a hidden folder, or a part of the hidden folder.
 
     Links are followed. One folder may be mounted in several places, so the devices and the
     folders there are compared, not the paths. All mounts below count, too.

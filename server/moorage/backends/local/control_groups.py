@@ -72,7 +72,7 @@ def find() -> Groups:
 
 
 def end(group: str) -> None:
-    """Kill all that is in a group, and remove it; one that is not there is no error. Blocks.
+    """Kill all processes of a group, and remove the group; a missing group is no error. Blocks.
 
     Raises:
         EngineError: Some of it is still there long after that: the kernel has it.
@@ -86,7 +86,7 @@ def end(group: str) -> None:
 
 
 def clear(group: str) -> None:
-    """Kill all that is in a group; see `end`. Blocks."""
+    """Kill all processes of a group; see `end`. Blocks."""
 
     def kill() -> str:
         if "populated 1" not in Path(group, "cgroup.events").read_text():
@@ -113,7 +113,7 @@ def membership(group: str) -> Iterator[int | None]:
 
 
 def bound(group: str, memory_bytes: int) -> None:
-    """Bound the memory of a workload's group, if it has one that can.
+    """Limit the memory of a workload's group, if the group has a memory controller.
 
     Raises:
         BackendError: The kernel refuses it, and why.
@@ -128,7 +128,7 @@ def bound(group: str, memory_bytes: int) -> None:
 
 
 def _bases() -> Iterator[Path]:
-    """Yield the groups in which ours might be made: the one above our own, if it is ours; our own.
+    """Yield possible parents of new groups: our own group's parent, if it is ours; our own group.
 
     Where a controller is switched on for a group's children, it may hold no process itself. So a
     daemon that shall bound memory lies in a group of its own, beside those of its workloads.

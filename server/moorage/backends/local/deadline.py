@@ -47,16 +47,16 @@ class HeardFile:
 
     @property
     def passed(self) -> bool:
-        """Whether the server has not been heard for too long."""
+        """Whether the server's last sign of life is too old."""
         return bool(self._seconds) and now() > self._at + self._seconds
 
     def note_contact(self, at: float) -> None:
-        """Note that the server has heard the message of that time."""
+        """Record that the server has received the message sent at this time."""
         self._at = max(self._at, at)
         self._write()
 
     def note_agreement(self, at: float) -> None:
-        """Note that the server has agreed to `seconds`, and heard the message of that time."""
+        """Record that the server accepted `seconds`, and received the message sent at this time."""
         self._seconds = self._wanted
         self.note_contact(at)
 

@@ -120,7 +120,7 @@ class Devices:
         return DeviceBinding(rows, environment, gpus or ())
 
     def environment(self, workload: str) -> dict[str, str]:
-        """Return the variables that name a workload's GPUs by now; none if that is as it was."""
+        """Return variables with the present names of a workload's GPUs; {} if no name changed."""
         with self._lock:
             look_again()
             held = [row for row in self._held.get(workload, {}).get(_LEASED, ()) if "device" in row]
@@ -148,7 +148,7 @@ class Devices:
             return DeviceBinding(self._held.get(workload, {})).cpu_count or None
 
     def resize(self, workload: str, cpu_count: float | None) -> DeviceBinding:
-        """Choose again how many processors a workload is bound to, None for any; all or nothing.
+        """Choose a workload's processors again; None: any. An error changes nothing.
 
         Raises:
             UnsupportedSpecError: This machine has fewer.
@@ -208,7 +208,7 @@ class Devices:
         return {}
 
     def _unseen(self, members: Sequence[JsonMapping]) -> str:
-        """Return advice for a request for GPUs on a machine where none is visible."""
+        """Return a hint to install NVML, if a request wants GPUs and this machine shows none."""
         wanted = any(each["type"] == "gpus" for each in members)
         if wanted and not self._pool.count("gpus") and importlib.util.find_spec("pynvml") is None:
             return f"; GPUs of NVIDIA are seen with {install_command('nvml')}"
@@ -258,7 +258,7 @@ class Devices:
 
 
 def _whole(rows: Rows) -> list[JsonObject]:
-    """Return the GPUs that came from the pool, which has no others' shares."""
+    """Return rows of the pool's GPUs with all slots: the pool never shares a GPU."""
     return [{**row, "slots": 1.0} for row in rows.get("gpus", ())]
 
 
@@ -304,7 +304,7 @@ def _device_of(row: JsonMapping) -> DeviceId:
 
 
 def _device(row: JsonMapping, *, known: bool) -> Device:
-    """Return which device is held: as it was noted, or else as its name has it now."""
+    """Return the device of a row: the recorded one if known, else the present one with its id."""
     return Device(*row["device"]) if known else device_of(str(row["id"]))
 
 

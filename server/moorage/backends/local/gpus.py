@@ -66,13 +66,13 @@ def find_device(name: str, meant: DeviceId) -> tuple[str, Device | None]:
 
 
 def look_again() -> None:
-    """Forget the devices, so that the next call reads them again."""
+    """Clear the cached devices, so that the next call reads them again."""
     _devices_by_name.cache_clear()
 
 
 @lru_cache(1)
 def _devices_by_name() -> dict[str, Device]:
-    """Return all names of all devices, in small letters; none without NVML."""
+    """Return the devices by all their names, in lower case; {} without NVML."""
     nvml = nvml_here()
     if nvml is None:
         return {}

@@ -32,7 +32,7 @@ _INHERITED: Final = frozenset(
 
 
 def process(spec: BaseResourceSpec) -> ProcessResourceSpec:
-    """Return a spec as that of the process it is.
+    """Return the process spec that a spec means.
 
     Raises:
         UnsupportedSpecError: It is of something else.

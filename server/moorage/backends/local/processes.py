@@ -184,7 +184,7 @@ class Processes(LocalWorkloads):
         return None
 
     def _command_lives(self, workload: str) -> bool:
-        """Return whether the command itself has not ended; its supervisor may tell that later."""
+        """Return whether the command's process lives; its supervisor may report the end later."""
         noted = workload_store.read(self._store.folder(workload) / "process.json")
         return noted is not None and lives(noted["pid"])
 
@@ -385,7 +385,7 @@ class Processes(LocalWorkloads):
         return self._note_ready(seen) if seen is not None else None
 
     def _note_ready(self, seen: WorkloadReport) -> WorkloadReport:
-        """Note for `glance` that a workload is ready, if it is; its end takes the note back."""
+        """Store the report of a ready workload for `glance`; its end removes the report."""
         with self._lock:
             if seen.phase is Phase.READY and seen.id in self._ends:
                 self._ready[seen.id] = seen
@@ -408,7 +408,7 @@ class Processes(LocalWorkloads):
 
 
 def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
-    """Bound the memory of processes, all or none."""
+    """Limit the memory of all these processes, or of none."""
     before: dict[int, tuple[int, int]] = {}
     try:
         for pid in pids:

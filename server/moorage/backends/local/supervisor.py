@@ -150,7 +150,7 @@ def make_group(order: "JsonObject") -> str:
 
 
 def enter(group: str) -> None:
-    """Become a member of a group, if there is one; without it all is as where there are none."""
+    """Move this process into a control group; do nothing if `group` is empty."""
     if group:
         with (
             contextlib.suppress(OSError),
@@ -276,7 +276,7 @@ def supervise(
 
 
 def unheard(order: "JsonObject") -> bool:
-    """Return whether an agent has not heard its server for longer than its workloads may run on."""
+    """Return whether the agent's last contact with its server is older than workloads may run."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         with open(order["heard"], encoding="utf-8") as file:
             heard = json.load(file)
@@ -312,7 +312,7 @@ def kill_rest(group: str) -> None:
 
 
 def kill_all(group: str) -> bool:
-    """Kill all of the workload at once; return whether there was anything."""
+    """Kill all processes of the workload; return whether one was alive."""
     found = {*descendants(), *members(group)}
     if group and found:
         with contextlib.suppress(OSError), open(os.path.join(group, "cgroup.kill"), "w") as file:
@@ -333,7 +333,7 @@ def members(group: str) -> "list[int]":
 
 
 def too_large(folder: str, group: str) -> str:
-    """Return the message about a workload over its memory limit; of others nothing.
+    """Return a message if a workload exceeded its memory limit, else "".
 
     The limit is read again: it may be changed while the workload runs. A first sum counts what
     processes share once for each of them; only where that is too much, it is counted exactly.

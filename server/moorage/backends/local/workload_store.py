@@ -110,11 +110,11 @@ class WorkloadStore:
         return self.order(workload) is not None
 
     def keeps(self, workload: str) -> bool:
-        """Return whether a folder of a workload is left, also after it was stopped."""
+        """Return whether a workload has a folder, even if it was stopped."""
         return bool(self.attempts(workload))
 
     def attempts(self, workload: str) -> tuple[int, ...]:
-        """Return the starts of a workload with a folder that is left, in order."""
+        """Return the numbers of a workload's starts whose folders still exist, in order."""
         order = self.order(workload)
         found = set() if order is None else {int(order.get("attempt", 1))}
         for folder in self._ended.iterdir():
@@ -124,7 +124,7 @@ class WorkloadStore:
         return tuple(sorted(found))
 
     def names(self) -> Iterator[str]:
-        """Yield the names of all that was begun and not stopped."""
+        """Yield the names of all workloads that were started and not stopped."""
         for folder in sorted(self._running.iterdir()):
             order = _sound(folder)
             if order is not None:
@@ -259,7 +259,7 @@ class WorkloadStore:
 
 
 def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None:
-    """Read a piece of the output that is in a folder; None where it is not that start's.
+    """Read a piece of a start's output from a folder; None if the folder is not that start's.
 
     The folder is opened first. Its name may be that of another one a moment later: a stop moves
     it away, and the next start makes its own.
@@ -293,7 +293,7 @@ def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None
 
 
 def read(path: Path, folder: int | None = None) -> JsonObject | None:
-    """Return a file of JSON, or None where there is none, or none that is whole.
+    """Return the object in a JSON file; None if the file is missing, incomplete or no object.
 
     Args:
         path: The file.
@@ -315,7 +315,7 @@ def read(path: Path, folder: int | None = None) -> JsonObject | None:
 
 
 def _open(path: Path, folder: int | None = None) -> int | None:
-    """Open a plain file for reading; None where there is none, whatever else is there."""
+    """Open a plain file for reading; None if the path is missing or is something else."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         opened = os.open(path, flags, dir_fd=folder)
@@ -332,7 +332,7 @@ def _open(path: Path, folder: int | None = None) -> int | None:
 
 
 def _sound(folder: Path) -> JsonObject | None:
-    """Return the order in a folder; None where there is none that was written for it."""
+    """Return the valid order in a folder; None if it is missing, or belongs to another folder."""
     order = read(folder / "order.json")
     if order is None:
         return None

@@ -177,11 +177,11 @@ class LocalWorkloads(abc.ABC):
 
     @abc.abstractmethod
     async def _bring_up(self, order: Order) -> WorkloadReport:
-        """Start a workload, unless it was begun before, and wait until it is ready."""
+        """Start a workload, unless an earlier call started it, and wait until it is ready."""
 
     @abc.abstractmethod
     async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:
-        """Ask a workload that runs whether it is ready; one without a probe says so by running."""
+        """Probe a running workload; one without a probe is ready as soon as it runs."""
 
     def _inside(self, workload: str) -> readiness.RunCommand:
         """Return a function that runs the command of a probe inside a workload."""

@@ -185,7 +185,7 @@ class RayBackend(CommonBackend):
         return _report(workload, seen)
 
     async def reset(self, workload: str) -> JsonValue:
-        """Refuse: nothing on Ray says how; see `Backend.reset`."""
+        """Refuse: no spec of Ray has a reset command; see `Backend.reset`."""
         await self.status(workload)
         raise UnsupportedSpecError("the backend ray resets nothing; end it and start another")
 

@@ -60,7 +60,7 @@ def bundles(demands: Sequence[Demand], seen: JsonMapping) -> list[dict[str, floa
 
 
 def _amounts_in_use(node: JsonMapping, waiting: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the use of a node: all of it if the rest is too little for any request."""
+    """Return the use of a node; the whole node if the rest is too small for any request."""
     total = {name: float(node["resources"].get(name, 0)) for name in ("GPU", "CPU", "memory")}
     free = {name: float(node["free"].get(name, 0)) for name in total}
     used = {
@@ -86,7 +86,7 @@ def _node(node: JsonMapping, ours: frozenset[str]) -> Document:
     others = [each["used"] for each in workers if each["actor"] not in ours]
 
     def free_amount(name: str) -> float:
-        """Return the amount beyond the use by others."""
+        """Return the amount that other users leave free."""
         total = float(resources.get(name, 0))
         held = sum(sum(used.get(name, {}).values()) for used in own)
         held += sum(float(each.get(name, 0)) for each in leased)
@@ -110,7 +110,7 @@ def _devices(
     own: Sequence[Mapping[str, Mapping[str, float]]],
     others: Sequence[Mapping[str, Mapping[str, float]]],
 ) -> list[Document]:
-    """Return the devices of which others hold nothing."""
+    """Return the devices of which other users hold no part."""
     count = int(resources.get("GPU", 0))
     named = (found[1] for name in resources if (found := _MODEL.fullmatch(name)))
     model = next(named, "")

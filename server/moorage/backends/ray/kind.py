@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """Which Ray cluster it is, and how it is followed."""
+    """The address of a Ray cluster, and the settings for following its nodes."""
 
     ray_address: Annotated[
         str,

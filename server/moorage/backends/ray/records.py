@@ -7,13 +7,13 @@ that was ready and that Ray no longer knows has ended, and is not started a seco
 import contextlib
 import hashlib
 import json
-import os
 import threading
 import uuid
 from pathlib import Path
 from typing import Final
 
 from moorage.backends.base import BackendError
+from moorage.backends.local import workload_store
 from moorage.records.json_values import JsonMapping, JsonObject
 
 OUTPUTS_MAX: Final = 200
@@ -108,9 +108,4 @@ class Records:
 
     def _write(self, path: Path, document: JsonMapping) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = path.with_suffix(".draft")
-        with draft.open("w") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        workload_store.write(path, document)

@@ -56,7 +56,7 @@ class Executors:
         return await self._store.run(lambda database: _find(database, name))
 
     async def owner(self, name: str) -> str:
-        """Return whose it is; empty: that was not noted, or there is none."""
+        """Return the owner of an executor; "" if the executor or its owner is unknown."""
         return await self._store.run(lambda database: _owner(database, name))
 
     async def update(self, name: str, change: Document) -> Document:

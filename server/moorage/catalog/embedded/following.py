@@ -78,7 +78,7 @@ class FollowedRecords:
         await self._store.run(self._changes, self._take_over)
 
     async def lead(self, records: RecordStore) -> None:
-        """Take over what changed to the last, and have this process write these records now.
+        """Apply the other process's last changes; from then on, this process writes the records.
 
         Raises:
             ServiceError: `unavailable`: they cannot be opened.

@@ -156,7 +156,7 @@ class Memory:
         return "" if entry is None else entry.owner
 
     def metrics_owner(self, cluster_id: str) -> str:
-        """Return whose metrics these are: the cluster's owner, else the tenant that stored them."""
+        """Return the owner of metrics: their cluster's, else the tenant that sent the metrics."""
         entry = self.clusters.get(cluster_id) or self.metrics.get(cluster_id)
         return "" if entry is None else entry.owner
 

@@ -105,7 +105,7 @@ class RecordOwners:
         self._before.clear()
 
     def load(self, kind: Kind, row: StoredRow) -> None:
-        """Learn of a record that the store holds; the history of a policy says whose it is."""
+        """Count a stored record for its owner; a policy's owner is in its history."""
         owner = ""
         if kind == "history":
             changes = reversed(_changes(row.document))
@@ -118,7 +118,7 @@ class RecordOwners:
             self._set((kind, row.id), OwnedRecord(owner, len(row.document) + len(row.files)))
 
     def owner(self, kind: Kind, record_id: str) -> str:
-        """Return whose a record is; empty if that is not known, or there is none."""
+        """Return the owner of a record; "" if the record or its owner is unknown."""
         record = self._records.get((kind, record_id))
         return record.owner if record else ""
 
@@ -129,7 +129,7 @@ class RecordOwners:
         record: OwnedRecord,
         usage: Callable[[], Mapping[str, tuple[int, int]]],
     ) -> None:
-        """Note a record that is stored, or refuse it where it is one too many or too large.
+        """Count a stored record, or refuse it if its owner has too many or it is too large.
 
         Args:
             kind: Of the record.

@@ -262,7 +262,7 @@ class DocumentStore:
         await self.run(lambda _: None)
 
     def count_owners(self) -> None:
-        """Read which tenant each record is of, behind the jobs that wait; it is not awaited."""
+        """Queue a job that reads the owner of each record; nothing awaits the job."""
         future: asyncio.Future[None] = self._loop.create_future()
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._jobs.put(_Job(Database.count_owners, None, durable=False, tenant="", future=future))

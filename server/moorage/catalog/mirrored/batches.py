@@ -80,6 +80,6 @@ class Batches:
 
 
 def _look(task: "asyncio.Task[None]") -> None:
-    """Note a failure, so that asyncio does not report it as lost: all may have left."""
+    """Read the task's exception, so that asyncio does not log it as never retrieved."""
     if not task.cancelled():
         task.exception()

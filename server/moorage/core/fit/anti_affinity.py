@@ -18,7 +18,7 @@ LEASES_TOLD_MAX: Final = 20
 
 
 def near(state: State, ask: Ask) -> Nodes:
-    """Return the nodes on which a lease of a request would be too near to others of its group.
+    """Return the nodes where a lease of this request would be too close to leases of its group.
 
     It is too near where it shares what either of the two does not want to share. A node in no rack
     or zone shares it with no other.
@@ -41,7 +41,7 @@ def near(state: State, ask: Ask) -> Nodes:
 
 
 def add_reasons(refusal: Refusal, state: State, ask: Ask) -> Refusal:
-    """Add to a refusal which leases of its group are in the way of a request."""
+    """Add the leases to a refusal that exclude nodes by anti-affinity."""
     nodes = len(near(state, ask))
     if not nodes or refusal.code is not Code.NO_CAPACITY:
         return refusal

@@ -52,7 +52,7 @@ _TEXT: Final = {
 
 @dataclass(slots=True)
 class _Verdict:
-    """The last result for one class: a node that fitted, or that none did after `gains`."""
+    """The last result for a class: a fitting node, or that no node fitted after `gains`."""
 
     layout: int
     row: int | None
@@ -301,7 +301,7 @@ class Feasibility:
 
 
 def _counts(tally: _Tally) -> tuple[int, dict[str, int]]:
-    """Return the number of candidate nodes, and how many of them fail for each reason."""
+    """Return the number of candidate nodes, and the number of nodes that fail per reason."""
     counts = tally.counts.tolist()
     by_name = {misfit.name.lower(): counts[misfit] for misfit in Misfit if misfit}
     nodes = sum(counts[:_ELSEWHERE])
@@ -309,7 +309,7 @@ def _counts(tally: _Tally) -> tuple[int, dict[str, int]]:
 
 
 def _first_group(rows: list[int], of: list[int], nodes: int) -> list[int]:
-    """Return the rows of the first group that is complete, going down the ranking; [] if none."""
+    """Return the rows of the first group with enough nodes, in ranking order; [] if none."""
     groups: dict[int, list[int]] = {}
     for row, number in zip(rows, of, strict=True):
         group = groups.setdefault(number, [])

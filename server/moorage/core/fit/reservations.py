@@ -82,7 +82,7 @@ class AdvanceReservations:
         self._turn.respond(event.to, Information(row(known)))
 
     def due(self, request: RequestId) -> None:
-        """Begin a reservation; or end one whose time is up, or that was not used in time."""
+        """Begin a reservation, or end one that expired or was not used in time."""
         reservation = self._state.reserved.by_id[request]
         if not reservation.begun:
             self._turn.record(Reserved(replace(reservation, begun=True)))
@@ -177,7 +177,7 @@ class AdvanceReservations:
         return tuple(fleet.node_ids[row] for row in best), tuple(parts) if demand.gpus else ()
 
     def _free_throughout(self, place: Place, starts_at: float, ends_at: float) -> Amounts | None:
-        """Return the part of a node that is free all the time; None: nothing."""
+        """Return the part of a node that is free during the whole reservation; None: no part."""
         begins = (each.starts_at for each in self._state.reserved.of_others(place, None))
         left = room.room(self._state, place, starts_at, None)
         for at in [each for each in begins if starts_at < each < ends_at]:
@@ -188,7 +188,7 @@ class AdvanceReservations:
         return left
 
     def _able(self, event: ReserveAsked) -> set[Place]:
-        """Return the nodes that could take a demand if nothing else were in the way."""
+        """Return the nodes that could take a demand if they were empty and not reserved."""
         fleet = self._state.fleet
         misfits = fleet.misfits(event.demand)
         able = (misfits == Misfit.FITS) | (misfits > Misfit.UNAVAILABLE)

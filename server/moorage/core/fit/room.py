@@ -164,7 +164,7 @@ def leaves_by(state: State, lease: Lease) -> float:
 
 
 def drain_of(state: State, lease: Lease) -> str:
-    """Return the operator and the reason of the drain that ends a lease; or nothing."""
+    """Return the operator and the reason of the drain that ends a lease; "" if no drain does."""
     ends = (each.why for each in _drains(state, lease) if each.until <= lease.expires_at)
     return next(ends, "")
 
@@ -179,7 +179,7 @@ def _drains(state: State, lease: Lease) -> list[Cordoned]:
 
 
 def keeps_to_itself(state: State, lease: Lease) -> bool:
-    """Return whether a lease has devices that its tenant reserved: it gives way to no other."""
+    """Return whether a lease has devices that its tenant reserved; then it is not preempted."""
     return bool(state.reserved) and any(
         each.tenant == lease.tenant and _is_of(share, each.part(place))
         for share in lease.placement
@@ -189,7 +189,7 @@ def keeps_to_itself(state: State, lease: Lease) -> bool:
 
 
 def _leases_on(state: State, place: Place) -> list[tuple[Lease, Share]]:
-    """Return the leases that hold something of a node, with their shares."""
+    """Return the leases that hold a part of a node, with their shares."""
     return [(state.leases[name], share) for name, share in state.places.get(place, {}).items()]
 
 
@@ -198,7 +198,7 @@ def _is_of(share: Share, part: Share | None) -> bool:
 
 
 def _fits(share: Share, left: Amounts | None) -> bool:
-    """Return whether a share fits there; devices that are gone do not count."""
+    """Return whether a node has room for a share; devices that are gone do not count."""
     needs = amounts(share).items()
     return left is not None and all(left.get(key, much) >= much for key, much in needs if much)
 
@@ -241,7 +241,7 @@ def _unheld(state: State, place: Place, theirs: list[NodeReservation], at: float
 
 
 def total(state: State, row: int) -> Amounts:
-    """Return the amounts of a node when it is empty."""
+    """Return the total amounts of a node."""
     fleet = state.fleet
     found = Amounts(
         {("cpu", ""): int(fleet.cpu_total[row]), ("memory", ""): int(fleet.memory_total[row])}

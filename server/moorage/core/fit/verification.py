@@ -238,7 +238,7 @@ def _no_node(name: str, cluster: Cluster, path: str) -> Unsound:
 
 
 def _unknown(name: str, known: Collection[str]) -> str:
-    """Say that there is no such name, and which there are, the closest first."""
+    """Return a sentence that a name is unknown, with the known names, the closest first."""
     near = refusals.closest(name, known, NAMES_SHOWN_MAX)
     shown = list(dict.fromkeys([*near, *islice(known, NAMES_SHOWN_MAX)]))[:NAMES_SHOWN_MAX]
     more = ", …" if len(known) > len(shown) else ""

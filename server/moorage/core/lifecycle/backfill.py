@@ -58,7 +58,7 @@ class Backfill:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether waiters were left for the next turn to look at."""
+        """Whether this turn reached its limit and left waiters for the next turn."""
         return bool(self._spent)
 
     def wake(self) -> None:
@@ -190,7 +190,7 @@ class Backfill:
             self._spent |= {tenant}
 
     def _pass_over(self, first: Pending, reserved: Nodes, *, excluded: bool) -> None:
-        """Note that the first of a line does not fit, or not within its quota."""
+        """Record that the first waiter of a line does not fit, or would exceed its quota."""
         queue, gains = self._requests.queue, self._state.gains
         if first.over is not None:
             queue.declined(first.ask, first.over, gains, reserved)

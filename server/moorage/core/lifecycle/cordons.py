@@ -32,7 +32,7 @@ class Cordons:
         self._warm = warm
 
     def apply(self, event: CordonAsked) -> None:
-        """Carry out an operator's change, and answer with the leases that are still there."""
+        """Cordon, drain or uncordon a place; answer with the leases that are still there."""
         refusal = self.refusal(event)
         if refusal is not None:
             self._turn.respond(event.to, refusal)
@@ -58,7 +58,7 @@ class Cordons:
         )
 
     def refusal(self, event: CordonAsked) -> Refusal | None:
-        """Return why there is no such place, or None."""
+        """Return the refusal of an unknown place, or None."""
         cluster = self._turn.state.clusters.get(event.cluster)
         places = self._turn.state.fleet.node_ids
         if cluster is None:
@@ -85,7 +85,7 @@ class Cordons:
                 self._turn.record(Renewed(lease.id, until))
 
     def there(self, event: CordonAsked) -> list[Lease]:
-        """Return the leases that hold something of a place."""
+        """Return the leases that hold capacity of a place."""
         return [
             lease
             for lease in self._turn.state.leases.values()

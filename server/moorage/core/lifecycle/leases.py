@@ -68,7 +68,7 @@ def _demand_fields(demand: Demand) -> list[JsonValue]:
 
 
 def likeness(ask: Ask) -> str:
-    """Return a digest of all that decides about a request's workload and its policy's placement.
+    """Return a digest of everything that determines a request's workload and placement.
 
     The candidates are left out: whether a place is among them is looked at when it is taken over.
     """
@@ -242,7 +242,7 @@ class LeaseLifecycle:
             self._turn.wakes = self._turn.wakes or bool(self._turn.state.reserved)
 
     def note_start(self, news: WorkloadStarted) -> None:
-        """Note that the workload of a lease runs."""
+        """Mark the workload of a lease as running."""
         lease = self.engaged(news.lease, news.fencing)
         if lease is not None and lease.state == "starting":
             self._turn.record(Started(lease.id, self._turn.now, news.endpoint))
@@ -306,7 +306,7 @@ class LeaseLifecycle:
             self._requests.queue.add(self._turn.state.waiting[request].ask)
 
     def due(self, lease: Lease) -> None:
-        """End a lease that has run out, or the pause of one that has time left."""
+        """End an expired lease, or the pause of a queued lease that has time left."""
         if lease.retry_at and lease.expires_at > self._turn.now:
             self._turn.record(Resumed(lease.id, self._turn.now))
             self._requests.queue.add(self._turn.state.waiting[lease.id].ask)
@@ -321,7 +321,7 @@ class LeaseLifecycle:
         phase: Literal["succeeded", "failed"],
         news: WorkloadFailed | WorkloadEnded,
     ) -> Lease:
-        """Note that a workload ended by itself, and how; return its lease."""
+        """Record the outcome of a workload that ended by itself; return its lease."""
         outcome = Outcome(
             attempt=lease.attempt,
             phase=phase,
@@ -342,7 +342,7 @@ class LeaseLifecycle:
         return lease
 
     def give_grace(self, grace: Grace) -> None:
-        """Postpone deadlines and notices of leases, and deadlines of who waits for those."""
+        """Postpone deadlines and notices of leases, and the deadlines of their waiters."""
         state = self._turn.state
         notices = [*_late_notices(state.leases.values(), grace, self._turn.now)]
         moved = [(until, notice.until) for until, notice in notices]
@@ -375,7 +375,7 @@ class LeaseLifecycle:
     def find_owned(
         self, request: RequestId, token_digest: str, tenant: Tenant | None = None
     ) -> Lease | Refusal:
-        """Return the lease, or why it is not the caller's: by its token, or by its tenant."""
+        """Return a lease if the token or the tenant is its own, else a refusal."""
         lease = self._turn.state.lease(request)
         if lease is None:
             return refusals.unknown_lease(request)
@@ -387,7 +387,7 @@ class LeaseLifecycle:
 def _late_notices(
     leases: Iterable[Lease], grace: Grace, now: float
 ) -> Iterator[tuple[float, Preempted]]:
-    """Yield when a lease was to give way, and its notice for later: its holder may not know yet."""
+    """Yield the original deadline and a postponed notice of each lease that has to give way."""
     for lease in leases:
         notice = lease.notice
         if notice is None or lease.state not in {"granted", "starting", "active"}:
@@ -398,7 +398,7 @@ def _late_notices(
 
 
 def _failure(lease: Lease) -> str:
-    """Return the sentence on a failed start that was one of several; else nothing."""
+    """Return a sentence about the failed start of a lease with several attempts; else ""."""
     provision, outcome = lease.provision, lease.outcome
     if provision is None or outcome is None or provision.on_failure == "end":
         return ""

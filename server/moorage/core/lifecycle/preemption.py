@@ -97,7 +97,7 @@ class Preemption:
         return attempt.nodes if chosen or waits else None
 
     def due(self, lease: Lease) -> None:
-        """End a lease whose notice is over, if that still helps a waiting request."""
+        """End a lease whose notice has expired, if that still helps a waiting request."""
         assert lease.notice is not None
         waiter = self._state.waiting.get(lease.notice.by)
         if (
@@ -113,7 +113,7 @@ class Preemption:
             self._leave(lease, lease.notice.reason)
 
     def _helps(self, ask: Ask) -> bool:
-        """Return whether a request fits still once all with a notice have left."""
+        """Return whether a request still fits once all leases with a notice have ended."""
         coming = [each for each in self._state.leases.values() if self._comes(each, ask)]
         assert ask.demand is not None
         return self._attempt(ask, ask.demand, self._turn.now).choose(coming, ()) is not None
@@ -150,7 +150,7 @@ class Preemption:
     # Who may give way ------------------------------------------------------------------------
 
     def _who_may(self, ask: Ask) -> tuple[list[Lease], dict[str, float]]:
-        """Return the leases that may give way, and until when each may stay."""
+        """Return the leases that may be preempted, with their latest ends."""
         deadline, now = self._state.waiting[ask.id].deadline, self._turn.now
         until: dict[str, float] = {}
         found: list[Lease] = []
@@ -196,7 +196,7 @@ def _lower(lease: Lease, ask: Ask) -> bool:
 
 
 def _stays(lease: Lease) -> bool:
-    """Return whether nothing is known to end a lease soon."""
+    """Return whether this lease is not known to end soon."""
     return lease.state in {"granted", "starting", "active"} and lease.notice is None
 
 

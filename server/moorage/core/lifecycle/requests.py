@@ -184,7 +184,7 @@ class Requests:
         return None if self._state.clusters else refusals.no_cluster()
 
     def _answer_repeat(self, to: Address, ask: Ask) -> bool:
-        """Answer a repeated request as the first one; False: it is the first one."""
+        """Answer a repeated request as the first one; False: the request is not a repetition."""
         key = ask.terms.idempotency_key if ask.terms else ""
         first = self._requests.first_with(ask.tenant, key) if key else None
         if first is None:

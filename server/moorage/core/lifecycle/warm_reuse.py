@@ -116,7 +116,7 @@ class WarmReuse:
         return None
 
     def take_over(self, warm: Lease, by: RequestId) -> None:
-        """End a warm lease whose place and workload the lease `by` gets in the same turn."""
+        """End a warm lease whose place and workload go to the lease `by` in the same turn."""
         self._turn.record(Ended(warm.id, self._turn.now, f"lease {by} took its workload over"))
 
     def _may_reuse(self, ask: Ask, lease: Lease, exclusions: Exclusions) -> bool:
@@ -136,7 +136,7 @@ class WarmReuse:
         return self._queue.waits_for_quota(None if borrows else lease.tenant)
 
     def room_after(self, refusal: Refusal, ask: Ask, reserved: Nodes) -> Nodes | None:
-        """As `capacity`, where more room would change the refusal of `ask`; else None."""
+        """Return the nodes of `capacity` if more room could change the refusal; else None."""
         if refusal.code is Code.QUOTA_EXCEEDED:
             return self._quota(refusal, ask)
         declined = ask.demand is None and refusal.code is Code.POLICY_DECLINED
@@ -238,7 +238,7 @@ class WarmReuse:
             self._evicted[lease.id] = ask.id
 
     def _is_for(self, ask: Ask, name: RequestId) -> bool:
-        """Return whether an evicted lease's place is meant for `ask`, or for no request now."""
+        """Return whether an evicted lease's place is meant for `ask`, or for no open request."""
         return self._is_left(self._evicted[name], ask.id)
 
     # What else ends them -------------------------------------------------------------------
@@ -299,7 +299,7 @@ class WarmReuse:
         yield from [self._turn.state.leases[name] for name in self._turn.state.resetting]
 
     def _idle(self) -> Iterator[Lease]:
-        """Yield the leases that may give way: the warm ones, but those that a waiter will get."""
+        """Yield the warm leases that no waiter will get."""
         no_request = RequestId("")
         yield from (
             each

@@ -23,7 +23,7 @@ def each(ask: Ask) -> Iterator[Ask]:
 
 
 def following(ask: Ask) -> Iterator[Ask]:
-    """Yield a request with each demand that comes after the one it is decided about."""
+    """Yield copies of a request, one per later alternative demand."""
     index = choice(ask)
     if index is not None:
         for demand in ask.alternatives[index + 1 :]:
@@ -31,13 +31,13 @@ def following(ask: Ask) -> Iterator[Ask]:
 
 
 def choice(ask: Ask) -> int | None:
-    """Return which demand a request is decided about, from 0; None if it has only one."""
+    """Return the index of the request's present alternative, from 0; None without alternatives."""
     assert ask.demand is not None or not ask.alternatives
     return ask.alternatives.index(ask.demand) if ask.alternatives and ask.demand else None
 
 
 def waits_for(refused: Sequence[tuple[Ask, Refusal]]) -> tuple[Ask, Refusal]:
-    """Return the last alternative that may fit later, else the last, and why none fits now.
+    """Return the last alternative that may fit later, else the last one; and its refusal.
 
     Args:
         refused: All of them, each with why it cannot be met now.

@@ -41,7 +41,7 @@ class Exclusions(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nodes(self) -> Nodes:
-        """All nodes of which it may use nothing."""
+        """All nodes that are excluded as a whole."""
         return (*self.by_waiters, *self.by_others)
 
     @property
@@ -75,7 +75,7 @@ class ExclusionRules:
         self._last_near: tuple[object, Nodes] = None, ()
 
     def find(self, ask: Ask, by_waiters: Nodes | None = None) -> Exclusions:
-        """Return the exclusions of a request as things are.
+        """Return the present exclusions of a request.
 
         Args:
             ask: The request.
@@ -133,7 +133,7 @@ class ExclusionRules:
         return self._last_near[1]
 
     def _excludes_nothing(self, ask: Ask) -> bool:
-        """Return whether nothing can be excluded: most servers have no reservation and no queue."""
+        """Return whether no node can be excluded, as on servers without reservations and queue."""
         terms = ask.terms
         return (
             self._queue.head is None

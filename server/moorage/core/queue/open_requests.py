@@ -80,7 +80,7 @@ class Undecided:
         return self._loads.has_room(ask, PENDING_MAX, ASKS_BYTES_MAX)
 
     def add(self, pending: Pending) -> None:
-        """Add a request; a second call changes nothing."""
+        """Add a request; a second call for the same request replaces it."""
         ask = pending.ask
         if ask.id not in self._asks:
             self._loads.add(ask)
@@ -97,7 +97,7 @@ class Undecided:
             pending.since += seconds
 
     def settle(self, ask: Ask) -> None:
-        """Note that no policy is being consulted about `ask` any more."""
+        """Remove a request that no policy evaluates any more."""
         pending = self._asks.pop(ask.id, None)
         if pending is not None:
             self._loads.remove(ask)
@@ -154,12 +154,12 @@ class OpenRequests:
         return found.ask if found else None
 
     def listen(self, request: RequestId, to: Address) -> None:
-        """Note that `to` waits for the answer of a request."""
+        """Register an address that awaits the answer of a request."""
         self.listeners.setdefault(request, []).append(to)
         self._of_session.setdefault(to.session, {})[request] = None
 
     def settle(self, ask: Ask) -> list[Address]:
-        """Note that `ask` has its answer; return who waited for it."""
+        """Remove a request that has its answer; return the addresses that await the answer."""
         self.undecided.settle(ask)
         listeners = self.listeners.pop(ask.id, [])
         for session in {to.session for to in listeners}:

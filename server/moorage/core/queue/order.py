@@ -146,7 +146,7 @@ class WaitingQueue:
         self._ranking.judge_again(self._classes[key.waiters].row)
 
     def has_room(self, ask: Ask) -> bool:
-        """Return whether one more may wait whose demand is as different as that of `ask`."""
+        """Return whether one more request with a demand like that of `ask` may wait."""
         return self._ranking.has_room(ask.tenant, _shape(ask))
 
     def remove(self, ask: Ask) -> None:
@@ -214,7 +214,7 @@ class WaitingQueue:
             self._first_as_of = UNJUDGED
 
     def _leave(self, line: WaiterLine) -> None:
-        """Remove a line from the ready ones, or from those that are passed over."""
+        """Remove a line from the ready lines, or from those that are passed over."""
         its = self._classes[line.of]
         if line in its.declined:
             del its.declined[line], self._declined[line]
@@ -236,7 +236,7 @@ class WaitingQueue:
         self._together(its)
 
     def _together(self, its: ClassLines) -> None:
-        """Note that what one line of a class was refused for says nothing of all its lines."""
+        """Mark that a refusal of one line of a class says nothing about the class's other lines."""
         if its.alone:
             its.alone = False
             self._ranking.note_refused_class(its.row, UNJUDGED)
@@ -250,7 +250,7 @@ class WaitingQueue:
     # Facts of another server -----------------------------------------------------------------
 
     def take_out(self, fact: Fact) -> None:
-        """Take out who leaves the line with this fact, which another server decided."""
+        """Remove the waiter that leaves its line by this fact, which another server decided."""
         match fact:
             case Granted(lease=Lease(id=request)) | Dequeued(request) | Ended(request):
                 waiter = self._state.waiting.get(request)
@@ -260,7 +260,7 @@ class WaitingQueue:
                 self.remove(self._state.waiting[request].ask)
 
     def put_in(self, fact: Fact) -> None:
-        """Put in who comes into the line with this fact, or has another place."""
+        """Add or move the waiter that joins its line by this fact, or changes its place."""
         match fact:
             case Queued(ask=Ask(id=request)) | Requeued(request) | Resumed(request):
                 self.add(self._state.waiting[request].ask)
@@ -325,11 +325,11 @@ class WaitingQueue:
         return line.declined if line is not None else None
 
     def is_over_quota(self, ask: Ask) -> bool:
-        """Pass over the line of a waiter while its quota has no room; return whether that is so."""
+        """Return whether the quota of a waiter has no room; then its line is passed over."""
         return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
 
     def take_over_quota(self) -> list[Ask]:
-        """Return those found beyond their quota since the last call: one of each class."""
+        """Return one waiter of each class that was found beyond its quota since the last call."""
         rows = self._ranking.take_over_quota(CLASSES_AT_ONCE)
         lines = [self._classes[self._ranking.waiters(row)].ready[0][2] for row in rows]
         return [self._state.waiting[next(iter(line.waiters))].ask for line in lines]
@@ -405,7 +405,7 @@ class WaitingQueue:
             self._ranking.grew(free, wanted=False)
 
     def _partly_open(self, nodes: Nodes) -> Nodes:
-        """Return those of the head's nodes that no other tenant reserved a part of."""
+        """Return the head's nodes of which no other tenant reserved a part."""
         on = self._state.reserved.on
         return tuple(node for node in nodes if node not in on) if on else nodes
 

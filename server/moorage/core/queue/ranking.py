@@ -40,7 +40,7 @@ COUNTED_MAX: Final = 16
 
 
 def _kind(shape: Shape) -> Kind:
-    """Return which devices a demand accepts, and where: what one look at a node can answer."""
+    """Return the attributes of a demand that decide on which nodes and devices it fits."""
     demand, _, _ = shape
     milli = GPU_MILLI if demand.gpu_milli == GPU_MILLI else 1  # A share: any device has a part.
     return device_filter(shape), demand.gpu_memory_mib, milli
@@ -71,7 +71,7 @@ class Table(Generic[T]):
         return self.columns[name][: self.rows]
 
     def add(self, item: T, **values: object) -> int:
-        """Count one more user of a thing; return its number, and set `values` where it is new."""
+        """Count one more user of an item; return the item's number; a new item gets `values`."""
         number = self.numbers.get(item)
         self.users[item] = self.users.get(item, 0) + 1
         if number is not None:
@@ -86,7 +86,7 @@ class Table(Generic[T]):
         return number
 
     def drop(self, thing: T) -> bool:
-        """Count one user less; return whether it was the last."""
+        """Count one user of a thing less; return whether it was the last user."""
         self.users[thing] -= 1
         if self.users[thing]:
             return False
@@ -260,7 +260,7 @@ class Ranking:
         self._classes["oldest"][row] = oldest
 
     def line(self, number: int, row: int, since: float, waiters: int) -> None:
-        """Note a line of waiters, by its number: its class, since when its first waits, how many.
+        """Store a line by its number: its class, the arrival of its first waiter, its waiters.
 
         It is forgotten where none is left.
         """
@@ -281,11 +281,11 @@ class Ranking:
         self._classes["fresh"][row] = True
 
     def note_refused_class(self, row: int, changes: int) -> None:
-        """Note that one class does not fit; `UNJUDGED`: that it is not known to."""
+        """Mark that a class did not fit at a count of changes; `UNJUDGED`: it is not known."""
         self._classes["refused_at"][row] = changes
 
     def note_judgement(self, row: int) -> None:
-        """Note that all ready waiters of a class have been considered."""
+        """Mark that all ready waiters of a class have been considered."""
         self._classes["fresh"][row] = False
 
     def note_refusal(self, row: int, changes: int, reserved: Nodes) -> None:

@@ -71,7 +71,7 @@ class Estimates:
         return forecast.Awaited(holding, room_at if holding else None)
 
     def clear(self) -> None:
-        """Let go of all that is remembered."""
+        """Drop all remembered estimates."""
         self._turns = {}
         self._awaited.clear()
         self._made_at = self._awaited_at = float("-inf")

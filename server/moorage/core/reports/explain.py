@@ -170,7 +170,7 @@ def _sort_leases(
 
 
 def _lease_key(sort: str, leases: Iterable[Lease]) -> Callable[[Lease], tuple[Any, int]]:
-    """Return the key of an order of leases; of equals the one granted first comes first."""
+    """Return the sort key of a list of leases; of equal ones, the lease granted first is first."""
     if sort in {"granted_at", "expires_at"}:
         return attrgetter(sort, "fencing")  # What all open consoles ask for.
     name, falls = sort.lstrip("-"), sort.startswith("-")
@@ -523,7 +523,7 @@ def page(
 
 
 def _cursor(like: JsonValue, after: str) -> JsonValue:
-    """Read a cursor, the `next` of the page before; raise the refusal of one that is none."""
+    """Decode a cursor, the `next` of the previous page; refuse an invalid one."""
     if isinstance(like, str):
         return after
     found = json.loads(after)
@@ -543,7 +543,7 @@ def _matches(row: JsonValue, key: str, value: JsonValue) -> bool:
 
 
 def lost_machine_finder(state: State) -> Callable[[Lease], str]:
-    """Return a function that says which machine of a lease is lost; empty: none is."""
+    """Return a function that names the lost machine of a lease; "" if none is lost."""
     lost: dict[ClusterId, dict[NodeId, str]] = {}
 
     def of(lease: Lease) -> str:

@@ -69,7 +69,7 @@ _Lines = dict[_Class, deque[tuple[int, Waiter]]]
 def expect_turns(
     state: State, feasibility: Feasibility, waiters: Iterable[Waiter], now: float
 ) -> dict[RequestId, float]:
-    """Return when waiters have their turn, in seconds since the epoch, as far as it is known.
+    """Return the estimated start of each waiter, in seconds since the epoch, if it is known.
 
     Args:
         state: As it is now.
@@ -136,7 +136,7 @@ class _Course:
         self.looks = 0
 
     def _rows_of_use(self) -> npt.NDArray[np.bool_]:
-        """Return the rows on which one of the waiters could have a place when they are empty."""
+        """Return the rows that could serve at least one of the waiters when they are empty."""
         if len(self._lines) > CLASSES_MAX:
             return np.ones(len(self._fleet), np.bool_)
         useful = np.zeros(len(self._fleet), np.bool_)
@@ -177,7 +177,7 @@ class _Course:
         return coming
 
     def _leaves(self, at: int) -> RequestId:
-        """Remove the first waiter of a line; the next comes after all that were passed."""
+        """Remove the first waiter of a line; the next waiter goes behind all that were passed."""
         _, needs = self._order.pop(at)
         line = self._lines[needs]
         _, waiter = line.popleft()
@@ -226,7 +226,7 @@ class _Course:
     def _place(
         self, needs: _Class, rows: list[int], reserved: set[int], moment: float
     ) -> Placement:
-        """Place a demand, if it fits: on rows that came free, or for a gang on any.
+        """Place a demand if it fits on rows that became free, or a gang on any rows.
 
         What is reserved for the head of the queue is left out.
         """
@@ -282,7 +282,7 @@ class _Course:
         return able
 
     def _whole(self, able: list[int], demand: Demand) -> list[int]:
-        """Return the rows of a gang, if there are enough together; else none."""
+        """Return the rows of a gang; [] if too few nodes are close enough."""
         mask = np.zeros(len(self._fleet), np.bool_)
         mask[able] = True
         enough = self._feasibility.enough_nodes(mask, demand)
@@ -310,7 +310,7 @@ class _Course:
 
 
 def _ends(state: State, now: float) -> list[_End]:
-    """Return when what holds or keeps something is taken to end: a heap."""
+    """Return a heap of the expected ends of leases, reservations and warm workloads."""
     found = [_End(each.ends_at, each.id, each.nodes) for each in state.reserved.by_id.values()]
     leases = (lease for lease in state.leases.values() if lease.state != "ending")
     for lease in heapq.nsmallest(LEASES_MAX, leases, key=_end):

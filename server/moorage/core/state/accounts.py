@@ -43,7 +43,7 @@ class Past(NamedTuple):
 
 
 def demand_amounts(ask: Ask) -> Amounts:
-    """Return the demand of an ask; nothing if only its policy knows it."""
+    """Return the amounts that a request demands; zeros if only its policy knows the demand."""
     demand = ask.demand
     if demand is None:
         return (0, 0, 0)
@@ -52,7 +52,7 @@ def demand_amounts(ask: Ask) -> Amounts:
 
 
 def placement_amounts(placement: Placement) -> tuple[int, int, int]:
-    """Return the amounts of a placement."""
+    """Return the GPU milli, CPU milli and memory that a placement holds."""
     gpus = cpu = memory = 0
     for share in placement:
         gpus += len(share.gpus) * share.gpu_milli
@@ -270,7 +270,7 @@ class Accounts:
                     yield account, Past(past, step)
 
     def carry(self, account: Account, past: Past) -> None:
-        """Take over the past use of an account."""
+        """Restore the past use of an account."""
         number = self.number(account)
         self["past"][number], self["step"][number] = past
         self._clock = max(self._clock, past.step)
@@ -279,7 +279,7 @@ class Accounts:
     # What may be held ------------------------------------------------------------------------
 
     def set_quota(self, account: Account, quota: Quota | None) -> None:
-        """Set the quota of an account; None: that of everyone."""
+        """Set the quota of an account; None: the quota of `*` applies."""
         self._count()
         if quota is None:
             del self.quotas[account]

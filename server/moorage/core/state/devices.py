@@ -63,14 +63,14 @@ class _Holder:
         return places.index(place)
 
     def device_ids(self, at: int, names: _Names) -> list[DeviceId]:
-        """Return which devices a share holds: as noted, else as the node has named them so far."""
+        """Return the devices of a share: the recorded ones, else by the node's last names."""
         gpus = self.shares[at].gpus
         noted = self.devices[at] or [_UNKNOWN] * len(gpus)
         pairs = zip(gpus, noted, strict=True)
         return [each if any(each) else names.get(gpu, _UNKNOWN) for gpu, each in pairs]
 
     def fact(self, now: float) -> Moved | Reserved | None:
-        """Return the fact to record; None: nothing has changed."""
+        """Return the fact that records new names or lost devices; None: nothing has changed."""
         shares, devices, lost = tuple(self.shares), tuple(self.devices), tuple(self.lost)
         if isinstance(self.owner, NodeReservation):
             is_new = shares != self.owner.parts or (bool(lost) and devices != self.owner.devices)

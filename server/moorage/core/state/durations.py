@@ -41,7 +41,7 @@ class Durations:
     __hash__ = None  # type: ignore[assignment]  # It changes.
 
     def add(self, lease: Lease, at: float) -> None:
-        """Count a lease that is over now, unless it was, or it failed or gave way."""
+        """Count the duration of a lease that ends now, unless it was over, failed or gave way."""
         failed = lease.outcome is not None and lease.outcome.phase == "failed"
         if lease.over or failed or lease.notice is not None:
             return
@@ -59,7 +59,7 @@ class Durations:
             del self._counts[next(iter(self._counts))]
 
     def counts(self) -> Iterator[tuple[Likeness, tuple[tuple[int, int], ...]]]:
-        """Yield all that is counted, for a checkpoint."""
+        """Yield all counts, for a checkpoint."""
         for likeness, counts in self._counts.items():
             yield likeness, tuple(sorted(counts.items()))
 
@@ -113,7 +113,7 @@ def _step(seconds: float) -> int:
 
 
 def _likenesses(tenant: str, policy: str, gpu_milli: int) -> Iterator[Likeness]:
-    """Yield attributes that a lease shares with others, the closest likeness first."""
+    """Yield attributes that a lease shares with similar leases, the most similar first."""
     yield tenant, policy, gpu_milli
     yield tenant, "", -1
     yield "", "", gpu_milli

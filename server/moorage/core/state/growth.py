@@ -40,14 +40,14 @@ class Growth:
         self.note([(cluster, "")])
 
     def take(self) -> list[GrownPlace] | None:
-        """Return the places and forget them; None means everywhere."""
+        """Return and forget the places with grown capacity; None means everywhere."""
         places = None if self._everywhere else list(self._places)
         self._places, self._everywhere = {}, False
         return places
 
 
 def places_left_by(lease: Lease) -> Iterator[GrownPlace]:
-    """Yield where others may be placed when a lease leaves."""
+    """Yield the places that a lease frees when it ends."""
     apart = lease.terms.anti_affinity is not None
     for share in lease.placement:
         # Its rack or zone is open to its group, too: all nodes of the cluster are looked at.

@@ -36,7 +36,7 @@ class Identities:
     """Nodes that left the inventory under leases: the workloads there may still run."""
 
     def with_decisions(self, cluster: Cluster, leased: Leased) -> Cluster:
-        """Return a cluster with its duplicates marked: nodes whose machine counts elsewhere."""
+        """Return a cluster with its duplicates marked: their machine counts as another node."""
         if not any(node.identity for node in cluster.nodes):
             return cluster
         own = {(cluster.id, node.id) for node in cluster.nodes}
@@ -57,7 +57,7 @@ class Identities:
     def _other(
         self, node: Node, ignored: Collection[Place], counting: dict[str, tuple[Place, Node]]
     ) -> Place | None:
-        """Return the node that is this machine and counts; None if there is none."""
+        """Return the counted node of the same machine; None if no node is counted."""
         for key in node.identity:
             place = self._holders.get(key)
             if place is not None and place not in ignored:
@@ -68,11 +68,11 @@ class Identities:
         return None
 
     def place_of(self, key: str) -> Place | None:
-        """Return the node that counts and has this key in its identity; None if none has."""
+        """Return the counted node that has this key in its identity; None without one."""
         return self._holders.get(key)
 
     def put(self, cluster_id: ClusterId, nodes: Sequence[Node], leased: Leased) -> None:
-        """Follow a fact: the cluster has these nodes now, none if it is gone."""
+        """Replace the nodes of a cluster; no nodes if the cluster is gone."""
         fresh: dict[Place, tuple[str, ...]] = {
             (cluster_id, node.id): node.identity
             for node in nodes
@@ -97,7 +97,7 @@ class Identities:
             self.duplicates[cluster_id] = None
 
     def forget_nodes(self, places: Iterable[Place], leased: Leased) -> None:
-        """Forget nodes that are gone once no lease stands on them."""
+        """Forget nodes that left the inventory and have no lease."""
         for place in self._left.intersection(places):
             if place not in leased():
                 self._left.discard(place)

@@ -63,13 +63,13 @@ def _columns(
 
 
 def shown(device: DeviceId, find: _Finder) -> Iterator[Place]:
-    """Yield the nodes that show a device, a part of it, or the device that it is a part of."""
+    """Yield the nodes that list a device, one of its parts, or its parent device."""
     places = (find(f"{DEVICE}{uuid.lower()}") for uuid in device if uuid)
     yield from dict.fromkeys(place for place in places if place is not None)
 
 
 def _overlap(one: DeviceId, other: DeviceId) -> bool:
-    """Return whether two are one device, or one is a part of the other."""
+    """Return whether two ids name the same device, or one a part of the other."""
     mine, theirs = _lower(one), _lower(other)
     same = ((mine.uuid, theirs.uuid), (mine.uuid, theirs.parent), (mine.parent, theirs.uuid))
     return any(first == second != "" for first, second in same)
@@ -81,7 +81,7 @@ def _lower(device: DeviceId) -> DeviceId:
 
 @dataclass(slots=True)
 class LeaseGroups:
-    """The leases that hold something and keep apart, by tenant and group; also warm ones."""
+    """The leases with anti-affinity that hold capacity, warm ones included, by tenant and group."""
 
     of: dict[tuple[Tenant, str], dict[RequestId, None]] = field(
         default_factory=dict[tuple[Tenant, str], dict[RequestId, None]]

@@ -71,7 +71,7 @@ class ReservedNodes:
     on: _ByNode = field(default_factory=_ByNode, compare=False)
 
     def __bool__(self) -> bool:
-        """Return whether there are any: where none is, nothing here is looked at."""
+        """Return whether reservations exist."""
         return bool(self.by_id)
 
     def put(self, reservation: NodeReservation) -> None:

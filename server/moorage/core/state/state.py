@@ -147,7 +147,7 @@ class State:
     _fleet_behind: dict[ClusterId, None] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        """Make what looks things up here."""
+        """Build the index of deadlines."""
         self.deadlines = Deadlines(self.deadline_of)
 
     @property
@@ -223,11 +223,11 @@ class State:
         return self.leases.get(request) or self.ended.get(request)
 
     def places_with_leases(self) -> set[Place]:
-        """Return the nodes that leases hold something of."""
+        """Return the nodes on which leases hold capacity."""
         return set(self.places)
 
     def deadline_of(self, request: RequestId) -> float | None:
-        """Return when this lease, waiter or reservation is due, or None: nothing is."""
+        """Return the deadline of a lease, waiter or reservation; None if it has no deadline."""
         lease = self.leases.get(request)
         if lease is not None:
             until = lease.expires_at if lease.notice is None else lease.notice.until
@@ -250,7 +250,7 @@ class State:
         self.accounts.add_capacity(gpus, cpu, memory)
 
     def _note_lost_devices(self, lease: Lease) -> None:
-        """Note the lost devices of a lease; the free amounts of nodes that have them change."""
+        """Store the lost devices of a lease; the free amounts of the devices' nodes change."""
         for cluster_id in self._showing((*self.lost.of.get(lease.id, ()), *lease.lost)):
             self._note_inventory(cluster_id)
         self.lost.note(lease)
@@ -300,7 +300,7 @@ class State:
         self.identities.forget_nodes(places, self.places_with_leases)
 
     def _gives_way(self, lease: Lease) -> None:
-        """Note that the share of a lease is free now, or may be."""
+        """Record that the share of a lease is free now, or may be evicted."""
         self.gains += 1
         self.growth.note(places_left_by(lease))
         for cluster_id in self._showing(lease.lost):
@@ -430,7 +430,7 @@ def _waits_no_longer(state: State, request: RequestId) -> Waiter:
 
 
 def _leave_to_others(state: State) -> None:
-    """Note that a request waits no longer: room in the making for it may go to others."""
+    """Record that a request no longer waits: others may use the capacity being freed for it."""
     for name in state.resetting:
         state._gives_way(state.leases[name])  # noqa: SLF001  # Called by apply().
 

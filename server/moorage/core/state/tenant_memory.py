@@ -23,7 +23,7 @@ class TenantMemory(Generic[T]):
         self._most = 0
 
     def add(self, tenant: Tenant, name: T) -> None:
-        """Note what is remembered from now on; what is known already is the newest again."""
+        """Remember a name of a tenant; a name that is known becomes the newest again."""
         its = self._of.setdefault(tenant, OrderedDict())
         known = its.pop(name, 0) is None
         its[name] = None

@@ -46,7 +46,7 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def due(self) -> float:
-        """When something happens to it unless something else does before."""
+        """The waiter's next deadline: its own, or the end of its pause."""
         if self.lease is None or not self.pauses:
             return self.deadline
         return min(self.deadline, self.lease.retry_at)

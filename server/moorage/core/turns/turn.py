@@ -66,7 +66,7 @@ class TurnWriter:
         self.turn.effects.append(Respond(to, answer))
 
     def explain(self, ask: Ask, record: JsonObject) -> None:
-        """Remember why a request was answered as it was."""
+        """Remember the reasons for the answer to a request."""
         self.decisions[ask.id] = record
         self._by_tenant.add(ask.tenant, ask.id)
         if len(self.decisions) > DECISIONS_MAX:

@@ -29,7 +29,7 @@ class ChainEnd:
 
 
 class ChainError(Exception):
-    """A line is not as it was written, or lines are missing; the text says where."""
+    """A line was changed, or lines are missing; the text says where."""
 
 
 def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:

@@ -110,7 +110,7 @@ class AuditLog:
             self._bell.set()
 
     def hold(self) -> None:
-        """Write nothing that is noted from now on before `let_go`."""
+        """Hold back all entries from now on, until `let_go`."""
         self._held = []
         self._goes_on.clear()
 
@@ -128,7 +128,7 @@ class AuditLog:
         self.note_all(held)
 
     def note_server(self, what: str, seq: int = 0) -> None:
-        """Note a start, with the last fact in the ledger, or of a stop.
+        """Queue the entry of a start, with the last fact in the ledger, or the entry of a stop.
 
         Two starts in a row tell of a kill.
         """
@@ -136,7 +136,7 @@ class AuditLog:
         self.note(AuditEntry(time.time(), f"server.{what}", "moored", about=about, seq=seq))
 
     def note_refusal(self, caller: Caller, remote: str, what: str, reason: str) -> None:
-        """Note a refusal for lack of a right."""
+        """Queue the entry of a request that was refused for lack of a right."""
         self.note(
             AuditEntry(
                 time.time(),

@@ -57,12 +57,12 @@ class Standing:
 
     @classmethod
     def of(cls, state: State) -> Self:
-        """Return it as it is now."""
+        """Return the quotas, cordons and reservations of a state."""
         return cls(dict(state.accounts.quotas), dict(state.cordons), dict(state.reserved.by_id))
 
 
 class AuditTrail:
-    """Notes what became true, with who caused it.
+    """Writes an audit entry for each change, with its caller.
 
     Args:
         audit: Takes the entries.
@@ -137,7 +137,7 @@ class AuditTrail:
                 self._audit.note_refusal(caller, remote, "quota", refusal.reason)
 
     def _entry(self, fact: Fact, to: Address | None) -> AuditEntry | None:
-        """Return the entry of a fact, where it has one; an answer to what caused it goes `to`."""
+        """Return the audit entry of a fact, if its kind has one; `to` awaits the answer."""
         entry: AuditEntry | None = None
         match fact:
             case Granted():

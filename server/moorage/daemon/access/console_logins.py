@@ -71,7 +71,7 @@ class ConsoleLogins:
         """The oldest first."""
 
     def enter(self, token: str) -> tuple[str, Login] | None:
-        """Exchange a token for a cookie; None: it is no tenant's.
+        """Exchange a token for a cookie; None: the token belongs to no tenant.
 
         Raises:
             ServiceError: `unavailable`: the login cannot be stored.
@@ -122,7 +122,7 @@ class ConsoleLogins:
             raise ServiceError(Code.UNAVAILABLE, f"the logout is not stored: {error}") from error
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close the table of logins."""
         self._rows.close()
 
     def _read(self) -> None:

@@ -38,7 +38,7 @@ class LeaseTokens:
         return encoded.translate(_SAFE_IN_URLS).decode()
 
     def of(self, lease: Lease) -> str:
-        """Return the token of a lease; "" where it was made with another secret."""
+        """Return the token of a lease; "" if the token was made with another secret."""
         token = self.make(lease.id)
         return token if digest(token) == lease.token_digest else ""
 

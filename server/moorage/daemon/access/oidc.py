@@ -165,7 +165,7 @@ class OidcTokens:
         return caller, expires_at
 
     def _read(self, claims: JsonMapping) -> tuple[Caller | None, str]:
-        """Return the caller that claims describe, or why they describe none."""
+        """Return the caller that the claims describe, or the reason why they describe no caller."""
         tenant, role = (_claim(claims, each) for each in (self._claims.tenant, self._claims.role))
         if not isinstance(tenant, str) or not _is_name(tenant) or tenant == "*":
             return None, f"the claim {self._claims.tenant} names no tenant"
@@ -183,7 +183,7 @@ class OidcTokens:
 
 
 def _claim(claims: JsonMapping, name: str) -> JsonValue:
-    """Return a claim by its name, else by the path that its name is; None: there is none."""
+    """Return a claim by its name, else by the name as a dotted path; None without a claim."""
     if name in claims:
         return claims[name]
     found: JsonValue = claims
@@ -193,7 +193,7 @@ def _claim(claims: JsonMapping, name: str) -> JsonValue:
 
 
 def _header(bearer: str) -> JsonMapping | None:
-    """Return the header of what may be a token of ours; None: it is none."""
+    """Return the header of a possible issuer's token; None if the text is no such token."""
     if bearer.count(".") != 2 or len(bearer) > TOKEN_CHARS_MAX:  # noqa: PLR2004  # RFC 7515, 3.1.
         return None
     try:

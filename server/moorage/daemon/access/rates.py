@@ -16,7 +16,7 @@ RETRY_SECONDS_MIN: Final = 0.1
 
 
 class _Buckets:
-    """A bucket of tokens for each tenant, as large as what may come in one period.
+    """One bucket of tokens per tenant, which holds the tokens of one period.
 
     Args:
         count: Tokens that one gets in a period; 0: it needs none.

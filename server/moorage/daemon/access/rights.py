@@ -104,7 +104,7 @@ class Ownership:
     policy_uris: Callable[[], Sequence[str]]
 
     def check_cluster(self, caller: Caller, cluster_id: str) -> None:
-        """Refuse to change or delete a cluster of another tenant, or where others hold something.
+        """Refuse to change or delete another tenant's cluster, or one with others' leases.
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.

@@ -51,7 +51,7 @@ class _DoorContext(ssl.SSLContext):
 
 
 class _Context(ssl.SSLContext):
-    """Answers those who speak HTTP without TLS, instead of closing in silence."""
+    """Answers clients that speak HTTP without TLS, instead of closing in silence."""
 
     connections = WeakSet["_Connection"]()  # noqa: RUF012  # Each has that of its `ServerTls`.
 

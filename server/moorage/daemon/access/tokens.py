@@ -144,7 +144,7 @@ class Tokens:
         return self.required, ended
 
     def _read_named_tokens(self) -> Mapping[str, NamedToken] | None:
-        """Return named tokens by digest; None if they cannot be read: then none lets in."""
+        """Return named tokens by digest; None if the store cannot be read: then all are refused."""
         if self._store is None:
             return {}
         try:

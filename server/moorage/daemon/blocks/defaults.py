@@ -16,13 +16,13 @@ from moorage.records.json_values import JsonMapping, JsonObject
 
 
 def nodes_of(fleet: Fleet, cluster_id: str) -> dict[str, tuple[str, ...]]:
-    """Return the nodes of a cluster, each with the ids of its devices; empty if it is not."""
+    """Return the nodes of a cluster with the ids of their devices; {} for an unknown cluster."""
     rows = _rows(fleet, cluster_id)
     return {fleet.node_ids[row][1]: fleet.gpu_ids[row] for row in range(rows.start, rows.stop)}
 
 
 def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
-    """Score a cluster by the node of it that has most left, and name that node.
+    """Score a cluster by its node with the most free capacity, and name that node.
 
     The score of a node is the scarcest of its resources: the smallest of the free parts of its
     GPUs, CPU and memory, as far as the demand asks for them, 0 to 1, 1 being an empty node. Nodes

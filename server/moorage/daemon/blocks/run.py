@@ -45,7 +45,7 @@ _parts: Final = msgspec.msgpack.Decoder(_Parts).decode
 
 @dataclass(slots=True)
 class Candidate:
-    """One cluster on its way.
+    """One candidate cluster during a block request.
 
     Args:
         name: Its id.
@@ -216,7 +216,7 @@ class BlockRun:
         }
 
     def sentences(self) -> list[str]:
-        """Say which clusters were left out, and why."""
+        """Return sentences that name the clusters that were left out, with the reasons."""
         named = list(self.left_out.items())[:NAMED_MAX]
         lines = [f"Cluster {name} was left out: {error.reason}" for name, error in named]
         more = len(self.left_out) - len(named)
@@ -269,7 +269,7 @@ class BlockRun:
 
 
 async def _open(given: JsonMapping, names: Collection[str]) -> JsonObject:
-    """Unpack the documents in some fields, for a schema that says something of these."""
+    """Decode the packed documents in some fields, for a schema that checks their contents."""
     return {name: await _plain(each) if name in names else each for name, each in given.items()}
 
 

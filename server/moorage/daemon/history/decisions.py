@@ -111,7 +111,7 @@ class Decisions:
             self._by_request.pop(oldest.ask.id, None)
 
     def refusal(self, request: str) -> RefusedAtOnce | None:
-        """Return a request that was refused at once, if it is one of the last."""
+        """Return a request that was refused at once, if it is one of the last ones."""
         return self._by_request.get(request)
 
     async def page(self, message: DecisionListing, caller: Caller) -> Response:

@@ -124,7 +124,7 @@ class FleetMap:
     # What is true ------------------------------------------------------------------------------
 
     def put(self, lease: Lease) -> None:
-        """Put a lease on its placement, and nowhere else."""
+        """Draw a lease on the slots of its placement; remove it from all other slots."""
         self._drop(lease.id)
         slots = dict(self._slots(lease))
         tenant = self._number(lease.tenant)

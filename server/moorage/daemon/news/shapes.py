@@ -83,7 +83,7 @@ class ShapeCounts:
         self._sent: JsonObject = {}
 
     def row(self) -> JsonObject:
-        """Return how often it fits, would fit, and the rest; counted again only after changes."""
+        """Return how often the demand fits now and could fit; count again only changed nodes."""
         fleet = self._fleet
         same = self._layout == fleet.layout
         changed = fleet.changed_since(self._version) if same else None

@@ -297,7 +297,7 @@ class _Budget:
         self._dropped = 0
 
     def spend(self) -> bool:
-        """Return whether one more may be sent; count it where it may not."""
+        """Return whether one more message may be sent now; count the messages that may not."""
         now = time.monotonic()
         if now >= self._until:
             self._until, self._left = now + 1.0, OTHERS_MAX

@@ -102,7 +102,7 @@ class DurationMetrics:
         return self._histogram(what).buckets()
 
     def bounds(self, what: str) -> tuple[float, ...]:
-        """Return the upper bounds of these buckets; the last one has none."""
+        """Return the upper bounds of a histogram's buckets; the last bucket has no bound."""
         return self._histogram(what).bounds
 
     def _histogram(self, what: str) -> _Histogram:

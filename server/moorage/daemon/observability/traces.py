@@ -82,7 +82,7 @@ class RequestTraces:
         self._requests: dict[RequestId, _Trace] = {}
 
     def begin(self, to: Address, tenant: Tenant, message: AllocationRequest) -> None:
-        """Follow a request that has come in."""
+        """Begin to trace a request."""
         span, trace = None, message.traceparent[3:35]
         if self._spans is not None:
             span = self._spans.begin_request(message.traceparent)
@@ -120,7 +120,7 @@ class RequestTraces:
             self._close(followed, lost=True)
 
     def observe_step(self, event: Event, turn: Turn) -> None:
-        """Note answers of policies and backends, and the core's decisions on them."""
+        """Record answers of policies and backends, and the core's decisions on them."""
         match event:
             case Proposed():
                 self._finish(event.request, "policy")
@@ -138,13 +138,13 @@ class RequestTraces:
             self._note(fact)
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
-        """Note which grants are on the disk."""
+        """Record which grants are durable."""
         for fact in facts:
             if isinstance(fact, Granted):
                 self._finish(fact.lease.id, "commit")
 
     def note_effect(self, effect: Effect) -> None:
-        """Note which work policies and backends begin."""
+        """Record which work policies and backends begin."""
         match effect:
             case Consult(ask):
                 if (followed := self._requests.get(ask.id)) is not None:

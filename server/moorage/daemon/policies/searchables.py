@@ -40,7 +40,7 @@ class Searched(Protocol):
         """Return all ids, the most alike first; None: the kind's own weights."""
 
     def knows(self, name: str) -> bool:
-        """Return whether there is such a document."""
+        """Return whether a document with this name exists."""
 
     def documents(self, names: Sequence[str]) -> list[Document]:
         """Return documents with an `id` each, in the order of `ids`, without unknown ones."""
@@ -49,7 +49,7 @@ class Searched(Protocol):
         """Return them as rankings have them: those that can be measured with their `metrics`."""
 
     def ranking_bytes(self, names: Sequence[str]) -> int:
-        """Return about how many bytes `ranked` returns; 0 if metrics may not be left out."""
+        """Return the approximate size of `ranked` in bytes; 0 if metrics may not be left out."""
 
 
 async def find_searched(catalog: Catalog, match_type: MatchType, field: str) -> Searched:

@@ -97,7 +97,7 @@ class Publishing:
     # The hot path --------------------------------------------------------------------------
 
     def choose(self, tenant: Tenant, message: AllocationRequest) -> str:
-        """Return the version that shall answer a request whose `policy_rule_uri` is an alias.
+        """Return the version that answers a request whose `policy_rule_uri` is an alias.
 
         A repeated request (one with an idempotency key that is known) goes where the first one
         went, whatever was activated since.
@@ -125,7 +125,7 @@ class Publishing:
         return drawn < canary.percent / 100 * (1 << 8 * _SHARE_BYTES)
 
     def statistics(self, given: str, version: str, tenant: Tenant) -> Noting | None:
-        """Return the note for the outcome of a request under an alias, if there is one."""
+        """Return a function that counts the request's outcome; None without an alias."""
         alias = self.aliases.find(given)
         if alias is None or version not in alias.versions:
             return None

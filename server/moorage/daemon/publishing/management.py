@@ -131,7 +131,7 @@ def read_changes(packed: bytes) -> dict[str, JsonObject]:
 
 
 def changes_entry(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]) -> ContextEntry:
-    """Return changes as the disk has them; empty bytes where there are none any more.
+    """Return a policy's changes in stored form; empty bytes if it has no changes.
 
     Raises:
         ServiceError: `too_large`.

@@ -122,7 +122,7 @@ class Tally:
     nodes_opened: int = 0
 
     def report(self, version: str, *, whole: bool) -> ComparedVersion:
-        """Return it; where not `whole`, only what speaks for many answers.
+        """Return the results; without `whole`, only figures that cover many answers.
 
         Then nothing is there that a version may choose freely.
         """

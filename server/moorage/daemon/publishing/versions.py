@@ -40,7 +40,7 @@ class Versions:
         return await self.require(uri, who, digest)
 
     async def require(self, uri: str, who: str, digest: str = "") -> PolicyRef:
-        """Return a version that is registered and loads, for `who` as above."""
+        """Return a version that is registered and can be loaded."""
         await self._catalog.freshness.fetch(uri, (), Allowance())
         record = self.record(uri, digest)
         try:
@@ -54,7 +54,7 @@ class Versions:
         return record.ref
 
     def record(self, uri: str, digest: str) -> PolicyRecord:
-        """Return a version, if it is registered and unchanged; an empty digest is any."""
+        """Return a registered, unchanged version; an empty digest matches any content."""
         record = self._catalog.memory.policy(uri)
         if record is None or record.ref.uri != uri:
             raise self._unknown(uri)

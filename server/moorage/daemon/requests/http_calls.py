@@ -41,11 +41,11 @@ class HttpCalls:
 
     @staticmethod
     def has(to: Address) -> bool:
-        """Return whether an address is, or was, that of a call."""
+        """Return whether an address belongs or belonged to an HTTP call."""
         return to.session.startswith(_PREFIX)
 
     def origin(self, to: Address) -> tuple[Caller | None, str]:
-        """Return the caller who awaits a reply, and from where; None and "" if none does."""
+        """Return the caller that awaits a reply, and its address; None and "" if no caller does."""
         return self._origins.get(to, (None, ""))
 
     def leave(self, to: Address) -> None:

@@ -130,13 +130,13 @@ class Operations:
         self._cluster_owner = bounds.cluster_owner
 
     def drop_session(self, session: SessionId, tenant: Tenant) -> None:
-        """Note that a session of a tenant is over."""
+        """Handle the end of a tenant's session."""
         self._watchers.drop_session(session)
         self._lookups.access.drop_session(session)
         self._inbox.leave(session, tenant)
 
     def leave(self, to: Address, tenant: Tenant) -> None:
-        """Note that a caller over HTTP has left, whose call is all that its session had."""
+        """Handle the loss of an HTTP caller, whose session has only this call."""
         self._inbox.post(SessionLost(to.session), tenant)
 
     def take(  # noqa: C901, PLR0912, PLR0915  # One case per operation.
@@ -379,5 +379,5 @@ class Operations:
 
 
 def _note(tenant: Tenant, remote: str, about: Mapping[str, str]) -> None:
-    """Say in the log who changed something, as `web.notes` does for HTTP."""
+    """Log who changed an object, as `web.notes` does for HTTP."""
     log.info("changed", who=tenant, **about, remote=remote)

@@ -81,7 +81,7 @@ class Followers:
 
 
 class Replies:
-    """The addresses where an answer is awaited.
+    """The addresses that await answers.
 
     Args:
         gateway: Has the sockets.
@@ -122,12 +122,12 @@ class Replies:
         self._granted: dict[SessionId, dict[RequestId, MessageId]] = {}
 
     def open_session(self, session: SessionId) -> None:
-        """Note that a session exists."""
+        """Register a session."""
         self._numbers[session] = set()
         self._granted[session] = {}
 
     def drop_session(self, session: SessionId) -> None:
-        """Note that a session is over: its answers are not read any more."""
+        """Record that a session has ended: its answers have no reader."""
         for to in tuple(self._numbers.pop(session, ())):
             self._forget(to)
             if self.traces is not None:
@@ -135,14 +135,14 @@ class Replies:
         self._granted.pop(session, None)
 
     def leave(self, to: Address) -> None:
-        """Note that the caller over HTTP has left who awaits an answer here."""
+        """Handle the loss of an HTTP caller that awaits an answer at this address."""
         self._calls.leave(to)
         self._forget(to)
         if self.traces is not None:
             self.traces.forget(to)
 
     def expect(self, to: Address, context: ReplyContext) -> None:
-        """Note the context of the answer at an address, before anything answers it."""
+        """Store the context of the answer that an address awaits, before the answer comes."""
         self._open[to] = context
         if self._is_follower and self._stamp is not None:
             self._stamps[to] = self._stamp()
@@ -155,7 +155,7 @@ class Replies:
         self._numbers.get(to.session, set()).add(to)
 
     def named(self, to: Address, name: str) -> RequestId:
-        """Return the request that `name` means: its server's id, or its message's own `id`."""
+        """Return the request with a name: the server's id, or the `id` of the client's message."""
         for other in self._numbers.get(to.session, ()):
             context = self._open[other]
             own = context.message_id
@@ -164,7 +164,7 @@ class Replies:
         return RequestId(name)
 
     def note_queued(self, request: RequestId) -> None:
-        """Note that a request waits in the queue.
+        """Mark a request as waiting in the queue.
 
         Its message is in flight no longer, and how long it takes says nothing of its policy.
         """
@@ -177,7 +177,7 @@ class Replies:
             self._open[to] = replace(context, admitted_at=0.0)
 
     def answer(self, to: Address, answer: Response) -> None:
-        """Answer at an address, unless its listener is gone."""
+        """Send an answer to an address, unless its listener is gone."""
         context = self._open.get(to)
         if context is None:
             return
@@ -271,7 +271,7 @@ class Replies:
         return self._askers.get(request)
 
     def drain(self, answer: Response) -> None:
-        """Answer this to all calls over HTTP that still wait, in the queue or for a policy."""
+        """Send one answer to all HTTP calls that still wait, in the queue or for a policy."""
         for to in self._calls.waiting():
             self.answer(to, answer)
 

@@ -169,7 +169,7 @@ class WorkloadAccess:
     async def _read(
         self, backend: Backend, lease: Lease, message: wire.Logs, tenant: Tenant, session: SessionId
     ) -> Information | Refusal:
-        """Read output; where there is none yet, wait for it within the bounds of `Readers`."""
+        """Read output; if there is none yet, wait for output within the bounds of `Readers`."""
         if not message.wait_seconds:
             return await self._logs(backend, lease, message)
         if (busy := self._readers.refusal(lease, tenant)) is not None:
@@ -215,7 +215,7 @@ class WorkloadAccess:
             await self._readers.grown(attempt, seen, look, give_up_at)
 
     async def _log(self, backend: Backend, lease: Lease, attempt: int, offset: int) -> Log:
-        """Read output; nothing yet where the start it would be of has only been ordered."""
+        """Read output; nothing if the start has been ordered but has not begun."""
         name, start = self._backends.start_of(lease, attempt)
         try:
             return await backend.logs(name, offset, start)

@@ -179,7 +179,7 @@ class WorkloadControl:
         self._sweeps: list[asyncio.Future[None]] = []
 
     async def open(self, workloads: Collection[str]) -> None:
-        """Listen to the backends, and stop what runs and is none of these."""
+        """Open the backends, and stop all running workloads that are not in `workloads`."""
         loop = asyncio.get_running_loop()
 
         def take_report(workload: WorkloadReport) -> None:  # In any thread.
@@ -199,7 +199,7 @@ class WorkloadControl:
                 self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
 
     async def _sweep(self, backend: Backend, workloads: Collection[str]) -> None:
-        """Stop workloads without a lease: neither one of before nor one granted since."""
+        """Stop workloads that belong to no lease, old or new."""
         for workload in await backend.discover():
             name = workload.id
             if not (name in workloads or name in self._running or name in self._orders):
@@ -265,7 +265,7 @@ class WorkloadControl:
         return {name: backend.support for name, backend in self._backends.items()}
 
     def look(self, lease: Lease) -> None:
-        """Say at once that the workload a lease takes over is ready, where that is known.
+        """Report at once that a workload taken over is ready, if the backend knows it.
 
         What becomes of it from now on is news of this lease; so its start has nothing left to do.
         """
@@ -301,7 +301,7 @@ class WorkloadControl:
         self._order(lease, self._keep)
 
     def backend(self, lease: Lease) -> Backend | None:
-        """Return the backend of a lease's workload; None if it has none."""
+        """Return the backend of a lease's workload; None if the lease has no workload."""
         return self._backends.get(lease.provision.backend) if lease.provision else None
 
     def start_of(self, lease: Lease, attempt: int) -> tuple[str, int]:
@@ -312,7 +312,7 @@ class WorkloadControl:
         return name, attempt if name == lease.id else 0
 
     def report(self, lease: Lease) -> WorkloadReport | None:
-        """Return the last report of a workload that starts or runs; None if there is none."""
+        """Return the last report of a starting or running workload; None without a report."""
         running = self._running.get(lease.workload)
         return self._seen.get(lease.workload) if running and running.id == lease.id else None
 
@@ -396,7 +396,7 @@ class WorkloadControl:
         self._post(WorkloadFailed(lease.id, lease.fencing, reason, code, _shorten(tail)))
 
     async def _tail(self, backend: Backend, lease: Lease) -> tuple[str, ...]:
-        """Return the last lines of a workload that is over; none if they cannot be had."""
+        """Return the last output lines of a workload that ended; () if they cannot be read."""
         name, start = self.start_of(lease, lease.attempt)
         with contextlib.suppress(BackendError, OSError):
             async with asyncio.timeout(TAIL_SECONDS_MAX):
@@ -405,7 +405,7 @@ class WorkloadControl:
         return ()
 
     def _forget(self, name: str) -> None:
-        """Note that a workload is gone: later reports of it are outdated."""
+        """Forget a workload that is gone: later reports about it are outdated."""
         for by_name in (self._running, self._ends, self._seen, self._heirs):
             by_name.pop(name, None)
 
@@ -498,7 +498,7 @@ def _spec(backend: Backend, provision: Provision) -> BaseResourceSpec:
 
 
 async def _answers(backend: Backend, name: str) -> bool:
-    """Return whether a warm workload still answers, before another lease takes it over."""
+    """Return whether a warm workload still answers its probe."""
     try:
         return (await backend.probe(name)).phase is Phase.READY
     except (BackendError, OSError):
@@ -506,7 +506,7 @@ async def _answers(backend: Backend, name: str) -> bool:
 
 
 async def _unfit(backend: Backend, lease: Lease) -> str:
-    """Reset a workload and probe it; return the reason against its reuse, empty for none.
+    """Reset and probe a workload; return why it cannot be reused, "" if it can.
 
     A warm one was reset when it became warm: after a restart it is only probed.
     """

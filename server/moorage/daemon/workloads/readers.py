@@ -39,7 +39,7 @@ class LogView:
     lease: Lease
 
     def tells_more_than(self, other: "LogView") -> bool:
-        """Return whether a reader of the other state would read more now."""
+        """Return whether this state has output or an outcome that the other state lacks."""
         ours, theirs = self.lease, other.lease
         return self.end > other.end or (self.over, ours.attempt, ours.state, ours.outcome) != (
             other.over,

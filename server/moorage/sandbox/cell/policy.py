@@ -243,7 +243,7 @@ class Policy:
         }
 
     def changes(self, overrides: bytes, before: Mapping[str, JsonMapping]) -> dict[str, JsonObject]:
-        """Return the settings and parameters that an instance has, was not given and had not.
+        """Return settings and parameters that an instance has set itself, beyond the given ones.
 
         A policy keeps them as `self.settings` and `self.parameters`, as the documents do, or
         changes those that it was given. `management` adds and replaces; what it takes out stays.

@@ -85,7 +85,7 @@ class Channel:
             self._cache.obey(frame)
 
     def receive_answer(self) -> frames.CallAnswer | frames.Documents:
-        """Return the answer to a call just made; what else arrives waits its turn."""
+        """Return the answer to a call just made; other frames wait for their turn."""
         while True:
             frame = frames.decode_to_cell(self._next())
             if isinstance(frame, _ANSWERS):
@@ -93,7 +93,7 @@ class Channel:
             self._take_in(frame)
 
     def take_in(self) -> bool:
-        """Read what arrived together with the last answer; return whether there was any."""
+        """Handle the frames that arrived together with the last answer; return whether any did."""
         if not self._unread:
             return False
         while self._unread:
@@ -454,7 +454,7 @@ def _resources(demand: Demand | None) -> JsonObject | None:
 
 
 def keys_by_id(given: JsonValue) -> dict[str, frozenset[str]]:
-    """Return the keys of every document in a list of them, or in the lists of an object."""
+    """Return the keys of each document by its id, from a list or from the lists of an object."""
     lists = given.values() if isinstance(given, dict) else [given]
     documents = (each for found in lists if isinstance(found, list) for each in found)
     return {

@@ -46,7 +46,7 @@ class World:
         self._snapshot: tuple[int, int, bytes] = (-1, -1, b"")
 
     def change(self, fleet: Fleet) -> None:
-        """Show another fleet from now on; no cell has seen the one before."""
+        """Use another fleet from now on, of which no cell has a copy."""
         self.fleet, self._snapshot = fleet, (-1, -1, b"")
 
     def snapshot(self) -> bytes:
@@ -90,7 +90,7 @@ class CellSync:
         """By kind, of which clusters the cell may keep something."""
 
     def frame(self, work: Work) -> frames.Evaluate | frames.RunManagement | frames.Apply:
-        """Return the frame for a piece of work, with the fleet as it is at this moment."""
+        """Return the frame for a piece of work, with the present fleet."""
         if work.consult is not None:
             return self._evaluate(work)
         if work.kind == "apply":
@@ -98,7 +98,7 @@ class CellSync:
         return frames.RunManagement(work.nonce, work.action, work.data, work.overrides)
 
     def note_sent(self, work: Work) -> None:
-        """Note that the frame of this work is on its way: the next one need not repeat it."""
+        """Record that the frame of this work was sent: the next one omits its contents."""
         if work.consult is not None:
             self._settled.clear()
             fleet = self._world.fleet
@@ -110,7 +110,7 @@ class CellSync:
         return len(self._settled) <= OUTSTANDING_MAX * 2
 
     def drop_document(self, cluster_id: str) -> None:
-        """Note that the cell may keep old documents of this cluster."""
+        """Record that the cell may hold an outdated document of this cluster."""
         if self._stale is None:
             return
         for kind, cached in self._cached.items():
@@ -141,7 +141,7 @@ class CellSync:
         return b"".join(parts)
 
     def keeps(self, kind: str, cluster_ids: Iterable[str]) -> None:
-        """Note that the cell is sent something of these clusters now, and may keep it."""
+        """Record that the cell receives documents of these clusters now, and may cache them."""
         self._cached[kind].update(cluster_ids)
 
     def ahead(self, services: HostServices, work: Work, kind: str, ids: Sequence[str]) -> bytes:

@@ -106,7 +106,7 @@ class CircuitBreaker:
                 del self._runs[key]
 
     def _forgive(self, run: _Run, now: float) -> float:
-        """Forgive a run for the time since the last count; return the rest."""
+        """Lower a run's level by the time since the last count; return the level."""
         seconds = max(0.0, now - run.at)
         run.level -= seconds * self._overruns_min / FORGIVEN_SECONDS
         return run.level

@@ -92,7 +92,7 @@ class Contexts:
         return taken
 
     def forget_policy(self, uri: str) -> None:
-        """Forget what all versions of a URI remember: it is registered no more."""
+        """Delete the contexts of all versions of a URI that is no longer registered."""
         for key in [key for key in self._entries if key[0].startswith(f"{uri} ")]:
             self._forget(key)
             self.changed[key] = None

@@ -73,7 +73,7 @@ class CellsAndDeaths(ABC):
             home.call_at_end(cell, partial(self._died, cell, group, [head]))
 
     def _died(self, cell: Cell, group: Group | None, works: list[Work], death: Death) -> None:
-        """Report a cell's end to its head, or to all that waited for its policy to load."""
+        """Report a cell's end to the work it evaluated, or to all work that waited for loading."""
         ref = works[0].code.ref
         if not death.innocent and self._again_here(cell, group, works):
             return
@@ -91,7 +91,7 @@ class CellsAndDeaths(ABC):
             self._resend(group, [work for work in works if refused[work] is None])
 
     def _bury(self, cell: Cell, refusal: Refusal | None) -> None:
-        """Remove a cell: its head gets `refusal`, the work behind it is sent again."""
+        """Remove a cell; refuse the work it evaluated, and queue the work behind it again."""
         group = self._group_of.get(cell)
         works = self._remove(cell)
         if works and works[0].kind == "load" and refusal is not None:
@@ -175,7 +175,7 @@ class CellsAndDeaths(ABC):
             self._finish(work, None, refusal, None)
 
     def _wake_starving(self) -> None:
-        """A place became free: look for a cell for the groups that have none."""
+        """Look for a cell for each group that has work and no cells, since a place became free."""
         for group in self._groups.values():
             if group.backlog and not group.cells and not group.spawning:
                 self._mark(group)

@@ -194,7 +194,7 @@ class Group:
         return bool(self._heavy) and self._heavy.get(work.tenant, 0.0) > now
 
     def owes(self, now: float) -> bool:
-        """Whether a tenant whose evaluations are quick waits for these shared cells."""
+        """Whether a tenant with quick evaluations waits for these shared cells."""
         return self._shared and any(not self.heavy(work, now) for work in self.backlog.heads())
 
     def turn(self, cells_max: int, now: float) -> tuple[Work, Cell] | None:
@@ -214,7 +214,7 @@ class Group:
         return None
 
     def needs_cell(self, cells_max: int, now: float) -> Work | None:
-        """Return waiting work that none of its cells will take before long."""
+        """Return waiting work that none of these cells will take soon; None without such work."""
         if self.spawning:
             return None
         for work in self.backlog.heads():
@@ -244,7 +244,7 @@ class Group:
         return demoted
 
     def _quick(self) -> Iterator[Cell]:
-        """Yield the cells whose pipes empty by themselves."""
+        """Yield the cells with quick evaluations, which take more work before long."""
         return (c for c in self.cells if not (c.slow or c.retired or _alone(c)))
 
     def _has_enough_cells(self, work: Work, cells_max: int, now: float) -> bool:
@@ -260,7 +260,7 @@ class Group:
         return self._shared and taken >= max(1, cells_max - 1)
 
     def idle_cell(self, work: Work, cells_max: int, now: float) -> Cell | None:
-        """Return the first cell if it is idle and may take the work, and no other work waits."""
+        """Return the first cell if it is idle and may take the work, and nothing else waits."""
         if self.backlog or not self.cells:
             return None
         cell = self.cells[0]

@@ -186,13 +186,13 @@ class CellPool(CellsAndDeaths):
         return count > 2 * most or own > most // 2
 
     def is_crowded(self, ref: PolicyRef, tenant: Tenant, isolation: str, coming: int) -> bool:
-        """Return whether work of a tenant is one too many, with `coming` that are on their way."""
+        """Return whether a tenant has too much waiting work, counting `coming` more pieces."""
         most = max(self.limits.queue_max - coming, 0)
         group = self._groups.get((ref.uri, ref.digest, isolation))
         return most == 0 if group is None else group.backlog.is_full(tenant, most)
 
     def _begin(self, group: Group, cell: Cell, work: Work, now: float) -> Refusal | None:
-        """Let an idle cell begin at once: it works while the rest of this turn is collected."""
+        """Send work to an idle cell at once: the cell evaluates while this turn goes on."""
         work.alone = group.heavy(work, now)
         refusal = cell.put(work)
         if refusal is None:
@@ -207,7 +207,7 @@ class CellPool(CellsAndDeaths):
             group.settle(self._supply.cells_per_policy_max, granted=granted)
 
     def withdraw(self, work: Work) -> None:
-        """Take back work, if it was not sent yet."""
+        """Remove waiting work that no cell has received."""
         any(group.backlog.remove(work) for group in self._groups.values())
 
     def drop_documents(self, cluster_id: str) -> None:

@@ -55,7 +55,7 @@ class Source(Protocol):
         """Return whether it takes no more orders."""
 
     async def close(self) -> None:
-        """End every cell of it."""
+        """End all cells of this source."""
 
 
 class Spawner:
@@ -186,7 +186,7 @@ class Spawner:
         return None
 
     def refill_soon(self) -> None:
-        """Refill once the cell that was just taken has had the time to answer: it goes first."""
+        """Make new cells after a pause, so that the cell just taken can answer first."""
 
         def refill() -> None:
             if not self._closing:
@@ -335,7 +335,7 @@ class Spawner:
         self._end_reports[pid] = (tell, timer)
 
     def handle_closed_channel(self, cell: Cell) -> bool:
-        """Handle the end of a cell that was never given work; False if it is not such a one."""
+        """Handle the end of a cell that never had work; False if the cell had work."""
         ready = self._ready.get(cell)
         if ready is not None and not ready.done():
             ready.set_exception(SpawnError("it died before it was jailed"))

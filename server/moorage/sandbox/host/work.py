@@ -137,13 +137,13 @@ class Work(msgspec.Struct, eq=False):
 
     @property
     def provisional(self) -> bool:
-        """Whether the proposal is taken from the cell's replica until it is settled."""
+        """Whether the cell's replica subtracts the proposal until the core has decided."""
         ask = self.consult.ask if self.consult else None
         return ask is not None and ask.terms is not None and not ask.dry_run
 
     @property
     def repeatable(self) -> bool:
-        """Whether it has no effects until it is answered, and so may be done again."""
+        """Whether the work has no effects before its answer, so that a cell may repeat it."""
         return self.kind in {"evaluate", "apply"} and self.sample is None
 
     def may_go_to(self, worker: str) -> bool:

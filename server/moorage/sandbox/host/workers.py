@@ -305,7 +305,7 @@ class Workers:
         self._lose(name, reason)
 
     def _send(self, name: str, message: relay.ToAgent) -> None:
-        """Send with all else of this turn of the loop."""
+        """Queue a message; one write sends all messages of this turn of the event loop."""
         bridge = self._bridge
         if bridge is None or name not in self._workers:
             return

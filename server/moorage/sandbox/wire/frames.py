@@ -244,7 +244,7 @@ decode_from_cell: Final = msgspec.msgpack.Decoder(FromCell).decode
 
 
 def pack(frame: ToCell | FromCell) -> bytes:
-    """Return a frame as it goes over the channel."""
+    """Return the encoded frame, with its length in front."""
     body = _encoder.encode(frame)
     return HEADER.pack(len(body)) + body
 
@@ -267,7 +267,7 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """Bytes until the frame that has begun is complete; 0 if none has begun."""
+        """Bytes that complete the present frame; 0 between two frames."""
         if len(self._buffer) < HEADER.size:
             return 0
         return int(HEADER.unpack_from(self._buffer)[0]) + HEADER.size - len(self._buffer)

@@ -215,7 +215,7 @@ def execute_multislice(
 def execute_multislice_resumable(
     accelerator_config: AcceleratorConfigType,
 ) -> Callable[[RayValue], UserFunction]:
-    """As above, but until success; see `RayExecutor.execute_multislice_resumable`."""
+    """Decorate a function: a call runs it on slices until success; see `RayExecutor`."""
     return _decorator(RayExecutor.execute_multislice_resumable, accelerator_config)
 
 

@@ -68,7 +68,7 @@ def _parts(address: str) -> dict[str, Any]:
 
 
 def has_password(address: str) -> bool:
-    """Return whether there is anything secret in an address.
+    """Return whether an address contains a secret.
 
     Raises:
         StorageError: It is no address of a database.

@@ -47,7 +47,7 @@ class Fencing:
         self._used = max(self._used, number)
 
     def close(self, *, clean: bool) -> None:
-        """Close; after a clean end, free the numbers that were reserved and never used."""
+        """Close the file; after a clean end, first free the reserved numbers that are unused."""
         if clean and self._used < self._reserved:
             self._mark.write_both(self._used, 0)
         self._mark.close()

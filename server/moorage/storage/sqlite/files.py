@@ -92,7 +92,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_look(path: Path) -> sqlite3.Connection:
-    """Open a file that is not to be changed: its log stays as it is, also where it is damaged."""
+    """Open a file without changing it or its log, even a damaged one."""
     _check_files(path)
     address = f"{path.absolute().as_uri()}?mode=ro"
     return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)

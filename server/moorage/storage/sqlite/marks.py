@@ -168,7 +168,7 @@ class Reserve:
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk has no room, or none to speak of."""
+        """Whether the disk is full or almost full."""
         return self.spent or self._low
 
     def spend(self) -> bool:
@@ -180,7 +180,7 @@ class Reserve:
         return True
 
     def refill(self) -> float:
-        """Measure the free room, and reserve some again where there is enough.
+        """Measure the free space, and reserve some again if there is enough.
 
         Returns:
             Seconds until the next look.

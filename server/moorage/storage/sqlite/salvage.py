@@ -23,7 +23,7 @@ _PAGE_BYTES = range(512, 65_537)
 
 
 class _Frame(NamedTuple):
-    """A frame of the round that is under way.
+    """A frame of the log's present round.
 
     Args:
         page: Which page it brings.
@@ -40,7 +40,7 @@ class _Frame(NamedTuple):
 
 @contextlib.contextmanager
 def readable(database: Path, *, lacking: bool) -> Iterator[Path]:
-    """Yield a database with all that can be read of its log: itself, or a copy where it is damaged.
+    """Yield a database with all readable frames of its log: the file, or a copy if it is damaged.
 
     Args:
         database: The file; it is not changed.
@@ -80,7 +80,7 @@ def _write(database: Path, copy: Path, frames: list[_Frame]) -> None:
 
 
 def _frames(database: Path) -> list[_Frame]:
-    """Return the frames of the last round, in order; none where the log says not how long each is.
+    """Return the frames of the last round, in order; [] if no header says how long each frame is.
 
     A damaged header is one of the two that say it, so the database's own is believed as well.
     """

@@ -65,7 +65,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _News:
-    """News that a start or a stop waits for: anything about a workload, and the last time of it."""
+    """The event of a change to a workload's objects, and the time of the last change."""
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
     heard_at: float = field(default_factory=time.monotonic)
@@ -149,11 +149,11 @@ class ClusterWorkloads:
         return f"the Kubernetes cluster {self.cluster_id} cannot be read: {said}" if said else ""
 
     def workloads(self) -> set[str]:
-        """Return the names of all workloads of which there is anything."""
+        """Return the names of all workloads that have a pod or a claim."""
         return {name for known in (self._pods_of, self._claims_of) for name in known if known[name]}
 
     def has(self, workload: str) -> bool:
-        """Return whether there is anything of a workload."""
+        """Return whether a workload has a pod, a claim or another object."""
         return any(known.get(workload) for known in (self._pods_of, self._claims_of, self._objects))
 
     def pods(self, workload: str) -> list[PodState]:
@@ -165,7 +165,7 @@ class ClusterWorkloads:
         return [claim for _, claim in sorted(self._claims_of.get(workload, {}).items())]
 
     def view(self, workload: str) -> WorkloadView | None:
-        """Return the view of a workload; None if there is none."""
+        """Return the view of a workload; None if it has no pods."""
         listed = self._nodes.listed.is_set() and self._nodes.error is None
         return view(workload, self.pods(workload), self._nodes.records, listed)
 
@@ -196,7 +196,7 @@ class ClusterWorkloads:
         return ""
 
     async def news(self, workload: str, seconds: float) -> None:
-        """Wait until anything of a workload changed, or the time is up."""
+        """Wait until an object of a workload changes, or the time is up."""
         event = self._news[workload].event
         event.clear()
         with contextlib.suppress(TimeoutError):
@@ -212,7 +212,7 @@ class ClusterWorkloads:
     async def make(
         self, workload: str, objects: StartObjects, there: bool, trouble: list[str]
     ) -> None:
-        """Make the objects of a start; those that exist are left as they are.
+        """Create the objects of a start; objects that exist stay unchanged.
 
         Args:
             workload: Its name.
@@ -248,7 +248,7 @@ class ClusterWorkloads:
         return ""
 
     async def _read(self, path: str, trouble: list[str]) -> Document:
-        """Return the object of a path; nothing if it is not there, or cannot be read."""
+        """Return the object at a path; {} if it does not exist or cannot be read."""
         try:
             said: Document = await self._patiently(
                 lambda: self.connection.call("GET", path), trouble
@@ -307,7 +307,7 @@ class ClusterWorkloads:
         return f"cluster {self.cluster_id} refused a {kind}: {error.message}"
 
     async def _patiently(self, call: Callable[[], Awaitable[_T]], trouble: list[str]) -> _T:
-        """Make a call, again and again while the API server does not answer."""
+        """Make a call; repeat it while the API server does not answer."""
         pauses = iter(RETRY_SECONDS)
         pause = RETRY_SECONDS[-1]
         while True:

@@ -118,7 +118,7 @@ _NODE: Final = msgspec.json.Decoder(_Node)
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """A pod of ours, as it is.
+    """A pod of this server, as the API server last reported it.
 
     Args:
         workload: What it is of.
@@ -168,13 +168,13 @@ class PodState:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether all containers of the pod have ended."""
         return self.phase in {"Succeeded", "Failed"}
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimState:
-    """A claim of ours: the workload that it is of, and the devices that it was given, in order."""
+    """A claim of this server, its workload, and its allocated devices in order."""
 
     workload: str
     name: str
@@ -243,7 +243,7 @@ def pod_state(raw: msgspec.Raw) -> PodState | None:
 
 
 def _decisive_end(containers: Collection[_Container]) -> tuple[int, str, str] | None:
-    """Return the end of the most telling container: the first that failed, else any."""
+    """Return the most informative end of a container: the first failure, else any end."""
     ends = [
         (end.exit_code, end.reason, end.message)
         for each in containers
@@ -289,7 +289,7 @@ def node_trouble(raw: msgspec.Raw) -> NodeTrouble:
 def view(
     workload: str, pods: Sequence[PodState], nodes: Mapping[str, NodeTrouble], listed: bool
 ) -> WorkloadView | None:
-    """Return the joint view of pods; None if there are none.
+    """Return the joint state of a workload's pods; None without pods.
 
     Args:
         workload: Its name.
@@ -351,7 +351,7 @@ def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> Work
 
 
 def _node_fate(trouble: NodeTrouble | None) -> str:
-    """Return the fate of a node; None: it is no longer listed."""
+    """Return what happened to a node; None if the cluster no longer lists it."""
     if trouble is None:
         return "was deleted; Kubernetes ends what was there in about a minute"
     advice = "bring it back, or delete the Node: until then the pod may still be running there"

@@ -54,7 +54,7 @@ class Driver:
         }
 
     def say(self, message: JsonMapping) -> None:
-        """Write one line; without a reader there is nothing left to do."""
+        """Write one line; end the process if nothing reads the output."""
         line = json.dumps(message).encode() + b"\n"
         with self._writing:
             try:
@@ -64,7 +64,7 @@ class Driver:
                 os._exit(0)
 
     def announce(self, message: JsonObject) -> None:
-        """Note starts in the order of the calls, so that no stop overtakes its start."""
+        """Announce starts in the order of the calls, so that no stop overtakes its start."""
         if message["call"] == "start":
             arguments = message["arguments"]
             workload = str(arguments["plans"][0]["workload"])

@@ -67,7 +67,7 @@ class JobGroups:
         raise GroupError(f"Ray gave a job other devices than {devices}, {TRIES + 1} times")
 
     def remove(self, workload: str) -> None:
-        """Remove the groups of a workload, and end what runs in them; it may have none.
+        """Remove the placement groups of a workload, if any; Ray ends the actors in them.
 
         Raises:
             GroupError: Ray has not removed one.

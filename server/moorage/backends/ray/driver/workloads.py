@@ -42,7 +42,7 @@ class NotDoneError(Exception):
 
 
 class UnknownActorError(Exception):
-    """There is none of that name."""
+    """Ray has no actor with this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Workloads:
     # Looking -----------------------------------------------------------------------------------
 
     def discover(self, shapes: Mapping[str, JsonMapping]) -> dict[str, Report]:
-        """Return all that is here, and watch it from now on.
+        """Return all workloads of this server on Ray, and watch them from now on.
 
         Args:
             shapes: Of workloads that were ready.
@@ -158,7 +158,7 @@ class Workloads:
     # Starting ----------------------------------------------------------------------------------
 
     def announced(self, workload: str) -> threading.Event:
-        """Note that a start comes; a stop that comes after it gives it up, in whatever thread."""
+        """Announce a start: a stop that comes later cancels the start, in any thread."""
         given_up = threading.Event()
         with self._lock:
             self._given_up.setdefault(workload, []).append(given_up)
@@ -435,7 +435,7 @@ class Workloads:
             raise NotDoneError(lost)
 
     def _why_lost(self, members: Sequence[_Member], shape: _Shape) -> str:
-        """Return which members a workload has lost; empty: none."""
+        """Return the members that a workload has lost; empty if all live."""
         if why := self._dead_node(shape):
             return why
         missing = set(range(shape.actors)) - {each.index for each in members}
@@ -456,7 +456,7 @@ class Workloads:
                 self._note_answer(refs[ref], ref)
 
     def _note_answer(self, workload: str, ref: Any) -> None:
-        """Handle one answer: the workload goes on, or it ended."""
+        """Handle one answer of a member: its workload continues, or has ended."""
         try:
             end: Report | None = ray.get(ref)
         except ray.exceptions.ActorUnavailableError:
@@ -518,7 +518,7 @@ class Workloads:
         return sorted(found, key=lambda each: each.index)
 
     def _join(self, members: Sequence[_Member], question: str, shape: _Shape | None) -> Report:
-        """Return the report of a workload, from those of its members, and from missing ones."""
+        """Return the report of a workload from the reports of its members and from lost members."""
         if not members:
             raise UnknownActorError("")
         if shape is not None and (lost := self._why_lost(members, shape)):
@@ -531,7 +531,7 @@ class Workloads:
         return reports[0]  # All of them have succeeded.
 
     def _ask(self, member: _Member, question: str, *args: JsonValue) -> JsonValue:
-        """Return the answer of a member; the reason of its loss, if only its end is left."""
+        """Return the answer of a member; the reason of its loss if the member is lost."""
         try:
             return _value(getattr(member.handle, question).remote(*args), ANSWER_SECONDS_MAX)
         except ray.exceptions.GetTimeoutError as error:

@@ -50,7 +50,7 @@ class NodeContainer:
 
     @property
     def run(self) -> list[str]:
-        """The command that is the container: it ends with it, and as it does."""
+        """Return the command that runs the container and ends when the container ends."""
         given = self._given
         options = ["--name", self.name, *(["-i"] if given["stdin"] else [])]
         for key, text in self._environment.items():
@@ -71,7 +71,7 @@ class NodeContainer:
 
     @property
     def remove(self) -> list[str]:
-        """The command after which nothing of it is left."""
+        """Return the command that removes the container."""
         return [self._program, "rm", "--force", "--volumes", self.name]
 
     def execute(
@@ -84,7 +84,7 @@ class NodeContainer:
         return [self._program, "exec", *options, self.name, *command]
 
     def runs(self) -> bool:
-        """Return whether it has begun; its image may still be on the way."""
+        """Return whether the container has started; its image may still be downloading."""
         looked = subprocess.run(  # noqa: S603  # The engine's own program.
             [self._program, "inspect", "--format", "{{.State.Running}}", self.name],
             check=False,

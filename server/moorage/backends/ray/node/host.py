@@ -35,7 +35,6 @@ _LOG_BYTES_MAX = 256 * 1024
 _OUTPUT_BYTES_MAX = 1024 * 1024
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 * 1024
-_CONNECT_SECONDS_MAX = 2.0
 _FAILED_FROM = 400
 
 Report = JsonObject
@@ -75,7 +74,7 @@ class _Kept:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def end(self, seconds: float) -> None:
-        """End it: SIGTERM, and SIGKILL when the time is up; `gone` is set when nothing is left."""
+        """Send SIGTERM, and SIGKILL when the time is up; set `gone` when no process is left."""
         self._tell(str(seconds))
 
     def _tell(self, line: str) -> None:
@@ -152,11 +151,11 @@ class WorkloadHost:
         return self._report
 
     async def about(self) -> JsonMapping:
-        """Return the plan that it was started with."""
+        """Return the plan with which the workload was started."""
         return {name: self._plan[name] for name in ("workload", "attempt", "stop_seconds")}
 
     async def wait_for_end(self, seconds: float) -> Report | None:
-        """Return the report of its end, as soon as it ends; None if it lasts for `seconds`."""
+        """Return the report of the workload's end; None if it still runs after `seconds`."""
         if self._over is None:
             await asyncio.sleep(seconds)
             return None
@@ -199,7 +198,7 @@ class WorkloadHost:
         return done
 
     async def stop(self, seconds: float | None = None) -> tuple[bytes, int, int | None]:
-        """End the workload, not this process: the caller kills it after the answer.
+        """End the workload but not this process, which the caller kills after the answer.
 
         An answer that leaves as the process ends may be lost, and the output with it. A second call
         returns the same.
@@ -241,7 +240,7 @@ class WorkloadHost:
         return self._report
 
     def _construct(self) -> None:
-        """Make the user's object; its output goes where a command's would."""
+        """Create the user's object; its output goes to the same place as a command's."""
         actor = self._plan["actor"]
         output = os.open(self._log, os.O_WRONLY | os.O_APPEND)
         for number in (1, 2):
@@ -317,7 +316,7 @@ class WorkloadHost:
         threading.Thread(target=self._await_command, daemon=True).start()
 
     def _await_command(self) -> None:
-        """Note how the command ends; runs in a thread of its own."""
+        """Record how the command ends; runs in a thread of its own."""
         assert self._command is not None
         self._command.gone.wait()
         code = self._command.code
