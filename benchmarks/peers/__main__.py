@@ -26,7 +26,7 @@ from benchmarks.peers.measure import Figures, measure
 from benchmarks.peers.report import JSON_FILE, PeersReport, Row, keep, machine, table, today
 from benchmarks.peers.session import Peer
 from moorage.bench.grants import make_nodes
-from moorage.bench.placements import Extent, Nodes
+from moorage.bench.placements import GPUS_MIN, Nodes
 from moorage.commands import display
 from moorage.commands.errors import command_errors
 from moorage.commands.options import JsonFlag
@@ -76,6 +76,8 @@ def compare(
                 report.skipped[peer.name] = peer.install
                 console.print(f"{peer.name}: skipped, as it is not here: {peer.install}")
         fleet = trace.read_nodes(nodes) if nodes else make_nodes()
+        if sum(node.gpus for node in fleet) < GPUS_MIN:
+            raise CommandError(f"--nodes: expected nodes with {GPUS_MIN} GPUs or more in all")
         for number in range(rounds):
             console.print(f"round {number + 1} of {rounds}")
             _round(report, chosen, fleet, console)
@@ -83,7 +85,7 @@ def compare(
                 keep(report)
     if as_json:
         display.print_json(report)
-    else:
+    elif report.rows:
         display.show(table(report.rows.values()))
     if report.failed:
         raise typer.Exit(1)
@@ -104,9 +106,9 @@ def _round(report: PeersReport, chosen: list[Peer], fleet: Nodes, console: Conso
         for peer in (peer for peer in chosen if peer.group == group):
             try:
                 found = _run(peer, fleet, console)
-            except (CommandError, TimeoutError, ExceptionGroup) as error:
-                report.failed[peer.name] = repr(error)
-                console.print(f"  {peer.name}: failed: {error!r}")
+            except CommandError as error:
+                report.failed[peer.name] = str(error)
+                console.print(f"  {peer.name}: failed: {error}")
                 continue
             version = peer.version() or ""
             row = report.rows.setdefault(
@@ -118,7 +120,7 @@ def _round(report: PeersReport, chosen: list[Peer], fleet: Nodes, console: Conso
 
 def _run(peer: Peer, fleet: Nodes, console: Console) -> Figures:
     nodes = peer.part(fleet)
-    found = uvloop.run(measure(peer, nodes, Extent.of(nodes)))
+    found = uvloop.run(measure(peer, nodes))
     console.print(
         f"  {peer.name}: {found.per_second:,.0f}/s, single {found.single_ms:.2f} ms, "
         f"wake {found.wake_ms:.2f} ms, load {found.load:.1f}"

@@ -5,10 +5,11 @@ request waits, and another's GPU is released. Nothing may be booked twice at any
 """
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from statistics import median
 from typing import Final
 
@@ -41,26 +42,36 @@ class Figures(msgspec.Struct, frozen=True):
     cpu_ms: float
 
 
-async def measure(peer: Peer, nodes: Nodes, extent: Extent) -> Figures:
+async def measure(peer: Peer, nodes: Nodes) -> Figures:
     """Run a peer through the protocol.
 
     Raises:
-        CommandError: It booked something twice, or did not fill the fleet.
+        CommandError: It failed, its server ended, it booked something twice, or did not fill the
+            fleet.
     """
-    load = os.getloadavg()[0]
-    async with peer.run(nodes) as session:
-        held: list[Booking] = []
-        single = await _singles(session, extent.singles, held)
-        before = _processor_seconds(session)
-        async with asyncio.timeout(STEP_SECONDS_MAX):
-            looped, seconds = await closed_loop(session.place, extent.requests)
-        worked = _processor_seconds(session) - before
-        held += looped
-        await _fill(session, nodes, held)
-        check(peer.name, nodes, held)
-        async with asyncio.timeout(STEP_SECONDS_MAX):
-            wake = await _wakes(session, extent.wakes, held)
-        check(peer.name, nodes, held)
+    try:
+        async with peer.run(nodes) as session, _while_serving(session.pids):
+            return await _figures(peer.name, session, nodes)
+    except CommandError:
+        raise
+    except Exception as error:  # Clients of peers have errors of their own.
+        raise CommandError(repr(error)) from error
+
+
+async def _figures(name: str, session: PeerSession, nodes: Nodes) -> Figures:
+    load, extent = os.getloadavg()[0], Extent.of(nodes)
+    held: list[Booking] = []
+    single = await _singles(session, extent.singles, held)
+    before = _processor_seconds(session)
+    async with asyncio.timeout(STEP_SECONDS_MAX):
+        looped, seconds = await closed_loop(session.place, extent.requests)
+    worked = _processor_seconds(session) - before
+    held += looped
+    await _fill(session, nodes, held)
+    check(name, nodes, held)
+    async with asyncio.timeout(STEP_SECONDS_MAX):
+        wake = await _wakes(session, extent.wakes, held)
+    check(name, nodes, held)
     return Figures(
         load=load,
         per_second=extent.requests / seconds,
@@ -68,6 +79,31 @@ async def measure(peer: Peer, nodes: Nodes, extent: Extent) -> Figures:
         wake_ms=1e3 * wake,
         cpu_ms=1e3 * worked / extent.requests,
     )
+
+
+@contextlib.asynccontextmanager
+async def _while_serving(pids: Sequence[int]) -> AsyncIterator[None]:
+    """Fail the block as soon as a server ends: a client may wait for its answer for ever."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    watched = [os.pidfd_open(pid) for pid in pids]
+
+    async def refuse() -> None:
+        await ended.wait()
+        raise CommandError("its server ended")
+
+    for each in watched:
+        loop.add_reader(each, ended.set)
+    try:
+        async with asyncio.TaskGroup() as group:
+            guard = group.create_task(refuse())
+            yield
+            guard.cancel()
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    finally:
+        for each in watched:
+            loop.remove_reader(each)
+            os.close(each)
 
 
 def check(name: str, nodes: Nodes, held: Sequence[Booking]) -> None:

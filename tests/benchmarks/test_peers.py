@@ -5,6 +5,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from benchmarks.peers.__main__ import PEERS
 from benchmarks.peers.etcd_transactions import decode, encode
 from benchmarks.peers.measure import check, measure
 from benchmarks.peers.session import Peer, devices
-from moorage.bench.placements import Booking, Extent
+from moorage.bench.placements import Booking, closed_loop
 from moorage.commands import display
 from moorage.lab.errors import CommandError
 from moorage.lab.trace import TraceNode
@@ -47,8 +48,16 @@ async def test_schedulers_of_kubernetes_book_nothing_twice(name: str) -> None:
     if peer.version() is None:
         pytest.skip(f"missing here: {peer.install}")
     few = NODES[:2]
-    found = await measure(peer, few, Extent.of(few))
+    found = await measure(peer, few)
     assert found.per_second > 0
+
+
+def test_a_fleet_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.csv"
+    path.write_text("sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,8,A\n")
+    command = [sys.executable, "-m", "benchmarks.peers", "dask", "--nodes", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "expected nodes with 20 GPUs or more" in done.stderr
 
 
 def test_an_unknown_peer_is_named_with_those_there_are() -> None:
@@ -61,7 +70,7 @@ def test_an_unknown_peer_is_named_with_those_there_are() -> None:
 class Shelf:
     """A session in memory, which may hand out one GPU again and again."""
 
-    pids = ()
+    pids: Sequence[int] = ()
 
     def __init__(self, free: list[Booking], *, keeps: bool) -> None:
         self._free, self._keeps = free, keeps
@@ -92,10 +101,54 @@ def shelf(*, keeps: bool) -> Peer:
     return Peer("shelf", "home-made", "Shelf", "", "", "", lambda: "1", run)
 
 
+class Dying(Shelf):
+    """A session whose server ends at the first request and leaves it without an answer."""
+
+    def __init__(self, server: asyncio.subprocess.Process) -> None:
+        super().__init__([], keeps=True)
+        self.pids, self._server = [server.pid], server
+
+    async def place(self) -> Booking | None:
+        self._server.kill()
+        return await asyncio.get_running_loop().create_future()
+
+
+class Confused(Shelf):
+    """A session whose client fails with an error of its own."""
+
+    async def place(self) -> Booking | None:
+        raise ZeroDivisionError
+
+
+@contextlib.asynccontextmanager
+async def dying(nodes):
+    server = await asyncio.create_subprocess_exec("sleep", "infinity")
+    yield Dying(server)
+    await server.wait()
+
+
+@contextlib.asynccontextmanager
+async def confused(nodes):
+    yield Confused([], keeps=True)
+
+
+@pytest.mark.parametrize(("run", "why"), [(dying, "its server ended"), (confused, "ZeroDivision")])
+async def test_a_peer_that_fails_ends_its_run(run, why: str) -> None:
+    peer = Peer("odd", "home-made", "Odd", "", "", "", lambda: "1", run)
+    async with asyncio.timeout(60):
+        with pytest.raises(CommandError, match=why):
+            await measure(peer, NODES)
+
+
+async def test_a_refusal_in_the_closed_loop_is_one_error() -> None:
+    with pytest.raises(CommandError, match="refused while GPUs are free"):
+        await closed_loop(Shelf([], keeps=True).place, 100)
+
+
 async def test_a_peer_that_books_twice_is_refused() -> None:
     with pytest.raises(CommandError, match="shelf booked twice"):
-        await measure(shelf(keeps=False), NODES, Extent.of(NODES))
-    found = await measure(shelf(keeps=True), NODES, Extent.of(NODES))
+        await measure(shelf(keeps=False), NODES)
+    found = await measure(shelf(keeps=True), NODES)
     assert found.per_second > 0
 
 

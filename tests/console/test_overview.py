@@ -1,9 +1,10 @@
 """The overview: its numbers are those of the fleet, and each leads to its view."""
 
+import re
 from typing import Any
 
 import pytest
-from consoles import PHONE, VIEWS, Seeded, open_page
+from consoles import PHONE, VIEWS, WIDE, Seeded, open_page, seed_server
 
 pytestmark = pytest.mark.heavy  # A browser.
 
@@ -16,6 +17,8 @@ def test_numbers_charts_and_where_they_lead(page: Any, console_server: Seeded) -
     assert [row.split()[0] for row in rows[1:]] == ["A100", "H100"]
     assert rows[1].split()[-5:] == ["192", "up", "to", "8", "20"]
     chart = page.get_by_role("group", name="Fleet in use")
+    drawn = chart.locator("path.line").first.get_attribute("d")
+    assert re.findall(r"[ML]([\d.]+),", drawn)[-1] == "372.0"  # The newest point is at "now".
     chart.get_by_text("The figures").click()
     assert chart.get_by_role("table", name="Fleet in use").get_by_role("row").count() > 1
     numbers = page.get_by_role("list", name="Numbers")
@@ -38,6 +41,25 @@ def test_the_overview_lists_the_longest_waiters_with_reasons(
         row.get_by_role("link").click()
         page.wait_for_url(f"**/queue/{request}")
         page.get_by_role("table", name="Waits for").wait_for()
+
+
+def test_long_names_make_no_view_scroll_sideways(page: Any) -> None:
+    with seed_server() as it:
+        it.fleet("c" * 240, 2)
+        for _ in range(3):
+            it.ask(2)
+        wide = {}
+        with it.waiter(8, nodes=2) as request:
+            for size in (WIDE, PHONE):
+                page.set_viewport_size(size)
+                for path in (*VIEWS, f"leases/{it.leases[0]}", f"queue/{request}"):
+                    page.goto(f"{it.console}/{path}")
+                    page.get_by_role("heading", level=1).wait_for()
+                    page.wait_for_function("() => !document.querySelector('.loading')")
+                    width = page.evaluate("document.documentElement.scrollWidth")
+                    if width > size["width"]:
+                        wide[path] = width
+        assert not wide
 
 
 def test_the_theme_is_chosen_and_stays(page: Any, console_server: Seeded) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 
 from moorage.bench.placements import UNDER_WAY, Booking
-from moorage.bench.scheduler_plane import SchedulerPlane
+from moorage.bench.scheduler_plane import READY_SECONDS_MAX, SchedulerPlane
 from moorage.lab.errors import CommandError
 from moorage.records.json_values import JsonObject
 
@@ -85,16 +85,27 @@ class ObjectSession(ABC):
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Follow the objects until the block ends, and make sure first that one is placed."""
+        """Follow the objects until the block ends, and make sure first that one is placed.
+
+        Raises:
+            CommandError: There is no following them any more, or none is placed.
+        """
         watching = asyncio.Event()
-        watch = asyncio.ensure_future(self._watch(watching))
-        await watching.wait()
-        first = await self.place()  # Until the peer has started.
-        if first is not None:
-            await self.release(first)
-        yield
-        watch.cancel()
-        await asyncio.wait([watch])
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch(watching))
+                try:
+                    async with asyncio.timeout(READY_SECONDS_MAX):
+                        await watching.wait()
+                        first = await self.place()  # Until the peer has started.
+                except TimeoutError:
+                    raise CommandError(f"nothing placed in {READY_SECONDS_MAX:g} s") from None
+                if first is not None:
+                    await self.release(first)
+                yield
+                watch.cancel()
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
 
     async def _watch(self, watching: asyncio.Event) -> None:
         """Follow the objects; a watch that the server ends, as it may, begins with all of them."""

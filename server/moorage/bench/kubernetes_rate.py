@@ -20,6 +20,7 @@ from moorage.bench.load import LoadResult, drive
 from moorage.bench.placements import (
     CONNECTIONS,
     CPU_MILLI,
+    GPUS_MIN,
     MEMORY_MIB,
     WINDOW,
     Extent,
@@ -33,7 +34,6 @@ from moorage.lab.event_loop import run_until_sigterm
 from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import daemon
 
-GPUS_MIN: Final = 20
 EDGE: Final = 0.1
 """Of the pods that were bound first, and last: they are left out, as start and end are slower."""
 PODS: Final = "/api/v1/namespaces/default/pods"

@@ -37,8 +37,8 @@ function path(values, x, y, apart) {
 	let drawn = "";
 	values.forEach((value, n) => {
 		if (!known(value)) return;
-		const joined = n && values[n - 1] !== null && !apart(n);
-		drawn += `${joined ? "L" : "M"}${x(n).toFixed(1)},${y(value).toFixed(1)}${joined || (n + 1 < values.length && values[n + 1] !== null && !apart(n + 1)) ? "" : "h.1"}`;
+		const joined = known(values[n - 1]) && !apart(n);
+		drawn += `${joined ? "L" : "M"}${x(n).toFixed(1)},${y(value).toFixed(1)}${joined || (known(values[n + 1]) && !apart(n + 1)) ? "" : "h3"}`;
 	});
 	return drawn;
 }
@@ -48,11 +48,11 @@ export function Chart({ title, at, series, said, most, href, axis }) {
 	const all = series.flatMap((each) => each.values).filter(known);
 	const largest = Math.max(0, ...all);
 	const top = most || (said === duration && largest > 60 && ROUND.find((each) => each >= largest)) || rounded(largest);
-	const [from, to] = axis ? [0, Math.max(...at, 1e-9)] : [at[0], Math.max(at.at(-1), at[0] + 60)];
+	const [from, to] = axis ? [0, Math.max(...at, 1e-9)] : [Math.min(at[0], at.at(-1) - 60), at.at(-1)];
 	const x = (n) => LEFT + ((at[n] - from) / (to - from)) * (WIDE - LEFT - RIGHT);
 	const y = (value) => HIGH - BOTTOM - (Math.min(value, top) / top) * (HIGH - TOP - BOTTOM);
 	const last = (values) => values.findLast(known);
-	const text = (value) => (value === undefined ? "–" : said(value));
+	const text = (value) => (known(value) ? said(value) : "–");
 	const step = Math.max(1, Math.ceil(at.length / ROWS_MAX));
 	const shown = at.map((_, n) => n).filter((n) => (at.length - 1 - n) % step === 0);
 	return html`<figure class="chart" role="group" aria-label=${title}>
@@ -69,7 +69,7 @@ export function Chart({ title, at, series, said, most, href, axis }) {
 		</svg>
 		<ul class="keys" aria-label=${`Legend of ${title}`}>${series.map((each) => html`<li><span class=${"dot " + each.key} aria-hidden></span>${each.name} <b>${text(last(each.values))}</b></li>`)}</ul>
 		<details><summary>The figures</summary><${Scroll} label=${title}><${Grid} label=${title} heads=${[axis ? "demanded" : "time", ...series.map((each) => each.name)]}
-			rows=${shown.map((n) => [axis ? said(at[n]) : when(at[n]), ...series.map((each) => text(each.values[n] ?? undefined))]).reverse()} /><//></details>
+			rows=${shown.map((n) => [axis ? said(at[n]) : when(at[n]), ...series.map((each) => text(each.values[n]))]).reverse()} /><//></details>
 	</figure>`;
 }
 
