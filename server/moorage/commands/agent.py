@@ -93,10 +93,15 @@ def agent_run(
         refuse_option("--label", "KEY=VALUE")
     if unheard_seconds and not 1 <= unheard_seconds <= UNHEARD_SECONDS_MAX:
         refuse_option("--unheard-seconds", f"0, or 1 to {UNHEARD_SECONDS_MAX}")
+    if name:
+        _check_name("--name", name, "the name of a node")
+    if not address.isprintable() or set(address) & set(" ,/") or len(address) > NAME_CHARS_MAX:
+        refuse_option("--address", "one address or name of a host")
     from moorage.commands.agent_program import AgentOptions, run  # noqa: PLC0415  # As in serve.
 
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     folder = (data or Path(state) / "moored-agent").absolute()
+    token = token and token.strip()
     options = AgentOptions(
         server, token, folder, name or "", labels, not no_machine_id, unheard_seconds, address
     )
@@ -113,10 +118,7 @@ def agent_token(
     """Create a token and print it. One machine can join with it, once, also at a running server."""
     if not 0 < minutes <= MINUTES_MAX:
         refuse_option("--minutes", f"1 to {MINUTES_MAX}")
-    if not cluster.strip() or "/" in cluster or not cluster.isprintable():
-        refuse_option("--cluster", "the id of a cluster, without `/`")
-    if len(cluster) > NAME_CHARS_MAX:
-        refuse_option("--cluster", f"at most {NAME_CHARS_MAX} characters")
+    _check_name("--cluster", cluster, "the id of a cluster")
     now = time.time()
     with _store(data, config) as (store, settings):
         typer.echo(store.create_token(cluster, now, now + 60 * minutes))
@@ -194,6 +196,14 @@ def agent_reclaim(data: DataOption = None, config: FileOption = None) -> None:
         epoch = store.reclaim(time.time())
         note(settings, "agent.reclaimed", {}, {"epoch": epoch})
     typer.echo("Agents follow this server when they connect next, within half a minute.")
+
+
+def _check_name(option: str, name: str, what: str) -> None:
+    """End the command if nothing in the inventory can have a name."""
+    if not name.strip() or "/" in name or not name.isprintable():
+        refuse_option(option, f"{what}, without `/`")
+    if len(name) > NAME_CHARS_MAX:
+        refuse_option(option, f"at most {NAME_CHARS_MAX} characters")
 
 
 @contextlib.contextmanager
