@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -88,15 +88,10 @@ def agent_run(
     """
     if context.invoked_subcommand is not None:
         return
-    labels = dict(each.partition("=")[::2] for each in label or ())
-    if "" in labels or any("=" not in each for each in label or ()):
-        refuse_option("--label", "KEY=VALUE")
+    labels = _read_labels(label or ())
     if unheard_seconds and not 1 <= unheard_seconds <= UNHEARD_SECONDS_MAX:
         refuse_option("--unheard-seconds", f"0, or 1 to {UNHEARD_SECONDS_MAX}")
-    if name:
-        _check_name("--name", name, "the name of a node")
-    if not address.isprintable() or set(address) & set(" ,/") or len(address) > NAME_CHARS_MAX:
-        refuse_option("--address", "one address or name of a host")
+    _check_place(name, address)
     from moorage.commands.agent_program import AgentOptions, run  # noqa: PLC0415  # As in serve.
 
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -196,6 +191,22 @@ def agent_reclaim(data: DataOption = None, config: FileOption = None) -> None:
         epoch = store.reclaim(time.time())
         note(settings, "agent.reclaimed", {}, {"epoch": epoch})
     typer.echo("Agents follow this server when they connect next, within half a minute.")
+
+
+def _read_labels(given: Sequence[str]) -> dict[str, str]:
+    """Return the labels of a node; end the command if one is none."""
+    labels = dict(each.partition("=")[::2] for each in given)
+    if "" in labels or any("=" not in each for each in given):
+        refuse_option("--label", "KEY=VALUE")
+    return labels
+
+
+def _check_place(name: str | None, address: str) -> None:
+    """End the command if no machine can have a name and an address."""
+    if name:
+        _check_name("--name", name, "the name of a node")
+    if not address.isprintable() or set(address) & set(" ,/") or len(address) > NAME_CHARS_MAX:
+        refuse_option("--address", "one address or name of a host")
 
 
 def _check_name(option: str, name: str, what: str) -> None:
