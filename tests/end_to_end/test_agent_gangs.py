@@ -211,7 +211,10 @@ def test_gangs_and_commands_outlive_their_killed_server_and_agents(tmp_path: Pat
     assert sorted(seen.read_text().split()) == ["a", "b"]
 
 
-def test_a_gang_with_the_servers_own_machine_outlives_its_killed_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("here", ["true", "false"])
+def test_a_gang_with_the_servers_own_machine_outlives_its_killed_server(
+    tmp_path: Path, here: str
+) -> None:
     data = tmp_path / "data"
     with ExitStack() as agents:
         with serve_and_kill(data, environment=OWN) as server:
@@ -225,7 +228,7 @@ def test_a_gang_with_the_servers_own_machine_outlives_its_killed_server(tmp_path
         before = own_pids(fleet, gang)
         assert before.keys() == {"a", "own"}
         port = server.running.ws.rpartition(":")[2]
-        with serve_fleet(tmp_path, "--port", port, **OWN) as fleet:
+        with serve_fleet(tmp_path, "--port", port, **OWN, MOORAGE_LOCAL_HERE=here) as fleet:
             until(lambda: fleet.listed()["a"]["connected"])
             until(lambda: fleet.state(gang) == "active")
             assert own_pids(fleet, gang) == before

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 from fleets import Fleet, serve_fleet
-from served import FIRST_FIT, MOORAGE, bearing, invoke, until
+from served import FIRST_FIT, MOORAGE, bearing, invoke, ran, until
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -96,6 +96,22 @@ def test_strangers_are_not_let_in(fleet: Fleet) -> None:
 def test_an_invalid_server_address_is_refused_at_once(fleet: Fleet, address: str) -> None:
     said = fleet.refused(fleet.command("a", "--token", "t", "--server", address))
     assert "--server: expected ws://HOST:PORT" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--name", " "), ("--name", "a/b"), ("--name", "x" * 254), ("--address", "10.0.0.1,10.0.0.2")],
+)
+def test_a_name_or_address_that_no_machine_has_is_refused_at_once(
+    fleet: Fleet, words: tuple[str, str]
+) -> None:
+    done = ran(*fleet.command("a", "--token", "t", *words))
+    assert done.returncode == 2
+    assert f"{words[0]}: expected " in done.stderr
+
+
+def test_a_token_with_the_end_of_its_line_is_as_good(fleet: Fleet) -> None:
+    fleet.agent("line", f"{fleet.token()}\n")
 
 
 @pytest.mark.parametrize("cluster", [" ", "a/b", "a\nb", "x" * 254])

@@ -92,7 +92,8 @@ def doctor(*words: str | Path, expect: int = 0, **variables: str) -> dict:
 
 
 def test_doctor_names_the_option_where_the_folder_matters(tmp_path):
-    report = doctor("--data", tmp_path)
+    report = doctor("--data", tmp_path, MOORAGE_TOKENS="ann:sesame12")
+    assert any("unless local_here is false" in each["detail"] for each in report["findings"])
     assert not any("doctor --data DIR" in each["detail"] for each in report["findings"])
     assert str(tmp_path) in str(report)
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -88,15 +88,15 @@ def agent_run(
     """
     if context.invoked_subcommand is not None:
         return
-    labels = dict(each.partition("=")[::2] for each in label or ())
-    if "" in labels or any("=" not in each for each in label or ()):
-        refuse_option("--label", "KEY=VALUE")
+    labels = _read_labels(label or ())
     if unheard_seconds and not 1 <= unheard_seconds <= UNHEARD_SECONDS_MAX:
         refuse_option("--unheard-seconds", f"0, or 1 to {UNHEARD_SECONDS_MAX}")
+    _check_place(name, address)
     from moorage.commands.agent_program import AgentOptions, run  # noqa: PLC0415  # As in serve.
 
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     folder = (data or Path(state) / "moored-agent").absolute()
+    token = token and token.strip()
     options = AgentOptions(
         server, token, folder, name or "", labels, not no_machine_id, unheard_seconds, address
     )
@@ -113,10 +113,7 @@ def agent_token(
     """Create a token and print it. One machine can join with it, once, also at a running server."""
     if not 0 < minutes <= MINUTES_MAX:
         refuse_option("--minutes", f"1 to {MINUTES_MAX}")
-    if not cluster.strip() or "/" in cluster or not cluster.isprintable():
-        refuse_option("--cluster", "the id of a cluster, without `/`")
-    if len(cluster) > NAME_CHARS_MAX:
-        refuse_option("--cluster", f"at most {NAME_CHARS_MAX} characters")
+    _check_name("--cluster", cluster, "the id of a cluster")
     now = time.time()
     with _store(data, config) as (store, settings):
         typer.echo(store.create_token(cluster, now, now + 60 * minutes))
@@ -194,6 +191,30 @@ def agent_reclaim(data: DataOption = None, config: FileOption = None) -> None:
         epoch = store.reclaim(time.time())
         note(settings, "agent.reclaimed", {}, {"epoch": epoch})
     typer.echo("Agents follow this server when they connect next, within half a minute.")
+
+
+def _read_labels(given: Sequence[str]) -> dict[str, str]:
+    """Return the labels of a node; end the command if one is none."""
+    labels = dict(each.partition("=")[::2] for each in given)
+    if "" in labels or any("=" not in each for each in given):
+        refuse_option("--label", "KEY=VALUE")
+    return labels
+
+
+def _check_place(name: str | None, address: str) -> None:
+    """End the command if no machine can have a name and an address."""
+    if name:
+        _check_name("--name", name, "the name of a node")
+    if not address.isprintable() or set(address) & set(" ,/") or len(address) > NAME_CHARS_MAX:
+        refuse_option("--address", "one address or name of a host")
+
+
+def _check_name(option: str, name: str, what: str) -> None:
+    """End the command if nothing in the inventory can have a name."""
+    if not name.strip() or "/" in name or not name.isprintable():
+        refuse_option(option, f"{what}, without `/`")
+    if len(name) > NAME_CHARS_MAX:
+        refuse_option(option, f"at most {NAME_CHARS_MAX} characters")
 
 
 @contextlib.contextmanager

@@ -19,8 +19,14 @@ import structlog
 from moorage.backends.agents import wire
 from moorage.backends.agents.gangs import join_reports, member_orders
 from moorage.backends.agents.link import AgentLink, LinkLost
-from moorage.backends.agents.own_machine import OwnLook, OwnMachine, refuse_unreachable
+from moorage.backends.agents.own_machine import (
+    OwnLook,
+    OwnMachine,
+    has_workload,
+    refuse_unreachable,
+)
 from moorage.backends.base import (
+    NO_NODE,
     Backend,
     BackendError,
     CommandExecution,
@@ -260,6 +266,7 @@ class FleetBackend(CommonBackend):
         address: Where members of gangs on other machines find this one; empty: where the first of
             these reaches the server.
         look: Looks at this machine; None: its metrics are not reported.
+        here: Whether workloads start on this machine; if not, those that run here already go on.
     """
 
     name: Final = "local"
@@ -270,8 +277,11 @@ class FleetBackend(CommonBackend):
         lease: Callable[[str], Lease | None],
         address: str = "",
         look: OwnLook | None = None,
+        *,
+        here: bool = True,
     ) -> None:
         self.look = look
+        self._here = here
         self._own = own
         self._lease = lease
         self._address = address
@@ -402,8 +412,8 @@ class FleetBackend(CommonBackend):
     @property
     def support(self) -> Support:
         own = self._own.support
-        nodes = own.nodes | self._nodes if own.nodes else own.nodes
-        return replace(own, nodes=nodes, gangs=bool(self._machines))
+        here = own.nodes if self._here else frozenset({NO_NODE})
+        return replace(own, nodes=here and here | self._nodes, gangs=bool(self._machines))
 
     def listen(self, listener: Listener | None) -> None:
         super().listen(listener)
@@ -434,9 +444,11 @@ class FleetBackend(CommonBackend):
         places = [(each.cluster_id, each.node_id) for each in order.placement]
         machines = [self._machines[each] for each in places if each in self._machines]
         self._remember(order.id, machines)
-        if not machines:
-            return await self._own.start(order)
-        return await machines[0].start(order)
+        if machines:
+            return await machines[0].start(order)
+        if not (self._here or await has_workload(self._own, order.id)):
+            self._refuse_here(order)
+        return await self._own.start(order)
 
     async def _start_gang(self, order: Order) -> WorkloadReport:
         """Start a member on each machine once all are reachable; see `Backend.start`."""
@@ -458,6 +470,8 @@ class FleetBackend(CommonBackend):
                 reason = f"of the gang, the member on node {lost} is gone"
                 return WorkloadReport(order.id, Phase.FAILED, detail=reason)
             touched = machines
+            if len(there) < len(machines) and order.id in self._own_gangs:
+                self._refuse_here(order)
             if there and len(there) < len(machines):
                 most = order.stop_seconds_max
                 await asyncio.gather(*(each.stop(order.id, most) for each in there))
@@ -504,6 +518,13 @@ class FleetBackend(CommonBackend):
         if own is not None:
             self._own_gangs[workload] = own, asyncio.get_running_loop()
         return own
+
+    def _refuse_here(self, order: Order) -> None:
+        """Refuse to begin a workload on this machine where only those that run already may be."""
+        if not self._here:
+            nodes = ", ".join(f"{each.cluster_id}/{each.node_id}" for each in order.placement)
+            reason = f"the backend local starts on machines with agents, not on {nodes}"
+            raise UnsupportedSpecError(reason)
 
     async def _members_there(self, order: Order, machines: Sequence[Member]) -> list[Member]:
         """Wait until all machines are reachable; return those that have their member."""

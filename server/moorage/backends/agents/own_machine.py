@@ -60,11 +60,7 @@ class OwnMachine:
 
     async def has(self, order: Order) -> bool:
         """Return whether a workload is here."""
-        try:
-            await self._backend.status(order.id)
-        except UnknownWorkloadError:
-            return False
-        return True
+        return await has_workload(self._backend, order.id)
 
     async def stop(self, workload: str, stop_seconds_max: float | None) -> None:
         await self._backend.stop(workload, stop_seconds_max)
@@ -72,6 +68,15 @@ class OwnMachine:
     def meeting(self, address: str) -> wire.Meeting:
         """Return an address of this machine with a port that is free."""
         return wire.Meeting(address, free_port(""))
+
+
+async def has_workload(backend: Backend, workload: str) -> bool:
+    """Return whether a backend knows a workload."""
+    try:
+        await backend.status(workload)
+    except UnknownWorkloadError:
+        return False
+    return True
 
 
 def refuse_unreachable(own: str, others: list[str]) -> None:

@@ -12,7 +12,6 @@ from typing import Final, TypeVar
 import structlog
 
 from moorage.backends.base import (
-    NO_NODE,
     BackendError,
     CommandExecution,
     CommonBackend,
@@ -129,8 +128,7 @@ class LocalBackend(CommonBackend):
         part = self._containers if container else self._processes
         for share in order.placement if not part.has(order.id) else ():  # What runs here, does.
             if self._nodes and share.node_id not in self._nodes:
-                names = ", ".join(sorted(self._nodes - {NO_NODE})) or "machines with agents"
-                reason = f"the backend local starts on {names}"
+                reason = f"the backend local starts on {', '.join(sorted(self._nodes))}"
                 raise UnsupportedSpecError(f"{reason}, not on {share.cluster_id}/{share.node_id}")
         with _plain():
             return await part.start(order)

@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from moorage.backends.base import BackendError
 from moorage.backends.local import confinement, control_groups
@@ -12,13 +13,15 @@ from moorage.backends.local.container_api import ContainerApi, find_socket
 from moorage.backends.registry import Examination
 from moorage.records.findings import DoctorFinding
 
+DOES: Final = "runs commands on machines with agents, and on this one unless local_here is false"
+
 
 def examine(examination: Examination) -> Iterator[DoctorFinding]:
     """Yield findings about containers, control groups and confinement on this machine."""
     yield _containers()
     yield _groups()
     yield _confinement(examination.data_dir, examination.advice)
-    yield DoctorFinding("backend: local", "ok", "runs commands on this machine")
+    yield DoctorFinding("backend: local", "ok", DOES)
 
 
 def _containers() -> DoctorFinding:

@@ -66,16 +66,15 @@ class LocalKind(BackendKind[LocalSettings]):
     def open(self, settings: LocalSettings, surroundings: Surroundings) -> "Backend":
         from moorage.backends.agents.backend import FleetBackend  # noqa: PLC0415  # See registry.
         from moorage.backends.agents.own_machine import OwnLook  # noqa: PLC0415  # See registry.
-        from moorage.backends.base import NO_NODE  # noqa: PLC0415  # See registry.
         from moorage.backends.local.backend import LocalBackend  # noqa: PLC0415  # See registry.
         from moorage.backends.local.machine import names_of, place_of  # noqa: PLC0415  # Likewise.
 
         folder = surroundings.data_dir / self.name
-        names = settings.local_nodes or names_of(folder, surroundings.clusters().values())
-        nodes = names if settings.local_here else (NO_NODE,)
+        nodes = settings.local_nodes or names_of(folder, surroundings.clusters().values())
         own = LocalBackend(folder, nodes, hidden=surroundings.data_dir)
         look = OwnLook(lambda: place_of(folder, surroundings.clusters()), own.measured)
-        return FleetBackend(own, surroundings.lease, settings.local_address, look)
+        address, here = settings.local_address, settings.local_here
+        return FleetBackend(own, surroundings.lease, address, look, here=here)
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
         from moorage.backends import specs  # noqa: PLC0415  # See registry.

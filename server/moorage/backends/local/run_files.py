@@ -6,7 +6,6 @@ path is opened by itself and follows no link, and nothing but plain files is rea
 
 import os
 import stat
-from contextlib import suppress
 from typing import Final
 
 from moorage.backends.base import (
@@ -46,20 +45,27 @@ def _walk(
         if len(files) >= RUN_FILES_MAX:
             left_out.insert(0, (path, f"{RUN_FILES_MAX} files are fetched at most"))
             return
-        with suppress(OSError):  # It has gone meanwhile.
+        reason = "it cannot be read"
+        try:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISREG(found.st_mode) and _is_text(path):
-                files.append((path, found.st_size))
-            elif stat.S_ISDIR(found.st_mode) and deep:
+            if stat.S_ISDIR(found.st_mode) and deep:
                 inner = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=folder)
                 try:
                     _walk(inner, f"{path}/", files, left_out, deep - 1)
                 finally:
                     os.close(inner)
-            else:
+                continue
+            if not stat.S_ISREG(found.st_mode) or not _is_text(path):
                 reasons = (why for is_kind, why in _KINDS if is_kind(found.st_mode))
-                shown = path.encode(errors="replace").decode()
-                left_out.append((shown, next(reasons, "it is no plain file with a name of UTF-8")))
+                reason = next(reasons, "it is no plain file with a name of UTF-8")
+            elif os.access(name, os.R_OK, dir_fd=folder):
+                files.append((path, found.st_size))
+                continue
+        except FileNotFoundError:  # It has gone meanwhile.
+            continue
+        except OSError as error:
+            reason += f": {error.strerror}"
+        left_out.append((path.encode(errors="replace").decode(), reason))
 
 
 def piece(folder: int, path: str, offset: int) -> FilePiece:

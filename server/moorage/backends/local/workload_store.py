@@ -246,7 +246,9 @@ class WorkloadStore:
                     order = read(Path("order.json"), opened)
                     if order is None or attempt not in {0, order.get("attempt", 1)}:
                         continue
-                    if order.get("workdir") or not os.path.lexists(folder / "work"):
+                    # Not by its path: a stop may have moved it meanwhile.
+                    there = os.access("work", os.F_OK, dir_fd=opened, follow_symlinks=False)
+                    if order.get("workdir") or not there:
                         reason = "it did not run in a folder of its own, but in a container or"
                         raise UnsupportedSpecError(f"{reason} where its `workdir` says")
                     return os.open("work", _FOLDER, dir_fd=opened)
