@@ -116,3 +116,8 @@ def test_a_calendar_that_cannot_be_recorded_stops_no_server(machine, tmp_path):
     nowhere = CalendarRecord(tmp_path / "gone", lambda: machine.date, lambda: machine.uptime)
     nowhere.write()
     assert nowhere.calendar_shift(machine.date) == 0.0
+
+
+def test_the_record_of_the_calendar_is_its_owners_alone(record, tmp_path):
+    record.write()
+    assert (tmp_path / CALENDAR).stat().st_mode & 0o077 == 0

@@ -116,5 +116,6 @@ class CalendarRecord:
         with suppress(OSError):
             boot, started_at = _BOOT.read_text().strip(), self._calendar() - self._running()
             fresh = self._file.with_suffix(".new")
+            fresh.touch(mode=0o600)
             fresh.write_text(json.dumps({"boot": boot, "started_at": started_at}))
             fresh.replace(self._file)
