@@ -171,13 +171,17 @@ def test_a_command_outlives_its_killed_agent_and_its_output_is_whole(fleet: Flee
 
 
 class Away(NamedTuple):
-    """A machine whose agent is stopped or dead, with a lease, whose command writes to `seen`."""
+    """A machine whose agent is stopped or dead, with a lease, whose command writes to `seen`.
+
+    Its output is followed by a client.
+    """
 
     fleet: Fleet
     agent: Popen[str]
     node: str
     lease: dict
     seen: Path
+    follower: Popen[str]
 
 
 UNHEARD = ("--unheard-seconds", "2")
@@ -197,6 +201,7 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
     folder = tmp_path_factory.mktemp("lost")
     with serve_fleet(folder, MOORAGE_AGENT_LOST_SECONDS="12") as server, ExitStack() as stack:
         scenes = {}
+        urls = {**os.environ, "MOORAGE_URL": server.server.running.ws, "MOORAGE_TOKEN": "of-ops"}
         for name, (nodes, command, _, options) in SCENES.items():
             (folder / name).mkdir()
             fleet = stack.enter_context(server.apart(folder / name))
@@ -205,7 +210,10 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
             seen = folder / name / "seen"
             lease = fleet.ask(command.format(seen=seen, go=folder / name), **terms)
             node = lease["placement"][0]["node_id"]
-            scenes[name] = Away(fleet, agents[node], node, lease, seen)
+            words = [MOORAGE, "logs", "-f", lease["id"], "--lease-token", lease["token"]]
+            follower = stack.enter_context(Popen(words, env=urls, text=True))
+            stack.callback(follower.kill)
+            scenes[name] = Away(fleet, agents[node], node, lease, seen, follower)
         for each in scenes.values():
             until(lambda one=each: one.fleet.state(one.lease) == "active" and one.seen.exists())
         for name, each in scenes.items():
@@ -254,6 +262,7 @@ def test_a_lease_moves_once_its_lost_machine_has_ended_it(away: dict[str, Away],
     if gone == "dead":
         fleet.agent(there, None, *UNHEARD)
     until(lambda: "unavailable" not in fleet.node(there))
+    assert scene.follower.poll() is None
     assert fleet.server.release(scene.lease)["success"]
     until(lambda: fleet.state(scene.lease) == "ended")
     nodes = scene.seen.read_text().split()

@@ -44,6 +44,8 @@ END_SECONDS_MAX: Final = 30.0
 LEAVE_SECONDS: Final = 2.0
 """After a first Ctrl-C, from when on the next one leaves at once."""
 _OVER: Final = frozenset({"succeeded", "failed", "stopped"})
+_STARTS_AGAIN: Final = frozenset({"failing", "queued"})
+"""States of a lease whose workload failed, and has attempts left."""
 """Phases of workloads that run no more."""
 SPARE_SECONDS: Final = 30.0
 """Beyond what a command may take, for its answer to come."""
@@ -451,7 +453,7 @@ class _Reader:
     async def _runs(self) -> bool:
         lease = read_as(Lease, await self._client.status(self._lease))
         phase = "" if lease.workload is None else lease.workload.phase
-        return lease.state != "ended" and phase not in _OVER
+        return lease.state in _STARTS_AGAIN or (lease.state != "ended" and phase not in _OVER)
 
     async def _lost(self, otherwise: str) -> LeaseLost:
         state = await self._client.status(self._lease)
