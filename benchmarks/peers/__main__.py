@@ -26,7 +26,7 @@ from benchmarks.peers.measure import Figures, measure
 from benchmarks.peers.report import JSON_FILE, PeersReport, Row, keep, machine, table, today
 from benchmarks.peers.session import Peer
 from moorage.bench.grants import make_nodes
-from moorage.bench.placements import GPUS_MIN, Nodes
+from moorage.bench.placements import Nodes, check_size
 from moorage.commands import display
 from moorage.commands.errors import command_errors
 from moorage.commands.options import JsonFlag
@@ -76,8 +76,7 @@ def compare(
                 report.skipped[peer.name] = peer.install
                 console.print(f"{peer.name}: skipped, as it is not here: {peer.install}")
         fleet = trace.read_nodes(nodes) if nodes else make_nodes()
-        if sum(node.gpus for node in fleet) < GPUS_MIN:
-            raise CommandError(f"--nodes: expected nodes with {GPUS_MIN} GPUs or more in all")
+        check_size(fleet)
         for number in range(rounds):
             console.print(f"round {number + 1} of {rounds}")
             _round(report, chosen, fleet, console)

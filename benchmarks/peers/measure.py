@@ -5,18 +5,24 @@ request waits, and another's GPU is released. Nothing may be booked twice at any
 """
 
 import asyncio
-import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
 import msgspec
 
 from benchmarks.peers.session import Peer, PeerSession
-from moorage.bench.placements import Booking, Extent, Nodes, closed_loop, place_surely
+from moorage.bench.placements import (
+    Booking,
+    Extent,
+    Nodes,
+    closed_loop,
+    place_surely,
+    while_serving,
+)
 from moorage.bench.processor_time import processor_time_of
 from moorage.lab.errors import CommandError
 
@@ -50,7 +56,7 @@ async def measure(peer: Peer, nodes: Nodes) -> Figures:
             fleet.
     """
     try:
-        async with peer.run(nodes) as session, _while_serving(session.pids):
+        async with peer.run(nodes) as session, while_serving(session.pids):
             return await _figures(peer.name, session, nodes)
     except CommandError:
         raise
@@ -79,31 +85,6 @@ async def _figures(name: str, session: PeerSession, nodes: Nodes) -> Figures:
         wake_ms=1e3 * wake,
         cpu_ms=1e3 * worked / extent.requests,
     )
-
-
-@contextlib.asynccontextmanager
-async def _while_serving(pids: Sequence[int]) -> AsyncIterator[None]:
-    """Fail the block as soon as a server ends: a client may wait for its answer for ever."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    watched = [os.pidfd_open(pid) for pid in pids]
-
-    async def refuse() -> None:
-        await ended.wait()
-        raise CommandError("its server ended")
-
-    for each in watched:
-        loop.add_reader(each, ended.set)
-    try:
-        async with asyncio.TaskGroup() as group:
-            guard = group.create_task(refuse())
-            yield
-            guard.cancel()
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    finally:
-        for each in watched:
-            loop.remove_reader(each)
-            os.close(each)
 
 
 def check(name: str, nodes: Nodes, held: Sequence[Booking]) -> None:

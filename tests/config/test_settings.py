@@ -440,7 +440,7 @@ def test_beyond_loopback_nothing_starts_without_tokens(host: str) -> None:
     assert not Config.load({"host": host}, tokens | tls).insecure_plaintext
 
 
-def test_among_tenants_local_is_of_agents_unless_backends_name_it(tmp_path: Path) -> None:
+def test_local_starts_only_on_agents_where_tenants_are_strangers(tmp_path: Path) -> None:
     def found(config: Config) -> tuple[tuple[str, ...], bool]:
         return config.backends, config.values()["local_here"]
 

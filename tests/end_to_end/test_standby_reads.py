@@ -44,7 +44,7 @@ def bare(reply: dict) -> dict:
     return {name: value for name, value in reply.items() if name not in STAMPS}
 
 
-def test_a_standby_that_says_that_it_is_there_has_the_state(storage: str, servers, tmp_path):
+def test_a_standby_has_loaded_the_state_when_it_is_ready(storage: str, servers, tmp_path):
     with one(tmp_path / "c", storage) as (third, *_):
         assert read(third, op="fleet")["success"]
 

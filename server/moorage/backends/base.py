@@ -187,7 +187,7 @@ any thread, must not block, and must not raise."""
 
 
 NO_NODE: Final = ""
-"""In `Support.nodes`, the name of none: a backend that has only this one starts nowhere yet."""
+"""The id of no node. A backend with only this id in `Support.nodes` can start nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ class BackendKind(ABC, Generic[S]):
         """
 
     def load(self, data_dir: Path) -> None:
-        """Do ahead what takes long when this opens: a standby does so, to take over sooner."""
+        """Import the backend before `open` does: a standby calls this, and takes over sooner."""
         del data_dir  # That of some kinds needs it.
         with suppress(ModuleNotFoundError):  # `open` says what is missing.
             importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.backend")

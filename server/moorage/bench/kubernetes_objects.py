@@ -88,7 +88,7 @@ class ObjectSession(ABC):
         """Follow the objects until the block ends, and make sure first that one is placed.
 
         Raises:
-            CommandError: There is no following them any more, or none is placed.
+            CommandError: The watch ended, or the peer placed no object in time.
         """
         watching = asyncio.Event()
         try:

@@ -20,16 +20,16 @@ from moorage.bench.load import LoadResult, drive
 from moorage.bench.placements import (
     CONNECTIONS,
     CPU_MILLI,
-    GPUS_MIN,
     MEMORY_MIB,
     WINDOW,
     Extent,
     Nodes,
+    check_size,
     closed_loop,
+    while_serving,
 )
 from moorage.bench.scheduler_plane import SchedulerPlane
 from moorage.lab import trace
-from moorage.lab.errors import CommandError
 from moorage.lab.event_loop import run_until_sigterm
 from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import daemon
@@ -45,8 +45,7 @@ def rates(machines: Nodes) -> JsonObject:
     Raises:
         CommandError: There is no Kubernetes to be run here, or too few GPUs.
     """
-    if sum(node.gpus for node in machines) < GPUS_MIN:
-        raise CommandError(f"--nodes: expected nodes with {GPUS_MIN} GPUs or more in all")
+    check_size(machines)
     extent = Extent.of(machines)
     bound, pods = run_until_sigterm(_measure_scheduler(machines, extent))
     ready = _measure_ready(machines, extent.requests)
@@ -82,7 +81,10 @@ def _measure_grants(machines: Nodes, extent: Extent) -> LoadResult:
 async def _measure_scheduler(machines: Nodes, extent: Extent) -> tuple[int, float]:
     """Return the number of pods that the scheduler bound in the closed loop, and their rate."""
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
-        async with pod_session(Path(folder), machines) as session:
+        async with (
+            pod_session(Path(folder), machines) as session,
+            while_serving(session.pids),
+        ):
             await closed_loop(session.place, extent.singles)  # It warms up.
             placed, seconds = await closed_loop(session.place, extent.requests)
     return len(placed), len(placed) / seconds

@@ -4,8 +4,10 @@ Moorage, kube-scheduler and every other peer are asked for the same, by as many 
 """
 
 import asyncio
+import contextlib
+import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +29,7 @@ Nodes = Sequence[TraceNode]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How many placements run one by one, in the closed loop, and after wakes."""
+    """The extent of a run: placements one by one, placements in the closed loop, and wakes."""
 
     singles: int
     requests: int
@@ -38,6 +40,16 @@ class Extent:
         """Return full counts for a fleet of 6,212 GPUs, proportionally fewer for a small one."""
         gpus = sum(node.gpus for node in nodes)
         return cls(min(500, gpus // 12), min(5_000, gpus * 4 // 5), min(30, gpus // 3))
+
+
+def check_size(nodes: Nodes) -> None:
+    """Refuse a fleet that is too small to measure on.
+
+    Raises:
+        CommandError: It has too few GPUs.
+    """
+    if sum(node.gpus for node in nodes) < GPUS_MIN:
+        raise CommandError(f"--nodes: expected nodes with {GPUS_MIN} GPUs or more in all")
 
 
 class Booking(NamedTuple):
@@ -89,3 +101,28 @@ async def closed_loop(place: Place, count: int) -> tuple[list[Booking], float]:
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return placed, time.perf_counter() - started
+
+
+@contextlib.asynccontextmanager
+async def while_serving(pids: Sequence[int]) -> AsyncIterator[None]:
+    """Fail the block as soon as a server ends: a client may wait for its answer for ever."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    watched = [os.pidfd_open(pid) for pid in pids]
+
+    async def refuse() -> None:
+        await ended.wait()
+        raise CommandError("its server ended")
+
+    for each in watched:
+        loop.add_reader(each, ended.set)
+    try:
+        async with asyncio.TaskGroup() as group:
+            guard = group.create_task(refuse())
+            yield
+            guard.cancel()
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    finally:
+        for each in watched:
+            loop.remove_reader(each)
+            os.close(each)

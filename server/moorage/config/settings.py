@@ -97,7 +97,7 @@ BACKENDS_BY_DEFAULT: Final = tuple(x.name for x in kinds().values() if x.by_defa
 AMONG_TENANTS: Final = {
     x.name: x.among_tenants for x in kinds().values() if x.among_tenants is not None
 }
-"""Those of servers whose tenants are strangers, with their settings there."""
+"""Backends of a server whose tenants are strangers, by name, with their settings there."""
 LogFormat = Literal["auto", "json", "console"]
 
 

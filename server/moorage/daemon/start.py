@@ -97,7 +97,7 @@ from moorage.web.services import Console, SignInFlow, StandbyServices, WebServic
 
 L_co = TypeVar("L_co", bound=LedgerHistory, covariant=True)
 LOAD_SECONDS_MAX: Final = 5.0
-"""A standby that has not loaded its state by then says that it is there nevertheless."""
+"""After these seconds, a standby prints its ready line even if it has not loaded the state."""
 FOLLOW_PAUSE_SECONDS: Final = 5.0
 """Before a standby reads all again that it could not follow any further."""
 log = structlog.get_logger("moored")
@@ -212,8 +212,8 @@ class Waiting:
     """The needs of a server that may have to stand by.
 
     Args:
-        announce: Called with the doors, which are open, where another server leads, once this one
-            has loaded its state: from then on a takeover takes no longer than that of any other.
+        announce: Called with the open doors of a standby, once it has loaded the leader's state and
+            can take over quickly.
         stopping: Set where it is to stop.
         announced: That was called.
     """

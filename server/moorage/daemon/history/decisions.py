@@ -31,7 +31,7 @@ KEPT_BYTES_MAX: Final = 4_096
 WINDOWS_MAX: Final = 5
 """Pages of the ledger that are looked through for one answer; `next` goes on from there."""
 KINDS: Final = {"refused": "dequeued", "requeued": "requeued"}
-"""By state: the one kind of fact that such decisions are read from."""
+"""The kind of fact that holds the decisions of a state, by state."""
 FILTERS: Final = ("state", "policy_rule_uri", "code", "request", "tenant")
 
 _CURSOR: Final = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")

@@ -210,7 +210,7 @@ def _limit_resources(plan: JailPlan, layers: dict[str, str]) -> None:
 
 
 def _drop_privileges(layers: dict[str, str]) -> None:
-    """Drop all capabilities; become user `nobody` if the host may still signal the process.
+    """Drop all capabilities; become user 65534 if the host may still signal the process.
 
     The host must still be able to signal and demote the cell: where it lacks the capabilities
     for doing that to another user, the cell stays the server's user.

@@ -33,7 +33,7 @@ the machine may be busy. Of one that does not live, Ray says so at once."""
 LOOK_SECONDS: Final = 20.0
 """How long one question waits for a workload's end; one of a killed process ends then, too."""
 EXACT_TRIES: Final = 8
-"""Starts of a member until Ray gives it its own devices: others may let go of theirs meanwhile."""
+"""How often a member starts again where Ray gives it other devices than those of its lease."""
 
 Report = JsonObject
 
