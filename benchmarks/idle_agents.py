@@ -50,7 +50,7 @@ class IdleAgent:
             begin = time.monotonic()
             headers = {"Authorization": f"Bearer {self._token}"}
             connection = await connect(
-                self._url, additional_headers=headers, compression=None, ping_interval=10
+                self._url, additional_headers=headers, compression=None, ping_interval=None
             )
             node = _node(self._number)
             name = node["id"]
@@ -73,9 +73,10 @@ class IdleAgent:
     async def _beat(self, connection: Any, seconds: float) -> None:
         await asyncio.sleep(random.uniform(0, seconds))  # No secret.
         for number in range(1 << 60):
+            beat: wire.Report = wire.AgentBeat(time.monotonic())
             if number % BEATS_A_MEASUREMENT == 0:
-                await connection.send(wire.encode(_metrics()))
-            await connection.send(wire.encode(wire.AgentBeat(time.monotonic())))
+                beat = _metrics()
+            await connection.send(wire.encode(beat))
             await asyncio.sleep(seconds)
 
 
@@ -100,7 +101,7 @@ def _metrics() -> wire.AgentMetrics:
         "gpu": {"count": GPUS, "avgCudaUtilization": some()},
     }
     gpus = [{"gpu_id": each, **dict.fromkeys(gpu, some())} for each in range(GPUS)]
-    return wire.AgentMetrics(groups, gpus, {})
+    return wire.AgentMetrics(groups, gpus, {}, time.monotonic())
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
@@ -12,13 +13,14 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
-from moorage.backends.agents import wire
+from moorage.backends.agents import host, wire
 from moorage.backends.agents.backend import FleetBackend
 from moorage.backends.agents.host import AgentHost
 from moorage.backends.agents.link import AgentLink
 from moorage.backends.base import BackendError, Order, Phase, WorkloadReport
 from moorage.backends.local import deadline
 from moorage.backends.local.deadline import HeardFile
+from moorage.backends.local.measurements import Measurement
 from moorage.backends.memory.backend import MemoryBackend
 from moorage.backends.specs import MemoryResourceSpec
 from moorage.model import (
@@ -130,6 +132,40 @@ async def test_orders_of_a_replaced_server_are_ignored(world: World) -> None:
         with suppress(asyncio.CancelledError):
             await following
     assert list(world.there) == ["a"]
+
+
+async def test_metrics_are_beats_and_a_driver_that_hangs_holds_none_up(world: World) -> None:
+    hangs, measured = threading.Event(), threading.Event()
+
+    def measure() -> Measurement:
+        measured.set()
+        hangs.wait()
+        return Measurement({"gpu": {"count": 1.0}}, [], {})
+
+    heard: list[float] = []
+    world.host = AgentHost(world.agents, world.folder, heard.append, measure=measure)
+    async with connect(f"ws://127.0.0.1:{world.port}") as connection:
+        serving = asyncio.create_task(world.host.serve(AgentSocket(connection), 0.05, 1))
+        await until(lambda: measured.is_set() and len(heard) > 3)
+        assert world.machine.measured is None
+        hangs.set()
+        metrics, _ = await until(lambda: world.machine.measured)
+        assert metrics.at in heard
+        serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await serving
+
+
+async def test_an_agent_leaves_a_silent_server(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "SILENT_SECONDS_MIN", 0.2)
+    async with (
+        serve(lambda connection: connection.wait_closed(), "127.0.0.1", 0) as silent,
+        connect(f"ws://127.0.0.1:{silent.sockets[0].getsockname()[1]}") as connection,
+        asyncio.timeout(10),
+    ):
+        await world.host.serve(AgentSocket(connection), 0.05, 1)
 
 
 async def test_a_start_continues_without_a_connection(world: World) -> None:

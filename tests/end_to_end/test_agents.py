@@ -88,6 +88,8 @@ def test_a_machine_joins_and_runs_the_workload_of_a_lease(fleet: Fleet) -> None:
 def test_strangers_are_not_let_in(fleet: Fleet) -> None:
     assert "does not know this machine's" in fleet.refused(fleet.command("a", "--token", "no"))
     assert "has not joined" in fleet.refused(fleet.command("a"))
+    http = fleet.server.running.http.replace("http", "ws", 1)
+    assert "connect the WebSocket to port" in complaint(fleet, "--server", http, "--token", "no")
     with pytest.raises(InvalidStatus, match="401"):
         connect(fleet.server.running.ws + AGENT_PATH)
 
@@ -354,7 +356,7 @@ def test_a_revoked_agent_is_cut_off(fleet: Fleet) -> None:
     assert done.returncode == 0
     assert agent.wait(60) == 3
     assert fleet.listed()["box"]["revoked"]
-    until(lambda: "unavailable" in fleet.node("box"))
+    until(lambda: "its agent is revoked" in fleet.node("box").get("unavailable", ""))
 
 
 async def order(connection: ServerConnection, epoch: int) -> bool:

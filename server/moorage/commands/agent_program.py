@@ -50,10 +50,9 @@ PAUSE_SECONDS: Final = (0.2, 30.0)
 """The shortest and the longest mean pause before it connects again."""
 PAUSE_SECONDS_OF_SEVERAL: Final = (0.1, 2.0)
 """Likewise, after each round of several addresses: another server takes over soon."""
-PING_SECONDS: Final = 10.0
-"""Between two pings, and how long the answer of one may take."""
 PING_SECONDS_OF_SEVERAL: Final = 2.0
-"""Likewise, where another server may have taken over."""
+"""Between two pings, and how long the answer of one may take, where another server may have taken
+over. Of a single server, the answers to beats say enough."""
 OPEN_SECONDS_MAX: Final = 10.0
 OPEN_SECONDS_MAX_OF_SEVERAL: Final = 3.0
 """How long connecting may take, and the same where there are other addresses."""
@@ -140,8 +139,8 @@ def _node(options: AgentOptions) -> JsonObject:
     return node
 
 
-class _Misdirected(msgspec.Struct):
-    """The body of a standby's refusal."""
+class _HttpRefusal(msgspec.Struct):
+    """The body of a refusal, of a standby or at the port of HTTP."""
 
     error: JsonObject
 
@@ -242,7 +241,7 @@ class _Agent:
 
     async def _take_part(self, host: AgentHost, at: Endpoint, secret: str) -> None:
         several = self._addresses.several
-        ping_seconds = PING_SECONDS_OF_SEVERAL if several else PING_SECONDS
+        ping_seconds = PING_SECONDS_OF_SEVERAL if several else None
         try:
             connection = await connect(
                 at.url.rstrip("/") + AGENT_PATH,
@@ -292,19 +291,21 @@ class _Agent:
 
     def _not_let_in(self, at: Endpoint, error: InvalidStatus) -> Exception:
         """Return the error for the HTTP status of a failed handshake."""
+        try:
+            said = msgspec.json.decode(error.response.body or b"", type=_HttpRefusal).error
+        except msgspec.MsgspecError:
+            said = {}
         match error.response.status_code:
             case HTTPStatus.UNAUTHORIZED:
                 reason = f"{at.shown} does not know this machine's token or key; "
                 reason += "`moored agent token`, beside the server, makes a new token"
                 return _Refused(reason, final=True)
             case HTTPStatus.MISDIRECTED_REQUEST:
-                try:
-                    said = msgspec.json.decode(error.response.body or b"", type=_Misdirected).error
-                except msgspec.MsgspecError:
-                    said = {}
                 refused = refusal(Code.NOT_LEADER, "is a standby", details=said)
                 names_another = self._addresses.redirected(at, refused)
                 return _Standby(self._addresses.word_of(at), names_another=names_another)
+            case HTTPStatus.UPGRADE_REQUIRED if said.get("reason"):
+                return _Refused(f"{at.shown} answers: {said['reason']}", final=False)
             case _:  # Statuses are open: it is tried again.
                 return error
 

@@ -7,6 +7,7 @@ from websockets.asyncio.connection import Connection
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request
+from websockets.protocol import State
 
 AGENT_PATH: Final = "/agent"
 """Where agents connect, on the port of the WebSocket."""
@@ -40,6 +41,12 @@ class AgentSocket:
         """Send a frame; where the connection is gone, do nothing."""
         with suppress(ConnectionClosed):
             await self._connection.send(frame)
+
+    def answer(self, frame: bytes) -> None:
+        """Send a small frame without waiting; one that does not read is not read either."""
+        if self._connection.protocol.state is State.OPEN:
+            self._connection.protocol.send_binary(frame)
+            self._connection.send_data()
 
     async def receive(self) -> bytes | None:
         """Return the next frame; None: the connection is gone."""

@@ -71,6 +71,7 @@ class AgentMachine:
         lost: Whether it has not been heard of for too long.
         idle: Whether its silence has lasted until the agent must have ended all that ran there.
         gone: Whether an operator has said that it will not come back.
+        revoked: Whether its agent is not let in any more.
     """
 
     def __init__(self, place: Place) -> None:
@@ -79,6 +80,7 @@ class AgentMachine:
         self.lost = False
         self.idle = False
         self.gone = False
+        self.revoked = False
         self._made_at = time.monotonic()
         self._link: AgentLink | None = None
         self._latest: AgentLink | None = None  # It need not be in use yet, or any more.
@@ -122,6 +124,7 @@ class AgentMachine:
             return f"the machine {self.place[1]} was forgotten by an operator"
         since = datetime.fromtimestamp(self.heard_time, UTC)
         text = f"the machine {self.place[1]} is not heard of since {since:%Y-%m-%d %H:%M:%S} UTC"
+        text += ", its agent is revoked" if self.revoked else ""
         return f"{text}, and has ended what ran there" if self.idle else text
 
     def note(self, **changes: object) -> None:
@@ -302,7 +305,7 @@ class FleetBackend(CommonBackend):
             self._nodes = frozenset(node for _, node in self._machines)
         return self._machines[place]
 
-    def machines(self) -> Iterable[AgentMachine]:
+    def machines(self) -> tuple[AgentMachine, ...]:
         """Return all machines with agents."""
         return tuple(self._machines.values())
 

@@ -6,6 +6,7 @@ begun goes on while there is none: the server gives its order again, and finds i
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -28,6 +29,8 @@ FENCES_MAX: Final = 1_000
 """Workloads whose fencing number is remembered: the last ones."""
 BEATS_A_MEASUREMENT: Final = 2
 """Between two looks at the machine."""
+SILENT_SECONDS_MIN: Final = 10.0
+"""How long a server may be silent at least, however short the pause between two beats is."""
 
 log = structlog.get_logger("moored")
 
@@ -64,6 +67,7 @@ class AgentHost:
         self._starts: dict[str, asyncio.Task[WorkloadReport]] = {}
         self._calls: dict[int, tuple[wire.AnyOrder, asyncio.Task[None]]] = {}
         self._socket: AgentSocket | None = None
+        self._measuring: asyncio.Task[wire.AgentMetrics | None] | None = None
         self._sending = asyncio.Lock()
         self._running: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
@@ -87,10 +91,10 @@ class AgentHost:
         """
         self._socket = socket
         self._epoch = max(self._epoch, epoch)
-        beating = [asyncio.create_task(self._beat(beat_seconds))]
-        beating.append(asyncio.create_task(self._report_metrics(beat_seconds)))
+        beating = asyncio.create_task(self._beat(socket, beat_seconds))
+        silent_seconds = max(SILENT_SECONDS_MIN, wire.BEATS_MISSED_MAX * beat_seconds)
         try:
-            while (frame := await socket.receive()) is not None:
+            while (frame := await _receive(socket, silent_seconds)) is not None:
                 match wire.decode_instruction(frame):
                     case wire.AgentCall(number, order) as call:
                         task = self._spawn(self._carry_out(socket, call))
@@ -105,8 +109,7 @@ class AgentHost:
                         assert_never(never)
         finally:
             self._socket = None
-            for each in beating:
-                each.cancel()
+            beating.cancel()
             for order, task in self._calls.values():
                 if not isinstance(order, wire.StartOrder | wire.StopOrder):
                     task.cancel()
@@ -180,11 +183,20 @@ class AgentHost:
         task.add_done_callback(self._running.discard)
         return task
 
-    async def _beat(self, seconds: float) -> None:
-        while True:
+    async def _beat(self, socket: AgentSocket, seconds: float) -> None:
+        """Send beats; some have metrics, unless a driver takes long to say them."""
+        for number in itertools.count():
+            metrics = None
+            if number % BEATS_A_MEASUREMENT == 0:
+                self._measuring = self._measuring or asyncio.create_task(self._metrics())
+                done, _ = await asyncio.wait([self._measuring], timeout=seconds / 2)
+                if done:
+                    metrics, self._measuring = self._measuring.result(), None
+            now = deadline.now()
+            if metrics is not None:
+                metrics.at = now
+            await self._send(socket, metrics or wire.AgentBeat(now))
             await asyncio.sleep(seconds)
-            if self._socket is not None:
-                await self._send(self._socket, wire.AgentBeat(deadline.now()))
 
     async def busy(self) -> dict[str, str]:
         """Return which devices others use, as a hello has it."""
@@ -199,13 +211,6 @@ class AgentHost:
         except Exception as error:  # noqa: BLE001  # A driver may say anything; the rest goes on.
             log.warning("measuring_failed", reason=f"{type(error).__name__}: {error}")
             return None
-
-    async def _report_metrics(self, beat_seconds: float) -> None:
-        while True:
-            metrics = await self._metrics()
-            if self._socket is not None and metrics is not None:
-                await self._send(self._socket, metrics)
-            await asyncio.sleep(BEATS_A_MEASUREMENT * beat_seconds)
 
     def _tell(self) -> None:
         """Send news; without a connection there are none: the server looks when there is one."""
@@ -234,3 +239,13 @@ class AgentHost:
         with contextlib.suppress(asyncio.CancelledError):
             await self.cancel_starts()
         await self._backend.close()
+
+
+async def _receive(socket: AgentSocket, seconds: float) -> bytes | None:
+    """Return the next frame; None: the connection is gone, or was silent for so long."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await socket.receive()
+    except TimeoutError:
+        socket.abort()
+        return None

@@ -88,10 +88,9 @@ class AgentLink:
                     case AgentNews(report):
                         self._on_news(report)
                     case AgentBeat(at):
-                        await self._socket.send(encode(AgentHeard(at)))
-                    case AgentMetrics(busy=busy):
-                        self.measured, self.busy = frame, busy
-                        self.measured_at = time.time()
+                        self._socket.answer(encode(AgentHeard(at)))
+                    case AgentMetrics() as metrics:
+                        self._note_metrics(metrics, frame)
                     case AgentHello():
                         pass
                     case _ as never:
@@ -103,6 +102,11 @@ class AgentLink:
                 if not waiting.done():
                     waiting.set_exception(LinkLost())
                     waiting.exception()  # A call that was given up does not look at it.
+
+    def _note_metrics(self, metrics: AgentMetrics, frame: bytes) -> None:
+        self.measured, self.busy, self.measured_at = frame, metrics.busy, time.time()
+        if metrics.at is not None:
+            self._socket.answer(encode(AgentHeard(metrics.at)))
 
     def rely_on_beats(self) -> None:
         """Have its owner notice by `heard_at` that the agent is away, not the socket by pings."""

@@ -28,6 +28,8 @@ from moorage.records.json_values import JsonObject
 
 VERSION: Final = 3
 """Of these frames. An agent of another version is refused with a sentence."""
+BEATS_MISSED_MAX: Final = 4
+"""Longest silence of a connection; then either end closes it, and the agent dials again."""
 SENTENCE_CHARS_MAX: Final = 4_000
 """Of a text of an agent that goes to leases and logs; the rest is cut off."""
 
@@ -77,11 +79,15 @@ class AgentNews(_Frame):
 
 
 class AgentMetrics(_Frame):
-    """The metrics of the machine; see `backends.local.measurements.Measurement`."""
+    """The metrics of the machine; see `backends.local.measurements.Measurement`.
+
+    It is a beat, too, where it has the time of one.
+    """
 
     groups: dict[str, dict[str, float]]
     gpus: list[dict[str, float]]
     busy: dict[str, str]
+    at: float | None = None
 
 
 class AgentDone(_Frame):

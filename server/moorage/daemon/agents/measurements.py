@@ -3,6 +3,7 @@
 `roster` has them published; policies, searches and HTTP read them where all metrics are.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -150,8 +151,8 @@ def _tree(node: str, metrics: AgentMetrics, at: float, *, stale: bool) -> Tree:
 
 
 def _numbers(group: Mapping[str, float]) -> dict[str, float]:
-    finite = {name[:FIELDS_MAX]: value for name, value in group.items() if math.isfinite(value)}
-    return dict(list(finite.items())[:FIELDS_MAX])
+    few = itertools.islice(group.items(), FIELDS_MAX)
+    return {name[:FIELDS_MAX]: value for name, value in few if math.isfinite(value)}
 
 
 def without_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:

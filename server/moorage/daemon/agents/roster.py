@@ -45,9 +45,10 @@ HELLO_SECONDS_MAX: Final = 10.0
 """How long an agent may take to say who it is."""
 ANSWER_SECONDS_MAX: Final = 3.0
 """How long a connected agent may take to answer when another one comes with its key."""
-BEAT_SECONDS_MAX: Final = 5.0
-BEATS_MISSED_MAX: Final = 4
-"""Longest silence of a connection; then it is cut, so that its agent comes again."""
+BEAT_SECONDS: Final = (5.0, 10.0)
+"""Shortest and longest pause between two beats of an agent, unless machines are lost soon."""
+BEATS_A_SECOND: Final = 50
+"""Of all agents together, within those pauses; Nomad has `max_heartbeats_per_second`."""
 UNHEARD_MARGIN_SECONDS: Final = 10.0
 """Margin on top of an agent's `unheard_seconds`: its machine must be silent for both before leases
 start elsewhere: for the end of what runs there, and for clocks that run apart."""
@@ -101,7 +102,7 @@ class AgentRoster:
         self._measurements = AgentMeasurements(catalog.metrics)
         self._nodes: dict[Place, bytes] = {}  # As agents have described them, encoded.
         self._busy: dict[Place, dict[str, str]] = {}  # As `_describe` has put it there.
-        self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
+        self._beat_seconds = self._beat_seconds_of(0)
         self._coming: set[Place] = set()
         self._shown_lost: set[Place] = set()
         self._own: Place | None = None
@@ -121,6 +122,12 @@ class AgentRoster:
             self._store.note_disconnection(None, time.time())
             for place in places:
                 self._fleet.machine(place)
+
+    def _beat_seconds_of(self, agents: int) -> float:
+        """Return the pause between two beats of an agent in a fleet of so many."""
+        shortest, longest = BEAT_SECONDS
+        seconds = min(max(shortest, agents / BEATS_A_SECOND), longest)
+        return min(seconds, self._lost_seconds / (2 * wire.BEATS_MISSED_MAX))
 
     def close(self) -> None:
         """Make the changes of the store that wait."""
@@ -501,6 +508,7 @@ class AgentRoster:
             except AgentStoreError:
                 continue  # `admits` says so.
             machines = self._fleet.machines() if self._fleet is not None else ()
+            self._beat_seconds = self._beat_seconds_of(len(machines))
             due = ((each, self._look(each, records.get(each.place))) for each in machines)
             changes = [self._change(each, change) for each, change in due if change is not None]
             await asyncio.gather(*changes)
@@ -537,9 +545,9 @@ class AgentRoster:
         link, now = machine.link, time.monotonic()
         if record is None and machine.place not in self._coming:
             return self._drop(machine)
-        revoked = record is not None and record.revoked
+        machine.revoked = revoked = record is not None and record.revoked
         if link is not None:
-            silent = now - link.heard_at > BEATS_MISSED_MAX * self._beat_seconds
+            silent = now - link.heard_at > wire.BEATS_MISSED_MAX * self._beat_seconds
             if silent or record is None or revoked:
                 link.abort()
                 machine.disconnect(link)

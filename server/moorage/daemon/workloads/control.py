@@ -240,8 +240,11 @@ class WorkloadControl:
             return Refusal(Code.UNSUPPORTED, reason, "provision.backend", expected, details)
         if nodes > 1 and not backend.support.gangs:
             reason = (
-                f"resources.nodes: the backend {backend.name} starts on one node, not on a gang."
+                f"resources.nodes: the backend {backend.name} starts on one node, not on a gang"
             )
+            if backend.name == "local":
+                reason += "; it does with agents on other machines (`moored agent token`)"
+            reason += "."
             return Refusal(Code.UNSUPPORTED, reason, "resources.nodes", "1")
         try:
             spec = _spec(backend, provision)
