@@ -182,7 +182,10 @@ class AgentRoster:
             else:
                 come = self._store.note_connection
                 await self._thread.change(come, machine.place, shown, time.time())
-            welcome = wire.AgentWelcome(*machine.place, key, epoch, self._beat_seconds)
+            beat_seconds = self._beat_seconds
+            if hello.unheard_seconds:
+                beat_seconds = min(beat_seconds, hello.unheard_seconds / wire.BEATS_MISSED_MAX)
+            welcome = wire.AgentWelcome(*machine.place, key, epoch, beat_seconds)
             await socket.send(wire.encode(welcome))
             await self._take_part(fleet, machine, link, hello)
         except AgentStoreError as error:
