@@ -99,6 +99,21 @@ class _Leftovers(logging.Handler):
             pytest.fail(f"{place} left behind:\n" + "\n".join(found), pytrace=False)
 
 
+class _CpuClock:
+    """Measures the CPU time of this process and of its children that have ended."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def lap(self) -> float:
+        """Return the CPU seconds since the last call."""
+        usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        before, self._seconds = self._seconds, sum(each.ru_utime + each.ru_stime for each in usages)
+        return self._seconds - before
+
+
+_CPU: Final = "cpu_seconds"
+_CPU_CLOCK: Final = _CpuClock()
 _LEFTOVERS: Final = _Leftovers()
 logging.getLogger("asyncio").addHandler(_LEFTOVERS)
 
@@ -133,8 +148,9 @@ def _refuse_skip(report: Any, config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Turn the skip of a test into a failure where everything is installed."""
+    """Turn the skip of a test into a failure where everything is installed; note its CPU time."""
     report = yield
+    report.user_properties.append((_CPU, _CPU_CLOCK.lap()))
     _refuse_skip(report, item.config)
     return report
 
@@ -206,18 +222,21 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for report in tries:
         terminalreporter.write_sep("_", report.nodeid)
         terminalreporter.write_line(report.longreprtext)
-    seconds, of_files = Counter[str](), Counter[str]()
+    seconds, of_files, cpu = Counter[str](), Counter[str](), Counter[str]()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 group = next((name for name in _GROUPS if name in report.keywords), "fast")
+                file = report.nodeid.partition("::")[0]
                 seconds[group] += report.duration
-                of_files[report.nodeid.partition("::")[0]] += report.duration
-    for name, total in seconds.most_common():
-        terminalreporter.write_line(f"{total:8.0f} s in tests of the group {name}")
-    if len(of_files) > FILES_SHOWN:
-        for name, total in of_files.most_common(FILES_SHOWN):
-            terminalreporter.write_line(f"{total:8.0f} s in {name}")
+                of_files[file] += report.duration
+                for name in (group, file):
+                    cpu[name] += dict(report.user_properties).get(_CPU, 0.0)
+    shown = [*seconds.most_common(), *of_files.most_common(FILES_SHOWN)]
+    if len(of_files) <= FILES_SHOWN:
+        del shown[len(seconds) :]
+    for name, total in shown:
+        terminalreporter.write_line(f"{total:8.0f} s, {cpu[name]:5.0f} s of CPU in {name}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -233,6 +252,7 @@ def pytest_collection_finish() -> None:
     """Have the garbage collector look at what tests make, and no more at what was imported."""
     gc.collect()
     gc.freeze()
+    _CPU_CLOCK.lap()
 
 
 @pytest.hookimpl(tryfirst=True)
