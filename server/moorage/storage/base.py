@@ -602,7 +602,7 @@ class Storage(Protocol):
         """Return whether a catalog was ever made here."""
 
     def secret(self) -> bytes:
-        """Return the secret that signs the tokens of leases; create it if there is none.
+        """Return the secret that lease tokens are derived from; create it if there is none.
 
         Raises:
             StorageError: It cannot be read or made.
