@@ -30,12 +30,12 @@ from moorage.records.json_values import JsonMapping, JsonValue
 LOG_TAIL_LINES: Final = 20
 """Last lines of a workload's output that come with the news of its failure."""
 LOG_BYTES_MAX: Final = 256 * 1024
-"""Most that one call of `logs` returns."""
+"""Bytes that one call of `logs` returns at most."""
 
 RUN_FILES_MAX: Final = 10_000
 """Files of a run that are listed."""
 FILE_BYTES_MAX: Final = 256 * 1024
-"""Most that one call of `read_file` returns."""
+"""Bytes that one call of `read_file` returns at most."""
 
 
 class BackendError(Exception):
@@ -90,7 +90,7 @@ class Phase(StrEnum):
     READY = "ready"
     """It runs, and answers if it is meant to."""
     LOST = "lost"
-    """Its machine is not heard of: it may run there, or not."""
+    """Its machine does not report: the workload may still run there."""
     SUCCEEDED = "succeeded"
     """It ended by itself, and well: a process with exit status 0."""
     FAILED = "failed"

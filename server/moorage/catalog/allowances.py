@@ -9,7 +9,7 @@ SPENT: Final = (
     f"An ask makes at most {REQUESTS_MAX} requests to external services, and this one made them;"
     " the next one finds what these brought."
 )
-"""What a warning or a refusal says of a question that was not put."""
+"""The text of a warning or refusal for an external request that was not sent."""
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ class PoolHolding:
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     def document(self) -> JsonObject:
-        """Return it as `GET /state` shows it."""
+        """Return the checkout as `GET /state` shows it."""
         return {
             "transaction": self.transaction,
             "resources": self.allocation,

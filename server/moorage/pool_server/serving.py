@@ -26,7 +26,7 @@ from moorage_client.pool.addresses import Tcp, Uds
 TTL_SECONDS: Final = 86_400.0
 """How long a checkout lasts that names neither a process nor a time."""
 DRAIN_SECONDS: Final = 5
-"""How long requests may go on after the word to stop."""
+"""How long requests may go on after the stop signal."""
 CONNECTIONS_MAX: Final = 1024
 """Open connections; requests on further ones are answered 503."""
 BACKLOG: Final = 1024

@@ -21,12 +21,12 @@ from moorage.launch import command
 BEGUN: Final = b"+"
 """Said to the other process: something is about to be started."""
 NOTHING: Final = b"-"
-"""Likewise: nothing of one start is left."""
+"""Said to the other process: nothing of one start is left."""
 
 TRY_SECONDS: Final = 5.0
-"""Between two tries to end what is left."""
+"""Seconds between two tries to end the workloads that are left."""
 TRY_SECONDS_MAX: Final = 300.0
-"""After this time it is left behind."""
+"""After this time, the caretaker gives up on the workloads that are left."""
 
 
 def open_backend(name: str, root: Path) -> Backend:

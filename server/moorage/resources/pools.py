@@ -24,7 +24,7 @@ class ClaimStage(Enum):
     """How far a claim on a resource has come."""
 
     WAITING = auto()
-    """For a resource or a slot."""
+    """The claim waits for a resource or a slot."""
     STARTING = auto()
     """It has a slot; its resource is being made, or looked at."""
     HELD = auto()

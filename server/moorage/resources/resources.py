@@ -39,7 +39,7 @@ from moorage.backends.specs import (
 SETTLE_LOOKS: Final = 10
 """A process that ends within this number of looks (half a second) has failed to start."""
 SETTLE_SECONDS_MAX: Final = 30.0
-"""How long what a command left behind may take to end, once the command itself has."""
+"""How long processes that a command left behind may take to end after the command."""
 _SETTLE_PAUSE_SECONDS: Final = 0.05
 _TAIL_BYTES: Final = 16 * 1024
 
@@ -147,7 +147,7 @@ class Runner(Protocol):
 
 
 BaseRunner = Runner
-"""As the documents call it."""
+"""The documented name of `Runner`."""
 
 
 class CommandOutput(str):

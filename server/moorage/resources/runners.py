@@ -51,9 +51,9 @@ from moorage.resources.resources import (
 )
 
 API_PROBE_SECONDS: Final = 0.5
-"""Between two looks at whether a model's service answers."""
+"""Seconds between two checks that a model's service answers."""
 API_SECONDS_MAX: Final = 2.0
-"""Of one look."""
+"""How long one check may take."""
 LEFT_SECONDS_MAX: Final = 2.0
 """How long a backend may take to say whether a start that failed left anything."""
 CHAT_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -451,7 +451,7 @@ _DOCUMENTED: Final[Mapping[str, type[RayRunner | CloudRunner | K8sRunner]]] = {
     "aws": CloudRunner,
     "kubernetes": K8sRunner,
 }
-"""By the name of the kind."""
+"""The documented runners, by the name of the backend's kind."""
 
 
 def default_runners() -> Mapping[str, Runner]:

@@ -326,7 +326,7 @@ class ResourceStore:
             await self._quiet(claim)
 
     def _disown(self, claim: ResourceClaim, error: BackendError) -> bool:
-        """Note that a claim needs no more; return whether its resource is being made."""
+        """Note that a claim is abandoned; return whether its resource is being made."""
         stage = claim.stage
         if stage in {ClaimStage.HELD, ClaimStage.OVER}:
             return False
@@ -422,7 +422,7 @@ def _look(future: asyncio.Future[Any]) -> None:
 
 
 async def _discard(claim: ResourceClaim, warm: BaseResource) -> None:
-    """End the warm resource of a claim, safely also if this is cancelled."""
+    """End the warm resource of a claim; if this is cancelled, the claim still has it."""
     await claim.pool.runner.end_resource(warm)
     claim.warm, claim.spoiled = None, False
 

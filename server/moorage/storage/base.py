@@ -59,7 +59,7 @@ class StorageLocked(StorageError):  # noqa: N818  # It names what happened, like
 
 
 class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
-    """The contents of the database are not those written.
+    """The contents of the database differ from what was written.
 
     Args:
         place: The database, as its owner calls it.
@@ -132,7 +132,7 @@ class Election(Protocol):
 
     @property
     def leader(self) -> Leader | None:
-        """The server that led when this one last stood; None: none did, or it was to leave soon."""
+        """The leader that this server last saw; None: no leader, or one about to resign."""
 
     @property
     def standbys(self) -> bool:
@@ -140,7 +140,7 @@ class Election(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Of this server since it leads; grows with each change of the leader."""
+        """The epoch of this server's leadership; it grows with each change of the leader."""
 
     def beat(self) -> bool:
         """Renew the leader's heartbeat; return whether an operator wants it to resign.
@@ -155,10 +155,10 @@ class Election(Protocol):
         """Whether another server was found to lead since this one did."""
 
     def announce(self) -> None:
-        """Tell those that stand by that this server is about to resign."""
+        """Tell the standby servers that this server is about to resign."""
 
     def resign(self) -> None:
-        """Let another server lead, at once; where this one never led, stand by no longer."""
+        """Resign as the leader at once; a server that never led stops standing by."""
 
 
 class FactRow(NamedTuple):
@@ -172,7 +172,7 @@ class FactRow(NamedTuple):
     body: bytes
     checksum: int
     chain: int
-    """Of its own checksum and of all before it: a fact that was exchanged shows in the next."""
+    """Covers this fact's checksum and all before it: a replaced fact breaks the next chain."""
 
 
 class Checkpoint(NamedTuple):
@@ -197,7 +197,7 @@ class Checkpoint(NamedTuple):
 
 
 def run(first: int, last: int) -> str:
-    """Return a name for facts that follow one another."""
+    """Return the name of a range of facts in messages."""
     return f"fact {first}" if first == last else f"facts {first} to {last}"
 
 
@@ -249,13 +249,13 @@ class Facts(Protocol):
         """Add one part of a checkpoint that is not finished yet."""
 
     def finish_checkpoint(self, finished: Checkpoint, keep: int) -> None:
-        """Make a checkpoint count, and all but the newest `keep` not count any more."""
+        """Mark a checkpoint as finished, and drop all but the newest `keep`."""
 
     def drop_checkpoint(self, finished: Checkpoint) -> None:
-        """Make a checkpoint not count any more; its parts go with the next sweeps."""
+        """Drop a checkpoint; the next sweeps delete its parts."""
 
     def sweep(self) -> bool:
-        """Delete some parts of checkpoints that do not count. Return whether there were any.
+        """Delete some parts of dropped checkpoints. Return whether there were any.
 
         Only to be called while no checkpoint is being written.
         """
@@ -292,7 +292,7 @@ class FactReading(Protocol):
 
 
 class FollowedFacts(FactReading, Protocol):
-    """The facts of a ledger that another process writes; it needs not be opened."""
+    """Reads the facts of a ledger that another process writes; needs no `open`."""
 
     def last_seq(self) -> int:
         """Return the seq of the last fact, in one statement.
@@ -393,7 +393,7 @@ class RecordTable(Protocol):
         """Return the number of a record that is there."""
 
     def set_aside(self, number: int, why: str) -> None:
-        """Move a record to where it is in no other record's way."""
+        """Move a record aside, so that its id is free for another record."""
 
     def count(self, kind: str) -> int:
         """Return the number of records of a kind, by counting them."""
@@ -450,7 +450,7 @@ class RecordStore(Protocol):
 
 
 class TokenRow(NamedTuple):
-    """A named token as it is stored: only its digest is."""
+    """A named token as it is stored: its digest, never the token."""
 
     name: str
     digest: str
@@ -475,7 +475,7 @@ class TokenRows(Protocol):
         """Return all tokens, by name."""
 
     def insert(self, row: TokenRow) -> bool:
-        """Store a new one; False: another one has its name."""
+        """Store a new token; False: another token has its name."""
 
     def revoke(self, name: str, at: float) -> bool | None:
         """Revoke a token; False: it was revoked before, None: no token has this name."""
@@ -498,7 +498,7 @@ class AgentRows(Protocol):
         """Return all documents by key."""
 
     def change(self) -> AbstractContextManager[dict[str, bytes]]:
-        """Give all documents in a transaction; what differs at its end is stored."""
+        """Yield all documents in a transaction; at its end, store those that differ."""
 
     def close(self) -> None:
         """Close the table."""
@@ -517,7 +517,7 @@ class LoginRows(Protocol):
         """Store a new login, and delete others."""
 
     def delete(self, digests: Collection[str]) -> None:
-        """Delete those that are there."""
+        """Delete the logins with these digests, as far as they exist."""
 
     def close(self) -> None:
         """Close the table."""
@@ -541,7 +541,7 @@ class AuditRows(Protocol):
     def append(
         self, now: float, make: Callable[[AuditEnd], tuple[Sequence[bytes], AuditEnd]]
     ) -> None:
-        """Store what `make` returns for the end that is there, while no other writes."""
+        """Append the lines that `make` builds from the log's end, while no other process writes."""
 
     def lines(self, after: int) -> Iterator[tuple[int, bytes]]:
         """Yield the lines after a number, with their numbers."""
@@ -602,7 +602,7 @@ class Storage(Protocol):
         """Return whether a catalog was ever made here."""
 
     def secret(self) -> bytes:
-        """Return the secret that the tokens of leases are made of; made where there is none.
+        """Return the secret that lease tokens are derived from; create it if there is none.
 
         Raises:
             StorageError: It cannot be read or made.

@@ -1,4 +1,4 @@
-"""SQL lies in `.sql` files beside the store that runs it, each statement under its own name."""
+"""Read named SQL statements from the `.sql` files beside the stores that run them."""
 
 import re
 from pathlib import Path

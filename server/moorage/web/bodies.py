@@ -40,7 +40,7 @@ CALLER: Final = "caller"
 TENANT: Final = "tenant"
 """Where `web.app` leaves the authenticated tenant in the request's state."""
 NAMED: Final = "named"
-"""Where `read_document` leaves what a body says it is about, for `web.notes`."""
+"""Where `read_document` leaves the id that a body names, for `web.notes`."""
 _NAMES: Final = (
     *("id", "clusterId", "blockId", "executor_id", "policy_rule_uri"),
     *("name", "version", "release_tag", "action", "percent"),
@@ -55,7 +55,7 @@ BODY_BYTES_MAX: Final = 24 * 1024 * 1024
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
 """All bodies being read at one time; a request beyond that is answered 429."""
 TENANT_BYTES_MAX: Final = BODIES_BYTES_MAX * 3 // 4
-"""Those of one tenant, which so leaves room for others, however slowly it sends; likewise 429."""
+"""All bodies of one tenant being read at one time; a request beyond that is answered 429."""
 VALUES_MIN: Final = 65_536
 """Values that a body may have however short it is."""
 BYTES_PER_VALUE: Final = 12
@@ -64,7 +64,7 @@ as large as it is. More are answered 413."""
 LEVELS_MAX: Final = 1_000
 """How deep arrays and objects may lie in one another; no decoder goes deeper."""
 VALUE_BYTES: Final = 64
-"""What a value counts for in the budget, beside the bytes of the body."""
+"""Bytes of the budget that each value uses, beside the bytes of the body."""
 SEARCHES_MAX: Final = 2
 """Searches for documents at one time, one of one tenant: a single thread does them."""
 BODY_SECONDS_MAX: Final = 60.0

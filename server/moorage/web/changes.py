@@ -1,4 +1,4 @@
-"""What a change over HTTP is about: before and after, for the audit log. Endpoints call it."""
+"""A document before and after an HTTP request changes it, for the audit log. Endpoints call it."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -12,9 +12,9 @@ from moorage.protocol.registry import Document
 from moorage.records.differences import differences
 
 BEFORE: Final = "before"
-"""Where the request's state has what held before a change."""
+"""Where the request's state has the document before a change."""
 AFTER: Final = "after"
-"""Likewise what holds now."""
+"""Where the request's state has the document after a change."""
 
 
 async def find_former(document: Awaitable[Document]) -> Document | None:

@@ -37,7 +37,7 @@ _OF_THE_WRITER: Final = frozenset(
         "/policy-alias/{alias}/shadow",
     }
 )
-"""What only the server knows that did it."""
+"""Paths that only the writing server can answer."""
 
 
 class RequestChecks:

@@ -20,7 +20,7 @@ _POSTED: Final[Mapping[str, Right]] = {
 }
 _POLICIES: Final = ("/policy", "/policy-alias")
 _OPERATIONS: Final = "/quotas"
-"""The operation behind the path asks for its own right."""
+"""The path whose operation checks its own right."""
 
 
 def right_of(method: str, path: str) -> Right:

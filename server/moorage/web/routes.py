@@ -96,7 +96,7 @@ _PATHS: Final = (
 
 _NO_CHANGE: Final[JsonMapping] = {}
 _OF_THE_PATH: Final = frozenset({"op", "id", "strict", "tenant", "project"})
-"""Fields of `set_quota` that a body does not say."""
+"""Fields of `set_quota` that come from the path or caller, not from the body."""
 
 
 def service_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:

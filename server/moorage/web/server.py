@@ -34,7 +34,7 @@ request just when it is closed."""
 START_SECONDS_MAX: Final = 30.0
 DRAIN_SECONDS: Final = 10
 CLOSE_SECONDS_MAX: Final = 5.0
-"""How long those last answers may take."""
+"""How long the last answers may take when the server closes."""
 BACKLOG: Final = 2048
 
 

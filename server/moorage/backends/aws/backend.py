@@ -50,7 +50,7 @@ POLL_SECONDS: Final = 5.0
 STOP_SECONDS_MAX: Final = 900.0
 """How long AWS may take to end an instance; large ones with GPUs take minutes."""
 PROBE_SECONDS_MAX: Final = 2.0
-"""Of one try to reach the readiness port."""
+"""How long one try to reach the readiness port may take."""
 
 T = TypeVar("T")
 
@@ -337,7 +337,7 @@ class AwsBackend(CommonBackend):
         return replace(instance, ready=True)
 
     async def _undone(self, workload: str, seen: list[Ec2Instance]) -> tuple[str, ...]:
-        """Terminate the instances of a start; return the last lines of its console.
+        """Terminate the instances of a failed start; return the last lines of its console.
 
         That AWS ends it is certain once it has said so, and is not waited for here: large machines
         take minutes.

@@ -30,16 +30,16 @@ CONNECT_SECONDS_MAX: Final = 5.0
 READ_SECONDS_MAX: Final = 20.0
 """Of one try of one call. `RunInstances` with one instance answers within a few."""
 TRIES_MAX: Final = 4
-"""Of a call other than a launch; boto3 pauses between them, longer each time."""
+"""Tries of a call other than a launch; boto3 pauses between them, longer each time."""
 PRICING_REGION: Final = "us-east-1"
-"""The price list has its endpoint there, whatever the region."""
+"""The region with the endpoint of the price list, for prices of all regions."""
 
 
 class Meaning(StrEnum):
     """The meaning of a failed launch for the next try."""
 
     NO_CAPACITY = "no_capacity"
-    """Not in this zone now: the next zone may have it."""
+    """This zone lacks capacity now: the next zone may have some."""
     QUOTA = "quota"
     """The account may have no more of these here: another market or type may do."""
     AGAIN = "again"
@@ -177,7 +177,7 @@ class AwsCalls:
         yield from self._pages("ec2", name, region, arguments)
 
     def price_pages(self, **arguments: JsonValue) -> Iterator[JsonObject]:
-        """Ask the price list."""
+        """Yield the pages of the price list."""
         yield from self._pages("pricing", "get_products", PRICING_REGION, arguments)
 
     def _pages(

@@ -52,7 +52,7 @@ class InstanceType:
     usd_per_hour: float | None = None
 
     def is_model(self, wanted: str) -> bool:
-        """Whether its GPUs are of a model, as `A100`, or with their memory, as `A100-80GB`."""
+        """Whether its GPUs are of a model, such as `A100`, or `A100-80GB` with the memory."""
         names = {self.gpu_model, f"{self.gpu_model}-{round(self.gpu_memory_mib / 1024)}GB"}
         return wanted.casefold() in {name.casefold() for name in names}
 
@@ -102,7 +102,7 @@ class Catalogue:
         return sorted(fit, key=_cost)
 
     def of(self, region: str) -> "Catalogue":
-        """Return it for use in a region: without prices, where they are of another one."""
+        """Return the catalogue for a region, without prices if they are of another region."""
         if region == self.region:
             return self
         return replace(self, types=tuple(replace(each, usd_per_hour=None) for each in self.types))

@@ -13,7 +13,7 @@ from moorage.backends.aws.instances import Ec2Instance
 from moorage.backends.base import BackendError, CommandExecution, UnsupportedSpecError
 
 LOOK_SECONDS: Final = 0.5
-"""Between two looks at a command."""
+"""Seconds between two checks of a command's status."""
 RUN_SECONDS_MAX: Final = 172_800
 """The longest that AWS lets a command take."""
 BEGIN_SECONDS: Final = 60

@@ -12,11 +12,11 @@ from moorage.backends.specs import ContainerResourceSpec, SpecError
 from moorage.records.json_values import JsonObject
 
 NAME: Final = "moorage"
-"""Of the container on its instance."""
+"""The container's name on its instance."""
 _OURS: Final = frozenset(
     {"category", "user_data", "cpu_count", "mem_limit", "gpus", "readiness_port"}
 )
-"""Fields of the instance that the container's own say."""
+"""Fields of the instance that are set from the container's spec."""
 _SCRIPT: Final = """#!/bin/sh
 command -v docker || dnf install -y docker || (apt-get update && apt-get install -y docker.io)
 systemctl enable --now docker

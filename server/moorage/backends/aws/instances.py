@@ -22,11 +22,11 @@ SERVER: Final = "moorage:server"
 WORKLOAD: Final = "moorage:workload"
 """Tag: the name of the workload; of a lease, its id."""
 READY: Final = "moorage:ready"
-"""Tag: it was ready once, so that a daemon that comes back need not try it again."""
+"""Tag: the instance was ready once; a restarted daemon does not probe it again."""
 CONTAINER: Final = "moorage:container"
-"""Tag: the order is for the container on it."""
+"""Tag: the order is for a container on the instance."""
 STOPPED: Final = "moorage:stopped"
-"""Tag: it was stopped from here, so that it is no news that it ended."""
+"""Tag: this server stopped the instance, and does not report its end."""
 CONSISTENCY_SECONDS: Final = 60.0
 """How long AWS may not show what it has started. Usually it takes a second or two."""
 _WILD: Final = re.compile(r"([*?\\])")
@@ -186,7 +186,7 @@ class Instances:
         self._tag(instance.region, [instance.id], READY)
 
     def end(self, instances: Iterable[Ec2Instance]) -> None:
-        """Mark instances of one region as stopped from here, and have them terminated."""
+        """Tag instances of one region as stopped by this server, and terminate them."""
         named = list(instances)
         if not named:
             return

@@ -17,9 +17,9 @@ from moorage.backends.base import BackendError, Order
 from moorage.records.json_values import JsonObject
 
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Before a launch that AWS throttled or did not answer is tried again, with the same token."""
+"""Pauses before retries of a launch that AWS throttled or did not answer."""
 ROUNDS_MAX: Final = 20
-"""Instances of one name that may have ended before; more are a sign of something else."""
+"""How many instances of one name may have ended before a launch is refused."""
 SHOWN_MAX: Final = 8
 """Refusals that the reason of a failed start lists."""
 

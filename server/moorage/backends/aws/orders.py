@@ -31,7 +31,7 @@ TYPES_TRIED_MAX: Final = 5
 """Instance types that one start tries, the cheapest first, where the spec names none."""
 USER_DATA_BYTES_MAX: Final = 16 * 1024
 TAGS_MAX: Final = 40
-"""Of the user's; AWS takes 50, and some are ours."""
+"""Tags that a user may set; AWS takes 50, and this backend needs some."""
 TAG_VALUE_CHARS_MAX: Final = 256
 _OURS: Final = ("aws:", "moorage:")
 _SHELLS: Final = ("#!/bin/sh", "#!/bin/bash", "#!/usr/bin/env bash", "#!/usr/bin/env sh")

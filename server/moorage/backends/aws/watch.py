@@ -11,7 +11,7 @@ from moorage.backends.aws.instances import CONSISTENCY_SECONDS, Ec2Instance
 from moorage.backends.base import BackendError, Listener, Phase, WorkloadReport
 
 UNWANTED_SECONDS: Final = 3600.0
-"""How long what a failed start may have left is looked for; then it is there or it is not."""
+"""How long to look for an instance that a failed start may have left."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class InstanceWatch:
             self._begin()
 
     def wanted(self, workload: str) -> None:
-        """Cancel `unwanted`: the workload is started again."""
+        """Cancel `terminate_soon`: the workload is started again."""
         with self._lock:
             self._unwanted.pop(workload, None)
 

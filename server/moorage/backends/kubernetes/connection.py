@@ -25,13 +25,13 @@ from moorage.backends.kubernetes.objects import ApiStatus
 from moorage.records.json_values import JsonObject, JsonValue
 
 IN_CLUSTER: Final = "in-cluster"
-"""The context of the cluster that this runs in a pod of: the pod's account logs in."""
+"""The context of the cluster in whose pod this process runs: the pod's account logs in."""
 CONNECT_SECONDS_MAX: Final = 10.0
 CALL_SECONDS_MAX: Final = 30.0
 SILENCE_SECONDS_MAX: Final = 150.0
 """How long a stream may say nothing, where its reader does not say so."""
 CONNECTIONS_MAX: Final = 64
-"""At one API server; calls beyond it wait for a free one."""
+"""Connections to one API server; further calls wait for a free connection."""
 _UNAUTHORIZED: Final = 401
 
 _STATUS: Final = msgspec.json.Decoder(ApiStatus)

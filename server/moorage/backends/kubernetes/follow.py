@@ -25,7 +25,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def main() -> None:
-    """Do the job."""
+    """Follow the cluster and print its documents, one line of JSON each."""
     job = msgspec.json.decode(sys.argv[1])
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     source = ClusterSource(job["cluster_id"], job["context"])

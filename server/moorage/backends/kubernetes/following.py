@@ -19,13 +19,13 @@ from moorage.backends.kubernetes.inventory import ClusterInventory
 from moorage.protocol.registry import Document
 
 LOOK_SECONDS: Final = 2.0
-"""Between two looks at whether the API server answers; changes are heard at once."""
+"""Seconds between two checks that the API server answers; changes arrive at once."""
 ANSWER_SECONDS_MAX: Final = 5.0
 """An API server that takes longer to say its version does not answer."""
 STALE_SECONDS: Final = 10.0
 """After a break this long, what a watch read of the cluster is too old to use."""
 SHARE_MAX: Final = 0.05
-"""Of the time, for making and registering documents: large clusters are registered less often."""
+"""Share of time spent on documents: large clusters are registered less often."""
 NODES_AT_ONCE: Final = 200
 """Documents of nodes that are made before others have their turn on the event loop."""
 PAUSE_SECONDS: Final = 0.1

@@ -155,7 +155,7 @@ class ClusterInventory:
         return all(each.listed.is_set() for each in self._watchers)
 
     async def wait_for_change(self, seen: int) -> int:
-        """Wait until the version is another than the one last seen, and return it."""
+        """Wait until the version differs from the one last seen, and return the new version."""
         while self.version == seen:
             self._moved.clear()
             await self._moved.wait()

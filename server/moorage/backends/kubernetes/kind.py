@@ -18,7 +18,7 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 
 def _read_clusters(value: object) -> dict[str, str]:
-    """Return the context of each cluster, by its id; one that is not named is called the same."""
+    """Return the context of each cluster, by its id; an omitted id equals the context."""
     if isinstance(value, Mapping):
         pairs = [(name, context) for name, context in value.items()]
     else:

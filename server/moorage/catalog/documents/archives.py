@@ -35,7 +35,7 @@ RATIO_MAX: Final = 200
 RATIO_FREE_BYTES: Final = 1024 * 1024
 """Bytes that may be unpacked at any ratio: small archives of blank files are no bombs."""
 LZMA_MEMORY_MAX: Final = 72 * 1024 * 1024
-"""Of a .tar.xz; the strongest preset of `xz` needs 65 MiB."""
+"""Memory to unpack a .tar.xz; the strongest preset of `xz` needs 65 MiB."""
 _SHOWN_CHARS_MAX: Final = 80
 _CHUNK: Final = 64 * 1024
 _GZIP_BITS: Final = zlib.MAX_WBITS | 16
@@ -47,7 +47,7 @@ _SUFFIXES: Final = {
     _GZIP: ".tar.gz",
     b"\xfd7zXZ\x00": ".tar.xz",
 }
-"""Of each kind of archive, by its first bytes."""
+"""The file name suffix of each kind of archive, by its first bytes."""
 _ZIP_METHODS: Final = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 _ENCRYPTED: Final = 0x1
 # What packing a folder on a laptop leaves behind. Bytecode is no source: never stored.

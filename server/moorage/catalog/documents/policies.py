@@ -27,7 +27,7 @@ from moorage.records.json_values import JsonMapping, JsonValue
 
 URI_CHARS_MAX: Final = 255
 SERVER_FIELDS: Final = frozenset({"digest", "policy_rule_uri", "name", "version", "release_tag"})
-"""Fields that follow from the others."""
+"""Fields that the server computes from the other fields."""
 
 _URI: Final = re.compile(
     r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*):(?P<version>[A-Za-z0-9_.+]+)"
@@ -66,7 +66,7 @@ _EMPTY: Final[JsonMapping] = {
     **dict.fromkeys(("tags", "code_type", "type", "description"), ""),
     "management_commands_schema": [],
 }
-"""What a document has where nothing is given: existing clients read all of it without a default."""
+"""Values of omitted fields: existing clients read all fields without a default."""
 _POLICY_FIELDS: Final = (
     "policy_settings",
     "policy_parameters",

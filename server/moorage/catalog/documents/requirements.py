@@ -18,7 +18,7 @@ from moorage.policy.requirements import IMPORTABLE, REQUIREMENTS
 LINES_MAX: Final = 1000
 """Lines of `requirements.txt` that are read."""
 LINE_CHARS_MAX: Final = 1000
-"""Of one requirement, continued lines included; a longer one is none."""
+"""Length of one requirement, continued lines included; longer ones are ignored."""
 
 _NAMES: Final = frozenset(canonicalize_name(each.partition(".")[0]) for each in IMPORTABLE)
 _MISSING: Final = "is not available to policies, and nothing is installed for them"

@@ -36,15 +36,15 @@ from moorage.protocol.faults import ServiceError
 CODE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Source text or archive, as uploaded or fetched."""
 FETCH_SECONDS_MAX: Final = 30.0
-"""The whole of a download, redirects included."""
+"""Time limit of a download, redirects included."""
 CONNECT_SECONDS_MAX: Final = 5.0
-"""For one of a host's addresses; then the next one is tried."""
+"""Time limit to connect to one address of a host; then the next one is tried."""
 REDIRECTS_MAX: Final = 3
 
 Files = dict[str, bytes]
 
 _CREDENTIALS: Final = re.compile(r"^(https?://)[^/?#]*@", re.IGNORECASE)
-"""Of a URL, up to where its host begins (RFC 3986, section 3.2.1)."""
+"""Matches the credentials of a URL, up to its host (RFC 3986, section 3.2.1)."""
 
 # The first bytes of .zip, .tar.gz and .tar.xz in base64.
 _ARCHIVE_IN_BASE64: Final = ("UEsDB", "H4sI", "/Td6WFoA")

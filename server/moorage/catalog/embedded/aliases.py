@@ -23,7 +23,7 @@ HISTORY_MAX: Final = 1000
 DEFAULT_NAME: Final = "stable"
 """A bare policy name means the alias with this word."""
 _ALIAS: Final = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<word>[A-Za-z0-9_.+]+))?")
-"""Without a dash behind the colon, so that no alias reads as a version's URI."""
+"""Matches an alias: no dash after the colon, so that no alias looks like a version's URI."""
 _CHARS_MAX: Final = 255
 _EXPECTED: Final = "`<name>:<word>`, the word without a dash, e.g. `ip_allowlist:stable`; or a name"
 
@@ -37,7 +37,7 @@ What = Literal[
     "shadow_ended",
 ]
 Standing = Literal["good", "untried", "failing"]
-"""How a version did while it was active: it answered well; it had no requests; it was failing."""
+"""The result of a version's active time: answered well, had no requests, or failed."""
 
 
 class AliasChange(Struct, frozen=True, omit_defaults=True):

@@ -31,7 +31,7 @@ from moorage.query import Filter
 from moorage.records.json_values import JsonMapping, JsonValue
 
 ID_FIELDS: Final[Mapping[BlockKind, str]] = {"block": "id", "block_metrics": "blockId"}
-"""Where a document of each kind says which block it is about."""
+"""By kind of document, the field with the id of its block."""
 
 
 class EmbeddedBlocks:

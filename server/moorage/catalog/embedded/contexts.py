@@ -22,7 +22,7 @@ notice."""
 ContextKey = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
 ContextEntry = tuple[ContextKey, int, bytes]
-"""Whose it is, the version that clients know it by (0: not noted), and the packed context."""
+"""The owner, the version that clients know (0: not noted), and the packed context."""
 
 
 class KeptContexts:

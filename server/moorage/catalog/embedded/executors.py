@@ -32,7 +32,7 @@ class Executors:
         self._store = store
 
     async def create(self, document: Document, owner: str = "") -> Document:
-        """Store a new one of a tenant, by its `executor_id` (or `id`); return it as stored.
+        """Store a tenant's new executor, by its `executor_id` (or `id`); return it as stored.
 
         Raises:
             ServiceError: `bad_message`, `already_exists`, `too_large`.

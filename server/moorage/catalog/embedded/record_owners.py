@@ -1,4 +1,4 @@
-"""Which tenant each record of the catalog is of, so that no tenant fills it for the others.
+"""The owner of each record of the catalog, so that no tenant fills it for others.
 
 `catalog.embedded.store` is the only caller, in its thread: what a failed transaction changed is
 undone here, too.

@@ -164,7 +164,7 @@ READERS: Final[dict[Kind, Callable[[StoredRow], object]]] = {
     "block": _block,
     "block_metrics": _block,
 }
-"""What makes of a record what is in memory of it."""
+"""By kind, the function that makes a stored record's entry in memory."""
 
 
 def read_files(row: StoredRow, document: Document) -> dict[str, bytes]:

@@ -48,7 +48,7 @@ CLOSE_SECONDS_MAX: Final = 30.0
 T = TypeVar("T")
 _KINDS: Final = get_args(Kind)
 _ABOUT: Final[Mapping[Kind, Kind]] = {"block_metrics": "block", "metrics": "cluster"}
-"""Kinds whose records are those of the owner of what they are about."""
+"""Kinds whose records belong to the owner of the object that they describe."""
 _WITH_OWNER: Final = frozenset(("cluster", "block", "executor"))
 """Kinds whose records come with their owner in `files`."""
 

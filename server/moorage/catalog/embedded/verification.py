@@ -20,7 +20,7 @@ from moorage.storage.sqlite.marks import Found, read_mark
 from moorage.storage.sqlite.records import RecordTables
 
 FINDINGS_MAX: Final = 100
-"""Of one file; more only say the same."""
+"""Findings that are reported of one file."""
 
 
 @dataclass(slots=True)

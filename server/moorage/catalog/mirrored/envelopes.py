@@ -18,7 +18,7 @@ from moorage.records.json_values import JsonValue
 DEPTH_MAX: Final = 64
 """Objects and lists within each other in one document."""
 UNKNOWN: Final = frozenset({400, 404})
-"""Statuses that say "there is none": which of them is a matter of the service."""
+"""Statuses that mean "not found"; services differ in which one they use."""
 
 _OK: Final = range(200, 300)
 _UNAUTHORIZED: Final = frozenset({401, 403})

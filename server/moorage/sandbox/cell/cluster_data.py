@@ -342,7 +342,7 @@ def _references(parts: list[JsonValue]) -> int:
 
 
 _UNSHARED: Final = _references([{"a": [{}]}])
-"""What that is where nothing else refers to any of them."""
+"""The result of `_references` when nothing else refers to these containers."""
 
 
 def capacity_of(fleet: Fleet, cluster_id: str) -> JsonObject:

@@ -11,9 +11,9 @@ from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import AHEAD_MAX, AHEAD_MIN, KEPT_BYTES_MAX, KEPT_ENTRY_BYTES
 
 _TRIES: Final = AHEAD_MIN << 4
-"""How many are requested ahead at least before that is given up: large ones come later."""
+"""How many documents are prefetched at least before prefetching stops."""
 _USED_MIN: Final = 0.25
-"""Share of what passes through that has to be read, or no more is requested ahead."""
+"""Share of prefetched documents that a policy must read, or prefetching stops."""
 
 
 class DocumentCache:
@@ -29,11 +29,11 @@ class DocumentCache:
         self._bytes = 0
         self._passing: dict[str, dict[str, bytes]] = {}
         self._passed: dict[str, int] = {}
-        """How many of those there were."""
+        """By kind, how many prefetched documents did not fit into the cache."""
         self._order: Callable[[], Sequence[str]] = tuple
         self._places: dict[str, int] | None = None
         self._ahead: dict[str, int] = {}
-        """How many of a kind are requested ahead next; 0: none, since that brought nothing."""
+        """How many documents of a kind to prefetch next; 0: none, since prefetch did not help."""
 
     def begin(self, order: Callable[[], Sequence[str]]) -> None:
         """Begin an evaluation.
@@ -53,7 +53,7 @@ class DocumentCache:
         return found
 
     def ahead(self, kind: str, name: str) -> tuple[str, ...]:
-        """Return the clusters behind one that are worth requesting with it.
+        """Return the clusters after this one that are worth prefetching with it.
 
         They are more each time: a policy that goes through the clusters in whatever order has them
         all before long, and then waits for the host no more.
@@ -88,7 +88,7 @@ class DocumentCache:
             self._ahead[kind] = 0
 
     def keep(self, kind: str, items: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Store new entries while there is room; return those that found none."""
+        """Store new entries while there is room; return those that did not fit."""
         documents = self._kinds.setdefault(kind, {})
         left: dict[str, bytes] = {}
         for name, packed in items.items():

@@ -40,7 +40,7 @@ _MODULES_LEFT_OUT: Final = (
     *("concurrent.", "email.", "html.parser", "http.", "importlib.metadata", "importlib.resources"),
     *("logging.config", "multiprocessing.", "unittest.mock", "urllib.", "wsgiref.", "xml."),
 )
-"""Of packages of the standard library that may be there; other names in them are misspelt."""
+"""Submodules of importable standard packages; other names in these packages are misspelt."""
 _WANTED: Final = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)", re.MULTILINE)
 
 

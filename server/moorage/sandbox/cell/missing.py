@@ -25,7 +25,7 @@ WHY: Final = (
 _ERRORS: Final = ("Error", "Exception", "Timeout", "Warning", "Expired", "error", "timeout")
 """How names of exceptions end."""
 _ERROR_MODULES: Final = frozenset({"exceptions", "errors", "error", "exc"})
-"""All that modules of these names have are exceptions."""
+"""Modules with these names contain only exceptions."""
 _state: Final = {"loading": False}
 _errors: Final[dict[str, type["MissingLibraryError"]]] = {}
 

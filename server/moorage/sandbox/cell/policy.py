@@ -45,7 +45,7 @@ _SUSPENDING: Final = (
     | inspect.CO_GENERATOR
     | inspect.CO_ASYNC_GENERATOR
 )
-"""What calling such a function returns is no answer but something that would have to be run."""
+"""Calling such a function returns a coroutine or generator, not an answer."""
 _CLASS_LINE: Final = re.compile(r"class\s+(\w+)")
 _CLASSES_SHOWN_MAX: Final = 5
 _KEYS_SHOWN_MAX: Final = 5

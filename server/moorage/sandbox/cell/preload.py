@@ -24,11 +24,11 @@ SUPPORT: Final = (
     "numpy.matrixlib", "numpy.polynomial", "numpy.rec", "numpy.strings", "opcode", "stringprep",
     "tomllib",
 )  # fmt: skip
-"""Not each is there in every version of Python."""
+"""Some of these modules are missing in some versions of Python."""
 
 
 def preload() -> list[str]:
-    """Import all of it and return the names of `IMPORTABLE` that this machine does not have."""
+    """Import all preloaded modules; return the `IMPORTABLE` names that this machine lacks."""
     missing: list[str] = []
     for name in (*IMPORTABLE, *SUPPORT):
         try:
@@ -39,5 +39,5 @@ def preload() -> list[str]:
 
 
 def importable(name: str) -> bool:
-    """Return whether a policy that writes `import name` gets something."""
+    """Return whether `import name` succeeds in a policy."""
     return name in sys.modules

@@ -1,4 +1,4 @@
-"""Suggestions for a policy's author: those of Python, else a name of Moorage that is near.
+"""Suggestions for a policy's author: Python's own, else a similar name of Moorage.
 
 `cell.policy` adds it to the message of an exception.
 """

@@ -1,4 +1,4 @@
-"""The jailed worker: one policy version, one channel, one question after the other.
+"""The jailed worker: serves one policy version over one channel, one frame at a time.
 
 Called by the zygote in a fresh fork. `live` puts up the wall, says so, and only then does the
 host send it a policy. What runs here may be corrupted by the policy at any time: nothing in this
@@ -162,7 +162,7 @@ class Worker:
         """Why the host answers no more calls in this evaluation."""
         self._reserve = bytearray(_RESERVE_BYTES)
         self._tenant: str | None = None
-        """Whose evaluation runs; None during `management`."""
+        """The tenant whose evaluation runs; None during `management`."""
         clients = {
             "cluster_client": ClusterClient(self._ask),
             "cluster_metrics_client": GlobalClusterMetricsClient(self._ask),

@@ -87,7 +87,7 @@ class CellSync:
         self._stale: dict[str, list[str]] | None = {}
         """Changed clusters, each with the kinds in the cell's cache; None: too many to count."""
         self._cached: defaultdict[str, set[str]] = defaultdict(set)
-        """By kind, of which clusters the cell may keep something."""
+        """By kind, the clusters of which the cell may cache a document."""
 
     def frame(self, work: Work) -> frames.Evaluate | frames.RunManagement | frames.Apply:
         """Return the frame for a piece of work, with the present fleet."""

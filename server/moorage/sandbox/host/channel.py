@@ -40,7 +40,7 @@ TRACEBACK_SECONDS: Final = 0.005
 TRACEBACK_SECONDS_MAX: Final = 0.1
 """How long a cell at its deadline may take to begin: it may have to wait for its turn."""
 REMOTE_TRACEBACK_SECONDS: Final = (0.1, 1.0)
-"""Both of a cell on another machine, whose silence counts against that machine."""
+"""Replaces both limits for a cell on another machine."""
 TRACEBACK_BYTES_MAX: Final = 16 << 10
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
@@ -264,12 +264,12 @@ class Cell(asyncio.Protocol):
         return waited > (TRACEBACK_SECONDS if self._traceback else TRACEBACK_SECONDS_MAX)
 
     def step_aside(self) -> None:
-        """Give it a tenth of the processor time of others, for good: it works on the side."""
+        """Give this cell a tenth of the processor time of others, for good."""
         self._niceness = priority.ASIDE_NICENESS
         self._process.step_aside()
 
     def demote(self) -> bool:
-        """Let it run only when no other process wants to; return whether that worked."""
+        """Let this cell run only when no other process wants to; return whether that worked."""
         self.demoted = True
         return self._process.demote()
 
@@ -279,7 +279,7 @@ class Cell(asyncio.Protocol):
         return not self.demoted
 
     def destroy(self) -> None:
-        """Kill it now without a report; work in the pipe stays in `sent` for the caller."""
+        """Kill the cell now without a report; work in the pipe stays in `sent` for the caller."""
         if not self.alive:
             return
         self.alive = False

@@ -43,9 +43,9 @@ class _Run:
     """Overruns that still count."""
 
     overruns: int = 0
-    """Since nothing was left to forgive."""
+    """Overruns since the level was last 0."""
     level: float = 0.0
-    """Of them, what answers and time did not make up for."""
+    """The overruns that answers and time did not make up for."""
     at: float = 0.0
     """When time was counted last, in monotonic seconds, as all times here."""
     until: float = 0.0
@@ -112,7 +112,7 @@ class CircuitBreaker:
         return run.level
 
     def refusal(self, work: Work, now: float) -> Refusal | None:
-        """Return why this is not evaluated now, if the circuit is open."""
+        """Return why this policy is not evaluated now, if the circuit is open."""
         if not self._runs or work.proxied:
             return None
         circuit = self.current(work.code.ref, work.tenant, now)

@@ -23,7 +23,7 @@ TOTAL_BYTES_MAX: Final = 64 << 20
 Key = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
 ContextEntry = tuple[Key, int, bytes]
-"""A context as it is on the disk: whose, at which version, packed."""
+"""A context as it is on the disk: its owner, version and packed value."""
 
 
 class Contexts:

@@ -177,7 +177,7 @@ class HostServices(Protocol):
         """
 
     def at_hand(self, client: str, method: Method, ids: Sequence[str]) -> Mapping[str, bytes]:
-        """Return the answers of `call` about these, as msgpack, where that needs no waiting.
+        """Return the answers of `call` about these clusters, as msgpack, if they are in memory.
 
         A policy that calls waits for the answer, and what is answered at once takes half the time.
         Cells keep it: `Sandbox.drop_documents` must be called with the id before `call` would

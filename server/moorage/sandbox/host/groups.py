@@ -1,4 +1,4 @@
-"""The cells of one policy, what waits for them, and whose turn it is. Used by `pool` alone.
+"""The cells of one policy, the work that waits, and the tenant served next. Used by `pool` alone.
 
 Evaluations that take long get a cell each, up to as many as a policy may have, with nothing behind
 them. Tenants take turns at the cells that they share, and one whose evaluations take long never has
@@ -125,17 +125,17 @@ class Group:
     overruns: int = 0
     """Evaluations stopped at their deadline since the last one that answered."""
     doubted: dict[str, float] = field(default_factory=dict[str, float])
-    """Until when a worker gets no cell of this policy, since one there failed."""
+    """By worker, until when it gets no cell of this policy, since a cell failed there."""
     _tenant: str | None = None
     """The first tenant that used it."""
     _shared: bool = False
-    """Another one has used it since."""
+    """Whether a second tenant has used it since."""
     _heavy: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
     """Until when a tenant's evaluations are expected to take long."""
     _quick_answers: dict[str, int] = field(default_factory=dict[str, int])
-    """Of such tenants, since the latest that took long."""
+    """Quick answers to such tenants since their latest slow evaluation."""
     _deciders: float = math.inf
-    """How many cells may decide about leases at one time, of evaluations that take long."""
+    """How many cells may run slow evaluations for leases at one time."""
 
     @property
     def hogs(self) -> bool:

@@ -202,7 +202,7 @@ class CellPool(CellsAndDeaths):
         return refusal
 
     def settle(self, cell: Cell, *, granted: bool) -> None:
-        """Note what became of a proposal of a cell for a lease."""
+        """Note the core's decision on a cell's proposal for a lease."""
         if (group := self._group_of.get(cell)) is not None:
             group.settle(self._supply.cells_per_policy_max, granted=granted)
 
@@ -288,7 +288,7 @@ class CellPool(CellsAndDeaths):
     # Spawning ------------------------------------------------------------------------------
 
     def _need_cell(self, group: Group, work: Work, now: float) -> None:
-        """Get the group another cell for this work, unless it has enough."""
+        """Get the group another cell for this work, unless the group has enough cells."""
         if group.aside and group.cells:
             return
         if len(group.cells) >= self._supply.cells_per_policy_max:

@@ -5,7 +5,7 @@ import os
 from typing import Final
 
 ASIDE_NICENESS: Final = 10
-"""Of cells that work on the side: a tenth of the weight of the others."""
+"""Niceness of cells for background work: a tenth of the weight of other cells."""
 
 
 def demote(pid: int) -> bool:

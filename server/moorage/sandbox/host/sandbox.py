@@ -183,7 +183,7 @@ class Sandbox:
         self.managed = Managed()
         self._proposers: OrderedDict[str, Cell] = OrderedDict()
         self._declined: OrderedDict[str, str] = OrderedDict()
-        """By request, the worker whose proposal came to nothing: another one is next."""
+        """By request, the worker whose proposal failed: another worker gets the request next."""
         self._output: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         self._probes: dict[str, str] = {}
         self._closed = False
@@ -230,7 +230,7 @@ class Sandbox:
         return self.report()
 
     def show(self, fleet: Fleet) -> None:
-        """Show policies another fleet than that at the start; no policy has been asked yet."""
+        """Replace the fleet that policies see, before the first consultation."""
         self._pool.world.change(fleet)
 
     async def close(self) -> None:

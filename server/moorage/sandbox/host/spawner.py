@@ -37,11 +37,11 @@ PATIENCE_SECONDS: Final = 1.0
 STABLE_SECONDS: Final = 60.0
 """A zygote that dies later than this after the one before it is the first in a row again."""
 JAIL_SECONDS_MAX: Final = 10.0
-"""From a fork to its confirmed wall, and for one attack of the self-test."""
+"""Time limit from a fork to its confirmed wall, and for one attack of the self-test."""
 UNHEARD_MAX: Final = 1024
 """Deaths reported by the zygote before their channel closed; the oldest is forgotten."""
 REFILL_SECONDS: Final = 0.02
-"""From taking a spare to making the next one, which costs a core some milliseconds."""
+"""Pause after a spare is taken; making the next one costs a core some milliseconds."""
 _SECCOMP_FILTER: Final = "Seccomp:\t2"
 
 
@@ -49,10 +49,10 @@ class Source(Protocol):
     """A maker of cells: a zygote of this machine, or a worker that has one."""
 
     async def spawn(self) -> CellProcess:
-        """Fork one, or raise `SpawnError`."""
+        """Fork a cell, or raise `SpawnError`."""
 
     def ended(self) -> bool:
-        """Return whether it takes no more orders."""
+        """Return whether this source takes no more orders."""
 
     async def close(self) -> None:
         """End all cells of this source."""

@@ -29,9 +29,9 @@ from moorage.sandbox.wire.limits import (
 )
 
 KILLS_MAX: Final = 2
-"""Cells that may be killed from outside under one piece of work before that is refused."""
+"""Cells that may be killed from outside under one piece of work before it is refused."""
 RETRY_SECONDS: Final = 1.0
-"""When a request is worth repeating that was refused for that."""
+"""After how long a client may repeat a request that was refused for killed cells."""
 _HUNGRY: Final = 0.75
 """Share of a cell's memory that speaks against its policy where the machine runs out of it."""
 _NONCE_BYTES: Final = 8

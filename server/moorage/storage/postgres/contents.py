@@ -19,7 +19,7 @@ from moorage.storage.postgres.records import PostgresRecordTable
 from moorage.storage.postgres.shared_table import AGENTS_SQL, COUNT_CHANGE, TOKENS_SQL
 
 _UNHURRIED: Final = "SET LOCAL idle_in_transaction_session_timeout = 0"
-"""The other side may take its time."""
+"""No timeout while this transaction is idle: the other storage may be slow."""
 _PAGE_LINES: Final = 1_000
 
 

@@ -10,7 +10,7 @@ from moorage.storage.postgres.connection import Connection, connect, place_of, t
 from moorage.storage.postgres.leadership import FORMAT, SQL, check_server
 
 CLOCK_SECONDS_MAX: Final = 1.0
-"""Of difference to this machine's clock."""
+"""Largest difference between the clocks of the database and this machine."""
 _LOSES: Final = {"off", "local"}
 
 

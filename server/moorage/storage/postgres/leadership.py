@@ -35,18 +35,18 @@ from moorage.storage.statements import read_statements
 
 SQL: Final = read_statements(Path(__file__).with_name("schema.sql"))
 FORMAT: Final = Format(3, {1: [SQL["add_audit"]], 2: [SQL["add_logins"]]})
-"""Of the tables."""
+"""The format of the tables."""
 LOCK_SECONDS_MAX: Final = 5.0
 """How long a start waits for the lock: that of a server that was killed is free within a second."""
 _POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
-"""Between two looks at an idle lock."""
+"""Seconds between two checks of an idle lock."""
 STAND_SECONDS: Final = 0.05
-"""How long one that stands by waits for the leader to leave before it looks for its lock again."""
+"""How long a standby waits for the leader to leave before it checks its own lock again."""
 STANDBY_SECONDS: Final = 1.0
-"""Between two notes of a server that it stands by."""
+"""Seconds between two heartbeats of a standby."""
 SEEN_SECONDS: Final = 5.0
-"""How old the last one may be for the server to be there."""
+"""How old a standby's last heartbeat may be before it counts as gone."""
 SPARE: Final = 4
 """Sessions that a takeover needs at once: to write and read the ledger, catalog, secret."""
 _TRIES_MAX: Final = 20
@@ -71,7 +71,7 @@ class Leadership:
         self._failure = ""
         self._looked_at = 0.0
         self._waiting: Connection | None = None
-        """The one to lock with, of a server that stands by."""
+        """The session with which a standby waits for the lock."""
         self._spare: list[Connection] = []
         """Sessions that a server opens while it stands by, for when it leads."""
         self._noted_at = 0.0
@@ -92,7 +92,7 @@ class Leadership:
         return connect(self._address, purpose)
 
     def open_writer(self, purpose: str) -> Connection:
-        """Open one to write. A warning at a commit fails all parts, as that commit may be lost.
+        """Open a session to write. A warning at a commit fails all parts: the commit may be lost.
 
         A wait for a standby that was cancelled is a success to PostgreSQL, with a warning.
 

@@ -20,7 +20,7 @@ from moorage.storage.statements import read_statements
 _VERSION: Final = "SELECT value FROM meta WHERE name = %s"
 COUNT_CHANGE: Final = "UPDATE meta SET value = value + 1 WHERE name = %s"
 FRESH_SECONDS: Final = 0.25
-"""How old the version may be: a server looks at it for each token that a client shows."""
+"""How old the cached version may be: a server checks it for each token of a client."""
 TOKENS_SQL: Final = read_statements(Path(__file__).with_name("tokens.sql"))
 LOGINS_SQL: Final = read_statements(Path(__file__).with_name("logins.sql"))
 AGENTS_SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
@@ -161,7 +161,7 @@ class PostgresAgents(SharedTable):
             return self._at(self.count(connection), connection)
 
     def _at(self, count: int, connection: Connection) -> dict[str, bytes]:
-        """Return all documents; read them only where others have written since."""
+        """Return all documents; read them again only after another process has written."""
         if count != self._rows_of:
             rows = connection.execute(AGENTS_SQL["rows"])
             self._rows = {key: bytes(document) for key, document in rows}

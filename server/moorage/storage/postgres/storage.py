@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _Reader:
-    """One connection that reads, opened again where it broke."""
+    """One connection that reads; it is opened again after it breaks."""
 
     def __init__(self, address: str, purpose: str) -> None:
         self.place = place_of(address)
@@ -52,7 +52,7 @@ class _Reader:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """Give the connection in a transaction that sees one moment."""
+        """Yield the connection in a transaction that reads one snapshot."""
         with self.connection() as connection, connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             yield connection

@@ -40,7 +40,7 @@ def is_filled(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def stage(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which then becomes `target`, whole and durable, or goes.
+    """Yield a folder to fill; then rename it to `target`, durably, or delete it on failure.
 
     One that a killed process left is filled again from the start.
 

@@ -25,7 +25,7 @@ SQL: Final = read_statements(Path(__file__).with_name("facts.sql"))
 
 
 class ForeignDatabaseError(StorageError):
-    """A database that does not say that it is a ledger."""
+    """The database is not marked as a ledger."""
 
 
 class FactTables:

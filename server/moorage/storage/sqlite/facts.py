@@ -36,7 +36,7 @@ from moorage.storage.sqlite.marks import DurableMark, Found, Reserve, read_mark
 from moorage.storage.sqlite.salvage import readable
 
 LABEL: Final = "ledger"
-"""Of the mark that says how far the ledger has come: seq and chain of its last durable fact."""
+"""Label of the ledger's progress mark: seq and chain of its last durable fact."""
 
 
 def place_of(path: Path) -> str:
@@ -259,7 +259,7 @@ def deep_looking(ledger: Path, mark: Found) -> Iterator[FactTables]:
 
 
 def look(ledger: Path) -> Found:
-    """Return a ledger's mark, once all is there that it speaks of. Changes nothing.
+    """Return a ledger's mark if the ledger has all facts up to it. Changes nothing.
 
     Raises:
         StorageCorrupt: Something is missing, or nothing says whether it is.

@@ -36,7 +36,7 @@ class Fencing:
 
     @property
     def floor(self) -> int:
-        """No number up to this one may be given out any more."""
+        """Numbers up to this one may not be given out any more."""
         return self._used
 
     def reserve(self, number: int) -> None:

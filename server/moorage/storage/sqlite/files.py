@@ -15,14 +15,14 @@ from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed
 
 OWNER_ONLY: Final = 0o600
 UNREADABLE: Final = (sqlite3.Error, ValueError, TypeError)
-"""Raised by reading what is damaged: text that is not UTF-8, or no number where each is one."""
+"""Errors of reading a damaged file: text is not UTF-8, or a number is missing."""
 BUSY_SECONDS: Final = 5.0
 _BESIDE: Final = ("", "-wal", "-shm", "-journal")
 """Ends of the names of a database's files."""
 _LOG_MAGIC: Final = 0x377F0682
 LOG_HEADER_BYTES: Final = 32
 LOG_FRAME_BYTES: Final = 24
-"""Of the header of each frame of SQLite's write-ahead log (fileformat2.html, section 4.1)."""
+"""Size of a frame's header in SQLite's write-ahead log (fileformat2.html, section 4.1)."""
 
 
 @contextlib.contextmanager
@@ -163,7 +163,7 @@ def sync_directory(directory: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write a database, which then takes the place of another one."""
+    """Yield a path to write a database to, and then replace another database with it."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     owner_only(new)

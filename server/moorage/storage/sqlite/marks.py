@@ -24,7 +24,7 @@ LOW_BYTES: Final = 256 << 10
 """Free space below which the disk counts as full, before a write fails: also of an idle server, and
 where others write beside the ledger."""
 ENOUGH_BYTES: Final = 1 << 20
-"""Free space from which it does not any more."""
+"""Free space from which the disk no longer counts as full."""
 REFILL_SECONDS: Final = 2.0
 _SLOT_BYTES: Final = 4096
 """The two copies lie in blocks of their own: one torn write cannot spoil both."""
@@ -130,7 +130,7 @@ class DurableMark:
             self._synced_at = time.monotonic()
 
     def sync_in_time(self) -> float | None:
-        """Sync where the last time is `SYNC_SECONDS` ago; return when to call again, if at all."""
+        """Sync if the last sync is `SYNC_SECONDS` ago; return when to call again, if at all."""
         if time.monotonic() - self._synced_at >= SYNC_SECONDS:
             self.sync()
         return SYNC_SECONDS if self.unsynced else None
@@ -151,7 +151,7 @@ class DurableMark:
 
 
 class Reserve:
-    """Room on the disk for when there is no other: granted leases can still end.
+    """Disk space in reserve: on a full disk, granted leases can still end.
 
     Args:
         path: A file of that size, which is there while all is well.

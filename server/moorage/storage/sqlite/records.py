@@ -36,7 +36,7 @@ from moorage.storage.sqlite.salvage import readable
 from moorage.storage.statements import read_statements
 
 FORMAT: Final = Format(1, {})
-"""Of the tables; it is the file's `user_version`."""
+"""The format of the tables, which is the file's `user_version`."""
 LABEL: Final = "catalog"
 """Name of the database in its mark file."""
 SQL: Final = read_statements(Path(__file__).with_name("records.sql"))
@@ -268,7 +268,7 @@ def deep_looking(path: Path, mark: Found) -> Iterator[RecordTables]:
 
 
 def look(path: Path) -> Found:
-    """Return a catalog's mark, once all is there that it speaks of. Changes nothing.
+    """Return a catalog's mark if the catalog has all changes up to it. Changes nothing.
 
     Raises:
         StorageCorrupt: Changes are missing, or nothing says whether they are.

@@ -44,13 +44,13 @@ from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonMapping, JsonValue
 
 LIST_SECONDS_MAX: Final = 15.0
-"""How long a question that needs all objects of a cluster waits for its first list."""
+"""How long a call that needs all objects of a cluster waits for its first list."""
 RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0)
-"""Pauses before a change is tried again that the API server did not answer; the last repeats."""
+"""Pauses before retries of a change that the API server did not answer; the last repeats."""
 END_SECONDS_MAX: Final = 20.0
 """How long an order to end something is repeated while the API server does not take it."""
 _UNAUTHORIZED: Final = 401
-"""A login may have expired just now; what gives out new ones gets a while."""
+"""A login may have just expired; its provider gets some time for a new one."""
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
 _FORBIDDEN: Final = 403

@@ -20,7 +20,7 @@ from moorage.backends.kubernetes.workloads.states import PodState, exit_code
 
 PROTOCOL: Final = "v4.channel.k8s.io"
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
-"""Of a command; what comes after that is read and dropped."""
+"""Output of one command that is stored; the rest is read and dropped."""
 KILL_SECONDS_MAX: Final = 5.0
 _INNER: Final = (
     'exec 2>&1; echo "$$"; if [ -n "$1" ]; then cd "$1" || exit 126; fi; shift; exec "$@"'
@@ -94,7 +94,7 @@ async def execute(
 async def _run(
     connection: ClusterConnection, pod: PodState, command: Sequence[str], written: _Written
 ) -> str:
-    """Run it, gather its output, and return the status of Kubernetes."""
+    """Run a command, gather its output, and return the status of Kubernetes."""
     path = f"{manifests.PODS.format(pod.namespace)}/{pod.name}/exec"
     query = [("container", manifests.CONTAINER), ("stdout", "true"), ("stderr", "true")]
     query += [("command", each) for each in command]

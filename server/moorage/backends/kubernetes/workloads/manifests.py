@@ -36,7 +36,7 @@ KIND: Final = f"{DOMAIN}/kind"
 ENDPOINT: Final = f"{DOMAIN}/endpoint"
 """Annotation: where the workload is reached once it is ready."""
 PROBED: Final = f"{DOMAIN}/probed"
-"""Annotation: it is only ready when it says so."""
+"""Annotation: the pod has a readiness check."""
 CONTAINER: Final = "main"
 PIN: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 

@@ -28,12 +28,12 @@ from moorage.backends.kubernetes.workloads.states import PodState, exit_code
 from moorage.records.json_values import JsonObject, JsonValue
 
 KEPT_BYTES_MAX: Final = 4 * LOG_BYTES_MAX
-"""Of one pod's output: the last of it."""
+"""Bytes of one pod's output that are stored: the last ones."""
 KEPT_STARTS_MAX: Final = 200
 KEEP_SECONDS_MAX: Final = 5.0
 """How long the output of a pod that ended is read, before it is deleted all the same."""
 IDLE_SECONDS_MAX: Final = 60.0
-"""Without a reader for this long, output is followed no more."""
+"""After this time without a reader, a pod's output is no longer followed."""
 _NOT_YET: Final = 400
 
 

@@ -187,11 +187,11 @@ class Trouble(enum.Enum):
 
     NONE = enum.auto()
     UNSCHEDULABLE = enum.auto()
-    """The scheduler finds no way; it may in a moment."""
+    """The scheduler finds no node now; it may find one soon."""
     SILENCE = enum.auto()
-    """Nothing has been said of it."""
+    """Kubernetes has reported nothing about the workload."""
     HOPELESS = enum.auto()
-    """It will not get better by waiting."""
+    """Waiting does not cure the fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,11 @@ PROCESS_IMAGE: Final = "ubuntu:22.04"
 """Of a command without an image of its own in `extra`; that of a container, too."""
 VLLM_IMAGE: Final = "vllm/vllm-openai:v0.11.0"
 _PORT: Final = 8000
-"""Where a pod listens that may choose."""
+"""The port of a pod whose spec names none."""
 DOMAIN: Final = "moorage.dev"
 """The domain of the labels and annotations that only this server sets."""
 _DEVICE_LIST: Final = "nvidia-container-devices"
-"""What is mounted below a folder of this name is a device to NVIDIA's runtime."""
+"""NVIDIA's runtime takes mounts below a folder of this name for devices."""
 _DEVICE_NOTES: Final = re.compile(
     r"(.*\.)?cdi\.k8s\.io/|devices\.nri\.io/|io\.kubernetes\.cri-o\.devices"
 )
