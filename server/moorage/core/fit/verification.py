@@ -113,7 +113,7 @@ def _one(
 def _judge_advice(
     proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str
 ) -> Share | Unsound:
-    """Judge advice without `resources`: its nodes and devices must exist, nothing more."""
+    """Verify advice without `resources`: check only that its nodes and devices exist."""
     if proposed.node_id is not None and cluster.nodes:
         row = fleet.row(proposed.cluster_id, proposed.node_id)
         if row is None:

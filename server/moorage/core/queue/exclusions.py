@@ -218,7 +218,7 @@ class ExclusionRules:
         return (*whole, *(names[each] for each in np.flatnonzero(full).tolist()))
 
     def refusal(self, ask: Ask, exclusions: Exclusions) -> Refusal:
-        """Return why a request does not fit, and what reservations and its group have to do."""
+        """Return why a request does not fit, including reservations and its anti-affinity group."""
         assert ask.demand is not None
         waiters = exclusions.by_waiters_only
         refusal = self._feasibility.refusal(ask.demand, ask.candidates, waiters)

@@ -68,7 +68,7 @@ class Undecided:
         return len(self._asks)
 
     def get(self, request: RequestId) -> Pending | None:
-        """Return one by its id, or None."""
+        """Return an open request by its id, or None."""
         return self._asks.get(request)
 
     def named(self, tenant: Tenant, idempotency_key: str) -> RequestId | None:

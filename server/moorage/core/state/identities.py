@@ -1,4 +1,4 @@
-"""Which node of the inventory is which machine, so that no machine counts twice.
+"""Maps nodes of the inventory to machines, so that no machine counts twice.
 
 The same machine may be in the inventory under two clusters or two names. What was there first is
 the one that counts; the other is a duplicate and has no capacity. The allocator has that decided

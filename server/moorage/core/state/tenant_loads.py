@@ -45,7 +45,7 @@ class TenantLoads:
 
 
 def fits(whole: int, own: int, most: int) -> bool:
-    """Return whether a bound has room, so that no tenant fills it for those that hold little.
+    """Return whether a bound has room; a tenant cannot use up the part of small tenants.
 
     Args:
         whole: The sum over all tenants, with the new one.
