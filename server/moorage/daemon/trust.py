@@ -84,7 +84,7 @@ class Trust:
             await asyncio.sleep(BEAT_SECONDS)
 
     def _renew(self) -> bool:
-        """Renew in the database while the event loop waits, so that no answer leaves meanwhile."""
+        """Renew in the database and block the event loop, so that no answer leaves meanwhile."""
         if self._over or self.election is None:
             return False
         began = time.monotonic()

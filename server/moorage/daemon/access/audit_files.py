@@ -88,7 +88,7 @@ class AuditFiles:
                 self._prune(now)
 
     def last_seq(self) -> int | None:
-        """Return the fact that the last entry about one is about; None: no entry is.
+        """Return the number of the last fact that has an audit entry; None: no fact has one.
 
         Raises:
             OSError: They cannot be read.
@@ -259,7 +259,7 @@ class _AboutFact(msgspec.Struct):
 
 
 def _last(files: Sequence[Path]) -> ChainEnd:
-    """Return the end of the chain, by the last whole line there is."""
+    """Return the end of the hash chain, read from the last complete line."""
     for path in reversed(files):
         lines = _tail(path).splitlines()
         if lines:

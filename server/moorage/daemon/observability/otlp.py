@@ -117,7 +117,7 @@ class Spans:
         yield counter("moorage_spans_dropped_total", "Spans not sent: too many, or refused", lost)
 
     async def close(self) -> None:
-        """Send what waits, within `CLOSE_SECONDS_MAX`."""
+        """Send the queued spans within `CLOSE_SECONDS_MAX`."""
         # The SDK waits for half a minute. Nothing waits for a thread like this when Python ends.
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
