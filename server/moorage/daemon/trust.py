@@ -50,7 +50,7 @@ class Trust:
         return 0 if self.election is None else self.election.epoch
 
     def begin(self) -> None:
-        """Note that this server leads: from now on it needs signs of life."""
+        """Record that this server leads: from now on it must renew its heartbeat."""
         if self.election is not None:
             self._until = 0.0
 

@@ -154,7 +154,7 @@ def _read_share(value: JsonValue, demand: Demand | None, path: str) -> ProposedS
 
 
 def _name(value: JsonValue, field: str) -> str:
-    """Return an id as text: strings as they are, whole numbers as their digits."""
+    """Return an id as text: strings unchanged, whole numbers as their digits."""
     if isinstance(value, str) and value:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= AMOUNT_MAX:

@@ -235,7 +235,7 @@ class _Reader:
         return (*kinds, "null") if given.get("nullable") is True else kinds
 
     def _may_enforce(self, key: str, kinds: Collection[str], path: str) -> bool:
-        """Return whether to enforce what stands under a key; note where that is not understood."""
+        """Return whether to enforce a keyword; record its place if it is not understood."""
         if key in _NOTES or key.startswith("x-"):
             return key == "description"
         if key not in _ENFORCED:

@@ -40,7 +40,7 @@ _UNITS: Final = {"CPU": "CPU milli", "MEMORY": "MiB of memory"}
 
 
 class NodeKinds:
-    """One empty node of each kind: tens of them stand for a hundred thousand.
+    """One empty node of each kind: tens of kinds represent a hundred thousand nodes.
 
     Args:
         fleet: Read, never changed.

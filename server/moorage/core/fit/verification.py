@@ -1,4 +1,4 @@
-"""Is a proposal sound in the state as it is now? Asked right before the grant, of every proposal.
+"""Verifies a proposal against the current state. Asked right before the grant, of every proposal.
 
 What a policy said counts for nothing here: `verification` judges it with the same feasibility
     function

@@ -112,7 +112,7 @@ class Identities:
 
 
 def is_same_machine(one: Collection[str], other: Collection[str]) -> bool:
-    """Tell whether two identities are of one machine.
+    """Return whether two identities belong to one machine.
 
     Where both know their GPUs, those decide. Else all that both know must agree: copies of one disk
     have one machine id, and some Kubernetes distributions number providers' ids from nothing.

@@ -37,7 +37,7 @@ class TenantLoads:
         self.bytes -= ask.size
 
     def has_room(self, ask: Ask, count_max: int, bytes_max: int) -> bool:
-        """Return whether one more may come in; see `fits`."""
+        """Return whether one more request may enter; see `fits`."""
         count, size = self._of.get(ask.tenant, (0, 0))
         return fits(self.count + 1, count + 1, count_max) and fits(
             self.bytes + ask.size, size + ask.size, bytes_max

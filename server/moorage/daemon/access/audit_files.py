@@ -137,7 +137,7 @@ class AuditFiles:
         return [status.st_ino, status.st_size] == seen
 
     def _catch_up(self) -> tuple[Path, int, int]:
-        """Read how far another process wrote, and open the file to append to."""
+        """Find the last line that another process wrote, and open the file to append to."""
         files = _files(self._folder)
         path = files[-1] if files else self._folder / _name(1)
         if files and _drop_torn_line(path) >= FILE_BYTES_MAX:
