@@ -79,7 +79,7 @@ class Dialer:
         return self._addresses.failure(problems[-1], problems)
 
     async def settle(self) -> None:
-        """Cancel the open attempts: one connection works, or none is needed any more."""
+        """Cancel the open attempts: a connection works, or the caller no longer needs one."""
         tasks = [*self._opening.values()]
         self._opening.clear()
         for task in tasks:

@@ -55,7 +55,7 @@ class CertificateRefused(ConnectionFailed):
 
 
 class AddressesFailed(ConnectionFailed):
-    """None of several addresses leads to a server that carries out the request.
+    """No server at the given addresses carries out the request.
 
     Args:
         said: The outcome at each address, for a person.

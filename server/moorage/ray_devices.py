@@ -1,4 +1,4 @@
-"""Has Ray give out the devices of a node that a lease holds, where Ray would choose others.
+"""Makes Ray assign the devices that a lease holds, where Ray would choose other devices.
 
 Ray chooses the first devices of a node that are free. So all that are free up to those of the lease
 are held, one actor each, then those of the lease are let go, and what is started then takes them.
@@ -31,7 +31,7 @@ class DeviceHolder:
     """Holds a device of a node, or a share, so that Ray gives other devices to a workload."""
 
     def devices(self, gpus: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return what Ray gave this actor, and how Ray calls the devices of a lease."""
+        """Return the devices that Ray gave this actor, and Ray's ids of a lease's devices."""
         return devices_of_actor(), device_names(gpus)
 
     def leave(self) -> None:
@@ -78,7 +78,7 @@ class Holders:
         take: Callable[[], bool],
         given_up: threading.Event | None = None,
     ) -> bool:
-        """Have `take` called while the devices of a lease are what Ray chooses first.
+        """Call `take` while the devices of a lease come first in Ray's order.
 
         Args:
             node: Ray's id of it.

@@ -86,7 +86,7 @@ def _devices(nvml: ModuleType, handle: object, index: int, group: str) -> list[D
 
 
 def _uuid(nvml: ModuleType, handle: object) -> str:
-    """Return the UUID of a device; empty if its driver has none."""
+    """Return the UUID of a device; empty if its driver reports no UUID."""
     try:
         return str(nvml.nvmlDeviceGetUUID(handle))
     except nvml.NVMLError:

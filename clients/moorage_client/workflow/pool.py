@@ -92,7 +92,7 @@ class ResourcePool:
         return self._amounts(requirements) is not None
 
     def try_acquire(self, requirements: ResourceRequirements, node_name: str | None = None) -> bool:
-        """Acquire at once, all of it or nothing; return whether it was acquired."""
+        """Acquire all amounts at once or none; return whether they were acquired."""
         amounts = self._amounts(requirements)
         return amounts is not None and self._take(amounts, node_name)
 

@@ -1,4 +1,4 @@
-"""`moored bench`: what this machine makes of Moorage, as ratios to a baseline of the same run.
+"""`moored bench`: Moorage's speed on this machine, as ratios to a baseline of the same run.
 
 `grants`: durable grants per second through socket, jailed `fgd` and ledger, against a bare echo
 on the same socket stack with the same client, and the processor time of each. `sandbox`: an

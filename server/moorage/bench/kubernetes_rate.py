@@ -117,7 +117,7 @@ async def pod_session(folder: Path, nodes: Nodes) -> AsyncIterator[ObjectSession
 
 
 def _measure_ready(machines: Nodes, count: int) -> float:
-    """Return how many pods per second the scheduler binds that are there before it starts."""
+    """Return how many pods per second the scheduler binds; all pods exist before it starts."""
     with (
         tempfile.TemporaryDirectory(prefix="moorage-") as folder,
         SchedulerPlane.run(Path(folder)) as plane,

@@ -42,7 +42,7 @@ def _seconds(pid: int) -> float:
 
 
 def _under(pid: int) -> list[int]:
-    """Return the processes that a process started, and those that these did."""
+    """Return all child processes of a process, and their descendants."""
     found: list[int] = []
     for children in (_PROCESSES / f"{pid}/task").glob("*/children"):
         try:

@@ -1,4 +1,4 @@
-"""`moored doctor` about who may come in and what is noted: TLS, tokens, issuer, audit log, disk."""
+"""`moored doctor` for access and audit: TLS, tokens, issuer, audit log, disk."""
 
 import asyncio
 import contextlib

@@ -182,7 +182,7 @@ def agent_forget(name: _ClusterNode, data: DataOption = None, config: FileOption
 
 @agent.command("reclaim", short_help="Have agents follow a server that was restored or moved.")
 def agent_reclaim(data: DataOption = None, config: FileOption = None) -> None:
-    """Have agents take orders of this server, though another one led them since.
+    """Make agents accept orders from this server, although another server has led them since.
 
     For a server whose storage was restored from a backup, or moved: agents refuse the orders of a
     server that another one has followed. First make sure that the other one is gone for good.
@@ -194,7 +194,7 @@ def agent_reclaim(data: DataOption = None, config: FileOption = None) -> None:
 
 
 def _read_labels(given: Sequence[str]) -> dict[str, str]:
-    """Return the labels of a node; end the command if one is none."""
+    """Return the labels of a node; end the command if a label is invalid."""
     labels = dict(each.partition("=")[::2] for each in given)
     if "" in labels or any("=" not in each for each in given):
         refuse_option("--label", "KEY=VALUE")

@@ -76,7 +76,7 @@ class _NoServices:
         raise AssertionError((client, method, arguments))
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
-        """Return nothing, so that `call` answers."""
+        """Return no prepared answers, so that the policy's calls go to `call`."""
         del client, method, ids
         return {}
 

@@ -86,7 +86,7 @@ def _read_url(value: object, schemes: Collection[str] = ("http", "https")) -> st
 
 
 def _read_issuer(value: object) -> str:
-    """Return the URL of an issuer as it stands: its tokens name it so, letter by letter."""
+    """Return the URL of an issuer unchanged: its tokens contain exactly this text."""
     text = _read_url(value)
     parsed = urllib.parse.urlsplit(text)
     if parsed.username or (parsed.scheme == "http" and not is_loopback(parsed.hostname or "")):

@@ -77,7 +77,7 @@ def lease_answer(
     ttl_max_seconds: float | None = None,
     lost: str = "",
 ) -> LeaseAnswer:
-    """Return a lease as the wire has it.
+    """Return a lease in the form of the wire.
 
     Args:
         lease: As the core knows it.

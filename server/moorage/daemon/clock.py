@@ -19,7 +19,7 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def uptime() -> float:
-    """Return the seconds since the machine started, with those that it slept."""
+    """Return the seconds since the machine started, including time asleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

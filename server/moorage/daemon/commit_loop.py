@@ -221,7 +221,7 @@ class CommitLoop:
                 self._clock.beat()
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint now, after those under way. Only when settled."""
+        """Write a checkpoint after all running checkpoints have ended. Only when settled."""
         await asyncio.gather(*self._checkpoints)
         await self._condense()
 

@@ -229,7 +229,7 @@ def _tls(config: Config) -> ServerTls | None:
 
 
 def _reachable(host: str) -> str:
-    """Return a host as it stands in a URL for other machines."""
+    """Return a host in the form that URLs for other machines need."""
     named = socket.gethostname() if host in _ALL else host
     return f"[{named}]" if ":" in named else named
 

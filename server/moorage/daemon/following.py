@@ -158,7 +158,7 @@ class Follower:
             await asyncio.sleep(CATALOG_SECONDS)
 
     def gauges(self) -> Iterable[Metric]:
-        """Yield how far this server has followed."""
+        """Yield the number of applied facts, and the seconds that this standby is behind."""
         yield gauge("moorage_standby_revision", "Facts that a standby has applied", self.revision)
         behind = time.monotonic() - self._looked
         about = "Seconds since a standby last knew all facts that there were"

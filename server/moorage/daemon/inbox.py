@@ -111,7 +111,7 @@ class Inbox:
         self.post(SessionLost(session), tenant)
 
     def take(self) -> Event:
-        """Return the next event; there must be one."""
+        """Return the next event; the inbox must not be empty."""
         if self._ahead and (self._taken_ahead < AHEAD_MAX or not self._others):
             self._taken_ahead += 1
             return self._ahead.popleft()
@@ -136,7 +136,7 @@ class Inbox:
             del self._requests_of[tenant]
 
     async def wait(self) -> None:
-        """Return when there is an event."""
+        """Wait until the inbox has an event."""
         while not self:
             self.read_on(len(self._readers))
             self._posted.clear()

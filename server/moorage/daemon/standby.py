@@ -198,7 +198,7 @@ class Standby:
         ]
 
     def read(self, reading: Reading | None) -> None:
-        """Answer reads from these parts from now on; None: no more."""
+        """From now on, answer reads from these parts; None: stop answering reads."""
         self.reading = reading
         if reading is not None:
             for session, caller in self._sessions.items():
@@ -248,7 +248,7 @@ class Standby:
     async def _hold(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str]
     ) -> None:
-        """Answer once there is a leader: as that, or with its name."""
+        """Answer when a leader exists: as the leader, or with the leader's address."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._found.wait(), HOLD_SECONDS_MAX)
         if self._heir is None:

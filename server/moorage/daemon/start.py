@@ -356,7 +356,7 @@ async def _read(
     announce: Callable[[], None],
     stack: AsyncExitStack,
 ) -> None:
-    """Build what reads, as what leads is built, and follow until that breaks."""
+    """Build the parts that answer reads, and follow the leader until following fails."""
     config, at = replace(outset.config, traces=False), time.time()
     followed = await _follow(outset, standby, stack)
     if followed is None:
@@ -601,7 +601,7 @@ def _core(
 
 
 async def _prepare(config: Config, stack: AsyncExitStack) -> Prepared:
-    """Start the sandbox, around a core that knows nothing yet."""
+    """Start the sandbox with a core that is still empty."""
     burnt = config.tenant_evaluation_seconds_per_minute
     rates = TenantRates(
         config.tenant_requests_per_second,

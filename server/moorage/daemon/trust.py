@@ -50,7 +50,7 @@ class Trust:
         return 0 if self.election is None else self.election.epoch
 
     def begin(self) -> None:
-        """Note that this server leads: from now on it needs signs of life."""
+        """Record that this server leads: from now on it must renew its heartbeat."""
         if self.election is not None:
             self._until = 0.0
 
@@ -84,7 +84,7 @@ class Trust:
             await asyncio.sleep(BEAT_SECONDS)
 
     def _renew(self) -> bool:
-        """Renew in the database while the event loop waits, so that no answer leaves meanwhile."""
+        """Renew in the database and block the event loop, so that no answer leaves meanwhile."""
         if self._over or self.election is None:
             return False
         began = time.monotonic()

@@ -25,7 +25,7 @@ class AgentDoor(Protocol):
     """
 
     async def admits(self, secret: str | None) -> bool | None:
-        """Return whether a token or key is worth a handshake; None: that cannot be read now."""
+        """Return whether a token or key permits a handshake; None: the store cannot be read now."""
 
     async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:
         """Serve an agent until the connection is gone."""
@@ -69,4 +69,4 @@ class Deliver(Protocol):
         """Handle the end of a session that was not resumed. Nothing of it comes after this."""
 
     def fail(self, error: BaseException) -> None:
-        """Report a defect, an exception where none may be. The daemon ends the process."""
+        """Report an unexpected exception as a defect. The daemon ends the process."""

@@ -514,7 +514,7 @@ class Session:
 
 
 def _piece(unwritten: deque[bytes], bytes_max: int) -> list[bytes]:
-    """Take texts from the front: one, and more as long as there is room behind it."""
+    """Remove one text from the front, and more texts while there is room for them."""
     piece: list[bytes] = []
     taken = 0
     while unwritten and taken < bytes_max:

@@ -89,7 +89,7 @@ class FactUnknown(LedgerError):  # noqa: N818  # As LedgerLocked.
 
 
 class FactUnwritable(LedgerError):  # noqa: N818  # As LedgerLocked.
-    """A fact would not come back from the disk as it is, so it was not written.
+    """A fact would be read back changed, so the ledger did not write it.
 
     Args:
         kind: Name of the fact's class.
@@ -168,7 +168,7 @@ class LedgerHistory(Protocol):
 
     @property
     def last_seq(self) -> int:
-        """The last fact that is durable, and known here; 0 where there is none."""
+        """The last durable fact that this process knows; 0 without facts."""
 
     async def history(
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
@@ -200,7 +200,7 @@ class LedgerHistory(Protocol):
         """
 
     async def history_start(self) -> float | None:
-        """Return when the oldest fact was appended that is still there; None: none was pruned.
+        """Return when the oldest remaining fact was appended; None: no fact was pruned.
 
         Raises:
             LedgerFailed: The disk refused.
@@ -213,7 +213,7 @@ class Ledger(LedgerHistory, Protocol):
 
     @property
     def checkpoint_seq(self) -> int:
-        """The fact as of which the newest checkpoint is; 0 where there is none."""
+        """The last fact that the newest checkpoint includes; 0 without a checkpoint."""
 
     @property
     def is_full(self) -> bool:

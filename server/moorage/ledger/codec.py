@@ -245,7 +245,7 @@ FACTS: Final = Codec(KINDS, UPGRADES)
 
 
 def seal(seq: int, at: float, fact: Fact, chain: int) -> FactRow:
-    """Return a fact as it is stored.
+    """Return a fact in its stored form.
 
     Args:
         seq: Its place.

@@ -78,7 +78,7 @@ class LedgerContents:
                 self.names[noun].pop(name, None)
 
     def without(self, others: "LedgerContents") -> "LedgerContents":
-        """Return the names that the other lacks."""
+        """Return the names that the other contents lack."""
         return LedgerContents(
             {
                 noun: {name: None for name in names if name not in others.names[noun]}

@@ -77,7 +77,7 @@ def salvage(found: LedgerWalk) -> Salvage:
 
 
 def _link_again(rows: Sequence[HeldFacts]) -> list[HeldFacts]:
-    """Return facts linked again: each to the one before, where that is there."""
+    """Return facts linked again, each to the fact before it if that fact exists."""
     linked: list[HeldFacts] = []
     for row in rows:
         if linked and linked[-1].seq == row.seq - 1:

@@ -102,7 +102,7 @@ class StoredLedger(StoredHistory):
         return self._stored(*self._submit(facts, at))
 
     async def _append_later(self, facts: Sequence[Fact], at: float) -> int:
-        """Append as soon as there is room, or say why that cannot be."""
+        """Append as soon as there is room, or raise the reason that prevents it."""
         # The lock is fair: while one call waits for room, later ones queue behind it.
         try:
             async with self._append_lock:
@@ -274,7 +274,7 @@ def _drop(checkpoint: Checkpoint) -> Callable[[Facts], object]:
 
 
 def _prune(facts: Facts, before: float, bytes_max: int) -> bool:
-    """Delete some of the oldest facts: only such as both checkpoints stand for."""
+    """Delete some of the oldest facts, but only facts that both checkpoints include."""
     finished = facts.checkpoints()
     if len(finished) < CHECKPOINTS_KEPT:
         return False

@@ -42,7 +42,7 @@ _NOT_HERE: Final = -1.0
 def place(
     input_data: JsonMapping, score: Score, *, close: bool = False, gang: Gang = "pack"
 ) -> JsonObject | list[JsonObject]:
-    """Return the answer "the best nodes that it fits on", or why there are none.
+    """Return a proposal of the best nodes for the request, or why no node fits.
 
     What this returns is sound, whatever the score: it fits, on as many nodes, and in the topology
     that the request asks for.
@@ -107,7 +107,7 @@ def fitting_scores(
 
 
 def close_gpus(fleet: FleetView, row: int, demand: Demand) -> list[int]:
-    """Return device columns of a node that are close to each other, as far as it has such.
+    """Return device columns of a node that are as close to each other as possible.
 
     All from the smallest NVLink group that suffices, else from one NUMA domain, else any. A
     topology that the demand itself names is respected.

@@ -189,7 +189,7 @@ class Fleet(NodeInventory):
         return [column for column, fit in enumerate(able) if fit and free[column] >= milli]
 
     def _one_group(self, row: int, demand: Demand, columns: list[int]) -> list[int]:
-        """Return those of the smallest group that suffices, where `demand` wants one; else all."""
+        """Return the devices of the smallest sufficient group; all, if `demand` wants no group."""
         groups = self._groups(demand)
         if groups is None:
             return columns

@@ -157,7 +157,7 @@ class NodeInventory:
         self._places: dict[str, dict[str, int]] = {}
 
     def put(self, cluster: Cluster) -> None:
-        """Take over one cluster, in the place of the one with its id if there is one.
+        """Add a cluster, or replace the cluster that has its id.
 
         All other rows keep what they have, and the work is that of copying a few columns at most.
         The cluster's own nodes are then empty.
@@ -167,7 +167,7 @@ class NodeInventory:
         self.splice(cluster.id, part)
 
     def remove(self, cluster_id: str) -> None:
-        """Take a cluster out, if it is there."""
+        """Remove a cluster; do nothing if the fleet lacks it."""
         self.splice(cluster_id, None)
 
     def part(self, cluster_id: str) -> Self | None:
@@ -285,7 +285,7 @@ class NodeInventory:
         return list(dict.fromkeys(self._splices[layout - self._splices_base :]))
 
     def snapshot(self) -> JsonObject:
-        """All of it as plain values and bytes, for a replica to `restore`.
+        """The whole fleet as plain values and bytes, for a replica to `restore`.
 
         Columns travel in the narrowest type that holds them: at a million devices that is a fifth.
         """
@@ -396,7 +396,7 @@ def _number(names: Sequence[tuple[int, str]]) -> Ints:
 
 
 def _counted_part(node: Node) -> Node:
-    """Return a node with what counts of it: nothing, where its machine is another node too."""
+    """Return a node with its counted capacity: none if its machine counts as another node."""
     return (
         replace(node, cpu_milli=0, memory_mib=0, gpus=(), devices=()) if node.duplicate_of else node
     )

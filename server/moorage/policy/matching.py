@@ -1,4 +1,4 @@
-"""Which nodes have the labels that a demand asks for.
+"""Finds the nodes that have the labels of a demand.
 
 `Fleet` asks it. A label that some demand asks for becomes a column of numbers, so that each demand
 compares numbers, and only the first after a change of the inventory reads labels.

@@ -34,7 +34,7 @@ class ProposedShare(msgspec.Struct, frozen=True, gc=False):
     memory_mib: int
 
     def share(self) -> Share | None:
-        """Return it as a share, or None while the allocator still has to choose."""
+        """Return the proposal as a share, or None while the allocator still has to choose."""
         if self.node_id is None or self.gpus is None:
             return None
         return Share(
@@ -52,7 +52,7 @@ class ProposedShare(msgspec.Struct, frozen=True, gc=False):
         return self.node_id is not None and node == (other.cluster_id, other.node_id)
 
     def lies_beside(self, other: "ProposedShare") -> bool:
-        """Return whether both can be had: on one node, they name GPUs of their own."""
+        """Return whether two shares can be granted together: on one node, their GPUs differ."""
         if not self.is_on(other):
             return True
         if self.gpus is None or other.gpus is None or self.gpu_milli != other.gpu_milli:
@@ -154,7 +154,7 @@ def _read_share(value: JsonValue, demand: Demand | None, path: str) -> ProposedS
 
 
 def _name(value: JsonValue, field: str) -> str:
-    """Return an id as text: strings as they are, whole numbers as their digits."""
+    """Return an id as text: strings unchanged, whole numbers as their digits."""
     if isinstance(value, str) and value:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= AMOUNT_MAX:

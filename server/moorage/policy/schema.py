@@ -110,7 +110,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Between which numbers a number may be; an end that is excluded is no part of it."""
+    """The bounds of a number; excluded bounds are not allowed values."""
 
     low: float | None = None
     high: float | None = None

@@ -111,7 +111,7 @@ def read_schema(
 
 
 def _is_json_schema(document: JsonValue) -> bool:
-    """Return which dialect it is: the other one has an object for each field, whatever its name."""
+    """Return whether a document is JSON Schema; the other dialect has an object for each field."""
     if not isinstance(document, dict):
         return False
     properties = document.get("properties")
@@ -235,7 +235,7 @@ class _Reader:
         return (*kinds, "null") if given.get("nullable") is True else kinds
 
     def _may_enforce(self, key: str, kinds: Collection[str], path: str) -> bool:
-        """Return whether to enforce what stands under a key; note where that is not understood."""
+        """Return whether to enforce a keyword; record its place if it is not understood."""
         if key in _NOTES or key.startswith("x-"):
             return key == "description"
         if key not in _ENFORCED:
@@ -375,7 +375,7 @@ def _unknown_kind(kind: JsonValue, path: str) -> SchemaError:
 
 
 def _required_fields(given: JsonMapping, path: str) -> tuple[str, ...]:
-    """Return the fields within an object that must be there, as JSON Schema lists them."""
+    """Return the required fields of an object, as JSON Schema lists them."""
     value = given.get("required", False)
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(dict.fromkeys(value[:ENTRIES_MAX]))

@@ -26,7 +26,7 @@ class AgentSocket:
 
     @property
     def own_address(self) -> str:
-        """By which address of this machine the other side is reached."""
+        """The local address of this connection."""
         return str(self._connection.local_address[0])
 
     def rely_on_beats(self) -> None:

@@ -4,7 +4,7 @@ from moorage.records.json_values import JsonValue
 
 
 def bare_block(document: JsonValue) -> JsonValue:
-    """Return what lies in `{"body": {"spec": {"values": …}}}`, or the document itself."""
+    """Return the value at `body.spec.values`, or the document itself."""
     inner = document
     for key in ("body", "spec", "values"):
         inner = inner.get(key) if isinstance(inner, dict) else None

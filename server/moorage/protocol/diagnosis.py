@@ -1,4 +1,4 @@
-"""Why a message could not be read, said so that its author can mend it.
+"""Explains why a message could not be read, so that its author can correct it.
 
 `messages` calls `diagnose` where typed decoding said no. Reading the message a second time costs
 nothing that matters there, and keeps every word of explanation off the fast path.
@@ -317,7 +317,7 @@ def _invalid(
 
 
 def _elsewhere(kind: type[Struct], name: str, prefix: str) -> list[str]:
-    """Return the fields of a message that have a name which stands at a wrong place in it."""
+    """Return the paths of fields with this name, or nearly, elsewhere in a message."""
     if not prefix:
         return []
     ours = {name, f"{name}s", name.removesuffix("s")}

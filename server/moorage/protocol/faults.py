@@ -1,4 +1,4 @@
-"""How a service says no: one exception for the packages that answer HTTP and those that serve it.
+"""The exception of a refusing service, shared by packages that answer HTTP and that serve it.
 
 `catalog` and the daemon raise it, `web` turns it into a failure body and a status; the gateway may
 turn it into a failure reply. It carries what `Refusal` of the core carries, spelled out, because

@@ -77,7 +77,7 @@ def _has_more(encoded: bytes, characters: bytes, most: int) -> bool:
 
 
 def _outside_texts(encoded: bytes, wanted: bytes) -> Iterator[bytes]:
-    """Yield those of some characters that lie outside texts, in order."""
+    """Yield the given characters that stand outside of JSON strings, in order."""
     dropped = bytes(set(range(256)).difference(b'"' + wanted))
     at, quote = 0, b""
     while at < len(encoded):

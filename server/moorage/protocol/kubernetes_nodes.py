@@ -96,7 +96,7 @@ class NodeReading:
     item: JsonValue
 
     def at(self, path: str) -> JsonValue:
-        """Return what lies at a path; None if nothing does."""
+        """Return the value at a path; None if the path does not exist."""
         value = self.item
         for key in path.split("."):
             value = value.get(key) if isinstance(value, dict) else None
@@ -122,7 +122,7 @@ class NodeReading:
         return name
 
     def labels(self) -> dict[str, str]:
-        """Return its labels, less those that no placement depends on."""
+        """Return the node's labels, without those that no placement depends on."""
         return {
             key: str(value)
             for key, value in self._group("metadata.labels").items()

@@ -128,7 +128,7 @@ def _rows(value: Sequence[JsonValue]) -> Iterator[bytes]:
 
 
 def _cost(value: JsonValue, budget: int) -> int:
-    """Return how many values there are in one, itself included, or more than `budget`."""
+    """Return the number of values in a value, itself included, or a number above `budget`."""
     found = 1
     if isinstance(value, str | bytes):
         return found + len(value) // 64

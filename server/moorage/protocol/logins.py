@@ -31,7 +31,7 @@ class Logins(Protocol):
     """The person who has logged in."""
 
     def enter(self, token: str) -> tuple[str, Login] | None:
-        """Exchange a token for a cookie; None: it is no tenant's.
+        """Exchange a token for a cookie; None: the token belongs to no tenant.
 
         Raises:
             ServiceError: `unavailable`: the login cannot be stored.

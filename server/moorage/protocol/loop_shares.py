@@ -22,7 +22,7 @@ class LoopShares:
         """The first of each tenant is read on in the next turn."""
 
     def turn(self, tenant: Tenant) -> asyncio.Future[None] | None:
-        """Return what must be awaited before more of a tenant is read; None: nothing."""
+        """Return what to await before reading more of a tenant; None: read on at once."""
         if self._spent.get(tenant, 0.0) < READ_SECONDS_MAX:
             return None
         turn = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""The tenant for whom work is done where none is passed along: `web` notes it, `catalog` counts.
+"""The tenant of the current work, if no argument names it: `web` sets it, `catalog` counts by it.
 
 Empty: the server does it for itself.
 """

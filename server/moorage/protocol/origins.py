@@ -127,7 +127,7 @@ def read_origin(text: str) -> WebOrigin | None:
 
 @lru_cache(maxsize=64)  # Every request asks about the same few.
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach `host`; names but `localhost` count as not."""
+    """Return whether only this machine can reach `host`; of names, only `localhost` counts."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -47,7 +47,7 @@ class Peers(Generic[T]):
 
 
 def most_of_one(limit: int) -> int:
-    """Return how much of a limit one address may take: three quarters, so that others find room."""
+    """Return how much of a limit one address may use: three quarters; the rest is for others."""
     return -(-limit * 3 // 4)
 
 

@@ -58,7 +58,7 @@ class Reservation:
     def leased(
         cls, hosts: LeasedHosts, shape: GpuSlices, settings: SliceSettings, seconds: float
     ) -> "Reservation":
-        """Take a lease on the hosts of a slice, and have Ray reserve them.
+        """Take a lease on the hosts of a slice, and reserve these hosts in Ray.
 
         Raises:
             Exception: There is no lease to be had, or Ray has not what it holds.

@@ -682,7 +682,7 @@ def _parse_allocation(
 
 
 def matched(wishes: Sequence[Wish], able: Callable[[Wish], Iterable[str]]) -> list[str] | None:
-    """Assign a different acceptable thing to each request, if that is possible.
+    """Assign a different acceptable candidate to each request, if possible.
 
     Wishes are served in order; one that finds nothing left has those before it move on, along the
     shortest chain that ends at something free (augmenting paths; Berge, 1957). Equal wishes are

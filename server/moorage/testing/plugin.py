@@ -19,6 +19,6 @@ def moorage_fleet() -> Sequence[Document]:
 
 @pytest.fixture
 def moorage_server(moorage_fleet: Sequence[Document]) -> Iterator[Server]:
-    """Run a server for one test: nothing is left in it of another."""
+    """Run a server for one test: it has no state of earlier tests."""
     with server(moorage_fleet) as running:
         yield running

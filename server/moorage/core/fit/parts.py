@@ -15,7 +15,7 @@ from moorage.records.json_values import JsonValue
 def with_reasons(
     ask: Ask, value: JsonValue, fleet: Fleet, clusters: dict[ClusterId, Cluster]
 ) -> JsonValue:
-    """Return a list with reasons in the place of parts that can never be granted; others as is.
+    """Return the proposed parts, each replaced by its refusal if it can never be granted.
 
     Args:
         ask: The request.

@@ -1,4 +1,4 @@
-"""The part of a node that a lease may have until a later moment, without others' reservations.
+"""The part of a node that a lease may use until a later moment: reserved parts are excluded.
 
 At each moment at which a reservation begins, the leases that have not ended by then and what is
 reserved must fit on the node together. `reservations` chooses by that what to reserve; requests,

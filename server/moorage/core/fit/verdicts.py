@@ -40,7 +40,7 @@ _UNITS: Final = {"CPU": "CPU milli", "MEMORY": "MiB of memory"}
 
 
 class NodeKinds:
-    """One empty node of each kind: tens of them stand for a hundred thousand.
+    """One empty node of each kind: tens of kinds represent a hundred thousand nodes.
 
     Args:
         fleet: Read, never changed.
@@ -121,7 +121,7 @@ class NodeKinds:
             yield name, values[(values > 0) & (values < most)].tolist()
 
     def _sort_nodes(self) -> None:
-        """Find the nodes that have the same when empty, by a checksum that is then checked."""
+        """Group nodes of equal empty capacity by checksum, and check for collisions."""
         fleet = self._fleet
         if self._layout == fleet.layout:
             return
@@ -143,7 +143,7 @@ class NodeKinds:
 
 
 def _scatter(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return numbers that have nothing to do with each other (the mix of splitmix64)."""
+    """Return well-mixed hashes of the numbers (the mix function of splitmix64)."""
     mixed = numbers * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     return mixed ^ (mixed >> np.uint64(27)) | np.uint64(1)

@@ -1,4 +1,4 @@
-"""Is a proposal sound in the state as it is now? Asked right before the grant, of every proposal.
+"""Verifies a proposal against the current state. Asked right before the grant, of every proposal.
 
 What a policy said counts for nothing here: `verification` judges it with the same feasibility
     function
@@ -113,7 +113,7 @@ def _one(
 def _judge_advice(
     proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str
 ) -> Share | Unsound:
-    """Judge advice without `resources`: its nodes and devices must exist, nothing more."""
+    """Verify advice without `resources`: check only that its nodes and devices exist."""
     if proposed.node_id is not None and cluster.nodes:
         row = fleet.row(proposed.cluster_id, proposed.node_id)
         if row is None:

@@ -94,7 +94,7 @@ class Backfill:
         return False
 
     def _any_before_head_took_over(self) -> bool:
-        """Wake the lines before the head: nothing is reserved for them, as they cannot wait."""
+        """Wake the lines before the head; they cannot wait, so they have no reserved nodes."""
         queue = self._requests.queue
         head = queue.first()
         lines = queue.servable(self._limits, head)

@@ -248,7 +248,7 @@ class LeaseLifecycle:
             self._turn.record(Started(lease.id, self._turn.now, news.endpoint))
 
     def note_failure(self, news: WorkloadFailed) -> None:
-        """Note that the workload of a lease did not start, and that nothing of it is left."""
+        """Record that a lease's workload did not start and left nothing running."""
         lease = self.engaged(news.lease, news.fencing)
         if lease is None:
             return
@@ -257,7 +257,7 @@ class LeaseLifecycle:
         self._let_go(lease, _failure(lease) or f"backend failed: {news.reason}")
 
     def over(self, news: WorkloadEnded) -> None:
-        """Note that the workload of a lease ended by itself, and have the rest of it put away."""
+        """Record that a lease's workload ended by itself, and order the backend to clean up."""
         lease = self.engaged(news.lease, news.fencing)
         if lease is not None and lease.state == "warm":
             self.end(lease, news.reason)
@@ -272,7 +272,7 @@ class LeaseLifecycle:
             self.end(lease, _failure(lease) or news.reason)
 
     def note_stop(self, news: WorkloadStopped) -> None:
-        """Note that nothing is left of the workload of a lease: only now is it free."""
+        """Record that a lease's workload is gone, and free its devices or queue the lease again."""
         lease = self.engaged(news.lease, news.fencing)
         if lease is not None and news.unfit and lease.reason == RELEASED:
             self._turn.record(

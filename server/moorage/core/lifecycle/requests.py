@@ -93,7 +93,7 @@ class Requests:
         self._turned_down = 0
 
     def take(self, to: Address, ask: Ask) -> None:
-        """Take a request: answer it, or have its policy consulted."""
+        """Receive a request: answer it, or consult its policy."""
         if not ask.dry_run and self._answer_repeat(to, ask):
             return
         if (refusal := self._immediate_refusal(ask)) is not None:
@@ -126,7 +126,7 @@ class Requests:
             self._wait_or_refuse(pending, refusal, found, self._state.gains)
 
     def _fits(self, ask: Ask, exclusions: Exclusions) -> bool:
-        """Return whether there is room for a request, as far as is known."""
+        """Return whether a request fits, as far as the core knows."""
         demand = ask.demand
         return demand is None or self._feasibility.fits(demand, ask.candidates, exclusions.nodes)
 
@@ -170,7 +170,7 @@ class Requests:
             self._refuse(pending, over, exclusions)
 
     def make_quota_room(self, ask: Ask) -> None:
-        """End warm leases for a waiter that fits but for its quota."""
+        """End warm leases for a waiter if only its quota prevents the grant."""
         over = None if ask.alternatives else self._quotas.refusal(ask)
         if over is not None:
             self._warm.room_after(over, ask, ())
@@ -457,7 +457,7 @@ class Requests:
         return comes_back or (ask.terms is not None and ask.terms.wait_seconds > 0)
 
     def end_wait(self, request: RequestId) -> None:
-        """Refuse a request whose time in the queue is over, with the reason of now."""
+        """Refuse a request whose queue time has expired, with the current reason."""
         waiter = self._state.waiting[request]
         ask, last = waiter.ask, self.in_the_way(waiter.ask)
         details = {} if last is None else {"last": explain.refusal_object(last)}

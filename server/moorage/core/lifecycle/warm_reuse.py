@@ -131,7 +131,7 @@ class WarmReuse:
     # Giving way ----------------------------------------------------------------------------
 
     def _is_in_the_way(self, lease: Lease) -> bool:
-        """Return whether others wait for the quota that a lease would go on to take."""
+        """Return whether other requests wait for the quota that a warm lease would keep using."""
         borrows = any(self._turn.state.accounts.borrowed_amounts((lease.tenant, None)))
         return self._queue.waits_for_quota(None if borrows else lease.tenant)
 
@@ -277,7 +277,7 @@ class WarmReuse:
         return False
 
     def _resetting_for(self, ask: Ask) -> list[Lease]:
-        """Return the leases in reset for requests like `ask`, if no other one waits for them."""
+        """Return the leases in reset for requests like `ask` that no other request waits for."""
         leases, resetting = self._turn.state.leases, self._turn.state.resetting
         self._awaited = {name: by for name, by in self._awaited.items() if name in resetting}
         if not resetting or ask.provision is None:

@@ -46,7 +46,7 @@ class Exclusions(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def by_waiters_only(self) -> Nodes:
-        """Nodes that it could use if no waiter went before it."""
+        """Nodes that the request could use if no waiter came before it."""
         if not self.by_others:
             return self.by_waiters
         return tuple(node for node in self.by_waiters if node not in self.by_others)
@@ -142,7 +142,7 @@ class ExclusionRules:
         )
 
     def _own(self, ask: Ask, by_waiters: Nodes) -> Nodes:
-        """Return the nodes reserved for waiters of which the tenant itself reserved enough."""
+        """Return the nodes reserved for waiters where the tenant has reserved enough itself."""
         if not by_waiters:
             return ()
         fleet, rows = self._state.fleet.imagined(), dict[Place, int]()
@@ -218,7 +218,7 @@ class ExclusionRules:
         return (*whole, *(names[each] for each in np.flatnonzero(full).tolist()))
 
     def refusal(self, ask: Ask, exclusions: Exclusions) -> Refusal:
-        """Return why a request does not fit, and what reservations and its group have to do."""
+        """Return why a request does not fit, including reservations and its anti-affinity group."""
         assert ask.demand is not None
         waiters = exclusions.by_waiters_only
         refusal = self._feasibility.refusal(ask.demand, ask.candidates, waiters)

@@ -68,7 +68,7 @@ class Undecided:
         return len(self._asks)
 
     def get(self, request: RequestId) -> Pending | None:
-        """Return one by its id, or None."""
+        """Return an open request by its id, or None."""
         return self._asks.get(request)
 
     def named(self, tenant: Tenant, idempotency_key: str) -> RequestId | None:
@@ -76,7 +76,7 @@ class Undecided:
         return self._keys.get((tenant, idempotency_key))
 
     def has_capacity(self, ask: Ask) -> bool:
-        """Return whether one more may be decided."""
+        """Return whether the core may decide one more request."""
         return self._loads.has_room(ask, PENDING_MAX, ASKS_BYTES_MAX)
 
     def add(self, pending: Pending) -> None:

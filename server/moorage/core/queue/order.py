@@ -464,7 +464,7 @@ class WaitingQueue:
     def servable(
         self, limits: Callable[[], WakeLimits], before: WaiterLine | None = None
     ) -> Generator[WaiterLine, None, None]:
-        """Yield the lines that may be served now, in their order, but for the head.
+        """Yield the lines that may be served now, in order, without the head.
 
         The caller asks for them, or says what stands in their way, before it takes the next one.
 
@@ -590,7 +590,7 @@ class WaitingQueue:
         return {request: at for request, at in positions.items() if at}
 
     def by_seniority(self, after: Any = None) -> Iterator[Waiter]:
-        """Yield all waiters, also those that pause, in an order that no change of others affects.
+        """Yield all waiters, also paused ones, in an order that other waiters cannot change.
 
         Args:
             after: What `seniority` returned of the one before; anything else: from the first.

@@ -57,7 +57,7 @@ def _filters(shape: Shape) -> set[DeviceFilter]:
 
 
 class Table(Generic[T]):
-    """Numbered things, each with a row in some columns; a number is given again when it is free."""
+    """A table of numbered rows; a free number is used again."""
 
     def __init__(self, **columns: npt.DTypeLike) -> None:
         self.columns = {name: np.zeros(16, kind) for name, kind in columns.items()}
@@ -86,7 +86,7 @@ class Table(Generic[T]):
         return number
 
     def drop(self, thing: T) -> bool:
-        """Count one user of a thing less; return whether it was the last user."""
+        """Decrease a row's user count by one; return whether no user is left."""
         self.users[thing] -= 1
         if self.users[thing]:
             return False

@@ -39,7 +39,7 @@ class Estimates:
         self._awaited: dict[tuple[Demand, Candidates], forecast.Awaited] = {}
 
     def turns(self, requests: Iterable[RequestId], now: float) -> Mapping[RequestId, float]:
-        """Return when the first of the queue have their turns, as far as that is known.
+        """Return when the first waiters of the queue can be served, as far as known.
 
         Args:
             requests: Whose turns are read; none of them waits for less time than the estimate.

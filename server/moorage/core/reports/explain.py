@@ -146,7 +146,7 @@ def answer(  # noqa: C901  # One case per question.
 def _sort_leases(
     inquiry: Inquired, pool: Iterable[Lease], lost: Callable[[Lease], str]
 ) -> Response:
-    """Return a page of leases in an order of their own, and how many there are.
+    """Return a page of leases in the requested order, and their total number.
 
     Answers are made of those on the page alone: consoles look every few seconds.
     """

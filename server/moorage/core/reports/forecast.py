@@ -1,4 +1,4 @@
-"""When will a waiter have its turn? An estimate from what like leases did; `explain` tells it.
+"""Estimates when a waiter is served, from the durations of like leases; `explain` shows it.
 
 Leases are taken to last as long as like ones that lasted as long already
 (`core.state.durations`), and to their deadlines where too few are known; reservations to their

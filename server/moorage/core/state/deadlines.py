@@ -18,7 +18,7 @@ SPARE: Final = 1_000
 
 
 class Deadlines:
-    """Deadlines of leases, waiters and reservations, those that hold no longer among them.
+    """Deadlines of leases, waiters and reservations; outdated ones are dropped when they come up.
 
     Args:
         of: Returns when something is due as it is now, in seconds since the epoch; None: never.

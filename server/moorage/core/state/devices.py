@@ -1,4 +1,4 @@
-"""Which devices leases and reservations hold, whatever their node calls these now.
+"""Tracks the devices that leases and reservations hold when nodes rename devices.
 
 A placement names devices as their node does. A card that is lost, added or swapped changes the
 names of others, so what is held moves with its device, by its UUID. Where the inventory has no

@@ -32,7 +32,7 @@ class Growth:
             self._everywhere = True
 
     def note_everywhere(self) -> None:
-        """Add all there is."""
+        """Mark that capacity may have grown on all nodes."""
         self._everywhere = True
 
     def note_cluster(self, cluster: ClusterId) -> None:

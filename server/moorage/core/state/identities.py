@@ -1,4 +1,4 @@
-"""Which node of the inventory is which machine, so that no machine counts twice.
+"""Maps nodes of the inventory to machines, so that no machine counts twice.
 
 The same machine may be in the inventory under two clusters or two names. What was there first is
 the one that counts; the other is a duplicate and has no capacity. The allocator has that decided
@@ -112,7 +112,7 @@ class Identities:
 
 
 def is_same_machine(one: Collection[str], other: Collection[str]) -> bool:
-    """Tell whether two identities are of one machine.
+    """Return whether two identities belong to one machine.
 
     Where both know their GPUs, those decide. Else all that both know must agree: copies of one disk
     have one machine id, and some Kubernetes distributions number providers' ids from nothing.

@@ -1,4 +1,4 @@
-"""Invariants of the state between any two turns, whatever the facts were."""
+"""Invariants of the state between any two turns."""
 
 from collections import Counter
 
@@ -74,7 +74,7 @@ def check(state: State) -> None:
 
 
 def _check_devices(state: State) -> None:
-    """Assert that no device has more than its own, whatever its node has called it."""
+    """Assert that no device is over-allocated, also after its node renamed it."""
     held: Counter[str] = Counter()
     parents = set[str]()
     for lease in state.leases.values():

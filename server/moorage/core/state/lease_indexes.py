@@ -41,7 +41,7 @@ class LostDevices:
             fleet.touch(row)
 
     def shown(self, lost: Iterable[DeviceId], fleet: Fleet, find: _Finder) -> list[Share]:
-        """Return the devices that are free for none while a lease that lost some of them lasts."""
+        """Return the devices that no new lease may use while a lease with lost devices lasts."""
         found = [
             (*fleet.node_ids[row], fleet.gpu_ids[row][c]) for row, c in _columns(lost, fleet, find)
         ]

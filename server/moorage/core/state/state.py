@@ -178,7 +178,7 @@ class State:
         return self._fleet
 
     def offered(self, cluster: Cluster) -> Cluster:
-        """Return a cluster in which what operators took out of service says so."""
+        """Return a copy of a cluster that marks the nodes which operators cordoned."""
         if not self.cordons:
             return cluster
         whole = self.cordons.get((cluster.id, ""))

@@ -37,7 +37,7 @@ class TenantLoads:
         self.bytes -= ask.size
 
     def has_room(self, ask: Ask, count_max: int, bytes_max: int) -> bool:
-        """Return whether one more may come in; see `fits`."""
+        """Return whether one more request may enter; see `fits`."""
         count, size = self._of.get(ask.tenant, (0, 0))
         return fits(self.count + 1, count + 1, count_max) and fits(
             self.bytes + ask.size, size + ask.size, bytes_max
@@ -45,7 +45,7 @@ class TenantLoads:
 
 
 def fits(whole: int, own: int, most: int) -> bool:
-    """Return whether a bound has room, so that no tenant fills it for those that hold little.
+    """Return whether a bound has room; a tenant cannot use up the part of small tenants.
 
     Args:
         whole: The sum over all tenants, with the new one.

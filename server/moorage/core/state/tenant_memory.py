@@ -1,4 +1,4 @@
-"""Which of the things that are remembered of tenants is forgotten first, where there are too many.
+"""Selects the entry of a tenant to forget first when too many are stored.
 
 It is the oldest of the tenant with most, so that no tenant's push out those of one that has fewer.
 `State` asks about ended leases, `TurnWriter` about decisions, `daemon.history` about refusals.

@@ -100,7 +100,7 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
     sort: str = ""
 
     def may_see(self, owner: Tenant | str) -> bool:
-        """Return whether the caller may see things of tenant `owner`."""
+        """Return whether the caller may see objects of tenant `owner`."""
         return self.sees_all or owner == self.tenant
 
 

@@ -78,7 +78,7 @@ def chain_entries(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[st
 
 
 def check_note(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
-    """Check that a log of these lines has the one that was noted.
+    """Check that a log of these lines contains the noted line.
 
     Raises:
         ChainError: It has not.

@@ -88,7 +88,7 @@ class AuditFiles:
                 self._prune(now)
 
     def last_seq(self) -> int | None:
-        """Return the fact that the last entry about one is about; None: no entry is.
+        """Return the number of the last fact that has an audit entry; None: no fact has one.
 
         Raises:
             OSError: They cannot be read.
@@ -137,7 +137,7 @@ class AuditFiles:
         return [status.st_ino, status.st_size] == seen
 
     def _catch_up(self) -> tuple[Path, int, int]:
-        """Read how far another process wrote, and open the file to append to."""
+        """Find the last line that another process wrote, and open the file to append to."""
         files = _files(self._folder)
         path = files[-1] if files else self._folder / _name(1)
         if files and _drop_torn_line(path) >= FILE_BYTES_MAX:
@@ -259,7 +259,7 @@ class _AboutFact(msgspec.Struct):
 
 
 def _last(files: Sequence[Path]) -> ChainEnd:
-    """Return the end of the chain, by the last whole line there is."""
+    """Return the end of the hash chain, read from the last complete line."""
     for path in reversed(files):
         lines = _tail(path).splitlines()
         if lines:

@@ -57,7 +57,7 @@ class AuditTable:
             self._rows.prune(now - self._keep_seconds, self._keep_bytes)
 
     def last_seq(self) -> int | None:
-        """Return the fact that the last entry about one is about; None: no entry is."""
+        """Return the number of the last fact that has an audit entry; None: no fact has one."""
         return self._rows.end().seq
 
     def close(self) -> None:

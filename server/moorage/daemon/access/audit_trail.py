@@ -256,7 +256,7 @@ def _places(placement: Placement) -> JsonValue:
 
 
 def _replace(standing: dict[K, V], key: K, value: V | None) -> V | None:
-    """Set or remove what stands under a key; return what stood there."""
+    """Set or remove the value of a key; return the previous value."""
     before = standing.pop(key, None)
     if value is not None:
         standing[key] = value

@@ -93,7 +93,7 @@ class ConsoleLogins:
         return cookie, _login(stored, token, cookie)
 
     def find(self, cookies: Iterable[str]) -> Login | None:
-        """Return the login that one of these cookies stands for, while it and its token last."""
+        """Return the login of one of these cookies, while the login and its token are valid."""
         found = [(cookie, digest(cookie)) for cookie in cookies]
         if not found:
             return None
@@ -111,7 +111,7 @@ class ConsoleLogins:
         return None
 
     def leave(self, cookies: Iterable[str]) -> None:
-        """End the logins that these cookies stand for.
+        """End the logins of these cookies.
 
         Raises:
             ServiceError: `unavailable`: that cannot be stored.

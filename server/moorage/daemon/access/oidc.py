@@ -85,7 +85,7 @@ class OidcTokens:
         return caller if time.time() < expires_at else None
 
     def expires_at(self, bearer: str) -> float | None:
-        """Return when a token that was let in ends; None for others."""
+        """Return when an accepted token expires; None for other tokens."""
         return None if (found := self._verified.get(digest(bearer))) is None else found[1]
 
     def pending(self, bearer: str) -> Awaitable[bool] | None:
@@ -102,7 +102,7 @@ class OidcTokens:
         return self._keys.refresh()
 
     def ended(self) -> bool:
-        """Return whether tokens that were let in have ended since this was last called."""
+        """Return whether accepted tokens have expired since the last call."""
         now = time.time()
         over = {each for each in self._ends if each <= now}
         self._ends -= over

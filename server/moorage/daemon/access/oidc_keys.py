@@ -107,7 +107,7 @@ class IssuerKeys:
             self._refreshing = None
 
     async def fetch(self) -> list[JsonObject]:
-        """Return the keys as the issuer has them now, and change nothing here.
+        """Return the issuer's current keys without storing them.
 
         Raises:
             KeysUnavailableError: They cannot be fetched.

@@ -197,7 +197,7 @@ class Ownership:
         return (await self._registration(uri))[1]
 
     async def _first_owner(self, name: str) -> str:
-        """Return the tenant that registered the oldest version of a policy that there is."""
+        """Return the tenant that registered the oldest existing version of a policy."""
         uris = [uri for uri in self.policy_uris() if name_of(uri) == name]
         return min([await self._registration(uri) for uri in uris], default=(0.0, ""))[1]
 

@@ -86,7 +86,7 @@ class _Connection(ssl.SSLObject):
         return super().read(len, buffer)  # type: ignore[return-value]  # Bytes without a buffer.
 
     def is_of(self, authorities: frozenset[bytes]) -> bool:
-        """Return whether a client's certificate was verified with one of these."""
+        """Return whether one of these authorities verified a client's certificate."""
         try:
             if hasattr(self, "get_verified_chain"):
                 chain: list[bytes] = self.get_verified_chain()

@@ -19,7 +19,7 @@ _TOKEN_BYTES: Final = 24
 
 
 class TokenStoreError(Exception):
-    """The store of tokens cannot be used, or refuses a change; the text says what to do."""
+    """The token store is unusable or refuses a change; the message says what to do."""
 
 
 class NamedToken(msgspec.Struct, frozen=True):

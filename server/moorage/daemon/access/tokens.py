@@ -36,13 +36,13 @@ class IssuerTokens(Protocol):
         """Return the caller of a token; None if it is not valid, or its key is not known."""
 
     def expires_at(self, bearer: str) -> float | None:
-        """Return when a token that was let in ends; None for others."""
+        """Return when an accepted token expires; None for other tokens."""
 
     def pending(self, bearer: str) -> Awaitable[bool] | None:
         """Return an awaitable if a token names an unknown key; else None."""
 
     def ended(self) -> bool:
-        """Return whether tokens that were let in have ended since this was last called."""
+        """Return whether accepted tokens have expired since the last call."""
 
 
 class Tokens:

@@ -1,4 +1,4 @@
-"""The fleet as the console draws it: what each GPU slot is, in columns, and which slots changed.
+"""The fleet map of the console: the state of each GPU slot in columns, and the changed slots.
 
 The daemon makes one of the state while anybody watches, and applies the durable facts to it: so no
 picture shows what a crash could take back. All facts may be applied twice: the state that it was

@@ -1,4 +1,4 @@
-"""`stream`: how far a request is, for the client that sent it, beside its one reply.
+"""`stream`: progress of a request for its client, in addition to its one reply.
 
 A request is `queued` with its position and when its turn is expected, `deciding` while its policy
 takes longer than a moment, `decided`, and where a workload is started for it `starting` and

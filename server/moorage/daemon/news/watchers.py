@@ -217,7 +217,7 @@ class Watchers:
         return sorted(shown, key=lambda each: each.at, reverse=True)
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
-        """Pass on facts that are on the disk, to those who watch. On the hot path."""
+        """Send durable facts to the sessions that watch them. On the hot path."""
         self._map.note_durable(facts)
         self.progress.note_durable(facts)
         leases = self._watching["leases"]

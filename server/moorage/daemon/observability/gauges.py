@@ -82,7 +82,7 @@ def build_gauges() -> Iterable[Metric]:
 
 
 def commit_gauges(ledger: Ledger, commit_loop: CommitLoop) -> Iterable[Metric]:
-    """Yield the progress of the ledger, and the facts on their way there."""
+    """Yield the ledger's progress, and the number of events and facts under way."""
     yield gauge("moorage_ledger_seq", "Facts ever stored", ledger.last_seq)
     yield gauge("moorage_disk_full", "1 while the disk is full: no new leases", ledger.is_full)
     yield gauge("moorage_backlog", "Events and facts under way", commit_loop.backlog)

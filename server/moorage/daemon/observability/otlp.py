@@ -111,13 +111,13 @@ class Spans:
         return format_trace_id(span.get_span_context().trace_id)
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield how many spans went out, and how many did not."""
+        """Yield the numbers of sent and dropped spans."""
         sent, lost = self._exporter.sent, self._dropped + self._exporter.failed
         yield counter("moorage_spans_sent_total", "Spans that a receiver of OTLP took", sent)
         yield counter("moorage_spans_dropped_total", "Spans not sent: too many, or refused", lost)
 
     async def close(self) -> None:
-        """Send what waits, within `CLOSE_SECONDS_MAX`."""
+        """Send the queued spans within `CLOSE_SECONDS_MAX`."""
         # The SDK waits for half a minute. Nothing waits for a thread like this when Python ends.
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()

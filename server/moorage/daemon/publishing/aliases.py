@@ -114,7 +114,7 @@ class Publishing:
         return alias.version
 
     def _draw(self, canary: Canary, tenant: Tenant, key: str) -> bool:
-        """Return whether a request goes to the candidate: for equal keys always the same."""
+        """Return whether a request goes to the candidate; equal keys always get the same result."""
         if canary.by == "tenant":
             key = ""
         elif not key:

@@ -259,7 +259,7 @@ class Shadows:
         self._by_active: dict[str, list[Shadow]] = {}
 
     def __bool__(self) -> bool:
-        """Return whether there is any shadow, which the hot path asks first."""
+        """Return whether any shadow exists; the hot path checks this first."""
         return bool(self._by_alias)
 
     def follow(self, name: str, alias: Alias | None) -> None:

@@ -163,7 +163,7 @@ class VersionStatistics:
 
 
 def percentiles(seconds: "deque[float]", *, whole: bool) -> dict[str, float] | None:
-    """Return median and 99th percentile in milliseconds; None of nothing.
+    """Return median and 99th percentile in milliseconds; None without samples.
 
     A version can choose its time for an answer, and so reveal the request. A caller without
     `whole` therefore gets no percentile of few answers, and never that of the slowest one.

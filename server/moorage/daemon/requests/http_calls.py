@@ -54,7 +54,7 @@ class HttpCalls:
         self._origins.pop(to, None)
 
     def reply(self, to: Address, reply: bytes) -> None:
-        """Hand a reply to its waiter, if there still is one."""
+        """Deliver a reply to its HTTP caller, if the caller still waits."""
         future = self._waiting.pop(to, None)
         self._origins.pop(to, None)
         if future is not None and not future.done():

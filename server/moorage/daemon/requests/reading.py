@@ -36,7 +36,7 @@ def size_of(message: AllocationRequest) -> int:
 
 
 def unknown_policy(uri: str, known: Sequence[str]) -> Refusal:
-    """Return the refusal of a request whose policy is none of those known."""
+    """Return the refusal of a request that names an unknown policy."""
     near = closest_policies(uri, known, NEAREST)
     hint = f" Did you mean {' or '.join(near)}?" if near else " Register it with POST /policy."
     reason = f"No policy “{uri}” is registered.{hint}"

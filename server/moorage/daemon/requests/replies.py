@@ -240,7 +240,7 @@ class Replies:
         return lease_answer(lease, self._workloads.report(lease), token=self._tokens.of(lease))
 
     def answer_later(self, to: Address, work: Awaitable[Response]) -> None:
-        """Answer with what this returns, or with the `ServiceError` that it raises."""
+        """Answer with the result of `work`, or with the `ServiceError` that it raises."""
         self._tasks.spawn(self._answer_later(to, work))
 
     def send(self, to: Address, reply: bytes) -> None:

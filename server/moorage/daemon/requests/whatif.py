@@ -122,7 +122,7 @@ class WhatIfs:
         return Information({**found, "warnings": warnings})
 
     def _refusal(self, change: Change) -> Refusal | None:
-        """Return why a place of a change is none, or None."""
+        """Return why a change is refused, such as an unknown place, or None."""
         for number, added in enumerate(change.add_nodes):
             at = f"change.add_nodes[{number}]"
             if bool(added.like) == bool(added.node):

@@ -73,7 +73,7 @@ class Readers:
         self._of_session: dict[SessionId, set[asyncio.Task[object]]] = {}
 
     def refusal(self, lease: Lease, tenant: Tenant) -> Refusal | None:
-        """Return why one more may not wait; None: it may."""
+        """Return why one more reader may not wait; None: the reader may wait."""
         if self._of_lease[lease.id] >= READERS_MAX:
             reason = f"{READERS_MAX} readers wait for output of lease {lease.id} already"
         elif self._of_tenant[tenant] >= READERS_OF_TENANT_MAX:

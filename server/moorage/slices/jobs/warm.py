@@ -1,4 +1,4 @@
-"""Functions and classes whose calls run on slices that stay between them."""
+"""Functions and classes whose calls run on slices that stay allocated between calls."""
 
 import functools
 from collections.abc import Callable
@@ -62,7 +62,7 @@ class _Warm:
         return job.collect(job.start(call), flatten=self._flatten)
 
     def close(self) -> None:
-        """Give all slices back; the next call takes others."""
+        """Release all slices; the next call allocates new ones."""
         job, self._job = self._job, None
         if job is not None:
             job.pool.drain_actor_pool()
