@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
-    """Which nodes are this machine."""
+    """The settings of the kind `local`."""
 
     local_here: Annotated[
         bool,
