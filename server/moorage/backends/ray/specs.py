@@ -1,4 +1,4 @@
-"""The specs of the backend `ray` beside those of all."""
+"""The specs that only the backend `ray` has."""
 
 from dataclasses import dataclass, field
 
@@ -32,6 +32,6 @@ class RayActorResourceSpec(BaseResourceSpec):
 
 @dataclass(kw_only=True)
 class RayJobResourceSpec(ProcessResourceSpec):
-    """A command that calls `ray.init()`: its tasks and actors get the lease's share, no more."""
+    """A command that calls `ray.init()`; its tasks and actors are limited to the lease's share."""
 
     category: str = "job"
