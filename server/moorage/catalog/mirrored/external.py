@@ -16,7 +16,7 @@ EXTERNAL_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class External:
-    """The external services, and the maximal age of their answers.
+    """The settings of the external services, and the maximal age of their answers.
 
     Args:
         clusters: Base URL of the cluster registry; empty: the embedded one.
