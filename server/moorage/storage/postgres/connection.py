@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: their names, the settings of their sessions, their errors."""
+"""Opens connections to PostgreSQL, with session settings, and converts their errors."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ have other settings: they would end the idle lock, or hide the warning of a comm
 
 
 def place_of(address: str) -> str:
-    """Name a database for messages: never with a password.
+    """Return the name of a database for messages, without a password.
 
     Raises:
         StorageError: It is no address of one.
@@ -68,7 +68,7 @@ def _parts(address: str) -> dict[str, Any]:
 
 
 def has_password(address: str) -> bool:
-    """Return whether an address contains a secret.
+    """Return whether a database address contains a password.
 
     Raises:
         StorageError: It is no address of a database.
@@ -77,7 +77,7 @@ def has_password(address: str) -> bool:
 
 
 def without_password(address: str) -> str:
-    """Return an address in the form of PostgreSQL's own programs, without its secrets.
+    """Return a database address for PostgreSQL's own programs, without its passwords.
 
     Raises:
         StorageError: It is no address of a database.
@@ -87,12 +87,12 @@ def without_password(address: str) -> str:
 
 
 def name_of(purpose: str) -> str:
-    """Return the name that the database shows for a session of this process."""
+    """Return the application name that the database shows for a session of this process."""
     return f"moored {purpose} {socket.gethostname()} {os.getpid()}"[:63]
 
 
 def connect(address: str, purpose: str) -> Connection:
-    """Open a session of this process.
+    """Open a session with the database.
 
     Raises:
         StorageFailed: The database does not answer, or does not let this user in.
@@ -126,7 +126,7 @@ def connect(address: str, purpose: str) -> Connection:
 
 @contextlib.contextmanager
 def translate_errors(place: str) -> Iterator[None]:
-    """Turn what PostgreSQL raises into this package's errors.
+    """Convert errors of PostgreSQL into this package's errors.
 
     Raises:
         StorageFailed: It refused, or the connection broke.
