@@ -76,12 +76,12 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get("/blocks/{block_id}", "Read a block", one)
     async def get(block_id: str) -> Response:
-        """Return the block document."""
+        """Return a block document."""
         return success(await blocks.get("block", block_id))
 
     @router.put("/blocks/{block_id}", "Change a block", operation(BlockDocument, DocumentChange))
     async def update(block_id: str, request: Request) -> Response:
-        """Answer the new document. Its owner changes it, and operators."""
+        """Change a block document and return it. Only its owner and operators may do so."""
         change = await read_document(request, bodies)
         services.ownership.check_block(caller_of(request), block_id)
         before = await find_former(blocks.get("block", block_id))
@@ -90,7 +90,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.delete("/blocks/{block_id}", "Remove a block", one)
     async def delete(block_id: str, request: Request) -> Response:
-        """Answer the removed document; its workloads are not this server's business."""
+        """Remove a block document and return it; the block's workloads continue to run."""
         services.ownership.check_block(caller_of(request), block_id)
         removed = await blocks.delete("block", block_id)
         return success(await note_change(request, removed, None))
@@ -172,7 +172,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.delete("/block/{block_id}", "Remove block metrics", one)
     async def delete(block_id: str, request: Request) -> Response:
-        """Answer the metrics that were removed."""
+        """Remove the metrics of a block and return them."""
         services.ownership.check_block(caller_of(request), block_id)
         return success(await blocks.delete("block_metrics", block_id))
 

@@ -25,7 +25,7 @@ from moorage.records.requests import QuotaChange
 from moorage.web.bodies import is_of_clusters
 
 Amount = float | str | None
-"""A number; their database casts texts."""
+"""A number, or a text that contains one, as existing services send."""
 Name = str | int
 Yes = Annotated[bool, Meta(extra_json_schema={"const": True})]
 No = Annotated[bool, Meta(extra_json_schema={"const": False})]

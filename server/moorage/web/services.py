@@ -110,7 +110,7 @@ class AuditNotes(Protocol):
         """Add an entry for a refusal because of a missing right."""
 
     def note_failed_login(self, remote: str, door: str) -> None:
-        """Note a token that was wrong or missing."""
+        """Add an entry for a request with a wrong or missing token."""
 
     async def flush(self) -> None:
         """Wait until all entries are written."""
@@ -148,7 +148,7 @@ class SignInFlow(Protocol):
         """Return the issuer's URL, and the proof for a cookie; None: the issuer does not answer."""
 
     async def finish(self, proof: str, state: str, code: str, redirect_uri: str) -> list[str]:
-        """Return the issuer's tokens for a code; none after any error."""
+        """Return the issuer's tokens for a code; empty after any error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class Console:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyServices:
-    """The services behind HTTP while another server leads.
+    """The services behind the HTTP endpoints of a standby.
 
     Args:
         authenticate: See `WebServices`; and so `pending`, `readiness`, `metrics_text`, `audit`.
