@@ -28,7 +28,7 @@ from moorage.model import DeviceId, Placement
 from moorage.records.json_values import JsonMapping, JsonValue
 
 LOG_TAIL_LINES: Final = 20
-"""Last lines of a workload's output that come with the news of its failure."""
+"""Number of last lines of a workload's output in the report of its failure."""
 LOG_BYTES_MAX: Final = 256 * 1024
 """Bytes that one call of `logs` returns at most."""
 
@@ -309,7 +309,7 @@ class FileSource(Protocol):
 
 
 class Backend(Protocol):
-    """One backend, under the name that `provision.backend` uses.
+    """A backend starts and stops workloads; `provision.backend` names it.
 
     Engines are used from several threads and event loops; none of their calls belongs to the loop
     that started a workload.
@@ -321,7 +321,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that requests use."""
+        """The name of the backend in requests."""
 
     @property
     def support(self) -> Support:

@@ -37,7 +37,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class NoSettings:
-    """The settings of a kind that has none."""
+    """The settings class of kinds without settings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class ProcessResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the program."""
+        """Return the program of the spec, which is its title in messages."""
         return self.command[0]
 
 
@@ -227,7 +227,7 @@ class VLLMModelResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the model."""
+        """Return the model of the spec, which is its title in messages."""
         return self.model_name_or_path
 
     def service(self) -> ServiceResourceSpec:
@@ -297,7 +297,7 @@ class ContainerResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the image."""
+        """Return the image of the spec, which is its title in messages."""
         return self.image or "ubuntu:22.04"
 
 
@@ -327,7 +327,7 @@ class APIModelResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the model."""
+        """Return the model of the spec, which is its title in messages."""
         return self.model_name_or_path or "default"
 
     @property
@@ -353,7 +353,7 @@ class LocalEnvResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the class."""
+        """Return the class of the spec, which is its title in messages."""
         return self.env_cls_path or "default"
 
 
@@ -390,7 +390,7 @@ class MemoryResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the name."""
+        """Return the name of the spec, which is its title in messages."""
         return self.name
 
 

@@ -59,7 +59,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(BlockDocument, (BlockDocument, BlockEnvelope), statuses=(201,)),
     )
     async def create(request: Request) -> Response:
-        """Store a new block document, the caller's; filters of `matchType` `block` search it."""
+        """Store a new block document, owned by the caller, for searches of `matchType` `block`."""
         document = await read_document(request, bodies)
         created = await blocks.create(document, who_of(request))
         return success(await note_change(request, None, created), 201)
@@ -107,7 +107,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
     )
     async def aggregate(request: Request) -> Response:
-        """Run the stages over all metrics of blocks, and return the result."""
+        """Run an aggregation pipeline over the metrics of all blocks, and return the result."""
         stages = pipeline_of(await bodies.read_json(request))
         async with bodies.searches.turn(who_of(request)):
             return success(await blocks.aggregate_metrics(stages))
@@ -127,7 +127,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     stored = operation(BlockMetricsDocument, BlockMetricsDocument, statuses=(200, 201))
 
     async def store(request: Request) -> Response:
-        """Store the metrics of a block: 201 for the first, 200 for those that replace others."""
+        """Store the metrics of a block; the status is 201 the first time, 200 later."""
         given = await read_document(request, bodies)
         services.ownership.check_block(caller_of(request), str(given.get("blockId", "")))
         document, created = await blocks.put_metrics(given)
@@ -147,7 +147,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         "/block/query", "Find block metrics by equality", operation(list[BlockMetricsDocument])
     )
     async def query_by_parameters(request: Request) -> Response:
-        """Return metrics by URL parameters: field and value; a repeated field matches either."""
+        """Return metrics by fields in the URL; a repeated field matches any of its values."""
         async with bodies.searches.turn(who_of(request)):
             return success(await blocks.query("block_metrics", query_in_url(request)))
 
@@ -164,7 +164,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(BlockMetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def change(block_id: str, request: Request) -> Response:
-        """Change metrics and return the new document; 201 for new ones, which may be partial."""
+        """Change metrics and return the document; first metrics may be partial, with status 201."""
         given = await read_document(request, bodies)
         services.ownership.check_block(caller_of(request), block_id)
         document, created = await blocks.update("block_metrics", block_id, given)

@@ -65,7 +65,7 @@ Otherwise a body of empty lists could take fifty times its own bytes in memory."
 LEVELS_MAX: Final = 1_000
 """Deepest nesting of arrays and objects in a body."""
 VALUE_BYTES: Final = 64
-"""Bytes of the budget that each value uses, beside the bytes of the body."""
+"""Bytes of memory budget for each value of a body, beside the body's own bytes."""
 SEARCHES_MAX: Final = 2
 """Document searches at one time, and one per tenant; a single thread runs them."""
 BODY_SECONDS_MAX: Final = 60.0
@@ -221,7 +221,7 @@ class CountedBodies:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve one request, then release the budget of its bodies."""
         try:
             await self._app(scope, receive, send)
         finally:
@@ -268,7 +268,7 @@ def success(data: JsonValue, status: int = 200) -> Response:
 
 
 async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
-    """Return a body that must be a JSON object.
+    """Read and return a body; refuse one that is not a JSON object.
 
     Raises:
         ServiceError: As `BodyReader.read_json`; `bad_message`.
@@ -284,7 +284,7 @@ async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
 
 
 def query_in_url(request: Request) -> JsonObject:
-    """Return the filter in the URL's parameters: each is a field with its value or values.
+    """Return the URL's parameters as a filter: each is a field with one or more values.
 
     Raises:
         ServiceError: A value is an operator. HTTP libraries write `{"$in": [...]}` as `$in`.
@@ -301,12 +301,12 @@ def query_in_url(request: Request) -> JsonObject:
 
 
 def pipeline_of(body: JsonValue) -> JsonValue:
-    """Return the stages of a body, bare or under `pipeline`."""
+    """Return the pipeline stages in a body: the body itself, or its field `pipeline`."""
     return body["pipeline"] if isinstance(body, dict) and "pipeline" in body else body
 
 
 def query_of(body: JsonObject) -> JsonObject:
-    """Return the filter of a body, bare or under `query`."""
+    """Return the filter in a body: the body itself, or its field `query`."""
     if "query" in body and body.keys() <= {"query", "options"}:
         query: JsonObject = body["query"]
         return query

@@ -181,7 +181,7 @@ class Dated:
         self._reads = reads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve one request, and add the age headers to its answer."""
         headers = self._reads.headers()  # What comes meanwhile may be in the answer, or not.
 
         async def send_with_age(message: Message) -> None:

@@ -82,7 +82,7 @@ class Connections:
 
 
 class HttpConnection(H11Protocol):
-    """One connection.
+    """One connection of the HTTP port, with time limits.
 
     Args:
         connections: All of them.
@@ -112,7 +112,7 @@ class HttpConnection(H11Protocol):
         self._unwatch()
 
     def data_received(self, data: bytes) -> None:
-        """Process received data, within the time limit."""
+        """Process received data, and start or end the time limit of a request's head."""
         super().data_received(data)
         self._note_state()
 
@@ -126,13 +126,13 @@ class HttpConnection(H11Protocol):
         """Log nothing: the refusal of the upgrade names the WebSocket port for the client."""
 
     def pause_writing(self) -> None:
-        """Wait until the client reads, within the time limit."""
+        """Pause the answer, and close the connection if the client does not read in time."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(UNREAD_SECONDS_MAX, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Continue writing: the client has read."""
+        """Continue the answer, and end its time limit: the client reads again."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
@@ -140,7 +140,7 @@ class HttpConnection(H11Protocol):
             self._note_state()
 
     def _note_state(self) -> None:
-        """Note the connection's new state, and its deadline."""
+        """Record whether this connection is busy; start or end the time limit for a head."""
         if self.transport.is_closing():
             return
         busy = self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY} or self.flow.write_paused

@@ -71,7 +71,7 @@ class _File:
 
 
 def login_of(console: Console | None, request: Request) -> Login | None:
-    """Return the login of a request's cookie; None if it has no valid one.
+    """Return the login of a request's cookie; None without a valid cookie.
 
     Raises:
         ServiceError: `forbidden`: it would change something, and does not show that a page of this
@@ -115,7 +115,7 @@ def console_routes(console: Console, bodies: BodyReader) -> HttpRouter:
         return _answer(request, known[name])
 
     async def page(request: Request) -> Response:
-        """Return the console's page, with the view in its address."""
+        """Return the console's HTML page; its address names the view."""
         if index is None:
             raise ServiceError(Code.NOT_FOUND, "this build has no console")
         response = _answer(request, index)

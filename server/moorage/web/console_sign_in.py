@@ -1,4 +1,4 @@
-"""Sign a browser in to the console at an OpenID Connect issuer."""
+"""Signs browsers in to the console at an OpenID Connect issuer."""
 
 from typing import Final
 

@@ -66,7 +66,7 @@ class Noted:
         self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve one request, and log it if it changes something."""
 
         async def send_and_watch(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < _FAILURES:

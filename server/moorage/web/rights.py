@@ -1,4 +1,4 @@
-"""The right that each HTTP request needs."""
+"""Decides which right each HTTP request needs."""
 
 from collections.abc import Mapping
 from typing import Final

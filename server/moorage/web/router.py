@@ -52,7 +52,7 @@ class HttpEndpoint:
         return compile_path(self.path)[0].match(path) is not None
 
     def route(self) -> Route:
-        """Return the route for an application."""
+        """Return this endpoint as a route of Starlette."""
         parameters = inspect.signature(self.handler).parameters
         queries = [each for each in parameters.values() if _is_query(each)]
 

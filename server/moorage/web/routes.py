@@ -212,7 +212,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     stored = operation(MetricsDocument, MetricsDocument, statuses=(200, 201))
 
     async def store(request: Request) -> Response:
-        """Store the metrics of a cluster: 201 for the first, 200 for those that replace others.
+        """Store the metrics of a cluster; the status is 201 the first time, 200 later.
 
         Where it is registered, its owner reports them, and operators.
         """
@@ -231,7 +231,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get("/cluster/query", "Find metrics by equality", operation(list[MetricsDocument]))
     async def query_metrics_by_parameters(request: Request) -> Response:
-        """Return metrics by URL parameters: field and value; a repeated field matches either."""
+        """Return metrics by fields in the URL; a repeated field matches any of its values."""
         async with bodies.searches.turn(who_of(request)):
             return _success(await services.metrics.query(query_in_url(request)))
 
@@ -246,7 +246,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(MetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def change_metrics(cluster_id: str, request: Request) -> Response:
-        """Change metrics and return the new document; 201 for new ones, which may be partial."""
+        """Change metrics and return the document; first metrics may be partial, with status 201."""
         change = await _document(request, bodies)
         services.ownership.check_metrics(caller_of(request), cluster_id)
         document, created = await services.metrics.update(cluster_id, change)
@@ -270,7 +270,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
     )
     async def aggregate_metrics(request: Request) -> Response:
-        """Run the stages over all metrics documents, and return the result."""
+        """Run an aggregation pipeline over all metrics documents, and return the result."""
         stages = pipeline_of(await bodies.read_json(request))
         async with bodies.searches.turn(who_of(request)):
             return _success(await services.metrics.aggregate(stages))
@@ -373,7 +373,7 @@ def _policy_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get("/policy/{uri}", "Read a policy", operation(PolicyDocument))
     async def get_policy(uri: str) -> Response:
-        """Return the PolicyRule document, with the digest of its content."""
+        """Return a PolicyRule document, with the digest of its content."""
         return _success(await services.policies.get(uri))
 
     @router.put(
@@ -382,7 +382,7 @@ def _policy_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(PolicyDocument, DocumentChange),
     )
     async def update_policy(uri: str, request: Request) -> Response:
-        """Change descriptive fields; changed code, defaults or schemas need a new version."""
+        """Change descriptive fields of a policy; all other changes need a new version."""
         await services.ownership.check_policy(caller_of(request), uri)
         change, who = await _document(request, bodies), who_of(request)
         before = await find_former(services.policies.get(uri))
@@ -481,7 +481,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
 
 def elsewhere_routes() -> HttpRouter:
-    """Return the router of endpoints of other services around the allocator.
+    """Return the router of endpoints that this server refuses, since other services have them.
 
     Existing programs may call them, so the refusal says which service does that; a 404 would look
     like a wrong address.

@@ -25,7 +25,7 @@ from moorage.backends.kubernetes.objects import ApiStatus
 from moorage.records.json_values import JsonObject, JsonValue
 
 IN_CLUSTER: Final = "in-cluster"
-"""The name of the cluster that this process itself runs in, as a pod with a service account."""
+"""The context name that means: the cluster in which this process runs as a pod."""
 CONNECT_SECONDS_MAX: Final = 10.0
 CALL_SECONDS_MAX: Final = 30.0
 SILENCE_SECONDS_MAX: Final = 150.0

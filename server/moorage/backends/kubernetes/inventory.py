@@ -134,7 +134,7 @@ class ClusterInventory:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def listed(self, seconds: float = LIST_SECONDS_MAX) -> int:
-        """Wait until the cluster was first read, and return the version of the inventory.
+        """Wait until the cluster has been read once, and return the inventory's version.
 
         Raises:
             KubernetesError: It was not in time; the message says why.
@@ -151,7 +151,7 @@ class ClusterInventory:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the cluster was read for the first time."""
+        """Whether the cluster has been read at least once."""
         return all(each.listed.is_set() for each in self._watchers)
 
     async def wait_for_change(self, seen: int) -> int:
@@ -162,7 +162,7 @@ class ClusterInventory:
         return self.version
 
     def document(self) -> Document:
-        """Return the document of the cluster as it is known now; the caller may not write to it."""
+        """Return the present document of the cluster; callers must not change it."""
         while self.refresh(len(self._stale)):
             pass
         return whole_document(self._cluster_id, self.machines().values())

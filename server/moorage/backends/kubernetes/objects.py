@@ -25,7 +25,7 @@ class ApiMeta(_Read, frozen=True, rename="camel"):
 
 
 class ApiItem(_Read, frozen=True):
-    """Any object, by its name."""
+    """Any object; only its metadata is read."""
 
     metadata: ApiMeta = ApiMeta()
 
@@ -131,7 +131,7 @@ class ApiDevice(_Read, frozen=True, rename="camel"):
 
 
 class ApiPool(_Read, frozen=True, rename="camel"):
-    """The set of slices that a slice belongs to."""
+    """The pool of a ResourceSlice: its name, its generation, and its number of slices."""
 
     name: str = ""
     generation: int = 0

@@ -55,7 +55,7 @@ class PodResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the image."""
+        """Return the image of the spec, which is its title in messages."""
         return self.image or "default"
 
 

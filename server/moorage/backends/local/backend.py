@@ -59,7 +59,7 @@ def confinement_of(hidden: Path) -> Confinement:
 
 
 class LocalBackend(CommonBackend):
-    """Processes, services and, where a container engine answers, containers of this machine.
+    """Runs processes and services on this machine, and containers if it has a container engine.
 
     Args:
         root: Where it keeps what must outlive the daemon. Two backends over one root are a daemon

@@ -1,4 +1,4 @@
-"""The container engine of this machine, Docker or Podman, over its Docker-compatible API. Blocks.
+"""Calls this machine's container engine, Docker or Podman, at its Docker-compatible API. Blocks.
 
 `Containers` is the only caller, in threads. The Docker SDK speaks to both. Where Podman's half of
 that API says less than Docker's (devices are dropped in silence, limits cannot be changed), its own
@@ -77,7 +77,7 @@ class Seen:
 
 
 class ContainerApi:
-    """Calls the container engine at its Docker-compatible API.
+    """A connection to the container engine of this machine.
 
     Raises:
         BackendError: Nothing that speaks the API answers there.
@@ -131,7 +131,7 @@ class ContainerApi:
     # Containers ----------------------------------------------------------------------------------
 
     def create(self, plan: ContainerPlan) -> None:
-        """Create a container, unless there is one of that name already.
+        """Create a container, unless one with its name exists.
 
         Raises:
             UnsupportedSpecError: The engine does not enforce a limit; nothing was created.
@@ -302,7 +302,7 @@ class ContainerApi:
             time.sleep(pause)  # The API has no way to wait for a removal.
 
     def update(self, name: str, cpu_count: float | None, memory_bytes: int | None) -> None:
-        """Change the limits of a container while it runs; None leaves one as it is."""
+        """Change limits of a running container; a limit that is None stays unchanged."""
         limits = _limits(cpu_count, memory_bytes)
         with self._errors("change limits"):
             if self._podman:
@@ -399,7 +399,7 @@ class ContainerApi:
         return int(code or 0), data.decode(errors="replace")
 
     def command_runs(self, command: str) -> bool:
-        """Return whether a command has been started and not ended."""
+        """Return whether a prepared command has started and not ended."""
         try:
             with self._errors("look at a command"):
                 return bool(self._api.exec_inspect(command)["Running"])

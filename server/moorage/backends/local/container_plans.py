@@ -1,4 +1,4 @@
-"""The arguments for a new container, from its order and the devices it is bound to."""
+"""Makes the arguments for a new container from its order and its devices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,7 +123,7 @@ def _gpus(order: Order, spec: ContainerResourceSpec, grant: DeviceBinding) -> Se
 
 
 def probe_port(spec: ContainerResourceSpec) -> int | None:
-    """Return the container's port that the readiness probe connects to; None without such a probe.
+    """Return the container port that the readiness probe connects to; None without such a probe.
 
     Raises:
         UnsupportedSpecError: It needs one, and none is given.
@@ -139,7 +139,7 @@ def probe_port(spec: ContainerResourceSpec) -> int | None:
 
 
 def mounts(spec: ContainerResourceSpec) -> list[tuple[str, str, bool]]:
-    """Return host path, path in the container and whether it is read-only, for every mount.
+    """Return each mount as a tuple: host path, path in the container, whether it is read-only.
 
     Raises:
         UnsupportedSpecError: One of them is no absolute path, or has options that mean nothing.

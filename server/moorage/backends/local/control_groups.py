@@ -128,7 +128,7 @@ def bound(group: str, memory_bytes: int) -> None:
 
 
 def _bases() -> Iterator[Path]:
-    """Yield possible parents of new groups: our own group's parent, if it is ours; our own group.
+    """Yield possible parents of new groups: our own group's parent, if we own it; our own group.
 
     Where a controller is switched on for a group's children, it may hold no process itself. So a
     daemon that shall bound memory lies in a group of its own, beside those of its workloads.

@@ -51,12 +51,12 @@ class HeardFile:
         return bool(self._seconds) and now() > self._at + self._seconds
 
     def note_contact(self, at: float) -> None:
-        """Record that the server has received the message sent at this time."""
+        """Record that the server has received a message that the agent sent at time `at`."""
         self._at = max(self._at, at)
         self._write()
 
     def note_agreement(self, at: float) -> None:
-        """Record that the server accepted `seconds`, and received the message sent at this time."""
+        """Record that the server accepted `seconds` in answer to a message sent at time `at`."""
         self._seconds = self._wanted
         self.note_contact(at)
 

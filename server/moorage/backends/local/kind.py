@@ -47,7 +47,7 @@ class LocalSettings:
 
 
 class LocalKind(BackendKind[LocalSettings]):
-    """Runs commands and containers on this machine, and on those that have agents."""
+    """The kind `local`: runs commands and containers on this machine and on agents' machines."""
 
     name = "local"
     about = (

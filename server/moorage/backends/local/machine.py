@@ -62,7 +62,7 @@ def read_registration(root: Path) -> RegisteredNode | None:
 
 
 def place_of(root: Path, inventory: Mapping[ClusterId, Cluster]) -> RegisteredNode | None:
-    """Return the node of the inventory that this machine is; None: it is not registered.
+    """Return the inventory's node for this machine; None if this machine is not registered.
 
     Args:
         root: Folder of the backend. Where it remembers none, the machine id counts.

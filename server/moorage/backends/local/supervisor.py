@@ -496,7 +496,7 @@ def write(path: str, document: "JsonObject") -> None:
 
 
 def report(pipe: int, document: "JsonObject") -> None:
-    """Send a report to the parent of this supervisor, if it is still there."""
+    """Send a report to the process that started this supervisor, if that still listens."""
     with contextlib.suppress(OSError):
         os.write(pipe, json.dumps(document).encode() + b"\n")
         os.close(pipe)

@@ -37,7 +37,7 @@ class Watcher:
                 self._thread.start()
 
     def lives(self, descriptor: int, pid: int) -> bool:
-        """Return whether the process behind a watched pidfd has not ended."""
+        """Return whether the process of a watched pidfd still runs."""
         with self._lock:  # Or it may be closed, and another file's by then.
             watch = self._watches.get(descriptor)
             if self._closed or watch is None or watch.pid != pid:

@@ -139,7 +139,7 @@ class WorkloadStore:
         return held
 
     def look(self, workload: str) -> WorkloadReport | None:
-        """Return the report of a workload, from its files alone; None if there are none."""
+        """Return the report of a workload from its stored files; None without files."""
         folder = self.folder(workload)
         if self.order(workload) is None:
             return None

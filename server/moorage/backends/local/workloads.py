@@ -1,4 +1,4 @@
-"""The common part of processes and containers of this machine.
+"""The common base of the workloads on this machine: processes and containers.
 
 `LocalBackend` gives each workload to one of its parts. A part brings it up and takes it down; how a
 start is given up, how limits are read and who begins first is the same for both, and is here.
@@ -181,7 +181,7 @@ class LocalWorkloads(abc.ABC):
 
     @abc.abstractmethod
     async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:
-        """Probe a running workload; one without a probe is ready as soon as it runs."""
+        """Return whether a running workload is ready: run its readiness check, if it has one."""
 
     def _inside(self, workload: str) -> readiness.RunCommand:
         """Return a function that runs the command of a probe inside a workload."""

@@ -136,7 +136,7 @@ class RayBackend(CommonBackend):
         return report
 
     async def _undone(self, workload: str) -> None:
-        """Remove all actors of a failed start; if Ray does not answer, do so when it does again."""
+        """Remove all actors of a failed start; if Ray does not answer, do so later."""
         with self._lock:
             self._unwanted.add(workload)
         if self.connection.trouble:

@@ -150,7 +150,7 @@ class RayConnection:
         self._closing.clear()
 
     async def _wait(self, seconds: float) -> bool:
-        """Wait until the driver is connected or failed to connect; return which of the two."""
+        """Wait until the driver is connected or has failed; return True if it is connected."""
         deadline = time.monotonic() + seconds
         failures = self._failures
         while not self._up.is_set():

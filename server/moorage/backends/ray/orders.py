@@ -34,7 +34,7 @@ IMAGES: Final = frozenset({"image_uri", "container"})
 """Fields of a `runtime_env` that make Ray run a worker in a container image."""
 CALLS_MAX: Final = 1000
 NODE_PYTHON: Final = "{python}"
-"""As a command's program, this means the Python interpreter of Ray on the node."""
+"""Placeholder for a command's program: the Python interpreter of Ray on the node."""
 
 Plan = JsonObject
 """What runs on one node, as JSON: for `driver` to start the actor, `node.host` the workload."""

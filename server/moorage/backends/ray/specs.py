@@ -26,7 +26,7 @@ class RayActorResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the class."""
+        """Return the class of the spec, which is its title in messages."""
         return self.actor_cls_path or "default"
 
 

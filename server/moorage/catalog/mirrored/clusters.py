@@ -81,7 +81,7 @@ class ClusterMirror:
         self._etag = ""
         self._failure: ServiceError | None = None
         self.read_at: float | None = None
-        """When the whole list was last read; None: never."""
+        """Time when the whole list was last read; None if never."""
 
     async def run(self) -> None:
         """Read the registry periodically, until cancelled."""

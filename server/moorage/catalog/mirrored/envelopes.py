@@ -114,7 +114,7 @@ def object_of(raw: msgspec.Raw | bytes, expected: str) -> Document:
 
 
 def check_depth(document: JsonValue) -> None:
-    """Raise an error if the nesting is deeper than `DEPTH_MAX`, for recursive code."""
+    """Raise `WrongAnswer` if a document is nested deeper than `DEPTH_MAX`."""
     level = [document]
     for _ in range(DEPTH_MAX):
         level = [

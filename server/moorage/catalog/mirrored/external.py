@@ -52,6 +52,6 @@ class External:
         return frozenset(part for part in EXTERNAL_NAMES if getattr(self, part))
 
     def service(self, part: str) -> Service | None:
-        """Return the external service for a part, or None if it is embedded."""
+        """Return the external service for a part of the catalog; None if that part is embedded."""
         url: str = getattr(self, part)
         return Service(EXTERNAL_NAMES[part], url, self.timeout_seconds) if url else None

@@ -172,7 +172,7 @@ class _Vector(msgspec.Struct, tag_field="resultType", tag="vector"):
 
 
 class _Answer(msgspec.Struct):
-    """The fields that are read of an answer of Prometheus's HTTP API."""
+    """The fields that we read in an answer of Prometheus's HTTP API."""
 
     status: str
     data: _Vector | None = None

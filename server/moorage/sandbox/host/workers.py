@@ -1,4 +1,4 @@
-"""The workers of a daemon: cells on the nodes of a Ray cluster. Used by `pool`.
+"""Manages the daemon's workers, which run cells on the nodes of a Ray cluster. Used by `pool`.
 
 The daemon imports no Ray. A process of its own, the bridge, connects to it and starts an agent on
 each node; it is killed where it hangs and started again where it ends, and as long as no worker is

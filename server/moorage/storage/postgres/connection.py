@@ -32,8 +32,10 @@ SET client_min_messages = 'warning';
 SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3;
 SET tcp_user_timeout = '15s'
 """
-"""The server ends the session of a client that is gone, and so frees what it had locked. A role may
-have other settings: they would end the idle lock, or hide the warning of a commit that may be lost.
+"""Settings of each session: PostgreSQL soon ends sessions of clients that are gone.
+
+That frees their locks. The settings of a role could end the idle lock, or hide the warning of a
+commit that may be lost.
 """
 
 
@@ -138,7 +140,7 @@ def translate_errors(place: str) -> Iterator[None]:
 
 
 def storage_error(place: str, error: psycopg.Error) -> StorageFailed:
-    """Return this package's error for one of PostgreSQL's."""
+    """Convert one error of PostgreSQL into this package's error."""
     return StorageFailed(
         f"{place} failed: {_words(error)}. See that it runs and has room, then start again: "
         "what was acknowledged is safe."

@@ -65,7 +65,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _News:
-    """The event of a change to a workload's objects, and the time of the last change."""
+    """Signals changes of a workload's objects, and has the time of the last change."""
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
     heard_at: float = field(default_factory=time.monotonic)
@@ -122,7 +122,7 @@ class ClusterWorkloads:
         self._tasks = [asyncio.create_task(each.run()) for each in self._watchers]
 
     async def close(self) -> None:
-        """Stop following."""
+        """Stop following the cluster's objects."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -165,7 +165,7 @@ class ClusterWorkloads:
         return [claim for _, claim in sorted(self._claims_of.get(workload, {}).items())]
 
     def view(self, workload: str) -> WorkloadView | None:
-        """Return the view of a workload; None if it has no pods."""
+        """Return the joint state of a workload's pods; None if it has no pods."""
         listed = self._nodes.listed.is_set() and self._nodes.error is None
         return view(workload, self.pods(workload), self._nodes.records, listed)
 
@@ -239,7 +239,7 @@ class ClusterWorkloads:
             await self._create_all(workload, objects.owned, trouble)
 
     async def group_api(self, trouble: list[str]) -> str:
-        """Return the version of the API that has PodGroups; empty if none has."""
+        """Return the API version that has PodGroups; empty if the cluster has no PodGroups."""
         known = await self._read(manifests.SCHEDULING, trouble)
         for version in (str(each["groupVersion"]) for each in known.get("versions", ())):
             has = await self._read(f"/apis/{version}", trouble)

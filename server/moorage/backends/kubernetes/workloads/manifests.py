@@ -50,7 +50,7 @@ SCHEDULING: Final = "/apis/scheduling.k8s.io"
 
 @dataclass(frozen=True, slots=True)
 class StartObjects:
-    """The objects of one start at the API server.
+    """The Kubernetes objects of one start of a workload.
 
     Args:
         name: That they share.

@@ -76,7 +76,7 @@ class _Follower:
 
 
 class PodOutput:
-    """The output of one cluster's pods.
+    """Reads and stores the output of one cluster's pods.
 
     Args:
         connection: To the cluster.

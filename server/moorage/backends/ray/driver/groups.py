@@ -83,7 +83,7 @@ class JobGroups:
         return {name.rsplit("/", 2)[0] for name in names}
 
     def _all(self) -> dict[str, str]:
-        """Return the names of this server's placement groups, by Ray's ids of them."""
+        """Return the names of this server's placement groups, by group id."""
         return {
             group_id: group["name"]
             for group_id, group in ray.util.placement_group_table().items()
