@@ -1,1 +1,1 @@
-"""Backends, which start workloads: one Protocol for all (`base`), and the kinds of backends."""
+"""Backends start workloads: one Protocol for all of them (`base`), and one package per kind."""

@@ -1,4 +1,4 @@
-"""The interface of all backends: one Protocol, and its values.
+"""The interface of all backends: one Protocol, and the types of its arguments and results.
 
 Two callers: the daemon's workload control, which names workloads by lease, and `ResourceEngine`,
     which
@@ -28,7 +28,7 @@ from moorage.model import DeviceId, Placement
 from moorage.records.json_values import JsonMapping, JsonValue
 
 LOG_TAIL_LINES: Final = 20
-"""Last lines of a workload's output that come with the news of its failure."""
+"""Number of last lines of a workload's output in the report of its failure."""
 LOG_BYTES_MAX: Final = 256 * 1024
 """Bytes that one call of `logs` returns at most."""
 
@@ -39,18 +39,18 @@ FILE_BYTES_MAX: Final = 256 * 1024
 
 
 class BackendError(Exception):
-    """The backend cannot do that; after a start, nothing of the workload is left."""
+    """A call of the backend failed; after a failed start, nothing of the workload is left."""
 
 
 class UnknownWorkloadError(BackendError):
-    """Nothing of that name runs, or ran lately."""
+    """The backend has no workload of this name."""
 
     def __init__(self, workload: str) -> None:
         super().__init__(f"nothing runs under the name {workload!r}")
 
 
 class UnknownAttemptError(UnknownWorkloadError):
-    """Nothing is stored of this start of the workload.
+    """The backend stores nothing about this start of the workload.
 
     Args:
         workload: Its name.
@@ -67,11 +67,11 @@ class UnknownFileError(BackendError):
 
 
 class UnsupportedSpecError(BackendError, ValueError):
-    """This backend never can do that: another backend or another spec is needed."""
+    """This backend can never do what the spec asks for: use another backend or spec."""
 
 
 class BackendUnavailableError(BackendError, ValueError):
-    """The environment lacks the backend's address or credentials; nothing was started."""
+    """The environment has no address or credentials for the backend; nothing was started."""
 
 
 class EngineClosedError(BackendError):
@@ -82,21 +82,21 @@ class Phase(StrEnum):
     """The phase of a workload."""
 
     PENDING = "pending"
-    """The backend has not begun to start it."""
+    """The backend has not begun to start the workload."""
     PULLING = "pulling"
-    """Its image, or its machine, is on the way."""
+    """The workload's image is being pulled, or its machine is being started."""
     STARTING = "starting"
-    """It exists, and is not ready yet."""
+    """The workload exists, and is not ready yet."""
     READY = "ready"
-    """It runs, and answers if it is meant to."""
+    """The workload runs, and passes its readiness check if it has one."""
     LOST = "lost"
-    """Its machine does not report: the workload may still run there."""
+    """The workload's machine does not report; the workload may still run there."""
     SUCCEEDED = "succeeded"
-    """It ended by itself, and well: a process with exit status 0."""
+    """The workload ended by itself with success: a process with exit status 0."""
     FAILED = "failed"
-    """It ended by itself, and badly."""
+    """The workload ended by itself with a failure."""
     STOPPED = "stopped"
-    """It was stopped from here."""
+    """The backend stopped the workload."""
 
     @property
     def over(self) -> bool:
@@ -143,13 +143,13 @@ class Order:
     resumed: bool = False
 
     def bound_stop(self, seconds: float) -> float:
-        """Return the seconds between the signal to end and being killed, of those asked for."""
+        """Return the seconds between SIGTERM and SIGKILL: those given, up to the order's limit."""
         return seconds if self.stop_seconds_max is None else min(seconds, self.stop_seconds_max)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadReport:
-    """The report on a workload.
+    """The state of a workload, as its backend reports it.
 
     Args:
         id: Its name, as in the `Order`.
@@ -170,7 +170,7 @@ class WorkloadReport:
 
 @dataclass(frozen=True, slots=True)
 class CommandExecution:
-    """A command that ran inside of a workload.
+    """The outcome of a command that ran in a workload.
 
     Args:
         exit_code: Of the command; negative is a signal's number.
@@ -182,12 +182,13 @@ class CommandExecution:
 
 
 Listener = Callable[[WorkloadReport], None]
-"""Told of every change that the backend sees, also of those without an order. It may be called in
-any thread, must not block, and must not raise."""
+"""A function that the backend calls at every change of a workload, also without an order.
+
+It may be called in any thread, must not block, and must not raise."""
 
 
 NO_NODE: Final = ""
-"""The id of no node. A backend with only this id in `Support.nodes` can start nothing yet."""
+"""An id that no node has. A backend with only this id in `Support.nodes` can start nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,7 @@ class Log:
 
     @classmethod
     def of(cls, data: bytes, start: int, *, over: bool, exit_code: int | None = None) -> "Log":
-        """Return a piece of output; a character that is cut at its end is left to the next one.
+        """Return a piece of output; an incomplete character at its end goes to the next piece.
 
         Args:
             data: The piece.
@@ -271,7 +272,7 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class FilePiece:
-    """A piece of a file.
+    """A piece of a file of a run.
 
     Args:
         data: What it is.
@@ -286,7 +287,7 @@ class FilePiece:
 
 @runtime_checkable
 class FileSource(Protocol):
-    """A backend whose workloads have a folder that can be read, also after they have ended."""
+    """A backend that can read the folders of its workloads, also of ended ones."""
 
     async def files(self, workload: str, attempt: int = 0) -> RunFiles:
         """List the files of a start of a workload; `attempt` is as in `logs`.
@@ -308,7 +309,7 @@ class FileSource(Protocol):
 
 
 class Backend(Protocol):
-    """One backend, under the name that `provision.backend` uses.
+    """A backend starts and stops workloads; `provision.backend` names it.
 
     Engines are used from several threads and event loops; none of their calls belongs to the loop
     that started a workload.
@@ -320,24 +321,24 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that requests use."""
+        """The name of the backend in requests."""
 
     @property
     def support(self) -> Support:
-        """Its abilities beyond start and stop."""
+        """The abilities of the backend beyond start and stop."""
 
     def listen(self, listener: Listener | None) -> None:
-        """Call `listener` at every change from now on; None ends that."""
+        """Call `listener` at every change of a workload from now on; None: call nothing."""
 
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Refuse a spec that this backend cannot start, before anything is held for it.
+        """Refuse a spec that this backend cannot start, before a lease is granted for it.
 
         Raises:
             UnsupportedSpecError: It could never be started as it says.
         """
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return the workloads here under this backend's care, from any start.
+        """Return all workloads of this backend, also those that an earlier daemon started.
 
         What ended by itself is named until it is stopped, so that a daemon that was away learns
         how it ended.
@@ -367,14 +368,14 @@ class Backend(Protocol):
         """
 
     async def status(self, workload: str) -> WorkloadReport:
-        """Look at a workload as it is now.
+        """Return the present report of a workload.
 
         Raises:
             UnknownWorkloadError: There is none of that name.
         """
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Look at a workload, and ask one that is ready whether it still answers, as its spec says.
+        """Return the report of a workload; if it is ready, run its readiness check first.
 
         One that does not is `STARTING` again; so is one that is paused.
 
@@ -383,13 +384,13 @@ class Backend(Protocol):
         """
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Return the report of a workload that is certainly ready now, without waiting; else None.
+        """Return the report of a workload without waiting, if it is surely ready now; else None.
 
         After None, `probe` finds out.
         """
 
     async def control(self, workload: str, limits: JsonMapping) -> None:
-        """Change limits of a workload while it runs, all or none.
+        """Change limits of a running workload, all of them or none.
 
         Raises:
             UnsupportedSpecError: One of them is not in `support.limits`, or its value is no good.
@@ -397,7 +398,7 @@ class Backend(Protocol):
         """
 
     async def reset(self, workload: str) -> JsonValue:
-        """Make a used workload as new, for the next user.
+        """Restore a used workload to its initial state, for the next user.
 
         Raises:
             UnsupportedSpecError: This kind of workload cannot be.
@@ -414,7 +415,7 @@ class Backend(Protocol):
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandExecution:
-        """Run a command inside of a workload.
+        """Run a command in a workload.
 
         Raises:
             UnsupportedSpecError: This kind of workload takes none.
@@ -434,16 +435,16 @@ class Backend(Protocol):
         """
 
     async def close(self) -> None:
-        """Close the backend. Workloads go on running."""
+        """Close the backend. Workloads continue to run."""
 
 
 class CommonBackend:
-    """The parts of a `Backend` that are alike in most of them."""
+    """Default implementations of the methods of `Backend` that most backends share."""
 
     _listener: Listener | None = None
 
     def listen(self, listener: Listener | None) -> None:
-        """Call `listener` at every change; see `Backend.listen`."""
+        """Call `listener` at every change of a workload; see `Backend.listen`."""
         self._listener = listener
 
     def _tell(self, workload: WorkloadReport) -> None:
@@ -451,7 +452,7 @@ class CommonBackend:
             self._listener(workload)
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Return None: only a call of what runs the workload knows; see `Backend.glance`."""
+        """Return None: this backend cannot know without a call; see `Backend.glance`."""
         del workload
         return None
 

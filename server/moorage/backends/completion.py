@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 async def finish(work: Awaitable[_T]) -> _T:
-    """Await `work` to its end even when cancelled meanwhile; then be cancelled.
+    """Await `work` to its end, even if the caller is cancelled; then raise that cancellation.
 
     Raises:
         CancelledError: The caller was cancelled; caused by what the work raised, if it did.

@@ -1,4 +1,4 @@
-"""The kinds of backends: one value per kind has everything that the server needs from the kind.
+"""Finds the kinds of backends; one object per kind has all that the server needs of the kind.
 
 A folder beside this file with a `kind.py` brings one, as `KIND`; other distributions bring theirs
 as entry points in the group `moorage.backends`. Every command imports this module and every
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from moorage.protocol.registry import ClusterDocuments
 
 ENTRY_POINTS: Final = "moorage.backends"
-"""The group of entry points that bring kinds."""
+"""The group of entry points by which other packages add kinds."""
 
 S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
 class NoSettings:
-    """The settings of a kind that has none."""
+    """The settings class of kinds without settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The parts of a daemon for a backend that it opens.
+    """What the daemon gives to a backend that it opens.
 
     Args:
         data_dir: The daemon's; a backend has the folder of its name there.
@@ -59,7 +59,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The inventory for a kind that follows clusters.
+    """What the daemon gives to a kind that follows clusters.
 
     Args:
         data_dir: The daemon's.
@@ -84,7 +84,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The parts of `moored doctor` for a kind.
+    """What `moored doctor` gives to a kind that it examines.
 
     Args:
         data_dir: The server's.
@@ -98,7 +98,7 @@ class Examination:
 
 
 class BackendKind(ABC, Generic[S]):
-    """One kind of backend.
+    """One kind of backend: its settings, its specs, and how to open it.
 
     Attributes:
         name: What `provision.backend` names it by.
@@ -127,7 +127,7 @@ class BackendKind(ABC, Generic[S]):
 
     @abstractmethod
     def open(self, settings: S, surroundings: Surroundings) -> "Backend":
-        """Open the backend.
+        """Open the backend of this kind.
 
         Raises:
             BackendError: It cannot be opened.
@@ -135,7 +135,7 @@ class BackendKind(ABC, Generic[S]):
         """
 
     def load(self, data_dir: Path) -> None:
-        """Import the backend before `open` does: a standby calls this, and takes over sooner."""
+        """Import the backend's modules before `open`, so that a standby takes over sooner."""
         del data_dir  # That of some kinds needs it.
         with suppress(ModuleNotFoundError):  # `open` says what is missing.
             importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.backend")
@@ -152,11 +152,11 @@ class BackendKind(ABC, Generic[S]):
         )
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
-        """Return the classes for `provision.spec`, beside those that all backends share."""
+        """Return the spec classes that this kind adds to those that all backends share."""
         return ()
 
     def follow(self, settings: S, backend: "Backend | None", inventory: Inventory) -> None:
-        """Follow the clusters that its settings name, if any.
+        """Start to follow the clusters that the kind's settings name, if any.
 
         Args:
             settings: Its own.
@@ -186,7 +186,7 @@ class BackendKind(ABC, Generic[S]):
 
     @property
     def installed(self) -> bool:
-        """Whether its packages are installed."""
+        """Whether the packages that this kind needs are installed."""
         try:
             return not self.package or bool(importlib.metadata.version(self.package))
         except importlib.metadata.PackageNotFoundError:
@@ -194,14 +194,14 @@ class BackendKind(ABC, Generic[S]):
 
     @property
     def install_command(self) -> str:
-        """The command that installs its packages."""
+        """The command that installs the packages that this kind needs."""
         if not self.extra:
             return f"pip install {self.distribution}"
         return install_command(self.extra, self.distribution)
 
 
 class BrokenKind(BackendKind[NoSettings]):
-    """A kind that cannot be loaded: `moored doctor` says so, and so does a server that wants it.
+    """Stands for a kind that failed to load; `moored doctor` and `open` report the reason.
 
     Args:
         name: Of its entry point.
@@ -215,14 +215,14 @@ class BrokenKind(BackendKind[NoSettings]):
         self.reason = reason
 
     def open(self, settings: NoSettings, surroundings: Surroundings) -> "Backend":
-        """Refuse, with the reason."""
+        """Raise an error with the reason why the kind failed to load."""
         from moorage.backends.base import BackendError  # noqa: PLC0415  # As the module says.
 
         del settings, surroundings
         raise BackendError(f"the backend {self.name} cannot be loaded: {self.reason}")
 
     def examine(self, examination: Examination) -> Iterable[DoctorFinding]:
-        """Yield the reason."""
+        """Yield the reason why the kind failed to load."""
         yield DoctorFinding(
             f"backend: {self.name}",
             "broken" if examination.wanted else "missing",
@@ -232,7 +232,7 @@ class BrokenKind(BackendKind[NoSettings]):
 
 @functools.cache
 def kinds() -> Mapping[str, BackendKind[Any]]:
-    """Return all kinds by name: those of every server, other shipped ones, those of others."""
+    """Return all kinds by name: shipped ones, then those that other packages add."""
     shipped = [
         importlib.import_module(f"{__package__}.{file.parent.name}.kind").KIND
         for file in Path(__file__).parent.glob("*/kind.py")
@@ -260,7 +260,7 @@ def _load(point: importlib.metadata.EntryPoint) -> BackendKind[Any]:
 
 
 def specs() -> "list[type[BaseResourceSpec]]":
-    """Return the specs of all kinds, in their order."""
+    """Return the spec classes of all kinds, in the order of `kinds`."""
     found: list[type[BaseResourceSpec]] = []
     for kind in kinds().values():
         try:

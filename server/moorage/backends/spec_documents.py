@@ -1,4 +1,4 @@
-"""Specs as JSON, and the names of their pools. The daemon and `ResourceEngine` are the callers."""
+"""Converts specs to and from JSON, and names pools, for the daemon and `ResourceEngine`."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
     each.category: each
     for each in reversed(_ALL)  # Of a category that two kinds have, that of the first.
 }
-"""What may be started, by the `category` that JSON names it with."""
+"""The spec classes by `category`, as JSON names them."""
 
 
 def spec_from_document(
@@ -58,12 +58,12 @@ def spec_from_document(
 
 
 def document_from_spec(spec: BaseResourceSpec) -> JsonObject:
-    """Return a spec as JSON that says as little as will do: equal specs have equal documents."""
+    """Return a spec as JSON without default values, so that equal specs have equal documents."""
     return {"category": spec.category, **_fields_off_default(spec)}
 
 
 def _fields_off_default(part: Any) -> JsonObject:
-    """Return the fields that differ from their defaults."""
+    """Return the fields of a spec that differ from their defaults."""
     given: JsonObject = {}
     for each in dataclasses.fields(part):
         value, made = getattr(part, each.name), each.default_factory
@@ -100,7 +100,7 @@ def pool_key(spec: BaseResourceSpec, backend: str) -> str:
 
 
 def _level(value: JsonValue) -> JsonValue:
-    """Return a value with every whole number written as one: 1.0 is 1."""
+    """Return a value with integral floats replaced by integers: 1.0 becomes 1."""
     if isinstance(value, dict):
         return {name: _level(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

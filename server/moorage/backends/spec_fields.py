@@ -11,11 +11,11 @@ import pydantic
 from moorage.records.json_values import JsonValue
 
 CPUS_MAX: Final = 65_536
-"""Processors that a spec may ask for; and GPUs."""
+"""Most processors, and most GPUs, that a spec may ask for."""
 START_SECONDS_MAX: Final = 86_400.0
-"""Longest time to become ready."""
+"""Longest time that a spec may allow a workload to become ready."""
 STOP_SECONDS_MAX: Final = 3_600.0
-"""Longest time between SIGTERM and SIGKILL, by which a workload may outlive its lease."""
+"""Longest time from SIGTERM to SIGKILL in a spec; a workload may outlive its lease by that."""
 PROBE_SECONDS_MIN: Final = 0.01
 PROBE_SECONDS_MAX: Final = 3_600.0
 MEMORY_BYTES_MAX: Final = 1 << 60
@@ -25,8 +25,9 @@ NO_DEVICES: Final = {
     "ASCEND_VISIBLE_DEVICES": "",
     "HABANA_VISIBLE_DEVICES": "",
 }
-"""Variables by which container runtimes give devices, so that they give none. What an image says
-counts only where they are not set."""
+"""Variables that make container runtimes give a container no devices.
+
+Variables of an image count only if these are not set."""
 MEMORY_DELAY_SECONDS_MAX: Final = 60.0
 """Longest delay that a `MemoryResourceSpec` may ask for."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -70,17 +71,17 @@ def _absolute(path: str) -> str:
 
 
 Text = Annotated[str, pydantic.AfterValidator(_no_nul)]
-"""A text that the operating system takes."""
+"""A text without NUL characters, as the operating system requires."""
 Name = Annotated[Text, pydantic.AfterValidator(_not_empty)]
 Command = Annotated[list[Text], pydantic.AfterValidator(_program)]
 """A program and its arguments."""
 Environment = dict[Annotated[Text, pydantic.AfterValidator(_variable)], Text]
 Folder = Annotated[Text, pydantic.AfterValidator(_absolute)]
 _NOT_YES = pydantic.BeforeValidator(_number)
-"""`true` is no number. It comes last of what is said of a type, so that it is looked at first."""
+"""A validator that refuses `true` as a number. It is the last annotation, so that it runs first."""
 Port = Annotated[int, pydantic.Field(ge=1, le=65_535), _NOT_YES]
 FreePort = Annotated[int, pydantic.Field(ge=0, le=65_535), _NOT_YES]
-"""A port, or 0 for one that is free."""
+"""A port number; 0 means any free port."""
 Count = Annotated[int, pydantic.Field(ge=0, le=CPUS_MAX), _NOT_YES]
 Copies = Annotated[int, pydantic.Field(ge=1, le=CPUS_MAX), _NOT_YES]
 Cpus = Annotated[float, pydantic.Field(gt=0, le=CPUS_MAX, allow_inf_nan=False), _NOT_YES]
@@ -100,7 +101,7 @@ MemoryDelay = Annotated[
 
 
 def memory_bytes(given: int | str) -> int:
-    """Return bytes, of a number or of a text such as `512m`, `2g`, `1.5GiB`.
+    """Return a number of bytes, from a number or a text such as `512m`, `2g`, `1.5GiB`.
 
     Raises:
         ValueError: It is neither, or more than any machine has.
@@ -131,6 +132,6 @@ def _devices(given: JsonValue) -> int | str | list[str]:
 
 
 Memory = Annotated[int | str, pydantic.PlainValidator(_memory)]
-"""Bytes, or text as `512m`, `2g`."""
+"""An amount of memory: bytes, or a text such as `512m` or `2g`."""
 Devices = Annotated[int | str | list[str], pydantic.PlainValidator(_devices)]
-"""How many GPUs, which, or all."""
+"""GPUs: their number, a list of ids, or `all`."""

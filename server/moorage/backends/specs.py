@@ -39,22 +39,22 @@ from moorage.backends.spec_fields import (
 from moorage.records.json_values import JsonObject
 
 WORDS_SHOWN_MAX: Final = 64
-"""Characters of a command that a message shows as a list."""
+"""Longest beginning of a command, in characters, that a message shows as a list."""
 _STRICT: Final = pydantic.ConfigDict(
     extra="forbid", arbitrary_types_allowed=True, revalidate_instances="always"
 )
 
 BUILT_IN: Final[set[str]] = set()
-"""The categories that are Moorage's own."""
+"""The categories of Moorage's own specs."""
 
 
 ContainerCategory = Literal["container", "python_env", "scienceworld", "alfworld", "webshop"]
-"""What the documents call containers: `container`, and environments of an agent by name."""
+"""The categories of containers: `container`, and names of agent environments."""
 ENVIRONMENTS: Final = frozenset(get_args(ContainerCategory)) - {"container"}
 
 
 class SpecError(ValueError):
-    """A spec cannot be read.
+    """A spec has a wrong field.
 
     Args:
         path: Where in the spec, e.g. `spec.cpu_count`.
@@ -102,19 +102,19 @@ class BaseResourceSpec:
             raise SpecError("category", f"{own} or one of your own")
 
     def __init_subclass__(cls) -> None:
-        """Note the kinds that are Moorage's own."""
+        """Record the category of a spec class of Moorage in `BUILT_IN`."""
         if cls.__module__.startswith("moorage."):
             BUILT_IN.add(cls.category)
 
     @property
     def limit_seconds(self) -> float | None:
-        """The seconds until it must be ready; None for no bound."""
+        """The seconds until the workload must be ready; None for no limit."""
         limit: float | None = getattr(self, "start_timeout", None)
         return limit
 
     @property
     def title(self) -> str:
-        """Its name for a person: an image, a model, a class."""
+        """The name of the spec in messages: an image, a model or a class."""
         for name in ("image", "model_name_or_path", "env_cls_path"):
             if given := getattr(self, name, None):
                 return str(given)
@@ -144,7 +144,7 @@ class Readiness:
 
 @dataclass(kw_only=True)
 class ProcessResourceSpec(BaseResourceSpec):
-    """A command on a machine, in a session of its own.
+    """A command on a machine, in its own session.
 
     Args:
         command: The program and its arguments. No shell is involved.
@@ -172,13 +172,13 @@ class ProcessResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the program."""
+        """Return the program of the spec, which is its title in messages."""
         return self.command[0]
 
 
 @dataclass(kw_only=True)
 class ServiceResourceSpec(ProcessResourceSpec):
-    """A command that serves, and is ready when it says so.
+    """A command that serves requests, and is ready when its readiness check succeeds.
 
     Args:
         port: Where it listens; 0 has a free port chosen and put into `{port}` of the command
@@ -227,11 +227,11 @@ class VLLMModelResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the model."""
+        """Return the model of the spec, which is its title in messages."""
         return self.model_name_or_path
 
     def service(self) -> ServiceResourceSpec:
-        """Return the service that it is: vLLM's own server, with its readiness probe."""
+        """Return the model as a service: vLLM's own server, with its readiness check."""
         python = self.python or sys.executable or "python3"
         command = [
             *(python, "-m", "vllm.entrypoints.openai.api_server"),
@@ -297,13 +297,13 @@ class ContainerResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the image."""
+        """Return the image of the spec, which is its title in messages."""
         return self.image or "ubuntu:22.04"
 
 
 @dataclass(kw_only=True)
 class APIModelResourceSpec(BaseResourceSpec):
-    """A model that another server has behind an OpenAI-compatible address.
+    """A model that another server offers at an OpenAI-compatible address.
 
     Args:
         model_name_or_path: As the service knows it.
@@ -327,19 +327,19 @@ class APIModelResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the model."""
+        """Return the model of the spec, which is its title in messages."""
         return self.model_name_or_path or "default"
 
     @property
     def url(self) -> str:
-        """The URL, without a slash at the end."""
+        """The base URL of the model's server, without a final slash."""
         given = self.base_url or f"http://{self.host or '127.0.0.1'}:{self.port or 8000}/v1"
         return given.rstrip("/")
 
 
 @dataclass(kw_only=True)
 class LocalEnvResourceSpec(BaseResourceSpec):
-    """An object of a class of the caller's own process. Not for the daemon, which runs no code.
+    """An object of a class in the caller's process. The daemon refuses it, as it runs no code.
 
     Args:
         env_cls_path: `package.module.Class`.
@@ -353,13 +353,13 @@ class LocalEnvResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the class."""
+        """Return the class of the spec, which is its title in messages."""
         return self.env_cls_path or "default"
 
 
 @dataclass(kw_only=True)
 class MemoryResourceSpec(BaseResourceSpec):
-    """A workload that is nothing but an entry of a dictionary, with faults on demand.
+    """A fake workload that is only an entry in a dictionary, with faults on demand.
 
     Args:
         name: Tells kinds of workload apart.
@@ -390,13 +390,13 @@ class MemoryResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the name."""
+        """Return the name of the spec, which is its title in messages."""
         return self.name
 
 
 @functools.cache
 def _readers(kind: type[BaseResourceSpec]) -> Mapping[str, pydantic.TypeAdapter[Any]]:
-    """Return a reader for each field of a kind of spec, by name."""
+    """Return a validator for each field of a spec class, by field name."""
     hints = get_type_hints(kind, include_extras=True)
     loose = pydantic.ConfigDict(arbitrary_types_allowed=True)
     return {
@@ -406,7 +406,7 @@ def _readers(kind: type[BaseResourceSpec]) -> Mapping[str, pydantic.TypeAdapter[
 
 
 def _spec_error(name: str, error: pydantic.ValidationError) -> SpecError:
-    """Return the first thing that is wrong with a field, in the words of this package."""
+    """Convert pydantic's first error about a field into a `SpecError`."""
     first = error.errors(include_url=False)[0]
     place = ".".join([name, *(str(part) for part in first["loc"] if part != "[key]")])
     if first["type"] == "unexpected_keyword_argument":

@@ -1,4 +1,4 @@
-"""Endpoints of publishing: aliases, canaries, shadows, logs, and calls of `management`."""
+"""The endpoints of aliases: canaries, shadows, logs, and calls of `management`."""
 
 from functools import partial
 from typing import Final
@@ -22,7 +22,7 @@ _CHOICE: Final = operation(AliasDocument, VersionChoice)
 
 
 def alias_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router of these endpoints; arguments as `service_routes`."""
+    """Return the router of the alias endpoints; arguments as for `service_routes`."""
     router = HttpRouter("publishing")
     _looking(router, services)
     _changing(router, services, bodies)
@@ -38,7 +38,7 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
 
     @router.get("/policy-alias/{alias}", "Read an alias", _ALIAS)
     async def show_alias(alias: str) -> Response:
-        """Return the alias with its history. A bare policy name means its alias `stable`."""
+        """Return an alias with its history. A bare policy name means its alias `stable`."""
         return success(services.aliases.show(alias))
 
     @router.get(
@@ -73,7 +73,7 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         "/policy-alias/{alias}/activate", "Activate a version", operation(AliasDocument, Activation)
     )
     async def activate(alias: str, request: Request) -> Response:
-        """Make the alias point at this version; open requests finish with the old version.
+        """Make the alias point at a version; requests under way finish with the old version.
 
         One that fails as the alias's shadow is refused, but by `force`.
         """
@@ -116,7 +116,7 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
 
     @router.delete("/policy-alias/{alias}/shadow", "Stop a shadow", _ALIAS)
     async def stop_shadow(alias: str, request: Request) -> Response:
-        """Ask the candidate no more; its report is forgotten."""
+        """Stop evaluating the candidate, and delete its report."""
         before = _alias_document(services, alias)
         after = await services.aliases.stop_shadow(alias, who_of(request))
         return await _answer_change(request, before, after)
@@ -140,14 +140,14 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
 async def _owner(
     services: WebServices, request: Request, alias: str
 ) -> tuple[Tenant, Document | None]:
-    """Return the caller's tenant once it is known that it may change an alias, and the alias."""
+    """Check that the caller may change an alias; return the caller's tenant and the alias."""
     caller = caller_of(request)
     await services.ownership.check_alias(caller, alias)
     return caller.tenant, _alias_document(services, alias)
 
 
 def _alias_document(services: WebServices, alias: str) -> Document | None:
-    """Return an alias as it is; None: there is none."""
+    """Return the present state of an alias; None if it does not exist."""
     try:
         return _state(services.aliases.show(alias))
     except ServiceError:
@@ -161,6 +161,6 @@ def _state(alias: Document) -> Document:
 
 
 async def _answer_change(request: Request, before: Document | None, after: Document) -> Response:
-    """Answer an alias, and note what changed."""
+    """Return the answer with a changed alias, and note the change for the audit log."""
     await note_change(request, before, _state(after))
     return success(after)

@@ -1,4 +1,4 @@
-"""The HTTP application: authentication, failure bodies, health, and the service endpoints.
+"""Builds the HTTP application: authentication, failure bodies, health and service endpoints.
 
 `web.server.WebServer` runs it; what it serves it takes as `WebServices`.
 """
@@ -51,7 +51,7 @@ STEP_MAX: Final = 60
 
 
 def create_app(services: WebServices | StandbyServices) -> Starlette:
-    """Return the application.
+    """Return the HTTP application with all its endpoints.
 
     Args:
         services: What it serves.
@@ -60,7 +60,7 @@ def create_app(services: WebServices | StandbyServices) -> Starlette:
     router = _few(services) if isinstance(services, StandbyServices) else _endpoints(services)
 
     async def refuse(request: Request, error: Exception) -> Response:
-        """Return every failure, also the framework's own, in the documented form."""
+        """Return the response for a failure, also of the framework, in the documented form."""
         if standby is not None and isinstance(error, HTTPException):  # Another server has the path.
             error = standby.refusal()
         if isinstance(error, HTTPException) and error.status_code == _WRONG_METHOD:
@@ -183,7 +183,7 @@ def _about_routes(services: WebServices | StandbyServices) -> HttpRouter:
 
 
 def _wrong_method(router: HttpRouter, request: Request) -> Response:
-    """Return the refusal of a method that a path does not have, with the methods that it has.
+    """Return the refusal of a wrong method for a path; it names the right methods.
 
     The framework's own answer names those of one route only, and every method is a route here.
     """
@@ -216,7 +216,7 @@ def _fault_of(error: Exception) -> ServiceError:
 
 
 def history_routes(services: WebServices) -> HttpRouter:
-    """Return the router of this endpoint."""
+    """Return the router of the endpoint `/history`."""
     router = HttpRouter("about")
 
     @router.get("/history", "The last day in numbers", operation(History))
@@ -245,7 +245,7 @@ class SocketTicket(WebType):
 
 
 def ticket_routes(tickets: Tickets, console: Console | None) -> HttpRouter:
-    """Return the endpoint, which needs a token.
+    """Return the router of the WebSocket ticket endpoint, which needs a token.
 
     Args:
         tickets: Issues them.

@@ -59,7 +59,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(BlockDocument, (BlockDocument, BlockEnvelope), statuses=(201,)),
     )
     async def create(request: Request) -> Response:
-        """Store a new block document, the caller's; filters of `matchType` `block` search it."""
+        """Store a new block document, owned by the caller, for searches of `matchType` `block`."""
         document = await read_document(request, bodies)
         created = await blocks.create(document, who_of(request))
         return success(await note_change(request, None, created), 201)
@@ -76,12 +76,12 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get("/blocks/{block_id}", "Read a block", one)
     async def get(block_id: str) -> Response:
-        """Return the block document."""
+        """Return a block document."""
         return success(await blocks.get("block", block_id))
 
     @router.put("/blocks/{block_id}", "Change a block", operation(BlockDocument, DocumentChange))
     async def update(block_id: str, request: Request) -> Response:
-        """Answer the new document. Its owner changes it, and operators."""
+        """Change a block document and return it. Only its owner and operators may do so."""
         change = await read_document(request, bodies)
         services.ownership.check_block(caller_of(request), block_id)
         before = await find_former(blocks.get("block", block_id))
@@ -90,7 +90,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.delete("/blocks/{block_id}", "Remove a block", one)
     async def delete(block_id: str, request: Request) -> Response:
-        """Answer the removed document; its workloads are not this server's business."""
+        """Remove a block document and return it; the block's workloads continue to run."""
         services.ownership.check_block(caller_of(request), block_id)
         removed = await blocks.delete("block", block_id)
         return success(await note_change(request, removed, None))
@@ -107,7 +107,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
     )
     async def aggregate(request: Request) -> Response:
-        """Run the stages over all metrics of blocks, and return the result."""
+        """Run an aggregation pipeline over the metrics of all blocks, and return the result."""
         stages = pipeline_of(await bodies.read_json(request))
         async with bodies.searches.turn(who_of(request)):
             return success(await blocks.aggregate_metrics(stages))
@@ -127,7 +127,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     stored = operation(BlockMetricsDocument, BlockMetricsDocument, statuses=(200, 201))
 
     async def store(request: Request) -> Response:
-        """Store the metrics of a block: 201 for the first, 200 for those that replace others."""
+        """Store the metrics of a block; the status is 201 the first time, 200 later."""
         given = await read_document(request, bodies)
         services.ownership.check_block(caller_of(request), str(given.get("blockId", "")))
         document, created = await blocks.put_metrics(given)
@@ -147,7 +147,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         "/block/query", "Find block metrics by equality", operation(list[BlockMetricsDocument])
     )
     async def query_by_parameters(request: Request) -> Response:
-        """Return metrics by URL parameters: field and value; a repeated field matches either."""
+        """Return metrics by fields in the URL; a repeated field matches any of its values."""
         async with bodies.searches.turn(who_of(request)):
             return success(await blocks.query("block_metrics", query_in_url(request)))
 
@@ -164,7 +164,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(BlockMetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def change(block_id: str, request: Request) -> Response:
-        """Change metrics and return the new document; 201 for new ones, which may be partial."""
+        """Change metrics and return the document; first metrics may be partial, with status 201."""
         given = await read_document(request, bodies)
         services.ownership.check_block(caller_of(request), block_id)
         document, created = await blocks.update("block_metrics", block_id, given)
@@ -172,7 +172,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.delete("/block/{block_id}", "Remove block metrics", one)
     async def delete(block_id: str, request: Request) -> Response:
-        """Answer the metrics that were removed."""
+        """Remove the metrics of a block and return them."""
         services.ownership.check_block(caller_of(request), block_id)
         return success(await blocks.delete("block_metrics", block_id))
 

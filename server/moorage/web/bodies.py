@@ -1,4 +1,4 @@
-"""Read request bodies and write JSON bodies, for all endpoints.
+"""Reads request bodies and writes JSON bodies, for all endpoints.
 
 A body is read up to a cap and within a time, and all bodies being read share one budget, so that
 no number of slow or large uploads can take the server's memory.
@@ -34,13 +34,13 @@ from moorage.records.rights import Caller
 
 T = TypeVar("T", bound=msgspec.Struct)
 ENCODING: Final = "encoding"
-"""Where `web.app` keeps, in its own state, the lock that large answers take turns with."""
+"""Name in the application's state of the lock that orders the encoding of large answers."""
 CALLER: Final = "caller"
-"""Where `web.app` leaves the caller in the request's state."""
+"""Name in the request's state under which `web.app` stores the caller."""
 TENANT: Final = "tenant"
-"""Where `web.app` leaves the authenticated tenant in the request's state."""
+"""Name in the request's state under which `web.app` stores the authenticated tenant."""
 NAMED: Final = "named"
-"""Where `read_document` leaves the id that a body names, for `web.notes`."""
+"""Name in the request's state under which `read_document` stores the body's id for `web.notes`."""
 _NAMES: Final = (
     *("id", "clusterId", "blockId", "executor_id", "policy_rule_uri"),
     *("name", "version", "release_tag", "action", "percent"),
@@ -48,27 +48,28 @@ _NAMES: Final = (
 _NAME_CHARS_MAX: Final = 300
 _OPERATOR: Final = re.compile(r"\$[A-Za-z]+")
 HELD: Final = "moorage.held"
-"""Where the functions are, in the scope of a request, that count its bodies no longer."""
+"""Key in a request's scope of the functions that release its bodies' budget."""
 SLOW_NUMBERS_BYTES: Final = 1024 * 1024
 BODY_BYTES_MAX: Final = 24 * 1024 * 1024
-"""One request body; larger ones are answered 413."""
+"""Bytes of one request body; larger ones are answered 413."""
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
-"""All bodies being read at one time; a request beyond that is answered 429."""
+"""Bytes of all bodies being read at one time; a request beyond them is answered 429."""
 TENANT_BYTES_MAX: Final = BODIES_BYTES_MAX * 3 // 4
-"""All bodies of one tenant being read at one time; a request beyond that is answered 429."""
+"""Bytes of one tenant's bodies being read at one time; a request beyond them is answered 429."""
 VALUES_MIN: Final = 65_536
-"""Values that a body may have however short it is."""
+"""Number of values that any body may have, even a short one."""
 BYTES_PER_VALUE: Final = 12
-"""Bytes of a body for each value in it: a body of empty lists would become fifty times
-as large as it is. More are answered 413."""
+"""Bytes that a body needs per value beyond `VALUES_MIN`; with fewer, the answer is 413.
+
+Otherwise a body of empty lists could take fifty times its own bytes in memory."""
 LEVELS_MAX: Final = 1_000
-"""How deep arrays and objects may lie in one another; no decoder goes deeper."""
+"""Deepest nesting of arrays and objects in a body."""
 VALUE_BYTES: Final = 64
-"""Bytes of the budget that each value uses, beside the bytes of the body."""
+"""Bytes of memory budget for each value of a body, beside the body's own bytes."""
 SEARCHES_MAX: Final = 2
-"""Searches for documents at one time, one of one tenant: a single thread does them."""
+"""Document searches at one time, and one per tenant; a single thread runs them."""
 BODY_SECONDS_MAX: Final = 60.0
-"""How long a client may take to send a body; then 408."""
+"""How long a client may take to send a body; after that, the answer is 408."""
 
 
 class BodyReader:
@@ -220,7 +221,7 @@ class CountedBodies:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve one request, then release the budget of its bodies."""
         try:
             await self._app(scope, receive, send)
         finally:
@@ -229,7 +230,7 @@ class CountedBodies:
 
 
 class _InParts(Response):
-    """A JSON answer that is encoded in parts, at the speed at which its client reads.
+    """A JSON answer that is encoded in parts, each when the client has read the previous one.
 
     So no number of large answers holds up the others, nor takes memory while they are not read.
     """
@@ -242,7 +243,7 @@ class _InParts(Response):
         self._parts = encode_in_parts(content)
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        """Send the answer."""
+        """Encode and send the answer, part by part."""
         start = {"type": "http.response.start", "status": self.status_code}
         await send({**start, "headers": self.raw_headers})
         more = True
@@ -267,7 +268,7 @@ def success(data: JsonValue, status: int = 200) -> Response:
 
 
 async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
-    """Return a body that must be a JSON object.
+    """Read and return a body; refuse one that is not a JSON object.
 
     Raises:
         ServiceError: As `BodyReader.read_json`; `bad_message`.
@@ -283,7 +284,7 @@ async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
 
 
 def query_in_url(request: Request) -> JsonObject:
-    """Return the filter in the URL's parameters: each is a field with its value or values.
+    """Return the URL's parameters as a filter: each is a field with one or more values.
 
     Raises:
         ServiceError: A value is an operator. HTTP libraries write `{"$in": [...]}` as `$in`.
@@ -300,12 +301,12 @@ def query_in_url(request: Request) -> JsonObject:
 
 
 def pipeline_of(body: JsonValue) -> JsonValue:
-    """Return the stages of a body, bare or under `pipeline`."""
+    """Return the pipeline stages in a body: the body itself, or its field `pipeline`."""
     return body["pipeline"] if isinstance(body, dict) and "pipeline" in body else body
 
 
 def query_of(body: JsonObject) -> JsonObject:
-    """Return the filter of a body, bare or under `query`."""
+    """Return the filter in a body: the body itself, or its field `query`."""
     if "query" in body and body.keys() <= {"query", "options"}:
         query: JsonObject = body["query"]
         return query
@@ -341,13 +342,13 @@ async def _search(
 
 
 def caller_of(request: Request) -> Caller:
-    """Return the sender of a request."""
+    """Return the authenticated caller of a request."""
     caller: Caller = getattr(request.state, CALLER)
     return caller
 
 
 def who_of(request: Request) -> Tenant:
-    """Return the tenant of the caller."""
+    """Return the tenant of a request's caller."""
     return caller_of(request).tenant
 
 

@@ -1,4 +1,4 @@
-"""A document before and after an HTTP request changes it, for the audit log. Endpoints call it."""
+"""Records, for the audit log, a document before and after an HTTP request changes it."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -12,13 +12,13 @@ from moorage.protocol.registry import Document
 from moorage.records.differences import differences
 
 BEFORE: Final = "before"
-"""Where the request's state has the document before a change."""
+"""Name in the request's state of the document before a change."""
 AFTER: Final = "after"
-"""Where the request's state has the document after a change."""
+"""Name in the request's state of the document after a change."""
 
 
 async def find_former(document: Awaitable[Document]) -> Document | None:
-    """Return a document that is about to change; None: there is none, or it cannot be read."""
+    """Return a document before its change; None if it does not exist or cannot be read."""
     try:
         return await document
     except ServiceError:
@@ -28,7 +28,7 @@ async def find_former(document: Awaitable[Document]) -> Document | None:
 async def note_change(
     request: Request, before: Document | None, after: Document | None
 ) -> Document:
-    """Note what differs between two documents, for the audit log; return the one to answer."""
+    """Store the differences of two documents for the audit log; return the one for the answer."""
     if is_large(before) or is_large(after):
         noted = await asyncio.to_thread(differences, before, after)
     else:

@@ -1,4 +1,4 @@
-"""Checks of a request before any endpoint: its origin, its size, and its tenant's share.
+"""Checks each request before its endpoint: its origin, its size, and its tenant's share.
 
 `web.server` puts it around the application.
 """
@@ -22,13 +22,13 @@ from moorage.web.services import StandbyReads
 from moorage.web.sign_in import CALLBACK
 
 REQUEST_SECONDS: Final = 0.001
-"""What a request is taken to cost the event loop, which has a share for each tenant in a turn."""
+"""Assumed cost of a request in event loop time, of which each tenant gets a fair share."""
 _LENGTHS: Final = frozenset({"content-length", "transfer-encoding"})
 
 
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _POSTED: Final = ("/query", "/aggregate", "/websocket-ticket")
-"""Ends of the paths that are posted to, and answered from documents alone."""
+"""Ends of paths whose POST changes nothing: it only reads documents."""
 _OF_THE_WRITER: Final = frozenset(
     {
         "/api/tasks/{task_id}",
@@ -110,7 +110,7 @@ class RequestChecks:
             await self._app(scope, receive, send)
 
     def _payer(self, scope: Scope, headers: Sequence[tuple[str, str]]) -> Tenant:
-        """Return the owner of a request's share: its tenant, or its address if it has no token.
+        """Return who a request's cost is charged to: its tenant, or its address without a token.
 
         Questions after the server's health have a share of their own.
         """
@@ -122,7 +122,7 @@ class RequestChecks:
         return Tenant(f"{what} {scope['client'][0]}")  # No tenant's name has a space.
 
     def _elsewhere(self) -> ServiceError:
-        """Return the refusal of a WebSocket handshake, with the address of the WebSocket port."""
+        """Return the refusal of a WebSocket handshake at the HTTP port; it names the right port."""
         at = f"port {self.websocket_port}" if self.websocket_port else "another port"
         reason = f"this port speaks HTTP; connect the WebSocket to {at}"
         return ServiceError(Code.UNSUPPORTED, reason, field="upgrade", expected=at)
@@ -151,7 +151,7 @@ class HeadAsGet:
 
 
 def _last(fault: ServiceError, path: str, status: int = 0) -> Response:
-    """Return a failure that also closes the connection."""
+    """Return the response for a failure after which the connection closes."""
     answer = failure(fault, path)
     answer.status_code = status or answer.status_code
     answer.headers["connection"] = "close"
@@ -159,7 +159,7 @@ def _last(fault: ServiceError, path: str, status: int = 0) -> Response:
 
 
 def is_read(method: str, path: str) -> bool:
-    """Return whether a standby can answer a request, which only reads.
+    """Return whether a request only reads documents, so that a standby can answer it.
 
     Args:
         method: Of the request.
@@ -169,7 +169,7 @@ def is_read(method: str, path: str) -> bool:
 
 
 class Dated:
-    """Adds the age headers to each answer.
+    """Adds to each answer of a standby the headers that say how old its data is.
 
     Args:
         app: The application.
@@ -181,7 +181,7 @@ class Dated:
         self._reads = reads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve one request, and add the age headers to its answer."""
         headers = self._reads.headers()  # What comes meanwhile may be in the answer, or not.
 
         async def send_with_age(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The connections of the HTTP port: limits of their number, per address, and of their time.
+"""Limits the connections of the HTTP port: in number, per address, and in time.
 
 uvicorn makes a `HttpConnection` of each; `web.checks` asks `Connections` whether a request is one
 too many. Without this, connections that say nothing lock everybody out, and so does a head that
@@ -18,27 +18,30 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from moorage.protocol.peers import Peers, most_of_one
 
 CONNECTIONS_MAX: Final = 2_048
-"""Open connections; beyond it, or beyond three quarters of it for one address, one that is idle is
-closed. Less where the system lets this process open few files."""
+"""Open connections; with more, or three quarters of it from one address, an idle one is closed.
+
+The limit is lower if the system lets this process open few files."""
 RESERVED_MAX: Final = 64
-"""Connections that are never busy with anything but health; a quarter where there are few. Of the
-others, and of one address's, each may have a request under way; beyond that: 503."""
+"""Connections that are reserved for health checks; at most a quarter of all.
+
+If all other connections, or all others of one address, are busy, further requests get 503."""
 HEAD_SECONDS_MAX: Final = 10.0
-"""How long the head of a request may take, from its first byte, or from the connection's start; and
-what is left of a body after its answer. Then the connection is closed."""
+"""Longest time to receive a request's head, or the rest of a body after its answer.
+
+The time begins with the first byte, or with the connection. Then the connection is closed."""
 UNREAD_SECONDS_MAX: Final = 30.0
 """How long a client may leave its answer unread. Then the connection is cut."""
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
-"""Paths that are answered however busy the others are."""
+"""Paths of health checks, which are answered even if all other connections are busy."""
 
 LEFT: Final = "moorage.left"
-"""Where the functions are, in the scope of a request, that are called if its client leaves."""
+"""Key in a request's scope of the functions to call if its client disconnects."""
 
 _SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class Connections:
-    """All connections of a port.
+    """Counts all connections of a port, and closes idle ones.
 
     Args:
         most: How many there may be.
@@ -51,7 +54,7 @@ class Connections:
         self._busy: Peers[HttpConnection] = Peers()
 
     def note(self, connection: "HttpConnection", *, busy: bool) -> None:
-        """Note the state of a connection, and close an idle one if there are too many."""
+        """Record whether a connection is busy, and close an idle one if there are too many."""
         address = connection.address
         now, before = (self._busy, self._idle) if busy else (self._idle, self._busy)
         before.remove(connection)
@@ -72,14 +75,14 @@ class Connections:
         self._busy.remove(connection)
 
     def is_crowded(self, address: str) -> bool:
-        """Return whether an address has too many requests, including this one."""
+        """Return whether there are too many open requests, of all addresses or of this one."""
         ours = self._busy.count(address)
         many, too_many = len(self._busy), self._most - self._reserved
         return many > too_many or ours > self._most_of_one - self._reserved
 
 
 class HttpConnection(H11Protocol):
-    """One connection.
+    """One connection of the HTTP port, with time limits.
 
     Args:
         connections: All of them.
@@ -109,7 +112,7 @@ class HttpConnection(H11Protocol):
         self._unwatch()
 
     def data_received(self, data: bytes) -> None:
-        """Process received data, within the time limit."""
+        """Process received data, and start or end the time limit of a request's head."""
         super().data_received(data)
         self._note_state()
 
@@ -123,13 +126,13 @@ class HttpConnection(H11Protocol):
         """Log nothing: the refusal of the upgrade names the WebSocket port for the client."""
 
     def pause_writing(self) -> None:
-        """Wait until the client reads, within the time limit."""
+        """Pause the answer, and close the connection if the client does not read in time."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(UNREAD_SECONDS_MAX, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Continue writing: the client has read."""
+        """Continue the answer, and end its time limit: the client reads again."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
@@ -137,7 +140,7 @@ class HttpConnection(H11Protocol):
             self._note_state()
 
     def _note_state(self) -> None:
-        """Note the connection's new state, and its deadline."""
+        """Record whether this connection is busy; start or end the time limit for a head."""
         if self.transport.is_closing():
             return
         busy = self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY} or self.flow.write_paused

@@ -41,11 +41,11 @@ from moorage.web.services import Console
 from moorage.web.sign_in import wait_for_issuer
 
 CSRF_HEADER: Final = "x-console-token"
-"""Header of changing requests: a page of another site can neither read its value nor set it."""
+"""Header that changing requests need; a page of another site cannot read or set it."""
 LOGIN_BYTES_MAX: Final = 8 * 1024
-"""The body of a login: its sender has shown no token yet."""
+"""Bytes of the body of a login; small, since its sender is not authenticated yet."""
 FAILED_LOGIN_SECONDS: Final = 0.5
-"""When a login that failed is answered."""
+"""Seconds after which a failed login is answered."""
 FAILING_LOGINS_MAX: Final = 8
 """Failed logins of one address that wait for their answer; further logins are answered 429."""
 _UNCHANGING: Final = frozenset({"GET", "HEAD"})
@@ -71,7 +71,7 @@ class _File:
 
 
 def login_of(console: Console | None, request: Request) -> Login | None:
-    """Return the login of a request's cookie; None if it has no valid one.
+    """Return the login of a request's cookie; None without a valid cookie.
 
     Raises:
         ServiceError: `forbidden`: it would change something, and does not show that a page of this
@@ -95,7 +95,7 @@ def login_of(console: Console | None, request: Request) -> Login | None:
 
 
 def console_routes(console: Console, bodies: BodyReader) -> HttpRouter:
-    """Return the endpoints.
+    """Return the router of the web console's endpoints.
 
     Args:
         console: What they need of the daemon.
@@ -115,7 +115,7 @@ def console_routes(console: Console, bodies: BodyReader) -> HttpRouter:
         return _answer(request, known[name])
 
     async def page(request: Request) -> Response:
-        """Return the console's page, with the view in its address."""
+        """Return the console's HTML page; its address names the view."""
         if index is None:
             raise ServiceError(Code.NOT_FOUND, "this build has no console")
         response = _answer(request, index)
@@ -134,7 +134,7 @@ def console_routes(console: Console, bodies: BodyReader) -> HttpRouter:
 
 
 def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
-    """Return the endpoints of the playground, which need a login or a token.
+    """Return the router of the playground's endpoints, which need a login or a token.
 
     Args:
         console: What they need of the daemon.
@@ -213,7 +213,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
 
 
 def give_cookie(request: Request, response: Response, cookie: str, *, secure: bool) -> None:
-    """Log a browser in by a cookie."""
+    """Set the cookie that logs a browser in."""
     name = _cookie_name(request)
     response.set_cookie(name, cookie, path="/", secure=secure, httponly=True, samesite="strict")
 

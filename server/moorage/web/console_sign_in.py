@@ -1,4 +1,4 @@
-"""Sign a browser in to the console at an OpenID Connect issuer."""
+"""Signs browsers in to the console at an OpenID Connect issuer."""
 
 from typing import Final
 
@@ -14,16 +14,16 @@ from moorage.web.sign_in import CALLBACK, wait_for_issuer
 
 _PATH: Final = "/console/sign-in"
 _SECONDS: Final = 600
-"""How long a person may take at the issuer."""
+"""Seconds that a person may take to sign in at the issuer."""
 _PAGE: Final = (
     '<!doctype html><meta http-equiv="refresh" content="0;url={url}"><title>Moorage</title>'
     '<p>Go on to <a href="{url}">the console</a>.'
 )
-"""No redirection: to a browser that would still be the issuer's, and the cookie would not go."""
+"""Page that opens the console. After a redirect from the issuer, browsers would omit the cookie."""
 
 
 def console_sign_in_routes(console: Console) -> HttpRouter:
-    """Return the endpoints, which need no token; none without an issuer.
+    """Return the router of the sign-in endpoints, which need no token; empty without an issuer.
 
     Args:
         console: What they need of the daemon.
@@ -78,7 +78,7 @@ def url_is_secure(request: Request) -> bool:
 
 
 def _address(request: Request) -> str:
-    """Return the server's address that the browser uses."""
+    """Return the URL of this server that the browser uses."""
     scheme = "https" if url_is_secure(request) else "http"
     return f"{scheme}://{request.headers.get('host', 'localhost')}"
 

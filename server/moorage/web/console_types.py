@@ -52,7 +52,7 @@ class PlaygroundRun(WebType, rename=None):
 
 
 class PlaygroundBacktest(WebType, rename=None):
-    """A policy to backtest on a fleet, from empty; `trace` is a table (CSV) of requests."""
+    """A policy to backtest on an initially empty fleet; `trace` is a table (CSV) of requests."""
 
     trace: str
     code: str | UnsetType = UNSET

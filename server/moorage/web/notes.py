@@ -1,4 +1,4 @@
-"""Log one line for every HTTP request that changes something, with its caller.
+"""Logs one line for every HTTP request that changes something, with its caller.
 
 `web.app` puts it around the application. Every request is taken to change something unless its
 method or `READS` says otherwise, so that no new endpoint goes without its line.
@@ -45,7 +45,7 @@ READS: Final = frozenset(
         "/websocket-ticket",
     }
 )
-"""Paths that are posted to and change no document."""
+"""Paths whose POST changes no document."""
 FORWARDED_CHARS_MAX: Final = 200
 _CHANGING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _FAILURES: Final = 400
@@ -66,7 +66,7 @@ class Noted:
         self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve one request, and log it if it changes something."""
 
         async def send_and_watch(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < _FAILURES:

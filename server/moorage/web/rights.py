@@ -1,4 +1,4 @@
-"""The right that each HTTP request needs."""
+"""Decides which right each HTTP request needs."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -20,7 +20,7 @@ _POSTED: Final[Mapping[str, Right]] = {
 }
 _POLICIES: Final = ("/policy", "/policy-alias")
 _OPERATIONS: Final = "/quotas"
-"""The path whose operation checks its own right."""
+"""The path whose operations check the caller's right themselves."""
 
 
 def right_of(method: str, path: str) -> Right:

@@ -1,4 +1,4 @@
-"""Endpoints: functions with a path, and how `/openapi.json` describes them.
+"""Maps paths to functions, and describes them for `/openapi.json`.
 
 The parameters of an endpoint are `request`, those of its path, and those of the URL's query, which
 have a default and are `str`, `str | None` or `int`. `web.app` makes an application of them.
@@ -19,7 +19,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonObject
 
 ROUTE: Final = "moorage.route"
-"""The path of the endpoint, with names for its parameters, in the scope of a request."""
+"""Key in a request's scope of the endpoint's path template."""
 Handler = Callable[..., Awaitable[Response]]
 Decorator = Callable[[Handler], Handler]
 Guard = Callable[[Request], Awaitable[None]]
@@ -27,7 +27,7 @@ Guard = Callable[[Request], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpEndpoint:
-    """A path and the function that answers there.
+    """A path, and the function that answers requests for it.
 
     Args:
         path: Names in braces are parameters.
@@ -52,7 +52,7 @@ class HttpEndpoint:
         return compile_path(self.path)[0].match(path) is not None
 
     def route(self) -> Route:
-        """Return the route for an application."""
+        """Return this endpoint as a route of Starlette."""
         parameters = inspect.signature(self.handler).parameters
         queries = [each for each in parameters.values() if _is_query(each)]
 
@@ -105,19 +105,19 @@ class HttpRouter:
         self._tags = tag
 
     def get(self, path: str, summary: str, described: JsonMapping) -> Decorator:
-        """Decorate the function that answers GET; `described` is what `schemas.operation` makes."""
+        """Register a function for GET; `described` is a result of `schemas.operation`."""
         return self._adding("GET", path, summary, described)
 
     def post(self, path: str, summary: str, described: JsonMapping) -> Decorator:
-        """Decorate the function that answers POST; as `get`."""
+        """Register a function for POST; arguments as for `get`."""
         return self._adding("POST", path, summary, described)
 
     def put(self, path: str, summary: str, described: JsonMapping) -> Decorator:
-        """Decorate the function that answers PUT; as `get`."""
+        """Register a function for PUT; arguments as for `get`."""
         return self._adding("PUT", path, summary, described)
 
     def delete(self, path: str, summary: str, described: JsonMapping) -> Decorator:
-        """Decorate the function that answers DELETE; as `get`."""
+        """Register a function for DELETE; arguments as for `get`."""
         return self._adding("DELETE", path, summary, described)
 
     def add(self, path: str, handler: Handler, methods: Sequence[str]) -> None:

@@ -61,9 +61,9 @@ from moorage.web.schemas import (
 from moorage.web.services import WebServices
 
 ALLOCATION_BYTES_MAX: Final = 1024 * 1024
-"""The body of `POST /allocate`: as long as a message over the WebSocket."""
+"""Bytes of the body of `POST /allocate`: the same limit as for a WebSocket message."""
 SERVER_ERRORS: Final = 500
-"""The first status that means that the server, not the request, is at fault."""
+"""The lowest HTTP status of errors of the server; lower ones are errors of the request."""
 
 
 _JOBS: Final = "jobs are run by the policy service; ask for a lease with `provision`"
@@ -152,7 +152,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get("/clusters/{cluster_id}", "Read a cluster", one)
     async def get_cluster(cluster_id: str) -> Response:
-        """Return the cluster document, without an envelope."""
+        """Return a cluster document, without an envelope."""
         return json_response(await services.clusters.get(cluster_id))
 
     return router
@@ -212,7 +212,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     stored = operation(MetricsDocument, MetricsDocument, statuses=(200, 201))
 
     async def store(request: Request) -> Response:
-        """Store the metrics of a cluster: 201 for the first, 200 for those that replace others.
+        """Store the metrics of a cluster; the status is 201 the first time, 200 later.
 
         Where it is registered, its owner reports them, and operators.
         """
@@ -231,7 +231,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get("/cluster/query", "Find metrics by equality", operation(list[MetricsDocument]))
     async def query_metrics_by_parameters(request: Request) -> Response:
-        """Return metrics by URL parameters: field and value; a repeated field matches either."""
+        """Return metrics by fields in the URL; a repeated field matches any of its values."""
         async with bodies.searches.turn(who_of(request)):
             return _success(await services.metrics.query(query_in_url(request)))
 
@@ -246,7 +246,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(MetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def change_metrics(cluster_id: str, request: Request) -> Response:
-        """Change metrics and return the new document; 201 for new ones, which may be partial."""
+        """Change metrics and return the document; first metrics may be partial, with status 201."""
         change = await _document(request, bodies)
         services.ownership.check_metrics(caller_of(request), cluster_id)
         document, created = await services.metrics.update(cluster_id, change)
@@ -254,7 +254,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.delete("/cluster/{cluster_id}", "Remove metrics", one)
     async def delete_metrics(cluster_id: str, request: Request) -> Response:
-        """Answer the metrics that were removed."""
+        """Remove the metrics of a cluster and return them."""
         services.ownership.check_metrics(caller_of(request), cluster_id)
         return _success(await services.metrics.delete(cluster_id))
 
@@ -270,7 +270,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
     )
     async def aggregate_metrics(request: Request) -> Response:
-        """Run the stages over all metrics documents, and return the result."""
+        """Run an aggregation pipeline over all metrics documents, and return the result."""
         stages = pipeline_of(await bodies.read_json(request))
         async with bodies.searches.turn(who_of(request)):
             return _success(await services.metrics.aggregate(stages))
@@ -373,7 +373,7 @@ def _policy_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get("/policy/{uri}", "Read a policy", operation(PolicyDocument))
     async def get_policy(uri: str) -> Response:
-        """Return the PolicyRule document, with the digest of its content."""
+        """Return a PolicyRule document, with the digest of its content."""
         return _success(await services.policies.get(uri))
 
     @router.put(
@@ -382,7 +382,7 @@ def _policy_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(PolicyDocument, DocumentChange),
     )
     async def update_policy(uri: str, request: Request) -> Response:
-        """Change descriptive fields; changed code, defaults or schemas need a new version."""
+        """Change descriptive fields of a policy; all other changes need a new version."""
         await services.ownership.check_policy(caller_of(request), uri)
         change, who = await _document(request, bodies), who_of(request)
         before = await find_former(services.policies.get(uri))
@@ -426,7 +426,7 @@ def _allocator(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(AllocationAnswer, AllocationRequest, bare=True, refusals=True),
     )
     async def allocate(request: Request) -> Response:
-        """Answer like the WebSocket; the HTTP status corresponds to `error.code`.
+        """Allocate as over the WebSocket; the HTTP status corresponds to `error.code`.
 
         4xx: the request is refused; 500: the policy or the server failed.
         """
@@ -481,7 +481,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
 
 def elsewhere_routes() -> HttpRouter:
-    """Return the router of endpoints of other services around the allocator.
+    """Return the router of endpoints that this server refuses, since other services have them.
 
     Existing programs may call them, so the refusal says which service does that; a 404 would look
     like a wrong address.
@@ -501,7 +501,7 @@ def _refusing(path: str, sentence: str) -> Callable[[], Awaitable[Response]]:
 
 
 def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router of these endpoints; arguments as `service_routes`."""
+    """Return the router of the quota endpoints; arguments as for `service_routes`."""
     router = HttpRouter("quotas")
 
     async def answer_change(
@@ -539,7 +539,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
 
 def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router of these endpoints; arguments as `service_routes`."""
+    """Return the router of the executor endpoints; arguments as for `service_routes`."""
     router = HttpRouter("executors")
     _documents(router, services, bodies)
 
@@ -556,7 +556,7 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     @router.post("/executor/{executor}/create-infra", "Not needed here", operation(JsonObject))
     @router.delete("/executor/{executor}/remove-infra", "Not needed here", operation(JsonObject))
     async def infrastructure(executor: str) -> Response:
-        """Refuse the request: executors of this server run in its own sandbox."""
+        """Refuse: executors of this server run in its own sandbox, not on other infrastructure."""
         reason = f"the executor {executor[:100]} runs in this server's own sandbox and needs none"
         raise ServiceError(Code.UNSUPPORTED, reason)
 
@@ -568,7 +568,7 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
 
     @router.post("/executor", "Register an executor", operation(ExecutorDocument, ExecutorDocument))
     async def create(request: Request) -> Response:
-        """Store a new executor document, which is the caller's, and answer it."""
+        """Store a new executor document, owned by the caller, and return it."""
         document = await read_document(request, bodies)
         created = await services.executors.create(document, who_of(request))
         return success(await note_change(request, None, created))
@@ -580,14 +580,14 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
 
     @router.get("/executor/{executor}", "Read an executor", one)
     async def read(executor: str) -> Response:
-        """Return the executor document."""
+        """Return an executor document."""
         return success(await services.executors.get(executor))
 
     @router.put(
         "/executor/{executor}", "Change an executor", operation(ExecutorDocument, DocumentChange)
     )
     async def update(executor: str, request: Request) -> Response:
-        """Change the named fields, as for clusters. For the owner and operators."""
+        """Change the named fields of an executor document. For its owner and operators."""
         change = await read_document(request, bodies)
         await services.ownership.check_executor(caller_of(request), executor)
         before = await find_former(services.executors.get(executor))
@@ -596,7 +596,7 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
 
     @router.delete("/executor/{executor}", "Remove an executor", one)
     async def delete(executor: str, request: Request) -> Response:
-        """Answer the document that was removed."""
+        """Remove an executor document and return it."""
         await services.ownership.check_executor(caller_of(request), executor)
         removed = await services.executors.delete(executor)
         return success(await note_change(request, removed, None))

@@ -25,7 +25,7 @@ from moorage.records.requests import QuotaChange
 from moorage.web.bodies import is_of_clusters
 
 Amount = float | str | None
-"""A number; their database casts texts."""
+"""A number, or a text that contains one, as existing services send."""
 Name = str | int
 Yes = Annotated[bool, Meta(extra_json_schema={"const": True})]
 No = Annotated[bool, Meta(extra_json_schema={"const": False})]
@@ -309,7 +309,7 @@ class ReadinessAnswer(WebType):
 
 
 class BlockHealth(WebType):
-    """Whether instances of a block report metrics, for existing services."""
+    """Whether instances of a block report metrics, in the form that existing services expect."""
 
     block_id: str
     healthy: bool
@@ -369,7 +369,7 @@ def operation(
     bare: bool = False,
     refusals: bool = False,
 ) -> JsonObject:
-    """Return the parts of an endpoint's description for its body and answers.
+    """Return the OpenAPI description of an endpoint's body and answers.
 
     Args:
         answer: The type of what it answers.
@@ -400,19 +400,19 @@ def operation(
 
 
 def text_operation(media_type: str) -> JsonObject:
-    """Return the description for an endpoint without a body that answers a text."""
+    """Return the OpenAPI description of an endpoint that takes no body and answers with text."""
     content = {media_type: {"schema": {"type": "string"}}}
     return {"responses": {"200": {"description": "Successful Response", "content": content}}}
 
 
 def failures(path: str) -> JsonObject:
-    """Return the description of every failure of a path."""
+    """Return the OpenAPI description of all failures of a path."""
     failure = _schema(ClusterFailure if is_of_clusters(path) else Failure)
     return {"description": "Failure", "content": _json(failure)}
 
 
 def _refusals() -> dict[str, JsonObject]:
-    """Return the description of each HTTP status with its codes."""
+    """Return the OpenAPI description of each failure status, with its error codes."""
     codes: dict[int, list[str]] = {}
     for code in Code:
         codes.setdefault(status_of(code), []).append(f"`{code}`")
@@ -424,7 +424,7 @@ def _refusals() -> dict[str, JsonObject]:
 
 
 def components() -> JsonObject:
-    """Return the schemas that all descriptions refer to, by name."""
+    """Return the schemas to which the endpoints' descriptions refer, by name."""
     of_the_socket = (AllocationRequest, QuotaChange, QuotaPage, QuotaState)
     types = (
         *WebType.__subclasses__(),

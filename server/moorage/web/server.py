@@ -1,4 +1,4 @@
-"""The HTTP listener: uvicorn inside the event loop that the daemon already runs.
+"""Serves HTTP with uvicorn, inside the daemon's event loop.
 
 The daemon starts it once its services stand and closes it before them. Signals are the daemon's
 own business, and so is logging.
@@ -29,12 +29,13 @@ from moorage.web.connections import CONNECTIONS_MAX, Connections, HttpConnection
 from moorage.web.services import StandbyServices, WebServices
 
 KEEP_ALIVE_SECONDS: Final = 65
-"""How long an idle connection stays open: longer than clients keep theirs, so that none sends a
-request just when it is closed."""
+"""How long an idle connection stays open.
+
+That is longer than clients reuse connections, so that no request meets a closing one."""
 START_SECONDS_MAX: Final = 30.0
 DRAIN_SECONDS: Final = 10
 CLOSE_SECONDS_MAX: Final = 5.0
-"""How long the last answers may take when the server closes."""
+"""Longest wait for the last answers when the server closes."""
 BACKLOG: Final = 2048
 
 
@@ -97,7 +98,7 @@ class WebServer:
 
     @contextlib.asynccontextmanager
     async def serve_itself(self, bearer: str) -> AsyncIterator[str]:
-        """Serve without TLS on loopback, for the server's own token alone; give the URL."""
+        """Serve without TLS on loopback, only for the server's own token; yield the URL."""
         config = _config(_OnlyFor(self._checks, bearer), self._connections, DRAIN_SECONDS)
         config.load()
         server, listener = _Server(config), await _bind("127.0.0.1", 0)
@@ -109,7 +110,7 @@ class WebServer:
             await serving
 
     def change(self, services: WebServices | StandbyServices) -> None:
-        """Route later requests to other services."""
+        """Answer later requests with other services."""
         self._app.app = create_app(services)
 
     def name_websocket_port(self, port: int) -> None:
@@ -128,7 +129,7 @@ class WebServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn inside another event loop: it reports when it is ready, and handles no signals."""
+    """A uvicorn server for a running event loop: reports when it is ready, handles no signals."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -159,7 +160,7 @@ def _config(app: ASGIApp, connections: Connections, drain_seconds: int) -> uvico
 
 
 class _OnlyFor:
-    """Answers only the caller with the token."""
+    """Passes on only requests with the given token."""
 
     def __init__(self, app: ASGIApp, bearer: str) -> None:
         self._app = app
@@ -175,7 +176,7 @@ class _OnlyFor:
 
 
 class _Drained:
-    """Answers requests that are cancelled at the end of the drain, instead of logging tracebacks.
+    """Answers requests that are cancelled when the server closes, without logging tracebacks.
 
     So it does in place of all answers that may not leave.
     """

@@ -29,7 +29,7 @@ from moorage.records.rights import Caller
 
 
 class Publications(Protocol):
-    """Publish policies for a tenant."""
+    """Publishes policies for a tenant."""
 
     async def publish(self, document: Document, who: str) -> tuple[str, Sequence[str]]:
         """Check and register a PolicyRule document; return its URI and warnings."""
@@ -48,7 +48,7 @@ class Publications(Protocol):
 
 
 class AliasChanges(Protocol):
-    """Changes of aliases of policies, with canaries and shadows. All return the alias."""
+    """Changes aliases of policies, their canaries and their shadows. All return the alias."""
 
     def list(self) -> list[Document]:
         """Return all aliases without their histories."""
@@ -57,7 +57,7 @@ class AliasChanges(Protocol):
         """Return an alias: its version, canary, shadow and history."""
 
     async def activate(self, given: str, uri: str, who: str, *, force: bool = False) -> Document:
-        """Make an alias point at a version; with force, also at one that fails as shadow."""
+        """Make an alias point at a version; with force, even if the version fails as a shadow."""
 
     async def roll_back(self, given: str, who: str) -> Document:
         """Activate the version that was active before."""
@@ -85,7 +85,7 @@ class AliasChanges(Protocol):
 
 
 class BlockActions(Protocol):
-    """Find places for blocks; a body is a block document, bare or as `{"input": document}`."""
+    """Finds places for blocks; a body is a block document, bare or as `{"input": document}`."""
 
     async def select_clusters(self, body: Document, tenant: str) -> JsonValue:
         """Return the result of a block's clusterAllocator: the selected clusters."""
@@ -104,13 +104,13 @@ class AuditNotes(Protocol):
     """The methods of the audit log that endpoints use."""
 
     def note(self, entry: AuditEntry, /) -> None:
-        """Add an entry."""
+        """Add an entry to the audit log."""
 
     def note_refusal(self, caller: Caller, remote: str, what: str, reason: str, /) -> None:
         """Add an entry for a refusal because of a missing right."""
 
     def note_failed_login(self, remote: str, door: str) -> None:
-        """Note a token that was wrong or missing."""
+        """Add an entry for a request with a wrong or missing token."""
 
     async def flush(self) -> None:
         """Wait until all entries are written."""
@@ -145,10 +145,10 @@ class SignInFlow(Protocol):
     """The sign-in of a browser at an issuer."""
 
     async def begin(self, redirect_uri: str) -> tuple[str, str] | None:
-        """Return the issuer's URL, and the proof for a cookie; None: the issuer does not answer."""
+        """Return the issuer's URL and the cookie's proof; None if the issuer does not answer."""
 
     async def finish(self, proof: str, state: str, code: str, redirect_uri: str) -> list[str]:
-        """Return the issuer's tokens for a code; none after any error."""
+        """Return the issuer's tokens for a code; empty after any error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class Console:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyServices:
-    """The services behind HTTP while another server leads.
+    """The services behind the HTTP endpoints of a standby.
 
     Args:
         authenticate: See `WebServices`; and so `pending`, `readiness`, `metrics_text`, `audit`.

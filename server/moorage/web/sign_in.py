@@ -14,7 +14,7 @@ from moorage.web.router import HttpRouter
 from moorage.web.schemas import WebType, operation
 
 CALLBACK: Final = "/console/sign-in/callback"
-"""Where the issuer sends browsers back to."""
+"""The path to which the issuer sends browsers back."""
 
 
 class SignIn(WebType):
@@ -30,7 +30,7 @@ class SignIn(WebType):
 
 
 def sign_in_routes(sign_in: Document) -> HttpRouter:
-    """Return the endpoint, which needs no token.
+    """Return the router of the sign-in endpoint, which needs no token.
 
     Args:
         sign_in: What it answers.

@@ -51,7 +51,7 @@ _LINKS: Final = {
 
 
 def specification_routes(whole: HttpRouter) -> HttpRouter:
-    """Return the endpoints.
+    """Return the router of the specifications' endpoints.
 
     Args:
         whole: What they describe, themselves included.

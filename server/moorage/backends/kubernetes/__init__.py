@@ -1,4 +1,4 @@
-"""Kubernetes: the capacity of a cluster, and the use of it by others, always current (`inventory`).
+"""The backend `kubernetes`: runs pods, and follows a cluster's capacity and use (`inventory`).
 
 What can go wrong is one tree:
 

@@ -1,4 +1,4 @@
-"""`KubernetesBackend`: pods, Jobs and Services in the clusters of a server's settings.
+"""`KubernetesBackend`: runs pods, Jobs and Services in the configured clusters.
 
 Everything that must outlive the daemon is at the API servers, in labels and annotations, but for
 the server's own name (`identity`) and the output of pods that ended (`workloads.output`).
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class KubernetesBackend(CommonBackend):
-    """Pods of Kubernetes.
+    """Runs workloads as pods in Kubernetes clusters.
 
     Args:
         root: Folder of what must outlive the daemon. Two backends over one root are a daemon before
@@ -91,7 +91,7 @@ class KubernetesBackend(CommonBackend):
         return await self._run(self._open().status(workload))
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Return a workload's state, which its kubelet probes all the time; see `Backend.probe`."""
+        """Return a workload's report; its kubelet probes it all the time. See `Backend.probe`."""
         return await self.status(workload)
 
     def glance(self, workload: str) -> WorkloadReport | None:
@@ -99,7 +99,7 @@ class KubernetesBackend(CommonBackend):
         return seen if seen is not None and seen.phase is Phase.READY else None
 
     async def reset(self, workload: str) -> JsonValue:
-        """Refuse: only a new container undoes the changes of a user."""
+        """Refuse: only a new container undoes a user's changes; see `Backend.reset`."""
         await self.status(workload)
         raise UnsupportedSpecError("a pod cannot be reset; end it and start another")
 
@@ -113,7 +113,7 @@ class KubernetesBackend(CommonBackend):
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandExecution:
-        """Run a command inside of a pod, the first of a gang; see `Backend.execute`."""
+        """Run a command in the first pod of a workload; see `Backend.execute`."""
         if user:
             raise UnsupportedSpecError("user: Kubernetes runs commands as the container's own")
         return await self._run(
@@ -123,11 +123,11 @@ class KubernetesBackend(CommonBackend):
         )
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
-        """Read a pod's output, that of the first of a gang; see `Backend.logs`."""
+        """Read the output of the first pod of a workload; see `Backend.logs`."""
         return await self._run(self._open().logs(workload, offset, attempt))
 
     async def close(self) -> None:
-        """Close the connections. Pods go on running."""
+        """Close the connections to the clusters. Pods continue to run."""
         self._listener = None
         runs, self._runs = self._runs, None
         if runs is not None:

@@ -1,4 +1,4 @@
-"""Calls of one cluster's API server, as bytes and as plain JSON.
+"""Calls one cluster's API server, with bytes or plain JSON.
 
 The client library logs in (kubeconfig with certificates, tokens and plugins; the account of a pod)
 and keeps connections. Its models are not used: they cost ten times as much as JSON, and refuse
@@ -25,13 +25,13 @@ from moorage.backends.kubernetes.objects import ApiStatus
 from moorage.records.json_values import JsonObject, JsonValue
 
 IN_CLUSTER: Final = "in-cluster"
-"""The context of the cluster in whose pod this process runs: the pod's account logs in."""
+"""The context name that means: the cluster in which this process runs as a pod."""
 CONNECT_SECONDS_MAX: Final = 10.0
 CALL_SECONDS_MAX: Final = 30.0
 SILENCE_SECONDS_MAX: Final = 150.0
-"""How long a stream may say nothing, where its reader does not say so."""
+"""Longest time without data on a stream, unless its reader sets another."""
 CONNECTIONS_MAX: Final = 64
-"""Connections to one API server; further calls wait for a free connection."""
+"""Open connections to one API server; further calls wait for a free one."""
 _UNAUTHORIZED: Final = 401
 
 _STATUS: Final = msgspec.json.Decoder(ApiStatus)
@@ -39,7 +39,7 @@ _PATCH: Final = "application/merge-patch+json"
 
 
 class _Connector(aiohttp.TCPConnector):  # type: ignore[misc]  # The extra may be missing.
-    """Aborts connections that are not used again: a TLS goodbye may outlast their event loop."""
+    """Aborts connections after their last use: a TLS shutdown could outlast the event loop."""
 
     def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
         is_last = should_close or protocol.should_close
@@ -117,7 +117,7 @@ class ClusterConnection:
     async def call(
         self, method: str, path: str, body: JsonValue = None, **query: JsonValue
     ) -> JsonValue:
-        """Make any call with JSON, and return the JSON that it answers; a PATCH is merged.
+        """Send a request with a JSON body, and return the JSON response; a PATCH is a merge patch.
 
         Raises:
             RefusedError: The API server said no.
@@ -135,7 +135,7 @@ class ClusterConnection:
     async def stream(
         self, path: str, silence_seconds: float = SILENCE_SECONDS_MAX, **query: JsonValue
     ) -> AsyncIterator[aiohttp.StreamReader]:
-        """Open a GET whose response arrives line by line; reading raises the same errors as `read`.
+        """Open a GET whose response arrives line by line; reading it raises the errors of `read`.
 
         Args:
             path: What to read.
@@ -152,7 +152,7 @@ class ClusterConnection:
     async def socket(
         self, path: str, query: Sequence[tuple[str, str]], protocol: str
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Open a WebSocket, as commands in containers need one.
+        """Open a WebSocket to the API server, for commands in containers.
 
         Raises:
             RefusedError: The API server said no.
@@ -216,7 +216,7 @@ class ClusterConnection:
             raise ConfigurationError(f"{self._configuration.host}: {error}") from error
 
     async def _log_in_again(self, logins: int) -> None:
-        """Log in again, once for all calls that were refused since the same login."""
+        """Log in again, only once for all calls that were refused with the same login."""
         async with self._logging_in:
             if self._logins != logins:
                 return  # Another call has done so meanwhile.
@@ -268,7 +268,7 @@ def _certificates(configuration: Configuration) -> tuple[str | None, ...]:
 
 
 def _check_there(kubeconfig: Path | None) -> None:
-    """Refuse a kubeconfig that is not there: the library complains of it on stderr."""
+    """Raise an error for a missing kubeconfig, about which the library would write to stderr."""
     files = str(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)
     if not any(Path(each).expanduser().is_file() for each in files):
         raise ConfigurationError(f"there is no kubeconfig {' or '.join(files)}; set KUBECONFIG")

@@ -1,4 +1,4 @@
-"""The cluster document of a Kubernetes cluster: records in, document out. No I/O.
+"""Makes the cluster document of a Kubernetes cluster from records of its objects. No I/O.
 
 A node's document is what the import of `kubectl get nodes -o json` makes of it, and more:
 
@@ -28,7 +28,7 @@ _NOTHING: Final[Document] = {"cpuMilli": 0, "memoryMib": 0, "gpus": []}
 
 
 def complete_devices(slices: Iterable[SliceRecord]) -> dict[str, tuple[Document, ...]] | None:
-    """Return the devices of one pool, by node; None while its driver has not published all."""
+    """Return the devices of one pool, by node; None until its driver has published all slices."""
     known = list(slices)
     newest = max((each.generation for each in known), default=0)
     parts = [each for each in known if each.generation == newest]
@@ -48,7 +48,7 @@ def machine_document(
     server: str,
     leased: Collection[str] = (),
 ) -> Document:
-    """Return the document of one node.
+    """Return the catalog's document of one node.
 
     Args:
         node: The node.
@@ -89,7 +89,7 @@ def _order(device: Document) -> tuple[str, str, int, str]:
 
 
 def _count(node: NodeRecord, others: Iterable[PodRecord], ours: Collection[str]) -> list[str]:
-    """Return ids that stand for the devices of others, where devices are only counted.
+    """Return ids to stand for devices that others hold, on nodes that only count devices.
 
     Which devices those are, only their kubelet knows: the last ids that no lease of ours has, and
     where those do not suffice, leased ones.
@@ -112,7 +112,7 @@ def _count(node: NodeRecord, others: Iterable[PodRecord], ours: Collection[str])
 
 
 def whole_document(cluster_id: str, machines: Iterable[Document]) -> Document:
-    """Return the document of a cluster, with its machines in the order of their names."""
+    """Return the document of a cluster, with its nodes in the order of their names."""
     nodes, _ = without_copies(sorted(machines, key=lambda node: str(node["id"])))
     regions = {node.get("labels", {}).get(REGION_LABEL, "") for node in nodes}
     return cluster_document(
@@ -125,7 +125,7 @@ def whole_document(cluster_id: str, machines: Iterable[Document]) -> Document:
 
 
 def free_capacity_document(document: Document) -> Document:
-    """Return the document of the capacity that is free of others' use now.
+    """Return a cluster document with only the capacity that others do not use now.
 
     Every node is as large as what others leave. Those that no pod can start on stay, and say so.
     """

@@ -1,4 +1,4 @@
-"""Finds differences between leases and their cluster: records in, findings out. No I/O.
+"""Finds differences between leases and the objects in their cluster. No I/O.
 
 The daemon tells the findings to the owners of the leases. None of them frees anything: a lease
 holds until its owner or its backend ends it, so no other lease is promised what it names.
@@ -36,7 +36,7 @@ class Drift:
 def drifts(
     leases: Iterable[Lease], cluster_id: str, machines: Mapping[str, Document]
 ) -> list[Drift]:
-    """Return differences between the leases on a cluster and the cluster.
+    """Return the differences between a cluster and the leases on it.
 
     Args:
         leases: All that hold something, also elsewhere.

@@ -1,8 +1,8 @@
-"""Errors between here and a cluster; the tree is drawn in the package's docstring."""
+"""Errors of calls to a cluster; the package's docstring has their tree."""
 
 
 class KubernetesError(Exception):
-    """The cluster does not answer a call; the message says why."""
+    """A call to the cluster failed; the message says why."""
 
 
 class ConfigurationError(KubernetesError):
@@ -14,7 +14,7 @@ class NoAnswerError(KubernetesError):
 
 
 class RefusedError(KubernetesError):
-    """Its API server refused the call.
+    """The cluster's API server refused the call.
 
     Args:
         status: The code of HTTP; 410: the API server no longer remembers that version.

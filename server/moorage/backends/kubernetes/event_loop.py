@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: a backend's connections belong to none of its callers'."""
+"""Runs an event loop in its own thread, since a backend's connections outlive callers' loops."""
 
 import asyncio
 import concurrent.futures
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class EventLoopThread:
-    """Runs coroutines for callers in any thread and event loop; begins with the first."""
+    """Runs coroutines for callers in any thread; the first call starts the event loop."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""The program behind `moorage fleet import kubernetes`: a cluster as lines of JSON on stdout.
+"""The program behind `moorage fleet import kubernetes`: writes a cluster as JSON lines to stdout.
 
 The command line is a client and may not import the server's packages. It starts this program with
 a job, as JSON in its only argument: `cluster_id`, `context`, and `watch`. A line is one of

@@ -1,4 +1,4 @@
-"""Follows a cluster for a registry: its free capacity at each change, or why it is unknown.
+"""Follows a cluster for a registry: reports its free capacity, or why that is unknown.
 
 The daemon and `moorage fleet import kubernetes` keep a registry fresh with it. A cluster counts as
 stale when its API server does not answer, or when a watch has been broken for a while.
@@ -21,23 +21,23 @@ from moorage.protocol.registry import Document
 LOOK_SECONDS: Final = 2.0
 """Seconds between two checks that the API server answers; changes arrive at once."""
 ANSWER_SECONDS_MAX: Final = 5.0
-"""An API server that takes longer to say its version does not answer."""
+"""Longest wait for the API server's version; a slower server counts as not answering."""
 STALE_SECONDS: Final = 10.0
-"""After a break this long, what a watch read of the cluster is too old to use."""
+"""After an interruption of this length, what a watch has read is too old to use."""
 SHARE_MAX: Final = 0.05
-"""Share of time spent on documents: large clusters are registered less often."""
+"""Largest share of time spent on making documents; large clusters are reported less often."""
 NODES_AT_ONCE: Final = 200
-"""Documents of nodes that are made before others have their turn on the event loop."""
+"""Node documents made in one step, before other tasks of the event loop run."""
 PAUSE_SECONDS: Final = 0.1
 PAUSE_SECONDS_MAX: Final = 30.0
 
 Leased = Mapping[str, Collection[str]]
-"""By node, the ids of devices that leases hold."""
+"""The ids of devices that leases hold, by node."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSource:
-    """Which cluster, and how to log in to it.
+    """A cluster to follow, and how to log in to it.
 
     Args:
         cluster_id: The id of its document.
@@ -52,7 +52,7 @@ class ClusterSource:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """A cluster at one moment.
+    """The state of a cluster at one moment.
 
     Args:
         document: What can be had of it, for a registry; None if that is as it was.
@@ -66,7 +66,7 @@ class ClusterView:
 
 
 class ClusterFollower:
-    """Follows a cluster.
+    """Follows one cluster and yields its states.
 
     Args:
         source: Which.
@@ -86,7 +86,7 @@ class ClusterFollower:
         self._machines: Mapping[str, Document] | None = None
 
     async def views(self) -> AsyncIterator[ClusterView]:
-        """Yield the cluster as it is, whenever it changed and every `LOOK_SECONDS`, for ever.
+        """Yield the state of the cluster at each change and every `LOOK_SECONDS`, for ever.
 
         What the caller takes to use a view counts as part of its cost.
         """
@@ -143,7 +143,7 @@ class ClusterFollower:
         return ClusterView(document, self._machines, stale)
 
     def _changed_document(self, machines: list[Document]) -> Document | None:
-        """Return the new document of these nodes; None if nothing changed."""
+        """Return the cluster document for these nodes; None if it is the same as the last one."""
         document = free_capacity_document(whole_document(self._source.cluster_id, machines))
         if document == self._last:
             return None
@@ -151,7 +151,7 @@ class ClusterFollower:
         return document
 
     async def _keep_asking(self, connection: ClusterConnection) -> NoReturn:
-        """Ask the API server again and again whether it answers: its watch may hang in silence."""
+        """Check periodically that the API server answers, since a watch may hang unnoticed."""
         while True:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS_MAX):

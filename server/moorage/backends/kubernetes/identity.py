@@ -1,4 +1,4 @@
-"""The name that this server's pods and claims carry, by which it tells them from others'."""
+"""Makes the server's name, with which it labels its own pods and claims."""
 
 import uuid
 from pathlib import Path
@@ -7,7 +7,7 @@ from moorage.backends.kubernetes.errors import ConfigurationError
 
 
 def server_name(folder: Path) -> str:
-    """Return the server's own name; drawn once, and stored in a folder that outlives the daemon.
+    """Return the server's own random name, which a folder stores across restarts.
 
     Raises:
         ConfigurationError: The file cannot be read or written.

@@ -1,4 +1,4 @@
-"""A cluster's document, brought up to date while the cluster changes.
+"""Keeps the document of a cluster up to date while the cluster changes.
 
     async with (
         await ClusterConnection.open(kubeconfig) as connection,
@@ -42,7 +42,7 @@ from moorage.backends.kubernetes.watching import Kind, ObjectWatcher
 from moorage.protocol.registry import Document
 
 RESOURCE_API: Final = "/apis/resource.k8s.io/v1"
-"""Since Kubernetes 1.34. Of older clusters only counted devices are known."""
+"""The API of device claims, since Kubernetes 1.34; older clusters only count devices."""
 LIST_SECONDS_MAX: Final = 60.0
 
 _POD: Final = msgspec.json.Decoder(ApiPod)
@@ -64,7 +64,7 @@ _CLAIMS: Final = Kind(
 )
 
 _Pool = tuple[str, str]
-"""Driver, and name of the pool."""
+"""Name of the driver, and name of its device pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class WatchHealth:
 
 
 class ClusterInventory:
-    """The capacity of a cluster, and its use by others.
+    """Follows the capacity of a cluster, and its use by others.
 
     Args:
         connection: To the cluster; it stays open when the inventory is closed.
@@ -134,7 +134,7 @@ class ClusterInventory:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def listed(self, seconds: float = LIST_SECONDS_MAX) -> int:
-        """Wait until the cluster was read for the first time, and return the version.
+        """Wait until the cluster has been read once, and return the inventory's version.
 
         Raises:
             KubernetesError: It was not in time; the message says why.
@@ -151,24 +151,24 @@ class ClusterInventory:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the cluster was read for the first time."""
+        """Whether the cluster has been read at least once."""
         return all(each.listed.is_set() for each in self._watchers)
 
     async def wait_for_change(self, seen: int) -> int:
-        """Wait until the version differs from the one last seen, and return the new version."""
+        """Wait until the inventory's version is not `seen`, and return the new version."""
         while self.version == seen:
             self._moved.clear()
             await self._moved.wait()
         return self.version
 
     def document(self) -> Document:
-        """Return the document of the cluster as it is known now; the caller may not write to it."""
+        """Return the present document of the cluster; callers must not change it."""
         while self.refresh(len(self._stale)):
             pass
         return whole_document(self._cluster_id, self.machines().values())
 
     def machines(self) -> dict[str, Document]:
-        """Return the documents of the nodes by id, as `refresh` has made them."""
+        """Return the documents of the nodes, by id, that `refresh` made."""
         return dict(self._machines)
 
     def lease(self, leased: Mapping[str, Collection[str]]) -> None:
@@ -183,7 +183,7 @@ class ClusterInventory:
                 self._stale.add(name)
 
     def refresh(self, most: int) -> bool:
-        """Make documents of changed nodes, up to a bound; return whether more are left."""
+        """Make the documents of up to `most` changed nodes; return whether more are left."""
         for name in list(itertools.islice(self._stale, most)):
             self._stale.discard(name)
             node = self._nodes.records.get(f"/{name}")

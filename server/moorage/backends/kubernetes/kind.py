@@ -18,7 +18,7 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 
 def _read_clusters(value: object) -> dict[str, str]:
-    """Return the context of each cluster, by its id; an omitted id equals the context."""
+    """Return the kubeconfig context of each cluster by id; the default id is the context."""
     if isinstance(value, Mapping):
         pairs = [(name, context) for name, context in value.items()]
     else:
@@ -51,7 +51,7 @@ NAMESPACE: Final = SettingKind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesSettings:
-    """Which clusters to follow, and where pods are started."""
+    """The settings of the kind `kubernetes`: its clusters, and the namespace of pods."""
 
     kubernetes_clusters: Annotated[
         Mapping[str, str],
@@ -77,7 +77,7 @@ class KubernetesSettings:
 
 
 class KubernetesKind(BackendKind[KubernetesSettings]):
-    """Starts pods in the clusters that it follows."""
+    """The kind `kubernetes`: starts pods in the clusters that it follows."""
 
     name = "kubernetes"
     about = "`kubernetes` starts pods in `kubernetes_clusters`."
@@ -98,7 +98,7 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
         return KubernetesBackend(folder, clusters, settings.kubernetes_namespace)
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
-        """Open the cluster of `KUBECONFIG`, or around this pod."""
+        """Open a backend on the cluster of `KUBECONFIG`, or on the one that this pod runs in."""
         from moorage.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415  # It needs an extra.
         from moorage.backends.kubernetes.following import ClusterSource  # noqa: PLC0415  # As above.
 

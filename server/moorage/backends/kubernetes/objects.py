@@ -1,4 +1,4 @@
-"""The fields of Kubernetes objects that are read; all others are dropped while decoding.
+"""The fields of Kubernetes objects that we read; decoding drops all others.
 
 `records` makes its records of them. Field names are those of the API.
 """
@@ -11,7 +11,7 @@ Labels = dict[str, str]
 
 
 class _Read(msgspec.Struct, frozen=True):
-    """Fields that are absent have their default."""
+    """The base of all objects here; absent fields get their default."""
 
 
 class ApiMeta(_Read, frozen=True, rename="camel"):
@@ -25,7 +25,7 @@ class ApiMeta(_Read, frozen=True, rename="camel"):
 
 
 class ApiItem(_Read, frozen=True):
-    """Any object, by its name."""
+    """Any object; only its metadata is read."""
 
     metadata: ApiMeta = ApiMeta()
 
@@ -33,7 +33,7 @@ class ApiItem(_Read, frozen=True):
 class ApiListMeta(
     _Read, frozen=True, rename={"resource_version": "resourceVersion", "token": "continue"}
 ):
-    """`metadata` of a list: the state that it shows, and the token for its next page."""
+    """`metadata` of a list: the version of the listed state, and the token of the next page."""
 
     resource_version: str = ""
     token: str = ""
@@ -47,14 +47,14 @@ class ApiPage(_Read, frozen=True):
 
 
 class ApiEvent(_Read, frozen=True):
-    """One line of a watch."""
+    """One event of a watch."""
 
     type: str = ""
     object: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class ApiStatus(_Read, frozen=True):
-    """The refusal of an API server."""
+    """The `Status` object with which an API server refuses a call."""
 
     code: int = 0
     reason: str = ""
@@ -69,14 +69,14 @@ class ApiSizes(_Read, frozen=True):
 
 
 class ApiContainer(_Read, frozen=True, rename="camel"):
-    """A container; one that starts first and then stays has the restart policy `Always`."""
+    """A container; an init container with the restart policy `Always` is a sidecar."""
 
     resources: ApiSizes | None = None
     restart_policy: str = ""
 
 
 class ApiPodSpec(_Read, frozen=True, rename="camel"):
-    """The requests of a pod, and its node."""
+    """A pod's `spec`: its node, and the resources that its containers request."""
 
     node_name: str = ""
     containers: list[ApiContainer] | None = None
@@ -86,7 +86,7 @@ class ApiPodSpec(_Read, frozen=True, rename="camel"):
 
 
 class ApiPodStatus(_Read, frozen=True):
-    """The status of a pod."""
+    """A pod's `status`."""
 
     phase: str = ""
 
@@ -100,7 +100,7 @@ class ApiPod(_Read, frozen=True):
 
 
 class ApiAttribute(_Read, frozen=True, rename={"text": "string", "number": "int", "flag": "bool"}):
-    """A value with its type."""
+    """The value of a device attribute; the field of its type is set."""
 
     text: str | None = None
     number: int | None = None
@@ -109,13 +109,13 @@ class ApiAttribute(_Read, frozen=True, rename={"text": "string", "number": "int"
 
 
 class ApiCapacity(_Read, frozen=True):
-    """The amount of something on a device."""
+    """A capacity of a device, such as its memory."""
 
     value: str | int = 0
 
 
 class ApiDeviceTaint(_Read, frozen=True):
-    """Why a device should not be used."""
+    """A taint of a device: a reason not to use it."""
 
     effect: str = ""
 
@@ -131,7 +131,7 @@ class ApiDevice(_Read, frozen=True, rename="camel"):
 
 
 class ApiPool(_Read, frozen=True, rename="camel"):
-    """The set of slices that a slice belongs to."""
+    """The pool of a ResourceSlice: its name, its generation, and its number of slices."""
 
     name: str = ""
     generation: int = 0
@@ -139,7 +139,7 @@ class ApiPool(_Read, frozen=True, rename="camel"):
 
 
 class ApiSliceSpec(_Read, frozen=True, rename="camel"):
-    """Devices of one driver; without a node's name they are reached from several nodes."""
+    """Devices of one driver; without a node name, several nodes can use them."""
 
     driver: str = ""
     node_name: str = ""
@@ -148,14 +148,14 @@ class ApiSliceSpec(_Read, frozen=True, rename="camel"):
 
 
 class ApiResourceSlice(_Read, frozen=True):
-    """A part of a pool."""
+    """A ResourceSlice: some devices of a pool."""
 
     metadata: ApiMeta = ApiMeta()
     spec: ApiSliceSpec = ApiSliceSpec()
 
 
 class ApiResult(_Read, frozen=True, rename="camel"):
-    """A device that a claim was given; with access for administrators it stays free for others."""
+    """A device allocated to a claim; with `admin_access`, others can still get the device."""
 
     driver: str = ""
     pool: str = ""
@@ -164,25 +164,25 @@ class ApiResult(_Read, frozen=True, rename="camel"):
 
 
 class ApiResults(_Read, frozen=True):
-    """The devices that a claim was given."""
+    """The list of devices allocated to a claim."""
 
     results: list[ApiResult] | None = None
 
 
 class ApiAllocation(_Read, frozen=True):
-    """The devices given to a claim."""
+    """The allocation of a claim."""
 
     devices: ApiResults | None = None
 
 
 class ApiClaimStatus(_Read, frozen=True):
-    """Whether a claim was given something."""
+    """A claim's `status`; without an allocation, the claim has no devices yet."""
 
     allocation: ApiAllocation | None = None
 
 
 class ApiResourceClaim(_Read, frozen=True):
-    """A claim on devices."""
+    """A ResourceClaim: a claim on devices."""
 
     metadata: ApiMeta = ApiMeta()
     status: ApiClaimStatus | None = None

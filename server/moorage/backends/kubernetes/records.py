@@ -1,4 +1,4 @@
-"""Records of a cluster's objects: holdings of pods and claims, devices that drivers publish.
+"""Makes records of a cluster's nodes, pods, claims and published devices from API objects.
 
 `inventory` makes them from the bytes that the API server sends, and stores them; `documents`
 builds the cluster document from them. A function returns None if the object does not count. No I/O.
@@ -23,24 +23,24 @@ from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonMapping, JsonValue
 
 SERVER_LABEL: Final = "moorage.dev/server"
-"""On pods and claims that a server made: its name. All others are not the server's."""
+"""Label with the name of the server that made a pod or claim."""
 GPUS_ANNOTATION: Final = "moorage.dev/gpus"
-"""On such pods that count devices: ids of those that their lease holds, with commas."""
+"""Annotation of pods with counted devices: the leased device ids, separated by commas."""
 
 MODEL_ATTRIBUTES: Final = ("productName", "model", "gpuModel")
 LINK_ATTRIBUTES: Final = ("linkGroup", "nvlinkGroup", "nvlinkDomain", "cliqueId")
 NUMA_ATTRIBUTES: Final = ("numaNode", "numa")
-"""Drivers name these attributes as they like; the first that a device has counts. A prefix with
+"""Names that drivers use for the NUMA node of a device; the first one present counts. A prefix with
 a slash, as in `resource.kubernetes.io/numaNode`, does not matter."""
 
 DeviceName = tuple[str, str, str]
-"""Driver, pool, and name of the device within it."""
+"""Driver, pool, and name of the device within the pool."""
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node: the document of its machine, with all devices that are counted."""
+    """A node: its document, with all devices that it only counts."""
 
     document: Document
     replicas: int = 1
@@ -48,7 +48,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """The resources of its node that a pod takes.
+    """The resources that a pod takes on its node.
 
     Args:
         node: Where it is.
@@ -81,7 +81,7 @@ class SliceRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:
-    """The devices that a claim was given."""
+    """The devices allocated to a claim."""
 
     server: str
     devices: tuple[DeviceName, ...]
@@ -105,7 +105,7 @@ def node_record(item: JsonMapping) -> NodeRecord:
 
 
 def pod_record(pod: ApiPod) -> PodRecord | None:
-    """Return the record of a pod that takes something of a node."""
+    """Return the record of a pod that takes resources of a node."""
     spec = pod.spec
     if not spec.node_name or pod.status.phase in {"Succeeded", "Failed"}:
         return None
@@ -126,7 +126,7 @@ def pod_record(pod: ApiPod) -> PodRecord | None:
 
 
 def _scheduler_requests(pod: ApiPod) -> dict[str, float]:
-    """Return the resources that the scheduler reserves for a pod, as it counts them."""
+    """Return the resources that the scheduler reserves for a pod, by its own formula."""
     spec = pod.spec
     running = [_requests(each.resources) for each in spec.containers or ()]
     stays, starting = dict[str, float](), dict[str, float]()
@@ -148,7 +148,7 @@ def _stays(container: ApiContainer) -> bool:
 
 
 def _requests(sizes: ApiSizes | None) -> dict[str, float]:
-    """Return the requests; a resource with only a limit requests that much."""
+    """Return a container's requests; a resource without a request requests its limit."""
     return {} if sizes is None else _amounts(sizes.limits) | _amounts(sizes.requests)
 
 
@@ -169,7 +169,7 @@ def _most(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, flo
 
 
 def slice_record(found: ApiResourceSlice) -> SliceRecord | None:
-    """Return the record of a slice whose devices are those of one node."""
+    """Return the record of a slice of one node's devices; None for devices of several nodes."""
     spec = found.spec
     if not spec.node_name:
         return None
@@ -185,7 +185,7 @@ def slice_record(found: ApiResourceSlice) -> SliceRecord | None:
 
 
 def _device(driver: str, pool: str, found: ApiDevice) -> Document | None:
-    """Return a device for `gpus.gpus`; None for one that is no GPU to be given away."""
+    """Return a device in the form of `gpus.gpus`; None unless it is a GPU that leases can get."""
     values = {
         name.rpartition("/")[2]: next(
             (x for x in (each.text, each.number, each.flag, each.version) if x is not None), None
@@ -223,7 +223,7 @@ def _first_of(
 
 
 def claim_record(claim: ApiResourceClaim) -> ClaimRecord | None:
-    """Return the record of a claim that was given devices."""
+    """Return the record of a claim that has devices."""
     status = claim.status
     if status is None or status.allocation is None or status.allocation.devices is None:
         return None

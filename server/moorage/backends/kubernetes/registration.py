@@ -1,4 +1,4 @@
-"""Follows the configured clusters: their documents, and their differences from leases.
+"""Keeps the documents of the configured clusters up to date, and reports drift from leases.
 
 `kind` runs it where the setting `kubernetes_clusters` names any. A cluster that cannot be reached
 stays registered and says why nothing can start there: its leases stand, and none is added.
@@ -30,7 +30,7 @@ _UNREAD: Final = "not read yet"
 
 
 class FollowedClusters:
-    """The clusters that `kubernetes_clusters` names.
+    """Follows the clusters of the setting `kubernetes_clusters`.
 
     Args:
         contexts: Of the kubeconfig, by id of the cluster.
@@ -49,7 +49,7 @@ class FollowedClusters:
         self._drifts: dict[str, dict[Any, Drift]] = {}
 
     def start(self) -> None:
-        """Follow them from now on.
+        """Start to follow the clusters.
 
         Raises:
             BackendError: What says which server this is cannot be read.
@@ -63,7 +63,7 @@ class FollowedClusters:
         self._inventory.watch(self.metrics)
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield which clusters are current, and the differences between leases and clusters."""
+        """Yield metrics: which clusters' documents are current, and the drift from leases."""
         fresh = GaugeMetricFamily(
             "moorage_cluster_fresh", "The cluster is known as it is", labels=["cluster"]
         )
@@ -93,7 +93,7 @@ class FollowedClusters:
                 self._tell_drift(cluster_id, view.machines)
 
     def _leased_devices(self, cluster_id: str) -> dict[str, set[str]]:
-        """Return the devices of a cluster that leases hold, by node."""
+        """Return the ids of a cluster's devices that leases hold, by node."""
         held: dict[str, set[str]] = {}
         for lease in self._inventory.state.leases.values():
             for share in lease.placement:
@@ -111,7 +111,7 @@ class FollowedClusters:
         self._note(cluster_id, stale)
 
     async def _put(self, cluster_id: str, document: JsonObject) -> None:
-        """Change a cluster's document; fields that others added stay."""
+        """Create or change a cluster's document; fields that others added stay."""
         clusters = self._inventory.documents
         try:
             await clusters.update(cluster_id, document)

@@ -19,7 +19,7 @@ from moorage.records.json_values import JsonObject
 
 @dataclass(kw_only=True)
 class PodResourceSpec(BaseResourceSpec):
-    """A pod of a Kubernetes cluster.
+    """A pod in a Kubernetes cluster.
 
     Args:
         image: Of its one container.
@@ -55,20 +55,20 @@ class PodResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the image."""
+        """Return the image of the spec, which is its title in messages."""
         return self.image or "default"
 
 
 @dataclass(kw_only=True)
 class JobResourceSpec(PodResourceSpec):
-    """A pod that a Job of Kubernetes makes, once; a failure is the lease's to start again."""
+    """A pod that a Kubernetes Job runs once; after a failure the lease restarts it, not the Job."""
 
     category: str = "job"
 
 
 @dataclass(kw_only=True)
 class PodServiceResourceSpec(PodResourceSpec):
-    """A pod that a Service of Kubernetes leads to.
+    """A pod behind a Kubernetes Service.
 
     Args:
         port: Where it listens, and where the Service does.

@@ -1,4 +1,4 @@
-"""All objects of one kind, as the API server has them: listed once, then watched.
+"""Keeps records of all objects of one kind: lists them once, then watches them.
 
 A watch that ends, breaks or hangs goes on where it was. If the API server no longer has later
 versions (410), all is listed again, and objects that vanished meanwhile are reported as gone.
@@ -21,17 +21,17 @@ from moorage.backends.kubernetes.objects import ApiEvent, ApiItem, ApiMeta, ApiP
 
 PAGE_OBJECTS: Final = 500
 WATCH_SECONDS: Final = 20
-"""After this, and up to half as long again, the API server ends a watch and it is resumed.
+"""The API server ends a watch after this time, or up to half as long again; we resume it.
 
 Just before, it says how far it was. A watch that says nothing for longer hangs, behind a network
 that forgot its connection, say.
 """
 STEADY_SECONDS: Final = 5.0
-"""A watch that was longer than this did not fail."""
+"""A watch that lasted longer than this does not count as failed."""
 WATCH_SILENCE_SECONDS_MAX: Final = 45.0
-"""Longest silence of a watch; then it is cut, and resumed."""
+"""Longest time without data on a watch; after that, the watch is aborted and resumed."""
 PAUSE_SECONDS: Final = 0.1
-"""Doubled with each failure in a row."""
+"""Pause before a failed watch is repeated; it doubles with each failure in a row."""
 PAUSE_SECONDS_MAX: Final = 10.0
 _GONE: Final = 410
 _NOT_FOUND: Final = 404
@@ -46,7 +46,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[R]):
-    """A kind of object to watch, and the part of it to store.
+    """A kind of object to watch, and how to make a record of an object.
 
     Args:
         name: What it is called in errors and reports, e.g. `pods`.
@@ -64,7 +64,7 @@ class Kind(Generic[R]):
 
 
 class ObjectWatcher(Generic[R]):
-    """The records of one kind.
+    """Keeps the records of all objects of one kind.
 
     Args:
         connection: To the cluster.
@@ -97,7 +97,7 @@ class ObjectWatcher(Generic[R]):
         self._version = ""
 
     async def run(self) -> NoReturn:
-        """Keep the records up to date until it is cancelled; failures are tried again."""
+        """Keep the records up to date until cancelled; repeat after failures."""
         failures = 0
         while True:
             began, before = time.monotonic(), self._version

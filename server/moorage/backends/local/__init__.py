@@ -1,1 +1,1 @@
-"""This machine as a backend: processes and services under a supervisor each, and containers."""
+"""The backend `local`: it runs processes, services and containers on this machine."""

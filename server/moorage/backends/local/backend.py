@@ -1,4 +1,4 @@
-"""`LocalBackend`: this machine as one backend, whatever the category of the spec."""
+"""`LocalBackend`: runs processes, services and containers on this machine."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ log = structlog.get_logger("moored")
 
 @contextlib.contextmanager
 def _plain() -> Iterator[None]:
-    """Turn the machine's errors about one workload into errors of this package."""
+    """Convert operating system errors about one workload into `BackendError`."""
     try:
         yield
     except (BackendError, TimeoutError):
@@ -54,12 +54,12 @@ def _plain() -> Iterator[None]:
 
 @functools.cache
 def confinement_of(hidden: Path) -> Confinement:
-    """Return the way that hides a folder from workloads here, which was tried with a process."""
+    """Return the method that hides a folder from workloads; a process has tested it."""
     return find(os.fspath(hidden))
 
 
 class LocalBackend(CommonBackend):
-    """Processes, services and, where a container engine answers, containers of this machine.
+    """Runs processes and services on this machine, and containers if it has a container engine.
 
     Args:
         root: Where it keeps what must outlive the daemon. Two backends over one root are a daemon
@@ -146,7 +146,7 @@ class LocalBackend(CommonBackend):
             return await self._part(workload).probe(workload)
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Look at a process at once; see `Backend.glance`."""
+        """Return the report of a ready process without waiting; see `Backend.glance`."""
         return self._processes.glance(workload)
 
     async def control(self, workload: str, limits: JsonMapping) -> None:
@@ -196,7 +196,7 @@ class LocalBackend(CommonBackend):
             return await asyncio.to_thread(self._in_folder, workload, attempt, read)
 
     def _in_folder(self, workload: str, attempt: int, look: Callable[[int], T]) -> T:
-        """Look into the folder of a run. Blocks."""
+        """Open the working folder of a start, and call `look` with its descriptor. Blocks."""
         store = self._boxes if self._containers.keeps(workload) else self._folders
         folder = store.work(workload, attempt)
         if folder is None:
@@ -207,15 +207,15 @@ class LocalBackend(CommonBackend):
             os.close(folder)
 
     def measured(self) -> Measurement:
-        """Return the metrics of this machine, and its GPUs that others use. Blocks."""
+        """Return the metrics of this machine, and the GPUs that foreign processes use. Blocks."""
         return measure(self._root, self._devices.gpus_in_use())
 
     async def close(self) -> None:
-        """Close the parts. Workloads go on running."""
+        """Stop watching processes and containers. Workloads continue to run."""
         self._listener = None
         await asyncio.to_thread(self._processes.close)
         await asyncio.to_thread(self._containers.close)
 
     def _part(self, workload: str) -> LocalWorkloads:
-        """Return the part of the backend that runs a workload."""
+        """Return the part that runs a workload: the one for containers or that for processes."""
         return self._containers if self._containers.has(workload) else self._processes

@@ -15,9 +15,9 @@ from moorage.backends.completion import finish
 from moorage.backends.local import marks
 
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
-"""Of what a command writes; the rest is dropped."""
+"""Bytes of a command's output that are stored; the rest is dropped."""
 OUTPUT_SECONDS: Final = 0.5
-"""How long the output may stay open after the command: what it left running may hold it."""
+"""How long to read on after the command has ended: its child processes may keep the pipe open."""
 _CHUNK_BYTES: Final = 65_536
 
 
@@ -93,7 +93,7 @@ async def run(
 def _preparation(
     folder: str, membership: int | None, confine: Callable[[], None] | None
 ) -> Callable[[], None] | None:
-    """Return the function that a child calls before it becomes a command, if there is one."""
+    """Return the function that the child process calls before it executes the command, or None."""
 
     def prepare() -> None:  # It takes no lock that another thread may hold.
         if membership is not None:
@@ -106,13 +106,13 @@ def _preparation(
 
 
 def _enter(membership: int) -> None:
-    """Become a member of a group, unless it was removed meanwhile."""
+    """Move this process into a control group; do nothing if the group was removed."""
     with contextlib.suppress(OSError):
         os.write(membership, b"0")
 
 
 class _Output:
-    """The output of a pipe, read as it comes."""
+    """Reads the output of a command from a pipe as it arrives."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -123,14 +123,14 @@ class _Output:
         self._loop.add_reader(descriptor, self._read)
 
     async def text(self) -> str:
-        """Return all of it, or, if a process still holds the pipe open, the output so far."""
+        """Return the whole output; if a process keeps the pipe open, the output so far."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OUTPUT_SECONDS):
                 await self._over.wait()
         return self._data.decode(errors="replace")
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading the pipe, and close it."""
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
 

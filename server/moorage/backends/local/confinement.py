@@ -1,4 +1,4 @@
-"""Keeps processes of workloads out of one folder: that of the daemon's data, whose user they share.
+"""Hides the daemon's data folder from workloads, which run as the same user as the daemon.
 
 The supervisor calls `confine` in the child that becomes a workload, the daemon in the one that
 becomes a command beside it. A `Confinement` says how; `find` has tried it out. The supervisor has
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 CREATE, ADD, RESTRICT = 444, 445, 446
-"""Landlock's system calls, of the same numbers everywhere."""
+"""Numbers of Landlock's system calls; they are the same on all architectures."""
 FILES = {2: 14, 3: 15, 4: 15, 5: 16}
-"""How many rights about files each version of Landlock knows; the first cannot allow renames."""
+"""Number of file rights in each version of Landlock. Version 1 is missing: it forbids renames."""
 FILES_SINCE, SIGNALS_SINCE = 2, 6
 SCOPE_SIGNAL = 1 << 1
 ABOUT_ONE_FILE = 0b1100_0000_0000_0111
-"""Rights that a file can have that is no folder: execute, write, read, truncate, control."""
+"""Landlock rights that apply to plain files: execute, write, read, truncate, device control."""
 LIST = 1 << 3
-"""Right to list a folder. Not restricted: programs list the ancestors of the data folder."""
+"""Landlock's right to list a folder. Not restricted: programs list parents of the data folder."""
 NO_NEW_PRIVILEGES = 38
 NEW_MOUNTS = 0x20000
 READ_ONLY, NO_SETUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, SLAVE = (
@@ -67,7 +67,7 @@ class Confinement:
         self.detail = detail
 
     def environment(self, variables: "dict[str, str]", work: str) -> "dict[str, str]":
-        """Return variables in which no folder is named that a workload cannot write to."""
+        """Return variables in which HOME and TMPDIR are `work` if their folders are hidden."""
         named = dict(variables)
         if self.way and _leads(self.hidden, named.get("HOME", "")):
             named["HOME"] = work
@@ -77,7 +77,7 @@ class Confinement:
 
 
 def find(hidden: str) -> Confinement:
-    """Return a method that hides a folder from workloads here; a process has tried it."""
+    """Return a method that hides a folder from workloads; it was tested with a process."""
     import subprocess  # noqa: PLC0415  # A supervisor needs it not, and it takes long to load.
 
     hidden = os.path.realpath(hidden)
@@ -95,7 +95,7 @@ def find(hidden: str) -> Confinement:
 
 
 def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
-    """Keep the calling process out of a folder for good, except for one folder inside.
+    """Hide a folder from the calling process for ever, except for one folder inside it.
 
     Args:
         way: See above.
@@ -131,7 +131,7 @@ def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
 
 
 def system_call(number: int, *arguments: "object") -> int:
-    """Make a system call; OSError says why not."""
+    """Make a system call; raise OSError if it fails."""
     widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return _check(libc.syscall(ctypes.c_long(number), *widened))
 
@@ -144,7 +144,7 @@ def _check(result: int) -> int:
 
 
 def _cover(hidden: str, work: str) -> None:
-    """Hide a folder under an empty one, in which `work` stays visible; for this process alone."""
+    """Mount an empty folder over `hidden`, for this process alone; only `work` is visible."""
     _check(libc.unshare(NEW_MOUNTS))
     _mount(None, "/", RECURSIVE | SLAVE)
     folder_fd = os.open(work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -165,7 +165,7 @@ def _mount(source: "str | None", place: str, flags: int, kind: str = "", data: s
 
 
 def _beside(hidden: str, work: str) -> "list[str]":
-    """Return the siblings of a folder and of its ancestors, and one folder more."""
+    """Return `work`, the siblings of `hidden`, and the siblings of its parent folders."""
     found = [work]
     here = "/"
     for part in hidden.strip("/").split("/"):
@@ -175,7 +175,7 @@ def _beside(hidden: str, work: str) -> "list[str]":
 
 
 def _allow(ruleset: int, place: str, rights: int) -> None:
-    """Allow everything in a place. What is gone needs no word, nor a link: its target has one."""
+    """Allow all rights at a path. Skip missing paths and links; a link's target is not skipped."""
     try:
         opened = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -192,7 +192,7 @@ def _allow(ruleset: int, place: str, rights: int) -> None:
 
 
 def _leads(folder: str, place: str) -> bool:
-    """Return whether a place is a folder, or in it."""
+    """Return whether the path `place` is `folder`, or lies in it."""
     return bool(folder) and f"{place}/".startswith(f"{folder.rstrip('/')}/")
 
 
@@ -212,7 +212,7 @@ def _detail(hidden: str, way: str) -> str:
 
 
 def main(way: str, hidden: str) -> int:
-    """Try a method; exit with 0 if it hides the folder."""
+    """Test a method in this process; return the exit status: 0 if the method hides the folder."""
     confine(way, hidden, "/dev", signals=False)
     trial = os.path.join(hidden, f".trial-{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""The container engine of this machine, Docker or Podman, over its Docker-compatible API. Blocks.
+"""Calls this machine's container engine, Docker or Podman, at its Docker-compatible API. Blocks.
 
 `Containers` is the only caller, in threads. The Docker SDK speaks to both. Where Podman's half of
 that API says less than Docker's (devices are dropped in silence, limits cannot be changed), its own
@@ -27,27 +27,27 @@ from moorage.extras import install_command
 from moorage.records.json_values import JsonMapping, JsonObject
 
 ANSWER_SECONDS_MAX: Final = 60.0
-"""How long the engine may take to answer, a pull and a stop aside."""
+"""Longest wait for an answer of the container engine, except for a pull and a stop."""
 REMOVE_SECONDS_MAX: Final = 20.0
-"""How long the engine may take to remove a container that has ended."""
+"""Longest wait until the container engine has removed an ended container."""
 LOG_FILE_BYTES: Final = 32 * 1024 * 1024
-"""Of one of the two log files of a container; the older one is dropped when the newer is full."""
+"""Bytes of one of a container's two log files; when the newer is full, the older is dropped."""
 EXECUTION_BYTES_MAX: Final = 1024 * 1024
-"""Of what a command in a container writes; the rest is dropped."""
+"""Bytes stored of the output of a command in a container; the rest is dropped."""
 _PERIOD_MICROSECONDS: Final = 100_000
 _KILL: Final = signal.SIGKILL
 _LIBPOD: Final = "/v4.0.0/libpod"
 _ENDS: Final = frozenset({"die", "destroy", "remove"})
-"""Events after which a container may have ended; one that is removed at once may miss the first."""
+"""Events that mean that a container may have ended; one that is removed at once may lack `die`."""
 
 
 CONNECT_SECONDS_MAX: Final = 0.5
-"""How long a socket that is there may take to be connected to."""
+"""Longest wait to connect to a container engine's socket that exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The state of a container.
+    """A container's state as the engine reports it.
 
     Args:
         state: The engine's word: `created`, `running`, `paused`, `exited`, `dead`, …
@@ -77,7 +77,7 @@ class Seen:
 
 
 class ContainerApi:
-    """See the module.
+    """A connection to the container engine of this machine.
 
     Raises:
         BackendError: Nothing that speaks the API answers there.
@@ -98,7 +98,7 @@ class ContainerApi:
         self._podman = str(parts[0].get("Name", "")).startswith("Podman")
 
     def __str__(self) -> str:
-        """Return the name of the engine, for people."""
+        """Return the engine's name, version and socket, for messages."""
         name = "Podman" if self._podman else "Docker"
         return f"{name} {self._version.get('Version', '')} at {self.place}"
 
@@ -118,7 +118,7 @@ class ContainerApi:
         return True
 
     def pull(self, image: str, given_up: threading.Event) -> None:
-        """Fetch an image; return when it is here, or is not awaited any more."""
+        """Pull an image; return when it is on this machine, or when `given_up` is set."""
         with self._errors(f"pull {image}"):
             news = self._api.pull(image, stream=True, decode=True)
             with contextlib.closing(news):  # Which ends the pull, where it is under way.
@@ -131,7 +131,7 @@ class ContainerApi:
     # Containers ----------------------------------------------------------------------------------
 
     def create(self, plan: ContainerPlan) -> None:
-        """Create a container, unless there is one of that name already.
+        """Create a container, unless one with its name exists.
 
         Raises:
             UnsupportedSpecError: The engine does not enforce a limit; nothing was created.
@@ -197,13 +197,13 @@ class ContainerApi:
         )
 
     def _only_a_shell(self, plan: ContainerPlan) -> bool:
-        """Return whether what will run is a shell: it hears no SIGTERM, so no stop need wait."""
+        """Return whether the container runs only a shell, which ignores SIGTERM."""
         own = self._api.inspect_image(plan.image).get("Config") or {}
         command = own.get("Cmd") if plan.command is None else plan.command
         return is_shell([*(own.get("Entrypoint") or ()), *(command or ())])
 
     def _create_podman(self, plan: ContainerPlan) -> None:
-        """Create a container with devices of the Container Device Interface at Podman's own API."""
+        """Create a container through Podman's own API, which takes CDI devices (NVIDIA GPUs)."""
         limits: JsonObject = _limits(plan.cpu_count, plan.memory_bytes)
         self._libpod(
             "containers/create",
@@ -235,7 +235,7 @@ class ContainerApi:
         )
 
     def start(self, name: str) -> None:
-        """Start a container that was created. A second time does nothing."""
+        """Start a container that was created before. A second time does nothing."""
         with self._errors("start the container"):
             self._api.start(name)
 
@@ -264,14 +264,14 @@ class ContainerApi:
         )
 
     def labelled(self, label: str, value: str) -> list[Mapping[str, str]]:
-        """Return the labels of every container that has one of this value, ended or not."""
+        """Return the labels of all containers, ended ones too, whose `label` has this value."""
         with self._errors("list containers"):
             wanted = {"label": [f"{label}={value}"]}
             found = self._api.containers(all=True, filters=wanted)
         return [each.get("Labels") or {} for each in found]
 
     def stop(self, name: str, seconds: float) -> None:
-        """End a container, with SIGKILL when the time is up. One that has ended is no error."""
+        """Stop a container; SIGKILL it after `seconds`. No error if it has ended already."""
         with contextlib.suppress(BackendError), self._errors("go on with the container"):
             self._api.unpause(name)  # A paused one hears no signal.
         with contextlib.suppress(_MissingError), self._errors("stop the container"):
@@ -302,7 +302,7 @@ class ContainerApi:
             time.sleep(pause)  # The API has no way to wait for a removal.
 
     def update(self, name: str, cpu_count: float | None, memory_bytes: int | None) -> None:
-        """Change the limits of a container while it runs; None leaves one as it is."""
+        """Change limits of a running container; a limit that is None stays unchanged."""
         limits = _limits(cpu_count, memory_bytes)
         with self._errors("change limits"):
             if self._podman:
@@ -319,7 +319,7 @@ class ContainerApi:
     # Output, commands, news ----------------------------------------------------------------------
 
     def tail(self, name: str, lines: int) -> tuple[str, ...]:
-        """Return the last lines of a container's output; none if it is gone."""
+        """Return the last lines of a container's output; no lines if the container is gone."""
         try:
             with self._errors("read output"):
                 data: bytes = self._api.logs(name, stdout=True, stderr=True, tail=lines)
@@ -374,7 +374,7 @@ class ContainerApi:
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> str:
-        """Make a command for a running container ready; returns its id."""
+        """Prepare a command for a running container, and return the command's id."""
         with self._errors("run a command in the container"):
             made = self._api.exec_create(
                 name,
@@ -399,7 +399,7 @@ class ContainerApi:
         return int(code or 0), data.decode(errors="replace")
 
     def command_runs(self, command: str) -> bool:
-        """Return whether a command has been started and not ended."""
+        """Return whether a prepared command has started and not ended."""
         try:
             with self._errors("look at a command"):
                 return bool(self._api.exec_inspect(command)["Running"])
@@ -407,7 +407,7 @@ class ContainerApi:
             return False
 
     def events(self, label: str, value: str) -> "Events":
-        """Return the ends of containers that have a label of this value, from now on."""
+        """Return a stream of future ends of containers whose `label` has this value."""
         with self._errors("listen to events"):
             wanted = {"label": [f"{label}={value}"], "type": ["container"]}
             return Events(self._api.events(filters=wanted, decode=True))
@@ -418,7 +418,7 @@ class ContainerApi:
 
     @contextlib.contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
-        """Turn errors of the SDK and below into errors of this package."""
+        """Convert errors of the Docker SDK and of the connection into `BackendError`."""
         errors = self._docker.errors
         try:
             yield
@@ -432,13 +432,13 @@ class ContainerApi:
 
 
 class Events:
-    """Ends of containers, as they happen, until it is closed from another thread."""
+    """A stream of ends of containers; another thread can close it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def __iter__(self) -> Iterator[Mapping[str, str]]:
-        """Yield the labels of every container that ends; stop where the engine hangs up."""
+        """Yield the labels of each ended container; stop when the engine closes the stream."""
         try:
             with contextlib.suppress(
                 Exception
@@ -450,24 +450,24 @@ class Events:
             _hang_up(self._stream)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the stream, also while another thread reads it."""
         with contextlib.suppress(OSError):  # It may have been hung up at the other end.
             self._stream.close()
 
 
 def _hang_up(stream: Any) -> None:
-    """Close a stream of the SDK, and the connection below it, which the SDK leaves open."""
+    """Close a stream of the SDK, and its connection, which the SDK would leave open."""
     with contextlib.suppress(OSError):  # It may have been hung up at the other end.
         stream.close()
     stream._response.close()  # noqa: SLF001  # As above.
 
 
 class _MissingError(BackendError):
-    """There is no such container, image or command."""
+    """The container engine has no such container, image or command."""
 
 
 def _limits(cpu_count: float | None, memory_bytes: int | None) -> JsonObject:
-    """Return limits as the runtimes of containers take them."""
+    """Return CPU and memory limits in the form of the OCI runtime specification."""
     limits: JsonObject = {}
     if memory_bytes is not None:
         limits["memory"] = {"limit": memory_bytes, "swap": memory_bytes}
@@ -478,7 +478,7 @@ def _limits(cpu_count: float | None, memory_bytes: int | None) -> JsonObject:
 
 
 def find_socket() -> Path:
-    """Return the socket of a container engine that takes connections.
+    """Return the path of a container engine's socket that accepts connections.
 
     `DOCKER_HOST` alone where it is set; else Docker's and Podman's usual places.
 

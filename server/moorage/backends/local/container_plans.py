@@ -1,4 +1,4 @@
-"""The arguments for a new container, from its order and the devices it is bound to."""
+"""Makes the arguments for a new container from its order and its devices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ from moorage.backends.specs import ContainerResourceSpec
 
 LOOPBACK: Final = "127.0.0.1"
 MOUNT_OPTIONS: Final = frozenset({"ro", "rw", "bind", "rbind"})
-"""Behind the path in the container; mounts are `rbind` anyway."""
+"""Options allowed after a mount's path in the container; mounts are `rbind` in any case."""
 _GPU: Final = "nvidia.com/gpu"
-"""Kind of device, as NVIDIA's specs for the Container Device Interface name it."""
+"""The kind of GPUs in NVIDIA's specifications for the Container Device Interface."""
 _SHELLS: Final = frozenset({"sh", "ash", "bash", "dash", "fish", "ksh", "zsh"})
 _ANY_HOST: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # Compared, not bound.
 
@@ -59,7 +59,7 @@ def plan(
     name: str,
     labels: Mapping[str, str],
 ) -> ContainerPlan:
-    """Return the plan of a container for an order.
+    """Return the arguments for the container of an order.
 
     What the spec leaves open is what its lease holds: processors, memory and GPUs.
 
@@ -103,7 +103,7 @@ def plan(
 
 
 def is_shell(command: Sequence[str]) -> bool:
-    """Return whether a command is a shell that reads what to do from its input."""
+    """Return whether a command is a shell that reads commands from its standard input."""
     program, *options = command or [""]
     known = Path(program).name in _SHELLS
     return known and all(each in {"-i", "-l", "-il", "-li", "--login"} for each in options)
@@ -116,14 +116,14 @@ def reachable_host(spec: ContainerResourceSpec) -> str:
 
 
 def _gpus(order: Order, spec: ContainerResourceSpec, grant: DeviceBinding) -> Sequence[str]:
-    """Return the GPUs of a container: those of the lease or the pool, else those of its spec."""
+    """Return a container's GPUs: those of its lease or of the slot pool, else those of its spec."""
     if order.placement or isinstance(spec.gpus, int | None):
         return grant.gpus
     return ["all"] if isinstance(spec.gpus, str) else spec.gpus
 
 
 def probe_port(spec: ContainerResourceSpec) -> int | None:
-    """Return the container's port that the readiness probe connects to; None without such a probe.
+    """Return the container port that the readiness probe connects to; None without such a probe.
 
     Raises:
         UnsupportedSpecError: It needs one, and none is given.
@@ -139,7 +139,7 @@ def probe_port(spec: ContainerResourceSpec) -> int | None:
 
 
 def mounts(spec: ContainerResourceSpec) -> list[tuple[str, str, bool]]:
-    """Return host path, path in the container and whether it is read-only, for every mount.
+    """Return each mount as a tuple: host path, path in the container, whether it is read-only.
 
     Raises:
         UnsupportedSpecError: One of them is no absolute path, or has options that mean nothing.

@@ -1,4 +1,4 @@
-"""Removes the containers of a process that has ended, however it ended. A program of its own.
+"""Removes a daemon's containers after the daemon has ended or crashed. A program of its own.
 
 `Containers` starts it beside a process that uses the resource engine as a library, because what the
 library starts ends with that process. Its arguments are the container engine's socket, a label
@@ -21,9 +21,9 @@ import urllib.parse
 from pathlib import Path
 
 QUIET_SECONDS = 5.0
-"""How long no container with the label may appear: a request of the dead may be under way."""
+"""How long to watch for further containers: a request of the ended daemon may be under way."""
 REAP_SECONDS_MAX = 120.0
-"""How long the container engine may take, or be away; then it is given up."""
+"""Longest time for the whole removal; after that, remaining containers are left alone."""
 PAUSE_SECONDS = 0.5
 ANSWER_SECONDS_MAX = 30.0
 
@@ -42,7 +42,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def start(place: str, label: str, value: str, contact_file: str = "") -> int:
-    """Start the program beside this process, or about a file; return its pid."""
+    """Start this program, to watch the calling process or a contact file; return its pid."""
     about = contact_file or str(os.getpid())
     command = [sys.executable, "-I", "-S", __file__, place, label, value, about]
     quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
@@ -52,7 +52,7 @@ def start(place: str, label: str, value: str, contact_file: str = "") -> int:
 
 
 def reap(place: str, label: str, value: str) -> None:
-    """Remove every container that has a label of this value, until there are no more."""
+    """Remove all containers whose `label` has this value, until no more appear."""
     filters = urllib.parse.quote(json.dumps({"label": [f"{label}={value}"]}))
     deadline = time.monotonic() + REAP_SECONDS_MAX
     quiet_since = time.monotonic()
@@ -72,7 +72,7 @@ def reap(place: str, label: str, value: str) -> None:
 
 
 def guard(place: str, label: str, value: str, contact_file: str) -> None:
-    """End the containers with a label while the server is silent; return when the file is removed.
+    """Kill the labelled containers while the server is silent; return when the file is removed.
 
     Another such program may be there already; then this one is not needed.
     """
@@ -90,7 +90,7 @@ def guard(place: str, label: str, value: str, contact_file: str) -> None:
 
 
 def kill(place: str, label: str, value: str) -> None:
-    """Kill all running containers with this value of a label; the daemon removes them later."""
+    """Kill all running containers whose `label` has this value; the daemon removes them later."""
     filters = urllib.parse.quote(json.dumps({"label": [f"{label}={value}"]}))
     for each in json.loads(_say(place, "GET", f"/containers/json?filters={filters}")):
         _say(place, "POST", f"/containers/{each['Id']}/kill")
@@ -103,7 +103,7 @@ def _say(place: str, method: str, path: str) -> bytes:
 
 
 def main(place: str, label: str, value: str, owner: int) -> None:
-    """Wait until the owner has ended; then reap."""
+    """Wait until the owner process has ended; then remove its containers."""
     with contextlib.suppress(ProcessLookupError):
         ended = os.pidfd_open(owner)
         if os.getppid() == owner:  # Else it ended before, and the pid may be another's.

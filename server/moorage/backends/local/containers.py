@@ -1,4 +1,4 @@
-"""Containers of this machine, at whatever container engine answers at its socket.
+"""Runs containers on this machine with Docker or Podman.
 
 `LocalBackend` is the only caller. The container engine keeps the containers, under names that
 follow from the workloads' own and with labels that say whose they are, so that a daemon after a
@@ -55,13 +55,13 @@ from moorage.records.json_values import JsonMapping, JsonObject
 
 CATEGORIES: Final = frozenset({"container"})
 COMMANDS_MAX: Final = 64
-"""Commands in containers at a time; further ones wait."""
+"""Commands that run in containers at the same time; further ones wait."""
 RECONNECT_SECONDS: Final = 1.0
-"""Pause before the next request for news to a container engine that hung up."""
+"""Pause before events are requested again from a container engine that closed the connection."""
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of the stored output of a stopped container."""
+"""Bytes of a stopped container's output that are stored."""
 RUNNING_SECONDS: Final = 0.05
-"""Between two looks at whether a container that was started runs."""
+"""Seconds between two checks whether a started container runs."""
 _LABEL_ROOT: Final = "moorage.root"
 _LABEL_ID: Final = "moorage.workload"
 _SIGNALS: Final = 128
@@ -69,7 +69,7 @@ _KILL: Final = 'for p in /proc/[0-9]*; do grep -qs "$0" "$p/environ" && kill -9 
 
 
 class Containers(LocalWorkloads):
-    """See the module, and `LocalWorkloads`. Its devices are GPUs; processors are counted."""
+    """Runs workloads as containers; see `LocalWorkloads`."""
 
     noun = "container"
 
@@ -98,11 +98,11 @@ class Containers(LocalWorkloads):
         self._closed = threading.Event()
 
     def has(self, workload: str) -> bool:
-        """Return whether a workload was begun here as a container, and not stopped."""
+        """Return whether a workload was started here as a container, and not stopped."""
         return workload in self._strays | self._begun_here or self._store.has(workload)
 
     def keeps(self, workload: str) -> bool:
-        """Return whether this machine has output of a workload, even of a stopped one."""
+        """Return whether this machine stores output of a workload, even of a stopped one."""
         return self._store.keeps(workload)
 
     def refuse(self, spec: ContainerResourceSpec) -> None:
@@ -114,7 +114,7 @@ class Containers(LocalWorkloads):
         find_socket()
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return the workloads here, and listen to them from now on."""
+        """Return the container workloads of this machine, and report their ends from now on."""
         return await asyncio.to_thread(self._discover)
 
     async def _bring_up(self, order: Order) -> WorkloadReport:
@@ -199,7 +199,7 @@ class Containers(LocalWorkloads):
         return await asyncio.to_thread(self._log, workload, offset, attempt)
 
     def close(self) -> None:
-        """Listen no longer. The containers go on."""
+        """Stop listening to the container engine. The containers go on."""
         self._closed.set()
         self._commands.shutdown(wait=False)
         with self._lock:
@@ -219,7 +219,7 @@ class Containers(LocalWorkloads):
     # Beginning ---------------------------------------------------------------------------------
 
     def _fetch(self, workload: str, image: str, given_up: threading.Event) -> None:
-        """Pull the image, unless it is here. Blocks."""
+        """Pull the image, unless this machine has it. Blocks."""
         api = self._api()
         if (self._store.folder(workload) / "container.json").exists() or api.has_image(image):
             return
@@ -227,7 +227,7 @@ class Containers(LocalWorkloads):
         api.pull(image, given_up)
 
     def _begin(self, order: Order, spec: ContainerResourceSpec) -> None:
-        """Create and start the container, unless that was done before. Blocks."""
+        """Create and start a workload's container, unless that was done before. Blocks."""
         folder = self._store.folder(order.id)
         with self._alone(order.id):
             api, name = self._api(), self._name(order.id)
@@ -245,7 +245,7 @@ class Containers(LocalWorkloads):
                 api.start(name)
 
     def _plan(self, order: Order, spec: ContainerResourceSpec) -> ContainerPlan:
-        """Write a container's order with its devices to the disk; return the container's plan."""
+        """Store a container's order and devices on disk; return the arguments for the container."""
         grant = self._devices.take(order)
         folder = self._store.folder(order.id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -336,7 +336,7 @@ class Containers(LocalWorkloads):
         return self._api().tail(self._name(workload), LOG_TAIL_LINES)
 
     def _log(self, workload: str, offset: int, attempt: int) -> Log:
-        """Read the output of present containers from the engine, and of others from the folders.
+        """Read output: of existing containers from the engine, of removed ones from files.
 
         The container's name may be another start's by the time of the answer, which therefore
         counts only where the folder is the same after as before.
@@ -352,7 +352,7 @@ class Containers(LocalWorkloads):
 
     @staticmethod
     def _start_number(folder: Path, attempt: int) -> int | None:
-        """Return a number that identifies the folder of a start; None if it is gone."""
+        """Return a number that identifies the folder of a start; None if the folder is gone."""
         order = workload_store.read(folder / "order.json")
         if order is None or attempt not in {0, order.get("attempt", 1)}:
             return None
@@ -397,7 +397,7 @@ class Containers(LocalWorkloads):
                 left -= len(piece[:left])
 
     def _kill_command(self, name: str, command: str, mark: str) -> None:
-        """Kill a command in a container and all it started, from here or from inside."""
+        """Kill a command in a container and its child processes, from the host or from inside."""
         wanted = f"{marks.EXECUTION}={mark}"
         with contextlib.suppress(BackendError):  # The container may be gone, and all with it.
             api = self._api()
@@ -424,7 +424,7 @@ class Containers(LocalWorkloads):
             return self._connected
 
     def _listen(self) -> None:
-        """Listen to the container engine, in a thread of its own, from before this returns."""
+        """Start a thread that receives the container engine's events; no later event is missed."""
         with self._lock:
             if self._listening is not None or self._closed.is_set():
                 return
@@ -443,7 +443,7 @@ class Containers(LocalWorkloads):
                 container_reaper.start(*place, os.fspath(self._contact_file))
 
     def _hear(self, api: ContainerApi) -> None:
-        """Report every end; after a silence, the missed ones."""
+        """Report each container's end; after a lost connection, also the ends missed meanwhile."""
         while not self._closed.is_set():
             for labels in self._events or ():
                 self._look_at_end(labels.get(_LABEL_ID, ""))
@@ -465,13 +465,13 @@ class Containers(LocalWorkloads):
                 self._tell_end(seen)
 
     def _name(self, workload: str) -> str:
-        """Return the name of a workload's container: it says which, and there is only one."""
+        """Return the unique name of a workload's container; it contains the workload's name."""
         digest = hashlib.sha256(f"{self._store.root}\0{workload}".encode()).hexdigest()[:16]
         return f"moorage-{re.sub('[^a-zA-Z0-9_.-]', '-', workload)[:48]}-{digest}"
 
 
 def _exit_code(code: int) -> int:
-    """Return an exit code as this package says it: a signal is its number, negative."""
+    """Return an exit code in this package's form: minus N if signal N ended the process."""
     return _SIGNALS - code if _SIGNALS < code <= _SIGNALS + signal.SIGRTMAX else code
 
 
@@ -499,7 +499,7 @@ class _Mount:
 
 
 def shows(outside: str, hidden: str) -> bool:
-    """Return whether a mounted folder would show a hidden folder, or a part of the hidden folder.
+    """Return whether a mount of `outside` would show the hidden folder, or a part of it.
 
     Links are followed. One folder may be mounted in several places, so the devices and the
     folders there are compared, not the paths. All mounts below count, too.
@@ -514,7 +514,7 @@ def shows(outside: str, hidden: str) -> bool:
 
 
 def _mounts() -> list[_Mount]:
-    """Return all mounts, the latest first."""
+    """Return all mounts of this machine, the latest first."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         _, _, device, root, place = line.split(" ")[:5]
@@ -529,7 +529,7 @@ def _unescape(text: str) -> str:
 
 
 def _lies(path: str, mounts: list[_Mount]) -> _Mount:
-    """Return the mount of a path, and the path on its device."""
+    """Return the device that a path lies on, and the path within that device."""
     over = [each for each in mounts if _leads(each.place, path)]
     mount = max(over, key=lambda each: len(each.place))  # The first of these is the latest.
     inside = os.path.relpath(path, mount.place)

@@ -1,4 +1,4 @@
-"""Control groups (cgroup v2): one for each process or service, where they can be made.
+"""Makes a control group (cgroup v2) for each process or service, where the system permits it.
 
 What is in a group cannot leave it unnoticed, whatever session it opens and whatever it does to its
 environment; so the group says who belongs to a workload, and ends all of it at once. Where the
@@ -25,7 +25,7 @@ from moorage.backends.base import BackendError
 from moorage.backends.local.marks import kill_until_none
 
 DELEGATED: Final = ("user.delegate", "trusted.delegate")
-"""Attributes that systemd gives a group whose inside is for its service to arrange."""
+"""File attributes by which systemd marks a group that it delegates to a service."""
 _SWITCH: Final = "cgroup.subtree_control"
 
 
@@ -44,13 +44,13 @@ class Groups:
     detail: str
 
     def of(self, folder: Path) -> str:
-        """Return the path of the group of a folder's workload; empty: it has none."""
+        """Return the path of the control group of a folder's workload; empty without groups."""
         digest = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:24]
         return "" if self.base is None else str(self.base / f"moorage-{digest}")
 
 
 def find() -> Groups:
-    """Return where groups can be made, tried by making one."""
+    """Find a parent for new control groups, by making a group there as a test."""
     tried = []
     for base in _bases():
         trial = base / f"moorage-trial-{uuid.uuid4().hex[:12]}"
@@ -100,7 +100,7 @@ def clear(group: str) -> None:
 
 @contextlib.contextmanager
 def membership(group: str) -> Iterator[int | None]:
-    """Open what lets a command into a workload's group, if it has one."""
+    """Yield a descriptor through which a command joins a workload's group; None without a group."""
     try:
         descriptor = os.open(Path(group, "exec", "cgroup.procs"), os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
@@ -113,7 +113,7 @@ def membership(group: str) -> Iterator[int | None]:
 
 
 def bound(group: str, memory_bytes: int) -> None:
-    """Limit the memory of a workload's group, if the group has a memory controller.
+    """Limit the memory of a workload's control group, if the group has a memory controller.
 
     Raises:
         BackendError: The kernel refuses it, and why.
@@ -128,7 +128,7 @@ def bound(group: str, memory_bytes: int) -> None:
 
 
 def _bases() -> Iterator[Path]:
-    """Yield possible parents of new groups: our own group's parent, if it is ours; our own group.
+    """Yield possible parents of new groups: our own group's parent, if we own it; our own group.
 
     Where a controller is switched on for a group's children, it may hold no process itself. So a
     daemon that shall bound memory lies in a group of its own, beside those of its workloads.

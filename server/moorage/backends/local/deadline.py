@@ -1,4 +1,4 @@
-"""The time when workloads end without contact to the server: `heard.json`, in the root.
+"""Stores the time at which workloads end without contact to the server: `heard.json`.
 
 An agent of a machine writes it. Supervisors, and the reaper of containers, read it, so that it
 holds also while there is no agent.
@@ -17,12 +17,12 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def now() -> float:
-    """Return the seconds since the machine started, with those that it slept."""
+    """Return the seconds since the machine started, including the time that it slept."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class HeardFile:
-    """The file, for the one that writes it.
+    """The file `heard.json`, for the agent that writes it.
 
     Args:
         root: Of the backend.
@@ -47,21 +47,21 @@ class HeardFile:
 
     @property
     def passed(self) -> bool:
-        """Whether the server's last sign of life is too old."""
+        """Whether the last contact to the server is too long ago."""
         return bool(self._seconds) and now() > self._at + self._seconds
 
     def note_contact(self, at: float) -> None:
-        """Record that the server has received the message sent at this time."""
+        """Record that the server has received a message that the agent sent at time `at`."""
         self._at = max(self._at, at)
         self._write()
 
     def note_agreement(self, at: float) -> None:
-        """Record that the server accepted `seconds`, and received the message sent at this time."""
+        """Record that the server accepted `seconds` in answer to a message sent at time `at`."""
         self._seconds = self._wanted
         self.note_contact(at)
 
     def _write(self) -> None:
-        """Replace the file, without a sync: it need not outlive the machine."""
+        """Replace the file, without a sync: it is useless after a restart of the machine."""
         if not self._seconds:
             self._file.unlink(missing_ok=True)
             return

@@ -1,4 +1,4 @@
-"""Which processors and GPUs of this machine a workload is bound to, handed out by the slot pool.
+"""Binds workloads to processors and GPUs of this machine, which a slot pool hands out.
 
 A lease names its GPUs itself; processors have no names in a placement, and a user of the library
 names neither. Those come from the pool.
@@ -30,12 +30,13 @@ _ROUNDING: Final = 1e-6
 
 _LEASED: Final = "leased"
 DEVICE_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""Has CUDA count GPUs as NVML does, which ids come from; by itself it puts the fastest first."""
+"""Makes CUDA number GPUs as NVML does, which our ids come from; its default is fastest first."""
 
 Rows = dict[str, list[JsonObject]]
-"""What was checked out of the pool, as JSON: `{"cpus": [{"id", "slots"}], "gpus": […]}`; and what a
-lease named, `{"leased": [{"id", "slots", "of", "device"}]}`: the devices, by which node it got
-them, and which they were when it started, as `[GPU, MIG instance]`, where that was known."""
+"""A workload's devices, as JSON: `{"cpus": [{"id", "slots"}], "gpus": […]}` from the slot pool.
+
+Devices of its lease: `{"leased": [{"id", "slots", "of", "device"}]}`. `of` is the leased node, and
+`device` the GPU at the start as `[GPU, MIG instance]`, where that was known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,12 @@ class DeviceBinding:
 
     @property
     def cpus(self) -> list[int]:
-        """Processors that it is bound to; empty for any."""
+        """Numbers of the processors that the workload is bound to; empty if it may use any."""
         return sorted({int(row["id"]) for row in self.rows.get("cpus", ())})
 
     @property
     def cpu_count(self) -> float:
-        """The number of these processors, the last one maybe in part."""
+        """The number of processors that the workload is bound to; it may have a fraction."""
         return float(sum(row["slots"] for row in self.rows.get("cpus", ())))
 
 
@@ -79,7 +80,7 @@ class Devices:
         self._adopt(held)
 
     def take(self, order: Order) -> DeviceBinding:
-        """Bind a workload to devices; a second call returns the same.
+        """Bind a workload to devices; a second call returns the same devices.
 
         Raises:
             UnsupportedSpecError: It wants more than this machine has.
@@ -120,7 +121,7 @@ class Devices:
         return DeviceBinding(rows, environment, gpus or ())
 
     def environment(self, workload: str) -> dict[str, str]:
-        """Return variables with the present names of a workload's GPUs; {} if no name changed."""
+        """Return variables with the present names of a workload's GPUs; {} if none changed."""
         with self._lock:
             look_again()
             held = [row for row in self._held.get(workload, {}).get(_LEASED, ()) if "device" in row]
@@ -131,7 +132,7 @@ class Devices:
             return {} if named == held else _visible(named)
 
     def gpus_in_use(self) -> frozenset[str]:
-        """Return all names, in small letters, of GPUs and instances that workloads have."""
+        """Return all names, in lower case, of GPUs and MIG instances that workloads have."""
         with self._lock:
             rows = [
                 row
@@ -143,12 +144,12 @@ class Devices:
         return frozenset(name.lower() for name in names)
 
     def cpu_count(self, workload: str) -> float | None:
-        """Return the number of processors that a workload is bound to; None for any."""
+        """Return the number of processors that a workload is bound to; None if it may use any."""
         with self._lock:
             return DeviceBinding(self._held.get(workload, {})).cpu_count or None
 
     def resize(self, workload: str, cpu_count: float | None) -> DeviceBinding:
-        """Choose a workload's processors again; None: any. An error changes nothing.
+        """Bind a workload to new processors; None removes the binding. An error changes nothing.
 
         Raises:
             UnsupportedSpecError: This machine has fewer.
@@ -169,12 +170,12 @@ class Devices:
             return DeviceBinding(self._held[workload])
 
     def give(self, workload: str) -> None:
-        """Take the devices of a workload back. A second time does nothing."""
+        """Take back the devices of a workload. A second call does nothing."""
         with self._lock:
             self._check_in(self._held.pop(workload, {}))
 
     def _refuse_twice(self, wanted: Sequence[JsonMapping]) -> None:
-        """Refuse devices of which other workloads leave too little."""
+        """Refuse devices if other workloads leave too small a share of them."""
         for row in wanted:
             left = 1.0
             for workload, rows in self._held.items():
@@ -184,7 +185,7 @@ class Devices:
                         raise _twice(row, workload, held)
 
     def _check_out(self, members: Sequence[JsonMapping], *, must: bool, could: bool) -> Rows:
-        """Check members out of the pool; leave out optional ones that are not free.
+        """Check devices out of the slot pool; leave out optional ones that are not free.
 
         Args:
             members: What is wanted.
@@ -215,7 +216,7 @@ class Devices:
         return ""
 
     def _check_in(self, rows: Rows) -> None:
-        """Check into the pool, but for devices that another adopted workload has too."""
+        """Return devices to the slot pool, except those that another adopted workload has too."""
         for kind, each in rows.items():
             if kind == _LEASED:
                 continue
@@ -228,7 +229,7 @@ class Devices:
                 self._pool.checkin({kind: [row]})
 
     def _adopt(self, held: Mapping[str, Rows]) -> None:
-        """Take the devices of an earlier daemon's workloads out of the pool, as whole devices.
+        """Take the devices of an earlier daemon's workloads out of the slot pool, as whole devices.
 
         A pool hands out what it likes, so everything is checked out, and the rest back in.
         """
@@ -258,7 +259,7 @@ class Devices:
 
 
 def _whole(rows: Rows) -> list[JsonObject]:
-    """Return rows of the pool's GPUs with all slots: the pool never shares a GPU."""
+    """Return the rows of the pool's GPUs as whole GPUs: the pool never shares one."""
     return [{**row, "slots": 1.0} for row in rows.get("gpus", ())]
 
 
@@ -287,7 +288,7 @@ def _leased_gpus(order: Order, share: Share | None) -> list[JsonObject]:
 
 
 def _part_of(wanted: JsonMapping, held: JsonMapping) -> float:
-    """Return the part of a device that `held` takes."""
+    """Return the share of the wanted device that `held` takes, from 0 to 1."""
     known = "device" in wanted and "device" in held
     one, other = (_device(row, known=known) for row in (wanted, held))
     if one.gpu.lower() != other.gpu.lower():
@@ -329,7 +330,7 @@ def _twice(row: JsonMapping, workload: str, held: JsonMapping) -> BackendError:
 
 
 def _cpus(count: float | None) -> list[JsonObject]:
-    """Return the members of a request for processors; the last one may be a share."""
+    """Return the pool request for some processors; the last one may be a fraction."""
     if count is None:
         return []
     if not 0 < count <= CPUS_MAX:

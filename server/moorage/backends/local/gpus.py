@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and which of them an id means. Used by `devices` and the runners."""
+"""Finds the GPUs of this machine, and resolves ids to GPUs. Used by `devices` and the runners."""
 
 import importlib
 from functools import lru_cache
@@ -21,7 +21,7 @@ class Device(NamedTuple):
 
 
 def gpus_here() -> list[str]:
-    """Return the ids of the NVIDIA GPUs of this machine, as CUDA takes them; none without NVML."""
+    """Return the UUIDs of this machine's NVIDIA GPUs, as CUDA takes them; empty without NVML."""
     nvml = nvml_here()
     if nvml is None:
         return []
@@ -45,7 +45,7 @@ def device_of(name: str) -> Device:
 
 
 def find_device(name: str, meant: DeviceId) -> tuple[str, Device | None]:
-    """Return the present id of a device and its UUID; None if they are not known.
+    """Return the present id of a device, and the device; None for the device if it is unknown.
 
     Args:
         name: What the device's node has called it.
@@ -104,7 +104,7 @@ def _instances(nvml: ModuleType, handle: object) -> list[tuple[int, str]]:
 
 
 def nvml_here() -> ModuleType | None:
-    """Return the bindings, ready for use; None if there is no driver, and so are no GPUs."""
+    """Return the NVML module, initialized; None without the module or a driver."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()

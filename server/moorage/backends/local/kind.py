@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
-    """Which nodes are this machine."""
+    """The settings of the kind `local`."""
 
     local_here: Annotated[
         bool,
@@ -47,7 +47,7 @@ class LocalSettings:
 
 
 class LocalKind(BackendKind[LocalSettings]):
-    """Runs commands and containers on this machine, and on those that have agents."""
+    """The kind `local`: runs commands and containers on this machine and on agents' machines."""
 
     name = "local"
     about = (

@@ -1,4 +1,4 @@
-"""Which nodes of the inventory this machine is, under all names that it has had.
+"""Tells which nodes of the inventory are this machine, also under its former names.
 
 A host name changes: by DHCP, after the first boot, with each start of a container over one volume.
 So the folder of the backend remembers under which names it knew itself, and as which node
@@ -16,13 +16,13 @@ from moorage.protocol.cluster_documents import machine_key
 from moorage.records.json_values import JsonObject
 
 NAMES_MAX: Final = 16
-"""Names that are remembered: the first one, and the last ones."""
+"""Names of this machine that are remembered: the first one and the latest ones."""
 _MACHINE_ID: Final = Path("/etc/machine-id")
 _FILE: Final = "machine.json"
 
 
 class RegisteredNode(NamedTuple):
-    """The node that this machine was registered as."""
+    """The cluster and node that this machine was registered as."""
 
     cluster_id: str
     node_id: str
@@ -34,7 +34,7 @@ def this_node() -> str:
 
 
 def names_of(root: Path, inventory: Iterable[Cluster]) -> Sequence[str]:
-    """Return the ids of the nodes that are this machine, and remember its name of today.
+    """Return the ids of the nodes that are this machine, and store its present name.
 
     Args:
         root: Folder of the backend.
@@ -62,7 +62,7 @@ def read_registration(root: Path) -> RegisteredNode | None:
 
 
 def place_of(root: Path, inventory: Mapping[ClusterId, Cluster]) -> RegisteredNode | None:
-    """Return the node of the inventory that this machine is; None: it is not registered.
+    """Return the inventory's node for this machine; None if this machine is not registered.
 
     Args:
         root: Folder of the backend. Where it remembers none, the machine id counts.
@@ -81,7 +81,7 @@ def place_of(root: Path, inventory: Mapping[ClusterId, Cluster]) -> RegisteredNo
 
 
 def write_registration(root: Path, node: RegisteredNode) -> None:
-    """Remember as which node this machine was registered."""
+    """Store the node that this machine was registered as."""
     if read_registration(root) != node:
         _write(root, _read(root) | {"registered": [*node]})
 

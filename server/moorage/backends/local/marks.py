@@ -1,4 +1,4 @@
-"""Processes of this machine that are found by a variable in their environment, and killed.
+"""Finds and kills processes of this machine by a marker variable in their environment.
 
 A variable is inherited: what hides in a session of its own, or outlives its parent, has it too.
 """
@@ -16,11 +16,11 @@ from moorage.backends.base import BackendError
 KILL_SECONDS_MAX: Final = 10.0
 LOOK_SECONDS: Final = 0.01
 WORKLOAD: Final = "MOORAGE_WORKLOAD"
-"""Of all that belongs to a workload."""
+"""The variable that marks all processes of a workload."""
 SUPERVISOR: Final = "MOORAGE_SUPERVISOR"
-"""Of the supervisor of a workload, and of nothing that it starts."""
+"""The variable that marks the supervisor of a workload, and none of its child processes."""
 EXECUTION: Final = "MOORAGE_EXECUTION"
-"""Of all that one command, run beside or inside of a workload, has started."""
+"""The variable that marks all processes of one command that runs beside or in a workload."""
 
 
 def all_pids() -> Iterator[int]:
@@ -29,7 +29,7 @@ def all_pids() -> Iterator[int]:
 
 
 def kill_by_mark(mark: str, *also: str) -> None:
-    """Kill every process of this user that has a variable of this value; return when none is left.
+    """Kill all processes of this user that have this variable; return when none is left.
 
     Args:
         mark: `NAME=value`.
@@ -53,7 +53,7 @@ def kill_by_mark(mark: str, *also: str) -> None:
 
 
 def kill_workload(value: str) -> None:
-    """Kill all processes of a workload: those with its mark, and those below its supervisor.
+    """Kill all processes of a workload: those with its marker, and its supervisor's descendants.
 
     A supervisor is killed last: what it has inherited hides from everybody else.
 
@@ -76,7 +76,7 @@ def kill_workload(value: str) -> None:
 
 
 def below(pids: Collection[int]) -> list[int]:
-    """Return the pids of all processes that these have started and not waited for."""
+    """Return the pids of all running descendants of these processes."""
     children: dict[int, list[int]] = {}
     for each in all_pids() if pids else ():
         with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ def below(pids: Collection[int]) -> list[int]:
 
 
 def marks_below(root: str) -> set[str]:
-    """Return the values that begin so of all marks of workloads and of supervisors."""
+    """Return the values of all workload and supervisor markers that begin with `root`."""
     starts = tuple(f"{name}={root}".encode() for name in (WORKLOAD, SUPERVISOR))
     return {
         os.fsdecode(each.partition(b"=")[2])
@@ -120,7 +120,7 @@ def kill_until_none(kill: Callable[[], str]) -> None:
 
 
 def _kill(pids: Collection[int]) -> str:
-    """Kill processes; return those that this user may kill."""
+    """Kill processes; return those that this user was allowed to kill."""
     killed = []
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -130,7 +130,7 @@ def _kill(pids: Collection[int]) -> str:
 
 
 def _environments() -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the variables of every process that this user may look into; the dead have none."""
+    """Yield pid and environment of each process that this user may inspect."""
     for pid in all_pids():
         with contextlib.suppress(OSError):  # It has ended, or is another user's.
             yield pid, Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -1,4 +1,4 @@
-"""The metrics of this machine, as a node of a metrics document; and GPUs that others use.
+"""Measures this machine for a metrics document, and finds GPUs that foreign processes use.
 
 An agent sends both to its server. The fields are those of docs/reference/allocation-server.md,
 "Metrics documents"; sizes are MiB.
@@ -17,7 +17,7 @@ from moorage.backends.local.gpus import nvml_here
 
 _MIB: Final = 1 << 20
 _SHOWN_MAX: Final = 3
-"""Processes of a GPU that are named."""
+"""Foreign processes on one GPU that a message names at most."""
 Groups = dict[str, dict[str, float]]
 
 
@@ -36,7 +36,7 @@ class Measurement(NamedTuple):
 
 
 def measure(folder: Path, held: Collection[str]) -> Measurement:
-    """Look at this machine. Blocks.
+    """Measure this machine. Blocks.
 
     Args:
         folder: On the disk whose room is measured.

@@ -1,4 +1,4 @@
-"""The order to a supervisor of a process; a backend reads it again after a crash."""
+"""Makes the order for a process's supervisor; a daemon reads it again after a crash."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ from moorage.backends.specs import (
 from moorage.records.json_values import JsonObject
 
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of a workload's log; beyond it the older half is dropped."""
+"""Bytes of a workload's log; beyond them the older half is dropped."""
 _INHERITED: Final = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
@@ -32,7 +32,7 @@ _INHERITED: Final = frozenset(
 
 
 def process(spec: BaseResourceSpec) -> ProcessResourceSpec:
-    """Return the process spec that a spec means.
+    """Return a spec as a process spec: a vLLM model becomes the command that serves it.
 
     Raises:
         UnsupportedSpecError: It is of something else.
@@ -113,7 +113,7 @@ def document(
 
 
 def free_port(host: str) -> int:
-    """Return a port of an address of this machine that is free now."""
+    """Return a port that is free now at an address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.bind((host, 0))

@@ -1,4 +1,4 @@
-"""Processes and services of this machine, each under a supervisor that outlives the daemon.
+"""Runs processes and services, each under a supervisor that outlives the daemon.
 
 `LocalBackend` is the only caller. What there is to know of a workload is in its folder
 (`workload_store`); this module starts supervisors, waits for them, and asks workloads whether they
@@ -50,16 +50,16 @@ from moorage.records.json_values import JsonMapping
 
 CATEGORIES: Final = frozenset({"process", "service", "vllm"})
 RESET_SECONDS_MAX: Final = 60.0
-"""How long a reset command may take; a workload that it does not reset is ended."""
+"""Longest run of a reset command. If it fails, the workload is ended."""
 STOP_SPARE_SECONDS: Final = 20.0
-"""Beyond a workload's own time to stop: for what it left behind, which is killed."""
+"""Extra time of a stop, beyond the workload's own, to kill its remaining processes."""
 END_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Before further looks at what has ended, where it is unknown how."""
+"""Pauses between attempts to read the outcome of a workload that has ended."""
 _LOST: Final = "its records were lost while it ran; whatever is left of it is ended"
 
 
 class Processes(LocalWorkloads):
-    """See the module, and `LocalWorkloads`."""
+    """Runs workloads as processes under supervisors; see `LocalWorkloads`."""
 
     noun = "process"
 
@@ -83,11 +83,11 @@ class Processes(LocalWorkloads):
         self._ready: dict[str, WorkloadReport] = {}
 
     def has(self, workload: str) -> bool:
-        """Return whether a workload was begun here as a process, and not stopped."""
+        """Return whether a workload was started here as a process, and not stopped."""
         return workload in self._begun or self._store.has(workload)
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return the workloads here, and watch them from now on."""
+        """Return the process workloads of this machine, and watch them from now on."""
         return await asyncio.to_thread(self._discover)
 
     def _discover(self) -> list[WorkloadReport]:
@@ -119,7 +119,7 @@ class Processes(LocalWorkloads):
         return await self._until_ready(order.id, spec)
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop a process and all it started; see `Backend.stop`.
+        """Stop a process and all its descendants; see `Backend.stop`.
 
         Its files say whom to ask. Whatever they say, and where they are lost, all that has its
         mark, is below its supervisor or in its control group is killed before its devices are free.
@@ -169,7 +169,7 @@ class Processes(LocalWorkloads):
         return found
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Return a process that is ready, if it lives, and its supervisor is watched and lives.
+        """Return the report of a ready process if it and its supervisor run; else None.
 
         A service, which has an endpoint, is not known to be ready before it has answered.
         """
@@ -184,14 +184,14 @@ class Processes(LocalWorkloads):
         return None
 
     def _command_lives(self, workload: str) -> bool:
-        """Return whether the command's process lives; its supervisor may report the end later."""
+        """Return whether the command's process runs; its supervisor reports ends with a delay."""
         noted = workload_store.read(self._store.folder(workload) / "process.json")
         return noted is not None and lives(noted["pid"])
 
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
     ) -> JsonMapping:
-        """Bind and bound a process and all it started; see `LocalWorkloads`."""
+        """Set CPUs and memory limit of a process and its descendants; see `LocalWorkloads`."""
         holder = workload_store.holder(self._store.folder(workload))
         pids = list(marks.below(() if holder is None else (holder,)))
         if memory_bytes is not None:
@@ -232,7 +232,7 @@ class Processes(LocalWorkloads):
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandExecution:
-        """Run a command beside a process, in its environment and bounds; see `Backend.execute`."""
+        """Run a command beside a process, with its variables and limits; see `Backend.execute`."""
         order = self._order(workload)
         if user is not None:
             raise UnsupportedSpecError("a command beside a process runs as the process's own user")
@@ -260,13 +260,13 @@ class Processes(LocalWorkloads):
         return await asyncio.to_thread(self._read_stored_log, workload, offset, attempt)
 
     def close(self) -> None:
-        """Watch no longer. The processes go on."""
+        """Stop watching. The processes continue to run."""
         self._watcher.close()
 
     # Beginning ---------------------------------------------------------------------------------
 
     def _begin(self, order: Order, spec: ProcessResourceSpec) -> None:
-        """Start the command in a supervisor, unless it was begun before. Blocks."""
+        """Start the command under a supervisor, unless it was started before. Blocks."""
         folder = self._store.folder(order.id)
         with self._alone(order.id):
             self._begun.add(order.id)
@@ -360,7 +360,7 @@ class Processes(LocalWorkloads):
         ended.set_result(None)
 
     def _look_at_end(self, workload: str) -> WorkloadReport | None:
-        """Look at a workload that has ended; try a few times, as its outcome may come late."""
+        """Return the report of an ended workload; try a few times, as its outcome may come late."""
         for pause in (*END_PAUSES, None):
             try:
                 seen = self._store.look(workload)
@@ -375,7 +375,7 @@ class Processes(LocalWorkloads):
         return None
 
     def _look(self, workload: str) -> WorkloadReport | None:
-        """Return the report of a workload, and watch it."""
+        """Return the report of a workload, and watch its supervisor from now on."""
         pid = workload_store.holder(self._store.folder(workload))
         if pid is not None:
             self._watch(workload, pid)
@@ -385,7 +385,7 @@ class Processes(LocalWorkloads):
         return self._note_ready(seen) if seen is not None else None
 
     def _note_ready(self, seen: WorkloadReport) -> WorkloadReport:
-        """Store the report of a ready workload for `glance`; its end removes the report."""
+        """Store the report of a ready workload for `glance`, until the workload ends."""
         with self._lock:
             if seen.phase is Phase.READY and seen.id in self._ends:
                 self._ready[seen.id] = seen
@@ -395,20 +395,20 @@ class Processes(LocalWorkloads):
         return workload_store.tail(self._store.folder(workload))
 
     def _sweep(self, workload: str, group: str) -> None:
-        """Kill processes without a supervisor: its orphans, and commands run beside it."""
+        """Kill the remaining processes of a workload whose supervisor has ended."""
         marks.kill_workload(self._mark(workload))
         for each in {group, self._groups.of(self._store.folder(workload))}:
             control_groups.end(each)
 
     def _mark(self, workload: str) -> str:
-        """Return the value of the marks of a workload; of an empty name what all begin with."""
+        """Return the marker of a workload; for an empty name, the prefix of all markers."""
         if not workload:
             return os.path.join(self._store.root.absolute(), "running", "")  # noqa: PTH118  # A path has no slash at its end.
         return os.fspath(self._store.folder(workload).absolute())
 
 
 def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
-    """Limit the memory of all these processes, or of none."""
+    """Limit the memory of all these processes; after an error, of none."""
     before: dict[int, tuple[int, int]] = {}
     try:
         for pid in pids:
@@ -423,7 +423,7 @@ def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
 
 
 def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:
-    """Bind the threads of a process to processors, and bound its memory, where given.
+    """Bind a process's threads to processors and limit its memory, each if given.
 
     One that has ended meanwhile is passed over.
     """

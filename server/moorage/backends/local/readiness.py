@@ -1,4 +1,4 @@
-"""Probes: whether a workload answers yet."""
+"""Checks whether workloads are ready."""
 
 import asyncio
 import contextlib
@@ -12,18 +12,18 @@ import httpx
 from moorage.backends.specs import Readiness
 
 HANG_UP_SECONDS: Final = 0.2
-"""In which a proxy that finds no server behind it hangs up."""
+"""Time in which a proxy without a server behind it closes the connection."""
 STILL_SECONDS_MAX: Final = 10.0
-"""How long what was ready once may take to say that it still is, whatever its probe allows."""
+"""Longest check whether a workload is still ready, however long its probe may take."""
 _FAILED_FROM: Final = 400
-"""HTTP statuses from this one on are no answer."""
+"""The lowest HTTP status that counts as not ready."""
 
 RunCommand = Callable[[Sequence[str], float], Awaitable[int]]
-"""Runs a command inside the workload, within some seconds, and returns its exit status."""
+"""A function that runs a command in the workload within some seconds; returns its exit status."""
 
 
 async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> bool:
-    """Return whether a workload that was ready still is, with a second try after a silence.
+    """Return whether a workload is still ready; if it does not answer, try a second time.
 
     Args:
         ask: Asks.
@@ -42,7 +42,7 @@ async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> 
 async def answers(
     probe: Readiness, host: str, port: int | None, run: RunCommand, *, proxied: bool = False
 ) -> bool:
-    """Try every probe that is given once; a port alone must accept a connection.
+    """Run each configured probe once; a port without path or command must accept a connection.
 
     Args:
         probe: What to try.
@@ -65,7 +65,7 @@ async def answers(
 
 
 def authority(host: str, port: int) -> str:
-    """Return a host and a port as a URL has them."""
+    """Return `host:port` as in a URL, with IPv6 addresses in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -93,7 +93,7 @@ def _client() -> httpx.AsyncClient:
 
 @functools.cache
 def _no_certificates() -> ssl.SSLContext:
-    """Return a context for clients that speak no TLS.
+    """Return an empty TLS context for clients that use no TLS.
 
     To load certificates takes longer than all the rest of a probe.
     """
@@ -101,7 +101,7 @@ def _no_certificates() -> ssl.SSLContext:
 
 
 async def accepts(host: str, port: int, timeout_seconds: float, *, proxied: bool = False) -> bool:
-    """Whether a TCP connection is accepted there within some seconds, not only by a proxy."""
+    """Return whether a server, not only a proxy, accepts a TCP connection within some seconds."""
     try:
         async with asyncio.timeout(timeout_seconds):
             reader, writer = await asyncio.open_connection(host, port)

@@ -1,4 +1,4 @@
-"""Files that a workload wrote into its own folder, read without leaving it.
+"""Reads files in a workload's working folder, and never follows a path out of it.
 
 A workload may put anything there at any time: links, pipes, folders without end. So every step of a
 path is opened by itself and follows no link, and nothing but plain files is read.
@@ -26,7 +26,7 @@ _KINDS: Final = (
 
 
 def list_files(folder: int) -> RunFiles:
-    """Return all plain files below a folder, and the names left out, by descriptor. Blocks."""
+    """Return all plain files below a folder, and the names left out. Blocks."""
     files: list[tuple[str, int]] = []
     left_out: list[tuple[str, str]] = []
     _walk(folder, "", files, left_out, _DEPTH_MAX)
@@ -69,7 +69,7 @@ def _walk(
 
 
 def piece(folder: int, path: str, offset: int) -> FilePiece:
-    """Return a piece of a file below a folder. Blocks.
+    """Return a piece of one file below a folder. Blocks.
 
     Raises:
         UnknownFileError: There is no such plain file, or the path would leave the folder.

@@ -11,7 +11,7 @@ from moorage.backends.base import BackendError
 from moorage.backends.local import marks, workload_store
 
 SUPERVISOR_SECONDS_MAX: Final = 30.0
-"""How long a supervisor may take to say that the command runs."""
+"""Longest wait until a supervisor reports that the command runs."""
 _SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
 
 
@@ -52,7 +52,7 @@ def begin(folder: Path) -> None:
 
 
 def _line(descriptor: int, seconds_max: float) -> bytes:
-    """Return the first line that comes through a pipe; empty if none does."""
+    """Return the first line from a pipe; empty if none comes in time."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return os.read(descriptor, 4096) if poll.poll(seconds_max * 1000) else b""

@@ -43,33 +43,33 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MISSING = 127
-"""Exit code of a shell for a program that is not there."""
+"""Exit code if the program does not exist, as shells have it."""
 NOT_EXECUTABLE = 126
-"""And for one that is there and cannot be run."""
+"""Exit code if the program exists but cannot be run, as shells have it."""
 BEGUN = ("process.json", "exit.json", "stop")
-"""Files of which any says that nothing is to be started any more."""
+"""Files of which any one means: do not start the command."""
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that Python, or the daemon's parent, may have set to be ignored."""
+"""Signals that may be ignored in this process; commands get the default handling back."""
 REASON_MAX = 500
-"""Characters of one part of the reason why a command cannot be run."""
+"""Longest program name or error text in a message that a command cannot be run."""
 CHECK_SECONDS = 0.5
-"""Between two looks at the memory, and at whether the owner still lives."""
+"""Seconds between two checks of the memory in use, and of whether the owner runs."""
 CHUNK_BYTES = 65_536
-"""Of the output, read or moved at a time: what a pipe holds."""
+"""Bytes of output that are read or moved at a time: the size of a pipe's buffer."""
 OUTPUT_SECONDS_MAX = 1.0
-"""How long the output may stay open and empty after the workload: another process may hold it."""
+"""How long to wait for more output after the workload: another process may hold the pipe open."""
 OUTPUT_TRIES_MAX = 60
-"""Waits of `OUTPUT_SECONDS_MAX` while the pipe has more: a busy machine reads slowly."""
+"""How often to wait `OUTPUT_SECONDS_MAX` while the pipe has data: a busy machine is slow."""
 UNHEARD = "its machine had not heard the server for too long"
-"""Why a workload is ended then."""
+"""The reason of an end because the agent had no contact to its server for too long."""
 UNHEARD_STOP_SECONDS_MAX = 5.0
-"""What it has then between SIGTERM and SIGKILL, whatever it has else."""
+"""Longest time from SIGTERM to SIGKILL after lost contact, whatever the spec allows."""
 KILL_SECONDS_MAX = 10.0
-"""How long what was killed may take to vanish before it is given up: the kernel has it then."""
+"""How long to wait until killed processes are gone; the kernel may hold some longer."""
 
 
 def main(folder: str, pipe: int) -> int:
-    """Supervise one workload; see above."""
+    """Supervise one workload until it ends; return the exit status of the supervisor."""
     os.chdir("/")
     os.setsid()
     if not take(folder):
@@ -116,7 +116,7 @@ def main(folder: str, pipe: int) -> int:
 
 
 def take(folder: str) -> bool:
-    """Become the supervisor of a folder, until this process ends; return whether there is need."""
+    """Lock a folder as its supervisor. False: another one runs, or nothing is to be started."""
     try:
         lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,7 +128,7 @@ def take(folder: str) -> bool:
 
 
 def make_group(order: "JsonObject") -> str:
-    """Make the workload's control group; return its path, or nothing if there can be none."""
+    """Make the workload's control group; return its path, or "" if none can be made."""
     group = str(order.get("group") or "")
     if not group:
         return ""
@@ -160,7 +160,7 @@ def enter(group: str) -> None:
 
 
 def start(order: "JsonObject", folder: str, libc: ctypes.CDLL, group: str, output: int) -> int:
-    """Start the command in a session of its own and return its pid; OSError says why not."""
+    """Start the command in its own session, and return its pid; raise OSError if that fails."""
     work = os.path.join(folder, "work")
     with contextlib.suppress(OSError):
         os.mkdir(work, 0o700)
@@ -205,7 +205,7 @@ def start(order: "JsonObject", folder: str, libc: ctypes.CDLL, group: str, outpu
 
 
 def bound_data(pid: int, size: int) -> None:
-    """Bound the memory of one process, 0 is the calling one; OSError says why not.
+    """Limit the memory of a process (pid 0: the calling one); raise OSError if that fails.
 
     Its hard limit stays where it can: a caller that may not raise hard limits can then raise the
     soft one again.
@@ -221,7 +221,7 @@ def bound_data(pid: int, size: int) -> None:
 
 
 def detach(output: int, written: int) -> None:
-    """Give the calling process a command's signals and descriptors, and keep one more."""
+    """Set signals and descriptors of this process for a command; close all others but `written`."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for ignored in IGNORED:  # A command would inherit that.
         signal.signal(ignored, signal.SIG_DFL)
@@ -233,7 +233,7 @@ def detach(output: int, written: int) -> None:
 
 
 def become(order: "JsonObject", place: str) -> None:
-    """Become the command, in a folder."""
+    """Replace this process by the command, in the folder `place`."""
     try:
         os.chdir(place)
     except OSError as error:
@@ -245,7 +245,7 @@ def become(order: "JsonObject", place: str) -> None:
 def supervise(
     folder: str, order: "JsonObject", child: int, group: str, wanted: "set[signal.Signals]"
 ) -> "tuple[int, str]":
-    """Wait until the command has ended; return its status, and why that was brought about."""
+    """Wait until the command has ended; return its status, and why it was ended, or ""."""
     deadline = None
     status = None
     detail = ""
@@ -276,7 +276,7 @@ def supervise(
 
 
 def unheard(order: "JsonObject") -> bool:
-    """Return whether the agent's last contact with its server is older than workloads may run."""
+    """Return whether the agent has had no contact to its server for too long."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         with open(order["heard"], encoding="utf-8") as file:
             heard = json.load(file)
@@ -297,7 +297,7 @@ def reap() -> "list[tuple[int, int]]":
 
 
 def kill_rest(group: str) -> None:
-    """Kill remaining processes of the command: they are children of this process, or in its group.
+    """Kill the command's remaining processes: descendants of this process, and group members.
 
     Then the group is removed. Where the kernel does not let go of something, it stays, and
     the removal of the workload tries again.
@@ -324,7 +324,7 @@ def kill_all(group: str) -> bool:
 
 
 def members(group: str) -> "list[int]":
-    """Return the pids of all processes in a group, and in groups that the workload made in it."""
+    """Return the pids of all processes in a control group and in the groups below it."""
     found = []
     for folder, _, _ in os.walk(group) if group else ():
         with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.procs")) as file:
@@ -354,7 +354,7 @@ def too_large(folder: str, group: str) -> str:
 
 
 def memory(pid: int, name: str, fields: "tuple[str, ...]") -> int:
-    """Return the sum of some lines of a file of /proc about a process, in bytes."""
+    """Return the sum of some fields of a file in /proc/PID, in bytes."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}") as file:
         split = (line.partition(":") for line in file)
         return sum(int(value.split()[0]) << 10 for field, _, value in split if field in fields)
@@ -362,7 +362,7 @@ def memory(pid: int, name: str, fields: "tuple[str, ...]") -> int:
 
 
 def memory_kill_message(group: str) -> str:
-    """Return the message about a workload that the kernel killed for its group's memory."""
+    """Return a message if the kernel killed the workload at its group's memory limit, else ""."""
     if group:
         with (
             contextlib.suppress(OSError, ValueError),
@@ -379,7 +379,7 @@ def memory_kill_message(group: str) -> str:
 
 
 def descendants() -> "list[int]":
-    """Return the pids of all processes below this one."""
+    """Return the pids of all descendants of this process."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -396,13 +396,13 @@ def descendants() -> "list[int]":
 
 
 def signal_group(child: int, number: int) -> None:
-    """Signal the command's whole group; it leads one, since it has a session of its own."""
+    """Send a signal to the command's whole process group, which the command leads."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, number)
 
 
 class Output:
-    """The command's output, below a bound: older parts are dropped, the last half stays."""
+    """The file of the command's output, of limited size: a full file loses its older half."""
 
     def __init__(self, path: str, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -419,13 +419,13 @@ class Output:
                 self.file, self.size = opened, seen.st_size
 
     def follow(self, source: int) -> None:
-        """Read a pipe in a thread of its own, until it has no writer."""
+        """Start a thread that copies a pipe into the file until the pipe has no writer."""
         self.over.acquire()
         self.source = source
         _thread.start_new_thread(self.take_all, (source,))
 
     def complete(self) -> None:
-        """Wait until all of it is in the file, also where others hold the pipe open."""
+        """Wait until the output is in the file, even if other processes hold the pipe open."""
         more = waiting_for(self.source)
         for _ in range(OUTPUT_TRIES_MAX):
             if self.over.acquire(timeout=OUTPUT_SECONDS_MAX):
@@ -435,7 +435,7 @@ class Output:
                     return
 
     def take_all(self, source: int) -> None:
-        """See `follow`."""
+        """Copy the pipe into the file until the pipe has no writer; runs in `follow`'s thread."""
         more, data = waiting_for(source), b" "
         while data:
             more.poll()
@@ -457,7 +457,7 @@ class Output:
             data = data[written:]
 
     def drop_older(self) -> None:
-        """Drop all but the last half of the bound."""
+        """Shorten the file to its last bytes: half of `bytes_max`."""
         assert self.file is not None
         size_left = min(self.size, self.bytes_max // 2)
         for done in range(0, size_left, CHUNK_BYTES):
@@ -470,21 +470,21 @@ class Output:
 
 
 def waiting_for(source: int) -> "select.poll":
-    """Return an object that waits for input of a pipe; each thread needs its own."""
+    """Return a poll object that waits for input from a pipe; each thread needs its own."""
     more = select.poll()
     more.register(source, select.POLLIN)
     return more
 
 
 def finish(folder: str, code: "int | None", detail: str, *, started: bool = True) -> None:
-    """Write down how it ended. A negative code is a signal's number."""
+    """Write the workload's end into `exit.json`. A negative code is a signal's number."""
     ended = {"code": code, "detail": detail, "started": started}
     with contextlib.suppress(OSError):  # Where the folder is gone, it has no reader.
         write(os.path.join(folder, "exit.json"), ended)
 
 
 def write(path: str, document: "JsonObject") -> None:
-    """Write a file whole or not at all, durably."""
+    """Write a file atomically, and sync it to the disk."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{path}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -496,7 +496,7 @@ def write(path: str, document: "JsonObject") -> None:
 
 
 def report(pipe: int, document: "JsonObject") -> None:
-    """Send a report to the parent of this supervisor, if it is still there."""
+    """Send a report to the process that started this supervisor, if that still listens."""
     with contextlib.suppress(OSError):
         os.write(pipe, json.dumps(document).encode() + b"\n")
         os.close(pipe)

@@ -1,4 +1,4 @@
-"""Waits for processes that need not be children of this one, in one thread for all of them."""
+"""Waits in one thread for the ends of processes, which need not be child processes."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ class _Watch:
 
 
 class Watcher:
-    """Calls back, in its own thread, when a process has ended."""
+    """Calls functions, in its own thread, when processes have ended."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -37,7 +37,7 @@ class Watcher:
                 self._thread.start()
 
     def lives(self, descriptor: int, pid: int) -> bool:
-        """Return whether the process behind a watched pidfd has not ended."""
+        """Return whether the process of a watched pidfd still runs."""
         with self._lock:  # Or it may be closed, and another file's by then.
             watch = self._watches.get(descriptor)
             if self._closed or watch is None or watch.pid != pid:
@@ -52,7 +52,7 @@ class Watcher:
                 signal.pidfd_send_signal(descriptor, number)
 
     def close(self) -> None:
-        """Watch no longer. The processes go on. A second time does nothing."""
+        """Stop watching. The processes continue to run. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -83,7 +83,7 @@ class Watcher:
 
 
 def lives(pid: int) -> bool:
-    """Return whether a process has not ended, also where it is not waited for yet."""
+    """Return whether a process still runs; a zombie does not count as running."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

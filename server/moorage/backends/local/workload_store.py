@@ -1,4 +1,4 @@
-"""The folders of this machine's workloads: orders, states and ends.
+"""Stores orders, states and ends of this machine's workloads in folders.
 
 A folder is made before anything starts, and moved away when nothing is left, so whatever a daemon
 that was killed had begun is found by the next one.
@@ -46,14 +46,14 @@ from moorage.backends.base import (
 from moorage.records.json_values import JsonMapping, JsonObject
 
 ENDED_MAX: Final = 200
-"""Folders of stopped workloads, one per start, that stay for their output; and as many of
-damaged ones."""
+"""Folders of stopped workloads, one per start, that are kept for their output; and as many
+damaged folders."""
 RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of one file of JSON; a longer one is none that was written here."""
+"""Longest JSON file in bytes; a longer one was not written by this module."""
 _ALIEN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
-"""What opening says of a link, a socket, a folder and the like in the place of a file."""
+"""Errors of opening a path that is a link, a socket or a folder instead of a file."""
 _NAME_MAX: Final = 150
-"""Longer names are cut and get a digest; file systems take 255 bytes."""
+"""Longest folder name; longer ones are cut and get a digest, as file systems take 255 bytes."""
 _TAIL_BYTES: Final = 16 * 1024
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FLOCK: Final = "hhqqi"
@@ -61,7 +61,7 @@ _FLOCK: Final = "hhqqi"
 
 
 class WorkloadStore:
-    """The folders below one root.
+    """Stores workloads in folders below one root.
 
     Args:
         root: Made if it is not there; no other user may look into it.
@@ -77,7 +77,7 @@ class WorkloadStore:
             folder.mkdir(exist_ok=True, mode=0o700)
             folder.chmod(0o700)  # An earlier release made some that others could read.
         self.quarantined = tuple(filter(None, map(self._tidy, sorted(self._running.iterdir()))))
-        """What could not be read, in words, and was put aside."""
+        """Messages about unreadable folders that were put aside."""
 
     def _tidy(self, folder: Path) -> str:
         """Remove folders without an order; put unreadable ones aside, and return a message."""
@@ -93,7 +93,7 @@ class WorkloadStore:
         return ""
 
     def folder(self, workload: str) -> Path:
-        """Return the folder of a workload that was not stopped."""
+        """Return the path of the folder of a running workload."""
         return self._running / _file_name(workload)
 
     def name_of(self, folder: Path) -> str | None:
@@ -102,7 +102,7 @@ class WorkloadStore:
         return name if self.folder(name) == folder else None
 
     def order(self, workload: str) -> JsonObject | None:
-        """Return the order of a workload; None if there is none, or it is lost."""
+        """Return the order of a workload; None if the order is missing or unreadable."""
         return _sound(self.folder(workload))
 
     def has(self, workload: str) -> bool:
@@ -131,7 +131,7 @@ class WorkloadStore:
                 yield str(order["id"])
 
     def devices(self) -> dict[str, JsonObject]:
-        """Return the devices of all workloads that were begun and not stopped, by name."""
+        """Return the devices of all workloads that were started and not stopped, by workload."""
         held = {}
         for name in self.names():
             order = self.order(name) or {}
@@ -139,7 +139,7 @@ class WorkloadStore:
         return held
 
     def look(self, workload: str) -> WorkloadReport | None:
-        """Return the report of a workload, from its files alone; None if there are none."""
+        """Return the report of a workload from its stored files; None without files."""
         folder = self.folder(workload)
         if self.order(workload) is None:
             return None
@@ -157,17 +157,17 @@ class WorkloadStore:
         return WorkloadReport(workload, Phase.FAILED, detail=detail, log_tail=tail(folder))
 
     def forbid(self, workload: str) -> None:
-        """Prevent the start of a workload by a supervisor that has not begun yet."""
+        """Mark a workload so that a supervisor that has not started it yet never does."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # It is gone.
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             os.close(os.open(self.folder(workload) / "stop", flags, 0o600))
 
     def forbidden(self, workload: str) -> bool:
-        """Return whether a workload is to be stopped."""
+        """Return whether `forbid` marked a workload."""
         return (self.folder(workload) / "stop").exists()
 
     def fail(self, workload: str, fencing: str, reason: str) -> None:
-        """Note that a workload did not get ready, before its rest is put away.
+        """Store the failure of a start in the workload's folder, before the folder is archived.
 
         Who ordered it may be killed before it has written that down itself, and order the same
         start again: that one is over.
@@ -182,7 +182,7 @@ class WorkloadStore:
             write(folder / "failed.json", note)
 
     def failure(self, workload: str, attempt: int, fencing: str) -> WorkloadReport | None:
-        """Return the earlier failure of a start; None if this very start did not fail."""
+        """Return the stored failure of one start of a workload; None if that start did not fail."""
         for folder in (self.folder(workload), self._archive_path(workload, attempt)):
             note = read(folder / "failed.json")
             if note is not None and note["fencing"] == fencing:
@@ -193,7 +193,7 @@ class WorkloadStore:
         return None
 
     def archive(self, workload: str) -> None:
-        """Put the folder of a stopped workload away."""
+        """Move the folder of a stopped workload into the archive."""
         order = self.order(workload)
         if order is None:  # Lost, and so is whose start it was.
             _remove(self.folder(workload))
@@ -224,7 +224,7 @@ class WorkloadStore:
         return found or _piece(self._archive_path(workload, attempt), offset, attempt, over=True)
 
     def work(self, workload: str, attempt: int = 0) -> int | None:
-        """Open the folder in which a start of a workload runs, even of a stopped one.
+        """Open the working folder of a start, also of a stopped workload.
 
         Args:
             workload: Its name.
@@ -261,7 +261,7 @@ class WorkloadStore:
 
 
 def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None:
-    """Read a piece of a start's output from a folder; None if the folder is not that start's.
+    """Read a piece of a start's output from a folder; None if another start owns the folder.
 
     The folder is opened first. Its name may be that of another one a moment later: a stop moves
     it away, and the next start makes its own.
@@ -295,7 +295,7 @@ def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None
 
 
 def read(path: Path, folder: int | None = None) -> JsonObject | None:
-    """Return the object in a JSON file; None if the file is missing, incomplete or no object.
+    """Return the object in a JSON file; None if the file is missing, incomplete or has no object.
 
     Args:
         path: The file.
@@ -317,7 +317,7 @@ def read(path: Path, folder: int | None = None) -> JsonObject | None:
 
 
 def _open(path: Path, folder: int | None = None) -> int | None:
-    """Open a plain file for reading; None if the path is missing or is something else."""
+    """Open a plain file for reading; None if the path is missing or not a plain file."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         opened = os.open(path, flags, dir_fd=folder)
@@ -360,7 +360,7 @@ def _remove(place: Path) -> None:
 
 
 def write(path: Path, document: JsonMapping) -> None:
-    """Write a file whole or not at all, durably."""
+    """Write a file atomically, and sync it to the disk."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     made = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

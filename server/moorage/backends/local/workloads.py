@@ -1,4 +1,4 @@
-"""The common part of processes and containers of this machine.
+"""The common base of the workloads on this machine: processes and containers.
 
 `LocalBackend` gives each workload to one of its parts. A part brings it up and takes it down; how a
 start is given up, how limits are read and who begins first is the same for both, and is here.
@@ -32,13 +32,13 @@ from moorage.backends.specs import Readiness
 from moorage.records.json_values import JsonMapping, JsonObject
 
 LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
-"""What `control` changes."""
+"""The limits that `control` can change."""
 _LINES_SHOWN: Final = 3
-"""Of the output, with the news that a start took too long."""
+"""Lines of output that the message about a start that took too long shows."""
 
 
 class LocalWorkloads(abc.ABC):
-    """One kind of workloads of this machine.
+    """The common base of `Processes` and `Containers`.
 
     Args:
         folders: Stores their records.
@@ -48,7 +48,7 @@ class LocalWorkloads(abc.ABC):
     """
 
     noun: ClassVar[str]
-    """What a person calls one of them."""
+    """The word for one such workload in messages."""
 
     def __init__(
         self,
@@ -120,13 +120,13 @@ class LocalWorkloads(abc.ABC):
         self._note(workload, order, noted)
 
     def _note(self, workload: str, order: JsonMapping, noted: JsonMapping) -> None:
-        """Write down what changed of an order."""
+        """Store changed fields of a workload's order."""
         if noted:
             workload_store.write(self._store.folder(workload) / "order.json", {**order, **noted})
 
     @abc.abstractmethod
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return the workloads here, and watch them from now on."""
+        """Return the workloads of this machine, and watch them from now on."""
 
     @abc.abstractmethod
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
@@ -134,7 +134,7 @@ class LocalWorkloads(abc.ABC):
 
     @abc.abstractmethod
     async def status(self, workload: str) -> WorkloadReport:
-        """Look at a workload; see `Backend.status`."""
+        """Return the report of a workload; see `Backend.status`."""
 
     async def probe(self, workload: str) -> WorkloadReport:
         seen = await self.status(workload)
@@ -150,7 +150,7 @@ class LocalWorkloads(abc.ABC):
 
     @abc.abstractmethod
     async def reset(self, workload: str) -> None:
-        """Make a workload as new; see `Backend.reset`."""
+        """Restore a used workload to its initial state; see `Backend.reset`."""
 
     @abc.abstractmethod
     async def execute(
@@ -163,7 +163,7 @@ class LocalWorkloads(abc.ABC):
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandExecution:
-        """Run a command inside of a workload; see `Backend.execute`."""
+        """Run a command in a workload; see `Backend.execute`."""
 
     @abc.abstractmethod
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
@@ -171,7 +171,7 @@ class LocalWorkloads(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Watch no longer. Workloads go on."""
+        """Stop watching. Workloads go on."""
 
     # For the kinds -----------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class LocalWorkloads(abc.ABC):
 
     @abc.abstractmethod
     async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:
-        """Probe a running workload; one without a probe is ready as soon as it runs."""
+        """Return whether a running workload is ready: run its readiness check, if it has one."""
 
     def _inside(self, workload: str) -> readiness.RunCommand:
         """Return a function that runs the command of a probe inside a workload."""
@@ -199,10 +199,10 @@ class LocalWorkloads(abc.ABC):
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
     ) -> JsonMapping:
-        """Change the limits that are not None; return the values to note. Blocks."""
+        """Change the limits that are given; return the fields to store in the order. Blocks."""
 
     def _read_stored_log(self, workload: str, offset: int, attempt: int) -> Log:
-        """Read output that has a file here. Blocks.
+        """Read a workload's output from its stored file. Blocks.
 
         Raises:
             UnknownWorkloadError: There is none.
@@ -224,7 +224,7 @@ class LocalWorkloads(abc.ABC):
         return order
 
     def _not_again(self, order: Order, fencing: str) -> None:
-        """Refuse a start that has failed already, and was ordered again after a crash. Blocks."""
+        """Refuse to repeat a failed start that was ordered again after a crash. Blocks."""
         failed = self._store.failure(order.id, order.attempt, fencing)
         if failed is not None:
             self._tell(failed)
@@ -232,7 +232,7 @@ class LocalWorkloads(abc.ABC):
 
     @contextlib.contextmanager
     def _alone(self, workload: str) -> Iterator[None]:
-        """Let one caller at a time begin a workload. Blocks."""
+        """Lock a workload, so that one caller at a time starts it. Blocks."""
         with self._lock:
             beginning = self._beginning.setdefault(workload, threading.Lock())
         with beginning:

@@ -1,4 +1,4 @@
-"""`RayBackend`: one detached actor of Ray for each node of a workload.
+"""`RayBackend`: runs a workload as one detached Ray actor per node.
 
 All that speaks to Ray is another process (`connection`, `driver`): where Ray hangs or crashes,
 calls fail, workloads go on, and the next process finds them again by the names of their actors.
@@ -37,16 +37,16 @@ from moorage.backends.specs import BaseResourceSpec
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 ANSWER_SECONDS_MAX: Final = 30.0
-"""How long Ray may take to say something."""
+"""Longest wait for an answer of Ray."""
 STOPPING_SECONDS: Final = 0.02
-"""Between two looks whether a stop is over."""
+"""Seconds between two checks whether a stop has finished."""
 STOP_SECONDS_MAX: Final = 3660.0
-"""How long a workload may take to end: as long as any spec may ask for, and a minute."""
+"""Longest wait for a stop: the longest stop time that a spec may have, and a minute."""
 _GONE: Final = "Ray no longer knows its actor: its node or the cluster was lost"
 
 
 class RayBackend(CommonBackend):
-    """Commands, services, jobs and actors on the nodes of a Ray cluster.
+    """Runs commands, services, jobs, containers and actors on the nodes of a Ray cluster.
 
     Args:
         root: Folder of what must outlive the daemon. Two backends over one root are a daemon before
@@ -70,7 +70,7 @@ class RayBackend(CommonBackend):
         self._records = Records(root)
         self._nodes = frozenset[str]()
         self.on_failure: Callable[[], None] = lambda: None
-        """Called by any thread when a workload has failed: its node may be lost."""
+        """Called from any thread when a workload has failed, since its node may be lost."""
         self._unwanted: set[str] = set()
         self._busy: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -136,7 +136,7 @@ class RayBackend(CommonBackend):
         return report
 
     async def _undone(self, workload: str) -> None:
-        """Remove all parts of a start; wait where Ray does not answer."""
+        """Remove all actors of a failed start; if Ray does not answer, do so later."""
         with self._lock:
             self._unwanted.add(workload)
         if self.connection.trouble:
@@ -241,7 +241,7 @@ class RayBackend(CommonBackend):
         return Log.of(data, piece["start"], over=piece["over"], exit_code=piece["exit_code"])
 
     async def close(self) -> None:
-        """Close the connection. Workloads go on running."""
+        """Close the connection to Ray; workloads continue to run. Workloads go on running."""
         self._listener = None
         self.on_failure = lambda: None
         await asyncio.to_thread(self.connection.close)
@@ -249,7 +249,7 @@ class RayBackend(CommonBackend):
     # The cluster -------------------------------------------------------------------------------
 
     async def observe(self) -> JsonObject:
-        """Return the capacity of the cluster and its use; see `inventory`.
+        """Return the capacity and the use of the Ray cluster; see `inventory`.
 
         Raises:
             BackendError: Ray does not answer.
@@ -259,7 +259,7 @@ class RayBackend(CommonBackend):
         return seen
 
     async def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Request room for these from Ray's autoscaler, in place of earlier requests."""
+        """Request capacity for `bundles` from Ray's autoscaler, instead of earlier requests."""
         await self.connection.call("request", ANSWER_SECONDS_MAX, bundles=list(bundles))
 
     # News --------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class RayBackend(CommonBackend):
         self._tell(_report(workload, report))
 
     def _look_again(self) -> None:
-        """Look at all workloads again after Ray did not answer for a while."""
+        """Check all workloads in a thread, since Ray answers again after an outage."""
         check = threading.Thread(target=lambda: asyncio.run(self._catch_up()), daemon=True)
         check.start()
 
@@ -323,7 +323,7 @@ def _report(workload: str, seen: JsonMapping) -> WorkloadReport:
 
 
 def _archive_log(piece: JsonMapping, offset: int) -> Log:
-    """Return a part of the stored output of a stopped workload."""
+    """Return a piece of the stored output of a stopped workload."""
     data, first = base64.b64decode(piece["data"]), int(piece["start"])
     size = first + len(data)
     start = min(max(size + offset if offset < 0 else offset, first), size)

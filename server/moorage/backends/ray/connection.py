@@ -1,4 +1,4 @@
-"""The daemon's side of the process that speaks to Ray: starts, calls, watches and restarts it."""
+"""Starts, calls, watches and restarts the driver: the process that speaks to Ray."""
 
 import asyncio
 import contextlib
@@ -19,21 +19,21 @@ from moorage.launch import command
 from moorage.records.json_values import JsonMapping, JsonValue
 
 CONNECT_SECONDS_MAX: Final = 60.0
-"""How long the process may take to find the cluster."""
+"""Longest time that the driver may take to connect to the cluster."""
 SILENCE_SECONDS_MAX: Final = 15.0
-"""Longest silence of Ray; then the process is ended and another one started."""
+"""Longest time without an answer of Ray; after that the driver is killed and started again."""
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 5.0)
-"""Before it is started again; the last one repeats."""
+"""Pauses before restarts of the driver, one per failure in a row; the last one repeats."""
 WAITING_SECONDS: Final = 0.05
-"""Between two looks whether the process has found the cluster."""
+"""Seconds between two checks whether the driver is connected to the cluster."""
 READ_BYTES: Final = 1 << 16
 WORDS_MAX: Final = 500
-"""Characters shown of the last log line of a process that ended."""
+"""Characters shown of the last log line of a driver that ended."""
 _ENDED: Final = "its process ended"
 
 
 class RayUnreachableError(BackendError):
-    """Ray does not answer: workloads go on, in an unknown state."""
+    """Ray does not answer; workloads may still run, in an unknown state."""
 
 
 class WorkloadFailedError(BackendError):
@@ -41,7 +41,7 @@ class WorkloadFailedError(BackendError):
 
 
 class RayConnection:
-    """One process, from the first call on until `close`; then from the next call on.
+    """Runs one driver process from the first call until `close`; a later call starts a new one.
 
     Args:
         address: Of the Ray cluster.
@@ -79,17 +79,17 @@ class RayConnection:
 
     @property
     def trouble(self) -> str:
-        """Why Ray is not reached; empty if it is."""
+        """Why Ray cannot be reached; empty if it can."""
         return "" if self._up.is_set() else self._trouble or "it has not answered yet"
 
     @property
     def pid(self) -> int | None:
-        """The process that speaks to Ray now."""
+        """The pid of the driver process; None if none runs."""
         with self._lock:
             return self._process.pid if self._process is not None else None
 
     async def call(self, name: str, seconds: float | None, /, **arguments: JsonValue) -> JsonValue:
-        """Call the process.
+        """Send a call to the driver, and return its answer.
 
         Args:
             name: What; see `driver`.
@@ -130,14 +130,14 @@ class RayConnection:
         raise RayUnreachableError(f"Ray at {self.address}: {answer['error']}")
 
     def open(self) -> None:
-        """Start the process, unless it runs; it stays until `close`."""
+        """Start the driver process, unless it runs."""
         with self._lock:
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
-        """End the process; what runs on Ray goes on."""
+        """End the driver process; workloads on Ray continue to run."""
         self._closing.set()
         with self._lock:
             process, thread = self._process, self._thread
@@ -150,7 +150,7 @@ class RayConnection:
         self._closing.clear()
 
     async def _wait(self, seconds: float) -> bool:
-        """Wait until the cluster is found, or a try to find it has failed."""
+        """Wait until the driver is connected or has failed; return True if it is connected."""
         deadline = time.monotonic() + seconds
         failures = self._failures
         while not self._up.is_set():
@@ -201,7 +201,7 @@ class RayConnection:
             process.kill()
 
     def _serve(self) -> bool:
-        """Read messages of the process until it ends. Returns whether it found the cluster."""
+        """Read the driver's messages until it ends; return whether it was ever connected."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -247,7 +247,7 @@ class RayConnection:
         return found
 
     def _last_words(self) -> str:
-        """Return the last line of the process's log, to be appended to a sentence."""
+        """Return `: ` and the last line of the driver's log, for the end of a message; or ""."""
         with contextlib.suppress(OSError):
             lines = (self._folder / "driver.log").read_text(errors="replace").split("\n")
             return next((f": {each[:WORDS_MAX]}" for each in reversed(lines) if each.strip()), "")

@@ -1,4 +1,4 @@
-"""Keeps the cluster document of the Ray cluster that the backend `ray` starts workloads on."""
+"""Keeps the catalog's document of the Ray cluster of the backend `ray` up to date."""
 
 import asyncio
 import contextlib
@@ -19,15 +19,15 @@ from moorage.records.rights import SERVER_ITSELF
 log = structlog.get_logger("moored")
 
 LOOK_SECONDS: Final = 2.0
-"""Between two looks at what the cluster has."""
+"""Seconds between two readings of the cluster's capacity and use."""
 UNREACHABLE_SECONDS: Final = 10.0
-"""Longest silence of Ray before its cluster gets no new leases."""
+"""Longest time without an answer of Ray; after that, the cluster gets no new leases."""
 TAG: Final = "ray"
-"""The mark of documents that this module writes; one without it came from a client."""
+"""The tag of documents that this module writes; documents without it come from clients."""
 
 
 class RayFollower:
-    """Looks at Ray again and again, and writes what has changed into the catalog.
+    """Reads the Ray cluster periodically, and writes changes into the catalog.
 
     Args:
         cluster: Id of the cluster.
@@ -51,7 +51,7 @@ class RayFollower:
         self._requested: list[dict[str, float]] | None = None  # The last request to Ray is unknown.
 
     async def run(self) -> None:
-        """Look until cancelled; at once after a failure, before its lease gets another place."""
+        """Read the cluster periodically until cancelled; at once after a workload's failure."""
         loop = asyncio.get_running_loop()
 
         def hurry() -> None:
@@ -69,7 +69,7 @@ class RayFollower:
                 await asyncio.wait_for(self._failed.wait(), LOOK_SECONDS)
 
     async def look(self) -> str:
-        """Look once; return the fault."""
+        """Read the cluster once, and update its document; return the fault, or ""."""
         answer = asyncio.ensure_future(self._backend.observe())
         left = self._answered_at + UNREACHABLE_SECONDS - time.monotonic()
         try:
@@ -91,7 +91,7 @@ class RayFollower:
         return wrong
 
     async def _away(self) -> str:
-        """Mark the nodes as unavailable while the free amounts are unknown."""
+        """Mark the cluster as unreachable in the catalog: its free amounts are unknown."""
         if self._seen is not None:
             return await self._write(document(self._cluster, self._seen, live=False))
         if not self._inventory.is_live(self._cluster):
@@ -120,7 +120,7 @@ class RayFollower:
         return ""
 
     async def _request(self, seen: JsonObject) -> str:
-        """Request room for waiting requests from Ray's autoscaler; return the fault."""
+        """Request capacity for waiting requests from Ray's autoscaler; return the fault, or ""."""
         wanted = bundles(
             [
                 waiter.ask.demand

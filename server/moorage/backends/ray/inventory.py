@@ -1,4 +1,4 @@
-"""The cluster document of a Ray cluster: its capacity, less its use by others. No I/O.
+"""Makes the cluster document of a Ray cluster: its capacity, less its use by others. No I/O.
 
 A node keeps Ray's own id, which is what Ray's node affinity takes. A GPU is called by its index, as
 Ray calls it. What others hold is left out: the devices that their workers were given, and as many
@@ -15,17 +15,17 @@ from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonMapping
 
 UNREACHABLE: Final = "unreachable"
-"""Value of `status` of a cluster that does not answer: it is no candidate."""
+"""The `status` of a cluster that does not answer; such a cluster gets no leases."""
 RACK_LABEL: Final = "rack"
 ZONE_LABEL: Final = "ray.io/availability-zone"
 NAME_LABEL: Final = "ray.io/node-name"
 _MODEL: Final = re.compile(r"accelerator_type:(.+)")
 _WHOLE: Final = 0.9999
-"""Ray counts in ten-thousandths."""
+"""An amount above this counts as 1: Ray rounds amounts to ten-thousandths."""
 
 
 def document(cluster_id: str, seen: JsonMapping, *, live: bool = True) -> Document:
-    """Return the document of the cluster.
+    """Return the cluster document of a Ray cluster.
 
     Args:
         cluster_id: Its id.
@@ -39,7 +39,7 @@ def document(cluster_id: str, seen: JsonMapping, *, live: bool = True) -> Docume
 
 
 def bundles(demands: Sequence[Demand], seen: JsonMapping) -> list[dict[str, float]]:
-    """Return the bundles to request from Ray's autoscaler, so that waiting requests find room.
+    """Return the bundles to request from Ray's autoscaler, so that waiting requests fit.
 
     Ray reads them as all that its cluster must be able to hold, not as an addition. So they
     include the resources that are in use now.
@@ -60,7 +60,7 @@ def bundles(demands: Sequence[Demand], seen: JsonMapping) -> list[dict[str, floa
 
 
 def _amounts_in_use(node: JsonMapping, waiting: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the use of a node; the whole node if the rest is too small for any request."""
+    """Return the used amounts of a node; all of it if no waiting request fits into the rest."""
     total = {name: float(node["resources"].get(name, 0)) for name in ("GPU", "CPU", "memory")}
     free = {name: float(node["free"].get(name, 0)) for name in total}
     used = {
@@ -86,7 +86,7 @@ def _node(node: JsonMapping, ours: frozenset[str]) -> Document:
     others = [each["used"] for each in workers if each["actor"] not in ours]
 
     def free_amount(name: str) -> float:
-        """Return the amount that other users leave free."""
+        """Return the amount of a resource that is free or held by this server's leases."""
         total = float(resources.get(name, 0))
         held = sum(sum(used.get(name, {}).values()) for used in own)
         held += sum(float(each.get(name, 0)) for each in leased)
@@ -110,7 +110,7 @@ def _devices(
     own: Sequence[Mapping[str, Mapping[str, float]]],
     others: Sequence[Mapping[str, Mapping[str, float]]],
 ) -> list[Document]:
-    """Return the devices of which other users hold no part."""
+    """Return the devices of a node of which other users hold no part."""
     count = int(resources.get("GPU", 0))
     named = (found[1] for name in resources if (found := _MODEL.fullmatch(name)))
     model = next(named, "")

@@ -40,7 +40,7 @@ class RaySettings:
 
 
 class RayKind(BackendKind[RaySettings]):
-    """Starts on the nodes of a Ray cluster."""
+    """The kind `ray`: starts workloads on the nodes of a Ray cluster."""
 
     name = "ray"
     about = (
@@ -60,7 +60,7 @@ class RayKind(BackendKind[RaySettings]):
         return RayBackend(surroundings.data_dir / self.name, settings.ray_address)
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
-        """Open the cluster of `RAY_ADDRESS`, or of this machine."""
+        """Open a backend on the Ray cluster at `RAY_ADDRESS`, or on the one of this machine."""
         from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
 
         address = environment.get("RAY_ADDRESS") or environment.get("MOORAGE_RAY_ADDRESS") or "auto"

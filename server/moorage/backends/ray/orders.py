@@ -1,4 +1,4 @@
-"""Plans for an order on Ray: one for each node of the placement. Makes no call to Ray."""
+"""Makes the plans for an order on Ray: one for each node of the placement. Makes no call to Ray."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,22 +22,22 @@ from moorage.model import GPU_MILLI, Share
 from moorage.records.json_values import JsonMapping, JsonObject
 
 NAMESPACE: Final = "moorage"
-"""Of Ray, that all actors are in."""
+"""The Ray namespace of all our actors."""
 CATEGORIES: Final = frozenset({"process", "service", "vllm", "ray_actor", "job", "container"})
 OPTIONS: Final = frozenset({"runtime_env", "max_concurrency", "resources"})
-"""Of `ray_actor_options`; the others say what the lease says."""
+"""Allowed `ray_actor_options`; the lease determines all others."""
 OWN_OPTIONS: Final = frozenset(
     {"num_cpus", "num_gpus", "memory", "accelerator_type", "label_selector", "scheduling_strategy"}
 )
-"""Also of them, where there is no lease."""
+"""Further `ray_actor_options` that are allowed without a lease."""
 IMAGES: Final = frozenset({"image_uri", "container"})
-"""Of a `runtime_env`, what has Ray run a worker in an image."""
+"""Fields of a `runtime_env` that make Ray run a worker in a container image."""
 CALLS_MAX: Final = 1000
 NODE_PYTHON: Final = "{python}"
-"""Program of a command: the interpreter that Ray itself has on the node."""
+"""Placeholder for a command's program: the Python interpreter of Ray on the node."""
 
 Plan = JsonObject
-"""What runs on one node, as JSON: `driver` starts the actor by it, `node.host` the workload."""
+"""What runs on one node, as JSON: for `driver` to start the actor, `node.host` the workload."""
 
 
 def check(spec: BaseResourceSpec, *, leased: bool = True) -> None:
@@ -86,7 +86,7 @@ def _check_container(spec: ContainerResourceSpec, *, leased: bool) -> None:
 
 
 def _check_options(options: JsonMapping, *, leased: bool) -> None:
-    """Refuse options that Ray would refuse only after the grant."""
+    """Refuse wrong actor options, which Ray would refuse only after the lease is granted."""
     allowed = OPTIONS if leased else OPTIONS | OWN_OPTIONS
     for option in options.keys() - allowed:
         known = ", ".join(sorted(allowed))
@@ -109,7 +109,7 @@ def _check_options(options: JsonMapping, *, leased: bool) -> None:
 
 
 def plans(order: Order, server: str) -> list[Plan]:
-    """Return the plan of each node, in the order of the placement; a job runs on the first.
+    """Return one plan per node, in the order of the placement; a job has one on the first node.
 
     Args:
         order: What shall run; without a placement it is one actor wherever Ray puts it.
@@ -157,7 +157,7 @@ def plans(order: Order, server: str) -> list[Plan]:
 
 
 def _options(share: Share | None, spec: BaseResourceSpec) -> JsonObject:
-    """Return the options of the actor, with its share."""
+    """Return the options of an actor, including its share of the lease."""
     given: JsonMapping = {}
     if isinstance(spec, RayActorResourceSpec | ContainerResourceSpec):
         given = {name: spec.ray_actor_options[name] for name in spec.ray_actor_options}
@@ -167,7 +167,7 @@ def _options(share: Share | None, spec: BaseResourceSpec) -> JsonObject:
 
 
 def _amounts(spec: BaseResourceSpec) -> dict[str, float]:
-    """Return the spec's own resources, for a workload without a lease."""
+    """Return the resources that the spec asks for, for a workload without a lease."""
     said = {"num_cpus": "cpu_count", "num_gpus": "gpus", "memory": "mem_limit"}
     given = {option: getattr(spec, name, None) for option, name in said.items()}
     if given["memory"]:
@@ -176,7 +176,7 @@ def _amounts(spec: BaseResourceSpec) -> dict[str, float]:
 
 
 def _service(spec: VLLMModelResourceSpec) -> ServiceResourceSpec:
-    """Return the service that a model is, on whatever node: all of the cluster may reach it."""
+    """Return a model as a service that all nodes of the cluster can reach."""
     service = spec.service()
     command = ["0.0.0.0" if each == "127.0.0.1" else each for each in service.command]  # noqa: S104  # As it says.
     if spec.python is None:
@@ -200,7 +200,7 @@ def _bundles(placement: Sequence[Share]) -> list[Plan]:
 
 
 def _share_amounts(share: Share) -> dict[str, float]:
-    """Return a share in Ray's words."""
+    """Return a lease's share on one node as Ray's resource options."""
     if share.gpu_milli != GPU_MILLI and len(share.gpus) > 1:
         raise BackendError("Ray shares one GPU of a node with a workload, not several")
     if wrong := [each for each in share.gpus if not each.isdecimal()]:
@@ -216,7 +216,7 @@ def _share_amounts(share: Share) -> dict[str, float]:
 
 
 def _work(spec: BaseResourceSpec, share: Share | None) -> JsonObject:
-    """Return the work of the actor."""
+    """Return the part of a plan that says what the actor runs."""
     programs = resources.files("moorage.backends.ray.node")
     work: JsonObject = {
         "actor": None,
@@ -258,7 +258,7 @@ def _work(spec: BaseResourceSpec, share: Share | None) -> JsonObject:
 
 
 def _check(probe: Readiness) -> JsonObject:
-    """Return the readiness check of a workload."""
+    """Return the readiness check of a spec, as JSON."""
     return {
         "path": probe.path,
         "port": probe.port,
@@ -269,7 +269,7 @@ def _check(probe: Readiness) -> JsonObject:
 
 
 def _container(spec: ContainerResourceSpec, share: Share | None) -> JsonObject:
-    """Return the container for the engine of a node; the lease adds to the spec."""
+    """Return the description of a container, from its spec and its lease, as JSON."""
     cpus = spec.cpu_count or (share.cpu_milli / 1000 if share else 0)
     size = (
         memory_bytes(spec.mem_limit) if spec.mem_limit else (share.memory_mib << 20 if share else 0)

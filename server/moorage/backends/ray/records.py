@@ -1,4 +1,4 @@
-"""The backend's notes on this machine: the server's own id, and the workloads that were ready.
+"""Stores the server's id and the workloads that were ready, on this machine.
 
 Ray forgets an actor that has ended, and a cluster that is started again forgets all. So a workload
 that was ready and that Ray no longer knows has ended, and is not started a second time.
@@ -17,12 +17,12 @@ from moorage.backends.local import workload_store
 from moorage.records.json_values import JsonMapping, JsonObject
 
 OUTPUTS_MAX: Final = 200
-"""Stopped workloads with stored output, a MiB of each."""
+"""Stopped workloads whose output is stored, up to a MiB each."""
 _SERVER: Final = "server.json"
 
 
 class Records:
-    """A folder that outlives the daemon. Two backends over one: a daemon before and after a crash.
+    """A folder that outlives the daemon; after a restart, the daemon uses it again.
 
     Args:
         folder: Made when something is first written.
@@ -35,7 +35,7 @@ class Records:
         self._known: dict[str, JsonObject | None] | None = None
 
     def server(self) -> str:
-        """Return the id that actors' names begin with; drawn when it is first needed."""
+        """Return the server's id, which actors' names begin with; it is random and stored."""
         with self._lock:
             if not self._server:
                 path = self.folder / _SERVER
@@ -55,12 +55,12 @@ class Records:
             return set(self._load())
 
     def shapes(self) -> dict[str, JsonObject]:
-        """Return the number of actors by node of each workload; older ones did not note it."""
+        """Return the shape of each workload; those noted by an older release are missing."""
         with self._lock:
             return {name: shape for name, shape in self._load().items() if shape is not None}
 
     def note(self, workload: str, shape: JsonObject) -> None:
-        """Write down that a workload was ready, and its members; durable when this returns."""
+        """Store that a workload was ready, and its shape, durably."""
         with self._lock:
             if workload not in self._load():
                 self._write(self._path(workload), {"workload": workload, "shape": shape})
@@ -73,7 +73,7 @@ class Records:
             self._load().pop(workload, None)
 
     def archive(self, workload: str, output: JsonMapping) -> None:
-        """Store the output of a stopped workload; the oldest of many is deleted."""
+        """Store the output of a stopped workload; delete the oldest beyond `OUTPUTS_MAX`."""
         name = f"{self._path(workload).stem}.{int(output['attempt'])}.json"
         folder = self.folder / "output"
         self._write(folder / name, dict(output))

@@ -1,4 +1,4 @@
-"""The specs of the backend `ray` beside those of all."""
+"""The specs that only the backend `ray` has."""
 
 from dataclasses import dataclass, field
 
@@ -26,12 +26,12 @@ class RayActorResourceSpec(BaseResourceSpec):
 
     @property
     def title(self) -> str:
-        """Return the class."""
+        """Return the class of the spec, which is its title in messages."""
         return self.actor_cls_path or "default"
 
 
 @dataclass(kw_only=True)
 class RayJobResourceSpec(ProcessResourceSpec):
-    """A command that calls `ray.init()`: its tasks and actors get the lease's share, no more."""
+    """A command that calls `ray.init()`; its tasks and actors are limited to the lease's share."""
 
     category: str = "job"

@@ -1,1 +1,1 @@
-"""Copies of external services' documents, and the requests that read them."""
+"""Keeps copies of external services' documents in memory, and reads them over HTTP."""

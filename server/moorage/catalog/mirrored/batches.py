@@ -1,4 +1,4 @@
-"""Combine the requests of many callers into few bulk requests to an external service.
+"""Combines the requests of many callers into few bulk requests to an external service.
 
 `catalog.mirrored.clusters` and `catalog.mirrored.policies` ask through it.
 """
@@ -18,7 +18,7 @@ class _Batch:
 
 
 class Batches:
-    """Combines keys of many callers into bulk requests, one at a time.
+    """Combines the keys that many callers request into bulk requests, one at a time.
 
     Args:
         ask: Puts one question for all these keys.
@@ -35,7 +35,7 @@ class Batches:
         return self._current is None and self._next is None
 
     async def join(self, keys: Iterable[str]) -> None:
-        """Wait for the bulk request with these keys; raise its error.
+        """Wait for a bulk request that includes these keys; raise its error.
 
         Raises:
             ServiceError: What the question ended with, or `shutting_down`.

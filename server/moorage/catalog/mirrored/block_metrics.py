@@ -1,4 +1,4 @@
-"""Block metrics of an external service: `GLOBAL_BLOCK_METRICS_URL`.
+"""Copies block metrics from the external service at `GLOBAL_BLOCK_METRICS_URL`.
 
 `catalog.opening` makes a mirror where the configuration names such a service. All metrics
 are read at once, when a request looks at blocks and what is known has become too old: blocks are
@@ -26,7 +26,7 @@ _NEVER: Final = float("-inf")
 
 
 class BlockMetricsMirror:
-    """A copy of the metrics of all blocks of an external service.
+    """An in-memory copy of all block metrics of an external service.
 
     Args:
         service: Where they are read.
@@ -57,7 +57,7 @@ class BlockMetricsMirror:
         await self.service.close()
 
     async def fetch(self, allowance: Allowance) -> list[str]:
-        """Read the metrics if they are not fresh; if that fails, have none.
+        """Read the metrics if the copy is too old; if that fails, empty the copy.
 
         Returns:
             Warnings: why there are none, or which documents are missing.

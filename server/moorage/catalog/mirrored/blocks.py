@@ -1,4 +1,4 @@
-"""Blocks of a site with an external service for block metrics.
+"""Block documents of this server, with block metrics from an external service.
 
 The block documents lie here all the same; only their metrics are read from the service.
 """
@@ -12,7 +12,7 @@ from moorage.records.json_values import JsonValue
 
 
 class MirroredBlocks:
-    """`catalog.ports.Blocks` with metrics of an external service.
+    """Implements `catalog.ports.Blocks` with metrics from an external service.
 
     Args:
         stored: The blocks, and what the mirror read.

@@ -1,4 +1,4 @@
-"""Copies of clusters and metrics of external services, with a maximal age.
+"""Copies clusters and metrics from external services; no copy in use exceeds a maximal age.
 
 `catalog.opening` makes one of each kind that is configured. A mirror knows
 when it was last read and what is missing; the documents lie in the catalog's memory, where
@@ -23,11 +23,11 @@ from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 
 NAMED_MAX: Final = 20
-"""Ids named one by one in a warning; the rest are counted."""
+"""Ids that a warning lists; it only counts further ones."""
 RETRY_SECONDS: Final = 1.0
-"""Pause after a failed refresh; it doubles up to the interval of refreshing."""
+"""Pause after a failed refresh; it doubles up to the refresh interval."""
 FIRST_SECONDS_MAX: Final = 10.0
-"""How long a start, or an ask that finds no clusters at all, waits for a registry's list."""
+"""How long a server start, or a request that finds no clusters, waits for the registry's list."""
 
 _NEVER: Final = float("-inf")
 _CHANCE: Final = random.SystemRandom()
@@ -47,7 +47,7 @@ def short_list(names: Sequence[str]) -> str:
 
 
 class ClusterMirror:
-    """All clusters of an external registry, read again every `refresh_seconds`.
+    """A copy of all clusters of an external registry, read again every `refresh_seconds`.
 
     Args:
         registry: Where they are read.
@@ -81,7 +81,7 @@ class ClusterMirror:
         self._etag = ""
         self._failure: ServiceError | None = None
         self.read_at: float | None = None
-        """When the whole list was last read; None: never."""
+        """Time when the whole list was last read; None if never."""
 
     async def run(self) -> None:
         """Read the registry periodically, until cancelled."""
@@ -102,7 +102,7 @@ class ClusterMirror:
         await self._listing.join(())
 
     async def read_soon(self) -> None:
-        """Start to read the registry, and wait only a short time; reading continues afterwards."""
+        """Start to read the registry, and wait at most `FIRST_SECONDS_MAX`; reading continues."""
         try:
             async with asyncio.timeout(FIRST_SECONDS_MAX):
                 await self.read_all()
@@ -124,7 +124,7 @@ class ClusterMirror:
         await self._registry.service.close()
 
     def at_hand(self, ids: Sequence[str] | None) -> list[str] | None:
-        """Return warnings if all these clusters are known or cannot be known, else None."""
+        """Return warnings if no request is needed for these clusters, else None."""
         if not self._is_fresh():
             return None
         if ids is not None and any(name not in self._left_out for name in self._unknown(ids)):
@@ -153,7 +153,7 @@ class ClusterMirror:
         return self._warnings(ids)
 
     def _unknown(self, ids: Sequence[str]) -> list[str]:
-        """Return unknown ids, which may be clusters added since the last reading."""
+        """Return ids that are missing in the copy; their clusters may be new in the registry."""
         known = self._memory.knows
         return [name for name in ids if not known(name) and _is_cluster_id(name)]
 
@@ -236,7 +236,7 @@ def _is_cluster_id(name: str) -> bool:
 
 
 class MetricsMirror:
-    """Metrics of an external service, read when a request needs them.
+    """A copy of metrics of an external service, read when a request needs them.
 
     Args:
         service: Where they are read.
@@ -306,7 +306,7 @@ class MetricsMirror:
             await self._asking.join([cluster_id])
 
     def _without(self, ids: Sequence[str], missing: Sequence[str]) -> list[str]:
-        """Continue without the missing metrics, and check whether the service is back."""
+        """Set missing metrics to null, and check whether the failed service answers again."""
         assert self._failure is not None
         if self._probe is None and _now() >= self._probe_at:
             self._probe = asyncio.create_task(self._ask_again(missing))
@@ -330,7 +330,7 @@ class MetricsMirror:
             self._probe, self._probe_at = None, _now() + RETRY_SECONDS
 
     def forget(self, cluster_id: str) -> None:
-        """Drop a cluster's metrics: it is gone, or they are too old."""
+        """Drop the metrics of a cluster that is deleted, or whose metrics are too old."""
         self._read_at.pop(cluster_id, None)
         self._left_out.pop(cluster_id, None)
         self._forget(cluster_id)

@@ -1,4 +1,4 @@
-"""Unwrap and check the answers of external services.
+"""Unwraps and checks the answers of external services.
 
 `catalog.mirrored.services` and `catalog.mirrored.block_metrics` read with it. Nothing is believed
 unchecked, and one bad document never costs the others.
@@ -16,9 +16,9 @@ from moorage.catalog.values import Document
 from moorage.records.json_values import JsonValue
 
 DEPTH_MAX: Final = 64
-"""Objects and lists within each other in one document."""
+"""Deepest nesting of objects and lists in one document."""
 UNKNOWN: Final = frozenset({400, 404})
-"""Statuses that mean "not found"; services differ in which one they use."""
+"""HTTP statuses by which services say "not found"; each service uses one of them."""
 
 _OK: Final = range(200, 300)
 _UNAUTHORIZED: Final = frozenset({401, 403})
@@ -26,7 +26,7 @@ _UNAUTHORIZED: Final = frozenset({401, 403})
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The service refused the request in its own words: an unknown name, or a bad query."""
+    """A refusal of the service, with its message: an unknown name, or a bad query."""
 
     status: int
     message: str
@@ -75,7 +75,7 @@ def _unwrap(envelope: Mapping[str, msgspec.Raw], status: int) -> msgspec.Raw | D
 
 
 def documents_of(reply: ServiceReply) -> list[msgspec.Raw]:
-    """Return the documents of a query's answer, which is a list, one document, or empty."""
+    """Return the documents in a query's answer: a list, a single document, or nothing."""
     payload = payload_of(reply)
     if isinstance(payload, Denied):
         if payload.status in UNKNOWN:
@@ -114,7 +114,7 @@ def object_of(raw: msgspec.Raw | bytes, expected: str) -> Document:
 
 
 def check_depth(document: JsonValue) -> None:
-    """Refuse nesting that is too deep for later, recursive readers."""
+    """Raise `WrongAnswer` if a document is nested deeper than `DEPTH_MAX`."""
     level = [document]
     for _ in range(DEPTH_MAX):
         level = [
@@ -129,7 +129,7 @@ def check_depth(document: JsonValue) -> None:
 
 
 def document_of(content: bytes) -> Document:
-    """Return one document of a list, of bounded size; raise `WrongAnswer`."""
+    """Decode one document of a list; raise `WrongAnswer` if it is too large or not an object."""
     if len(content) > DOCUMENT_BYTES_MAX:
         raise WrongAnswer(f"a document of more than {DOCUMENT_BYTES_MAX} bytes")
     document = decode(content, JsonValue)
@@ -141,7 +141,7 @@ def document_of(content: bytes) -> Document:
 def leave_out(
     left_out: dict[str, str], document: JsonValue, id_field: str, number: int, what: str
 ) -> None:
-    """Record the fault of document `number` of a list, under its id if it has one."""
+    """Record why a document of a list is left out, under its id or else its number."""
     name = document.get(id_field) if isinstance(document, dict) else None
     if len(left_out) < CLUSTERS_MAX:
         left_out[name[:253] if isinstance(name, str) and name else f"document {number}"] = what[

@@ -16,7 +16,7 @@ EXTERNAL_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class External:
-    """The external services, and the maximal age of their answers.
+    """The settings of the external services, and the maximal age of their answers.
 
     Args:
         clusters: Base URL of the cluster registry; empty: the embedded one.
@@ -52,6 +52,6 @@ class External:
         return frozenset(part for part in EXTERNAL_NAMES if getattr(self, part))
 
     def service(self, part: str) -> Service | None:
-        """Return the external service for a part, or None if it is embedded."""
+        """Return the external service for a part of the catalog; None if that part is embedded."""
         url: str = getattr(self, part)
         return Service(EXTERNAL_NAMES[part], url, self.timeout_seconds) if url else None

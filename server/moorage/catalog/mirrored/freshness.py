@@ -1,4 +1,4 @@
-"""Decide whether a request reads mirrored parts from memory or from their service."""
+"""Decides whether a request uses copied documents or first reads their service."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from moorage.catalog.values import Examine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirroredFreshness:
-    """`catalog.ports.Freshness` over all configured mirrors.
+    """Implements `catalog.ports.Freshness` with all configured mirrors.
 
     Args:
         memory: Holds what they read.
@@ -94,7 +94,7 @@ class MirroredFreshness:
         return warnings
 
     def _ids_to_measure(self, cluster_ids: Sequence[str] | None) -> Sequence[str]:
-        """Return the possible candidates of a request, whose metrics it needs."""
+        """Return the live clusters that a request may use; it needs their metrics."""
         if cluster_ids is None:
             return self.memory.live_ids()
         return [name for name in cluster_ids if self.memory.is_live(name)]

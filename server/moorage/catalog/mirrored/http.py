@@ -1,4 +1,4 @@
-"""One external service over HTTP: connections, a deadline, retries and a circuit breaker.
+"""Calls one external service over HTTP, with a deadline, retries and a circuit breaker.
 
 `catalog.mirrored.services` asks through it. Whatever the other side does (refuse, reset, stall,
 drip, lie, send too much), a question ends within its time: with what the reader made of the answer,
@@ -21,33 +21,33 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 ATTEMPTS_MAX: Final = 3
-"""Times one question is put; only while its deadline allows, and only where it changes nothing."""
+"""Attempts for one request, within its deadline; only requests that change nothing are repeated."""
 BACKOFF_SECONDS: Final = 0.05
-"""Longest pause before the second attempt; it doubles, and is drawn at random below that."""
+"""Longest pause before the second attempt; it doubles each time. Each pause is random below it."""
 SILENCE_SECONDS_FIRST: Final = 2.0
-"""How long an answer may not go on at the first attempt; four times as long at each further one.
+"""Longest time without data at the first attempt; four times as long at each further attempt.
 
 The last attempt has all the time that is left: a slow service is served, one that stalled soon."""
 REDIRECTS_MAX: Final = 2
-"""Redirects followed for one attempt, and only on the same host."""
+"""Redirects that one attempt follows, only on the same host."""
 CONNECTIONS_MAX: Final = 16
-"""Open connections to one service; further questions wait for one, within their deadline."""
+"""Open connections to one service; further requests wait for one, within their deadline."""
 KEEP_ALIVE_SECONDS: Final = 3.0
-"""How long an idle connection is used again: most servers close theirs after five seconds, and a
-question that meets that moment would be lost."""
+"""How long an idle connection is reused: most servers close idle ones after five seconds, and a
+request sent at that moment would be lost."""
 FAILURES_MAX: Final = 5
-"""Failures in a row after which a service is left alone for a while."""
+"""Failures in a row after which no requests are sent to a service for a while."""
 OPEN_SECONDS_FIRST: Final = 0.25
 OPEN_SECONDS_MAX: Final = 5.0
-"""How long it is left alone: doubling from the first to the longest, each cut at random."""
+"""Longest pause of requests after failures; it doubles from `OPEN_SECONDS_FIRST`, randomized."""
 ANSWER_BYTES_MAX: Final = RESULT_BYTES_MAX
-"""One answer; a longer one is not read to its end."""
+"""Longest answer in bytes; a longer one is not read to its end."""
 ONE_BYTES_MAX: Final = 2 * DOCUMENT_BYTES_MAX
-"""An answer that is about one document or one decision, with whatever is put around it."""
+"""Longest answer about one document or one decision, in bytes, with its envelope."""
 SHOWN_CHARS_MAX: Final = 200
-"""What is repeated of an answer that makes no sense."""
+"""Characters of an invalid answer that a message quotes."""
 READ_HERE_BYTES_MAX: Final = 64 * 1024
-"""Answers up to this size are read on the event loop, larger ones in a thread."""
+"""Answers up to this size are decoded on the event loop, larger ones in a thread."""
 
 _REPEAT_STATUSES: Final = frozenset({408, 425, 429})
 _REDIRECTS_OF_ANY: Final = frozenset({307, 308})  # The others may turn a POST into a GET.
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class WrongAnswer(Exception):  # noqa: N818  # It names what it is about, and stays in this package.
-    """The service's answer does not have the documented form.
+    """The service's answer does not have its documented form.
 
     Args:
         what: What it did, to be read after the service's name.
@@ -72,7 +72,7 @@ class WrongAnswer(Exception):  # noqa: N818  # It names what it is about, and st
 
 @dataclass(frozen=True, slots=True)
 class ServiceRequest:
-    """A request that changes nothing at the service, so that it may be repeated.
+    """A request that changes nothing at the service, so it is safe to repeat.
 
     Args:
         method: GET, or POST for queries whose filter is a body.
@@ -91,7 +91,7 @@ class ServiceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ServiceReply:
-    """A reply: the status, the whole body, and its tag for conditional requests."""
+    """A reply: its status, its whole body, and its ETag for conditional requests."""
 
     status: int
     body: bytes
@@ -100,7 +100,7 @@ class ServiceReply:
 
 @dataclass(slots=True)
 class Breaker:
-    """The circuit breaker of a service: whether requests may be sent.
+    """The circuit breaker of a service: decides whether requests may be sent.
 
     Closed until `FAILURES_MAX` failures in a row; then open for a while; then one question probes,
     and its outcome closes or opens it again. Times are those of one monotonic clock.
@@ -111,7 +111,7 @@ class Breaker:
     probing: bool = False
 
     def wait_seconds(self, now: float) -> float:
-        """Return the seconds until the next request; 0 permits one, with a report afterwards."""
+        """Return the back-off in seconds. 0: send one request, and report its outcome."""
         if self.failures < FAILURES_MAX:
             return 0.0
         if self.probing or now < self.open_until:
@@ -120,12 +120,12 @@ class Breaker:
         return 0.0
 
     def succeeded(self) -> None:
-        """Note that the service answered."""
+        """Record that the service answered."""
         self.failures = 0
         self.probing = False
 
     def note_failure(self, now: float, chance: float) -> None:
-        """Note that the service did not answer.
+        """Record that the service did not answer.
 
         Args:
             now: The time.
@@ -138,12 +138,12 @@ class Breaker:
             self.open_until = now + min(doubled, OPEN_SECONDS_MAX) * (0.5 + chance / 2)
 
     def abandoned(self) -> None:
-        """Note that the request was cancelled without an outcome."""
+        """Record that the request was cancelled without an outcome."""
         self.probing = False
 
 
 class Service:
-    """One external service. Close it when done.
+    """A client of one external service. Close it when done.
 
     Args:
         name: What it is, in words, e.g. `cluster registry`.
@@ -157,7 +157,7 @@ class Service:
         self.name = name
         self.url = without_credentials(url)
         self.requests = 0
-        """Requests sent since the start, repetitions included."""
+        """Number of requests sent since the start, including repetitions."""
         self._seconds = seconds
         self._breaker = Breaker()
         self._last = ""
@@ -297,7 +297,7 @@ class Service:
 
 
 def without_credentials(url: str) -> str:
-    """Return a base URL for messages, without user, password and final slash."""
+    """Return a base URL without user, password and final slash, for messages."""
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 
 
@@ -326,6 +326,6 @@ async def _body(response: httpx.Response, bytes_max: int) -> bytes:
 
 
 def quote_body(body: bytes) -> str:
-    """Return the quoted beginning of an answer, for a message."""
+    """Return the beginning of an answer in quotes, for a message."""
     text = body[: 4 * SHOWN_CHARS_MAX].decode("utf-8", "replace")[:SHOWN_CHARS_MAX].strip()
     return f": {text!r}" if text else ""

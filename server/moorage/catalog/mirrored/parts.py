@@ -1,4 +1,4 @@
-"""Clusters, metrics and policies of a site with external services for them.
+"""Clusters, metrics and policies from external services, behind the catalog's interfaces.
 
 `catalog.opening` puts one in the place of each embedded part whose service is named. Mirrored
 documents lie in the same memory as embedded ones, and everything that reads them is the same code;
@@ -28,11 +28,11 @@ from moorage.query import text_at
 from moorage.records.json_values import JsonValue
 
 Refused = Callable[..., Coroutine[object, object, NoReturn]]
-"""Stands for every method that would change something."""
+"""The type of a method that refuses every change."""
 
 
 def refuse_change_at(service: Service, part: str) -> Refused:
-    """Return a method that refuses a change and names the service where to make it."""
+    """Return a method that refuses a change, and names the service that accepts it."""
 
     async def refuse(*_: object, **__: object) -> NoReturn:
         raise ServiceError(
@@ -45,7 +45,7 @@ def refuse_change_at(service: Service, part: str) -> Refused:
 
 
 class MirroredClusters:
-    """`protocol.registry.ClusterDocuments` of an external registry.
+    """Implements `protocol.registry.ClusterDocuments` with an external registry.
 
     Args:
         memory: Holds what the mirror read.
@@ -71,7 +71,7 @@ class MirroredClusters:
 
 
 class MirroredMetrics:
-    """`protocol.registry.Metrics` of an external service.
+    """Implements `protocol.registry.Metrics` with an external service.
 
     Args:
         memory: Holds what the mirror read.
@@ -111,7 +111,7 @@ class MirroredMetrics:
 
 
 class MirroredPolicies:
-    """`catalog.ports.Policies` of an external policy store.
+    """Implements `catalog.ports.Policies` with an external policy store.
 
     Args:
         memory: Holds what the mirror read.

@@ -1,4 +1,4 @@
-"""Copies of policies of an external policy store, with a maximal age.
+"""Copies policies from an external policy store; no copy in use exceeds a maximal age.
 
 `catalog.opening` makes one where `POLICY_DB_URL` names such a store. A policy that comes from there
 is prepared as an upload is: read on paper here, compiled and run in a jail only.
@@ -26,15 +26,15 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 POLICIES_KEPT_MAX: Final = 1_000
-"""Policies in memory; beyond it the least recently used one is dropped."""
+"""Policies in memory; beyond this number the least recently used one is dropped."""
 POLICIES_BYTES_MAX: Final = STORE_BYTES_MAX
-"""Their files and documents; beyond it likewise."""
+"""Bytes of policies in memory; beyond them the least recently used policy is dropped."""
 ROUNDS: Final = 10
-"""Looks for policies that are getting too old, within the time in which they do."""
+"""How often the policies' ages are checked within the time in which a policy becomes too old."""
 ROUND_SECONDS_MIN: Final = 0.05
-"""Shortest pause between two looks."""
+"""Shortest pause between two checks of the policies' ages."""
 EXAMINED_AGAIN_SECONDS: Final = 1.0
-"""Pause after a policy whose examples could not be run, as no cell was to be had."""
+"""Pause after a policy's examples could not run because no cell was free."""
 
 
 def _now() -> float:
@@ -61,7 +61,7 @@ class _Remembered:
 
 
 class PolicyMirror:
-    """Policies of an external store, by URI, read when a request names them.
+    """A copy of an external store's policies by URI, each read when a request names it.
 
     Args:
         store: Where they are read.
@@ -103,7 +103,7 @@ class PolicyMirror:
         await self.store.service.close()
 
     async def run(self) -> None:
-        """Read the policies in use again before they are too old, until cancelled."""
+        """Refresh the policies in use before they are too old, until cancelled."""
         while self._fresh_seconds:  # 0: each use of a policy asks.
             await asyncio.sleep(max(self._fresh_seconds / ROUNDS, ROUND_SECONDS_MIN))
             due = _now() - self._fresh_seconds * (1 - 2 / ROUNDS)
@@ -144,7 +144,7 @@ class PolicyMirror:
         return _warnings(entry)
 
     async def fetch(self, uri: str, allowance: Allowance, reserved: int) -> list[str]:
-        """Read a policy that is not fresh; callers at the same time share one request.
+        """Read a policy whose copy is too old; callers at the same time share one request.
 
         Args:
             uri: Which.
@@ -223,7 +223,7 @@ class PolicyMirror:
             self._let_go(next(iter(self._records)))
 
     async def _take(self, uri: str, document: Document) -> tuple[PolicyRecord, int]:
-        """Prepare a policy and store it; return it and the bytes of memory that it needs."""
+        """Prepare a policy for use; return its record and the bytes of memory that it needs."""
         try:
             record = await self._prepare({**document, "policy_rule_uri": uri})
         except ServiceError as error:

@@ -1,4 +1,4 @@
-"""Read metrics of the fleet from a Prometheus server periodically, into the catalog.
+"""Reads metrics of the fleet periodically from a Prometheus server into the catalog.
 
 The daemon starts it where `prometheus_url` is set. A round is a fixed number of instant queries,
 each for the whole fleet, whatever its size. Documents are written as if a client had posted them,
@@ -36,9 +36,9 @@ from moorage.catalog.values import Document
 from moorage.protocol.faults import ServiceError
 
 TIMEOUT_SECONDS: Final = 10.0
-"""Time of one query, repetitions included."""
+"""Longest time of one query, including repetitions."""
 VALUE_MAX: Final = 1e15
-"""Any sample, a petabyte included; larger ones are left out like those that are no number."""
+"""Largest sample that is used (a petabyte); larger ones are dropped, as NaN is."""
 
 _NOW: Final = "vector(time())"
 # All questions of a round are about one instant, and ages are by one clock: Prometheus's own.
@@ -82,7 +82,7 @@ class PrometheusPoller:
         self.up = False
         """Whether the server answered in the last round."""
         self.last = Composed()
-        """What the last round came to."""
+        """Metrics documents and findings of the last round."""
 
     async def run(self) -> None:
         """Poll periodically until cancelled."""
@@ -172,7 +172,7 @@ class _Vector(msgspec.Struct, tag_field="resultType", tag="vector"):
 
 
 class _Answer(msgspec.Struct):
-    """The fields that are read of an answer of Prometheus's HTTP API."""
+    """The fields that we read in an answer of Prometheus's HTTP API."""
 
     status: str
     data: _Vector | None = None
@@ -180,7 +180,7 @@ class _Answer(msgspec.Struct):
 
 
 def _samples(reply: ServiceReply) -> list[MetricSample]:
-    """Read an instant vector; skip NaN and infinite values."""
+    """Return the samples of an instant vector, without NaN and infinite values."""
     try:
         answer = msgspec.json.decode(reply.body, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -197,7 +197,7 @@ def _samples(reply: ServiceReply) -> list[MetricSample]:
 
 
 def _instant(reply: ServiceReply) -> float:
-    """Read the time of the Prometheus server, in seconds since the epoch."""
+    """Return the time of the Prometheus server, in seconds since the epoch."""
     samples = _samples(reply)
     if len(samples) != 1:
         raise WrongAnswer("sends no valid time")

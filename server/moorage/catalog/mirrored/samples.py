@@ -1,4 +1,4 @@
-"""Make metrics documents from the samples of a Prometheus server.
+"""Makes metrics documents from the samples of a Prometheus server.
 
 Metrics are named as NVIDIA's DCGM exporter and Prometheus's node exporter name them; documents are
 those of docs/reference/allocation-server.md, "Metrics documents". Bytes become MiB, which stand
@@ -15,7 +15,7 @@ from moorage.catalog.values import Document
 from moorage.records.json_values import JsonMapping, JsonValue
 
 SOURCE: Final = "prometheus"
-"""The field `source` of the documents made here; no other document of the catalog is touched."""
+"""The field `source` of the documents made here; documents without it are never changed."""
 
 _DEVICE_FIELDS: Final = {
     "DCGM_FI_DEV_FB_USED": "usedMem",
@@ -49,7 +49,7 @@ _SAMPLED: Final = {
 # An instant query answers with the time of the question; `timestamp` tells when it was measured.
 
 QUERIES: Final = (_HOST_NAMES, *_DEVICE_FIELDS, *_HOST_METRICS, *_SAMPLED)
-"""The queries, each for the whole fleet at once."""
+"""The PromQL queries, each for the whole fleet at once."""
 
 _MIB: Final = 1 << 20
 _PORT: Final = re.compile(r":\d+$")
@@ -117,7 +117,7 @@ class _Machine:
     sampled: dict[str, float] = field(default_factory=dict)
 
     def take(self, query: str, sample: MetricSample) -> bool:
-        """Add a sample; False if its device is unknown."""
+        """Add a sample; return False if the sample names no valid device."""
         if half := _SAMPLED.get(query):
             # Every series of a node is measured at once; the newest says when.
             self.sampled[half] = max(sample.value, self.sampled.get(half, 0.0))
@@ -184,7 +184,7 @@ def compose(
 
 
 def _marks(trees: Iterable[JsonMapping]) -> list[tuple[JsonValue, ...]]:
-    """Return the times of measurement, by which two rounds of samples can be compared."""
+    """Return the measurement times of all nodes, to compare two rounds of samples."""
     return [(tree.get("id"), tree.get("timestamp"), tree.get("stale")) for tree in trees]
 
 
@@ -268,7 +268,7 @@ def _trees(
 
 
 def _tree(node_id: str, machine: _Machine, old: JsonMapping, now: float) -> Document:
-    """Return the metrics of one node; values of a silent exporter stay unchanged."""
+    """Return the metrics of one node; if an exporter sent nothing, keep its old values."""
     halves: dict[str, Document] = {}
     if machine.devices:
         halves["gpu"] = _device_groups(machine.devices)

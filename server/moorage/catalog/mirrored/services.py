@@ -1,4 +1,4 @@
-"""The four external services as documented: their requests and answers.
+"""Builds the requests to the four external services, and reads their answers.
 
 `catalog.mirrored.clusters` keeps what they say. Nothing that they say is believed unchecked:
 envelopes, ids, documents and depth are validated as those of a client are, and one bad document
@@ -45,7 +45,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonValue
 
 LISTING_SECONDS_MAX: Final = 60.0
-"""Time for the whole list of a registry, which may be large; asks rarely wait for it."""
+"""Longest time to read a registry's whole list, which may be large; requests rarely wait for it."""
 
 _NO_POST: Final = frozenset({405, 501})
 _NOT_MODIFIED: Final = 304
@@ -56,7 +56,7 @@ Digest = bytes
 
 @dataclass(frozen=True, slots=True)
 class ClusterFound:
-    """One cluster document that was read for the first time, or has changed."""
+    """A cluster document that is new or has changed."""
 
     entry: DocumentEntry
     cluster: Cluster
@@ -66,7 +66,7 @@ class ClusterFound:
 
 @dataclass(slots=True)
 class ClustersRead:
-    """The content of an answer of the registry.
+    """The clusters in an answer of the registry.
 
     Args:
         found: New and changed documents by id.
@@ -83,7 +83,7 @@ class ClustersRead:
 
 @dataclass(slots=True)
 class MetricsRead:
-    """The content of an answer of the metrics service, as `ClustersRead`."""
+    """The metrics in an answer of the metrics service; fields as in `ClustersRead`."""
 
     found: dict[ClusterId, tuple[DocumentEntry, Digest]] = field(
         default_factory=dict[ClusterId, tuple[DocumentEntry, Digest]]
@@ -93,7 +93,7 @@ class MetricsRead:
 
 
 class ClusterRegistry:
-    """The cluster database (8.3): bare documents, errors as `{"error": text}`."""
+    """A client of the cluster database (8.3): bare documents, errors as `{"error": text}`."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -122,7 +122,7 @@ class ClusterRegistry:
         return await self.service.ask(request, read, LISTING_SECONDS_MAX)
 
     async def named(self, ids: Collection[str]) -> ClustersRead:
-        """Return the named clusters that the registry has. Ids must be valid."""
+        """Return those of the named clusters that the registry has. Ids must be valid."""
         query = {"query": {"id": {"$in": sorted(ids)}}}
         request = ServiceRequest("POST", "/clusters/query", _json(query))
         wanted = frozenset(ids)
@@ -132,14 +132,14 @@ class ClusterRegistry:
 
 
 class MetricsService:
-    """The cluster metrics service (8.4): POST with a bare filter, else GET."""
+    """A client of the cluster metrics service (8.4): POST with a bare filter, else GET."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self._posts = True
 
     async def named(self, ids: Collection[str], seen: Mapping[Digest, ClusterId]) -> MetricsRead:
-        """Return the metrics of named clusters, if the service has them. Ids must be valid."""
+        """Return the metrics that the service has of the named clusters. Ids must be valid."""
         wanted = frozenset(ids)
         if self._posts:
             body = _json({"clusterId": {"$in": sorted(ids)}})
@@ -192,13 +192,13 @@ class MetricsService:
 
 
 class PolicyStore:
-    """The policy database (8.1)."""
+    """A client of the policy database (8.1)."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
     async def get(self, uri: str, etag: str) -> tuple[Document, str] | Denied | None:
-        """Return a PolicyRule document and its tag; None if it is unchanged since the given tag.
+        """Return a PolicyRule document and its ETag; None if it is unchanged since `etag`.
 
         Args:
             uri: A valid URI.
@@ -230,7 +230,7 @@ class PolicyStore:
 
 
 class SearchService:
-    """The search service (8.2), with different routes for enveloped and for bare bodies."""
+    """A client of the search service (8.2), which has routes for enveloped and bare bodies."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -267,7 +267,7 @@ def _json(value: JsonValue) -> bytes:
 
 
 def _in_url(name: str) -> str:
-    """Return a validated id or URI, which needs no escaping in a path."""
+    """Return a validated id or URI for use in a URL path; only `+` is escaped."""
     assert name
     assert not set(name) & set("/?#%\\ ")
     return name.replace("+", "%2B")  # Some servers read a plus as a space.

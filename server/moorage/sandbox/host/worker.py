@@ -1,4 +1,4 @@
-"""A worker as the daemon sees it: an agent on a node of Ray that forks cells for it.
+"""The daemon's side of a worker: an agent on a node of Ray that forks cells.
 
 Used by `workers`. A cell on a worker is a `channel.Cell` as any other: it is sent the same frames,
 and what it says is checked as what a cell of this machine says. What the agent says of it is held
@@ -20,7 +20,7 @@ from moorage.sandbox.wire.limits import Limits
 
 
 class _Transport(asyncio.Transport):
-    """The channel of a cell on a worker, as far as a cell uses one."""
+    """The transport of a cell on a worker; it sends through the worker's agent."""
 
     def __init__(self, send: Callable[[relay.ToAgent], None], number: int) -> None:
         super().__init__()
@@ -30,20 +30,20 @@ class _Transport(asyncio.Transport):
         self.given_bytes = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """As in asyncio."""
+        """Send bytes to the cell, as in asyncio."""
         self._sent_bytes += len(data)
         self._send(relay.Give(self._number, bytes(data)))
 
     def get_write_buffer_size(self) -> int:
-        """Return the bytes that the worker, as it says, has not written on the cell's channel."""
+        """Return the number of bytes that the worker has not yet written to the cell."""
         return self._sent_bytes - self.given_bytes
 
     def abort(self) -> None:
-        """As in asyncio; the cell is killed beside it."""
+        """Do nothing: the caller also kills the cell, which closes its channel."""
 
 
 class RemoteProcess:
-    """A cell on a worker. Attributes are those of `CellProcess`."""
+    """The process of a cell on a worker; it has the interface of `CellProcess`."""
 
     def __init__(self, worker: "RemoteWorker", number: int) -> None:
         self.pid = number
@@ -66,7 +66,7 @@ class RemoteProcess:
             self.take(message)
 
     def take(self, message: relay.CellSaid | relay.Closed) -> None:
-        """Pass on bytes of the cell, or the end of its channel once all is read."""
+        """Pass bytes of the cell, or the end of its channel, to the `Cell` object."""
         if self.cell is None:
             self._early.append(message)  # It may come with the news that the cell was forked.
         elif isinstance(message, relay.Closed):
@@ -84,7 +84,7 @@ class RemoteProcess:
         self._pinged = self._worker.ping()
 
     def cpu_seconds(self) -> float:
-        """As in `CellProcess`: the cores that Ray gave to its worker are for cells alone."""
+        """Return 0: the worker's cores are reserved for cells, so their CPU time does not count."""
         return 0.0
 
     def demote(self) -> bool:
@@ -95,7 +95,7 @@ class RemoteProcess:
         return True
 
     def step_aside(self) -> None:
-        """As in `CellProcess`; see `cpu_seconds`."""
+        """Do nothing: the worker's cores are reserved for cells."""
 
 
 class RemoteWorker(Spawner):
@@ -140,11 +140,11 @@ class RemoteWorker(Spawner):
 
     @property
     def room(self) -> int:
-        """The number of cells for which it still has room."""
+        """The number of further cells that the worker can have."""
         return self.cells_max - len(self.living) - self.spawning if self.up else 0
 
     def ping(self) -> int:
-        """Ask for a sign of life; return the number of it."""
+        """Send a ping to the agent; return the ping's number."""
         if self.last_pong == self._pings:
             self._waiting_since = time.monotonic()
         self._pings += 1
@@ -152,11 +152,11 @@ class RemoteWorker(Spawner):
         return self._pings
 
     def silent_seconds(self, now: float) -> float:
-        """Return for how many seconds it has left a ping unanswered."""
+        """Return for how many seconds the agent has left a ping unanswered."""
         return 0.0 if self.last_pong == self._pings else now - self._waiting_since
 
     async def spawn(self) -> RemoteProcess:
-        """As in `Source`."""
+        """Fork a cell on the worker, or raise `SpawnError`; see `Source`."""
         self._number += 1
         number = self._number
         future: asyncio.Future[RemoteProcess] = asyncio.get_running_loop().create_future()
@@ -175,18 +175,18 @@ class RemoteWorker(Spawner):
             del self._orders[number]
 
     def ended(self) -> bool:
-        """As in `Source`."""
+        """Return whether the worker is gone; see `Source`."""
         return not self.up
 
     async def close(self) -> None:
-        """As in `Source`: its cells end with its agent, and `lose` tells."""
+        """Do nothing: the cells end with their agent, and `lose` reports that."""
 
     def forget(self, number: int) -> None:
-        """Pass on nothing more from a cell except how it ended."""
+        """Ignore all further messages of a cell except the one about its end."""
         self._processes.pop(number, None)
 
     def take(self, body: bytes) -> None:
-        """Take in one message of the agent.
+        """Handle one message of the agent.
 
         Raises:
             msgspec.MsgspecError: It is none.

@@ -1,4 +1,4 @@
-"""The workers of a daemon: cells on the nodes of a Ray cluster. Used by `pool`.
+"""Manages the daemon's workers, which run cells on the nodes of a Ray cluster. Used by `pool`.
 
 The daemon imports no Ray. A process of its own, the bridge, connects to it and starts an agent on
 each node; it is killed where it hangs and started again where it ends, and as long as no worker is
@@ -32,29 +32,29 @@ from moorage.sandbox.wire import frames, relay
 from moorage.sandbox.wire.limits import Limits
 
 PING_SECONDS: Final = 1.0
-"""How often bridge and agents must give a sign of life."""
+"""Seconds between two pings to the bridge and the agents."""
 WORKER_SILENT_SECONDS_MAX: Final = 5.0
-"""How long an agent may be silent until its cells count as lost."""
+"""Longest silence of an agent; after that, its cells count as lost."""
 BRIDGE_SILENT_SECONDS_MAX: Final = 15.0
-"""How long the bridge may be; then it is killed."""
+"""Longest silence of the bridge; after that, it is killed."""
 PAUSE_SECONDS_MIN: Final = 1.0
-"""Before a bridge that ended is started again; twice as long each time."""
+"""Pause before an ended bridge is started again; it doubles with each failure in a row."""
 PAUSE_SECONDS_MAX: Final = 30.0
 STABLE_SECONDS: Final = 60.0
-"""A bridge that lived this long counts as the first in a row again."""
+"""A bridge that ran this long resets the pause before restarts."""
 STOP_SECONDS_MAX: Final = 5.0
-"""What the bridge may take to say goodbye to Ray; then it is killed."""
+"""How long the bridge may take to disconnect from Ray; then it is killed."""
 FINDINGS_MAX: Final = 256
-"""Nodes of which it is remembered why they have no worker."""
+"""Nodes for which the reason why they have no worker is stored."""
 _ENVIRONMENT: Final = re.compile(
     r"(?:RAY_|PYTHON|LC_|GRPC_|grpc_).*|PATH|HOME|USER|LANG|TMPDIR|TZ|VIRTUAL_ENV|LD_LIBRARY_PATH"
     r"|SSL_CERT_FILE|SSL_CERT_DIR|no_proxy|NO_PROXY"
 )
-"""Variables that Ray may need; the bridge gets no others, secrets least of all."""
+"""Environment variables that the bridge gets: those that Ray may need, and no secrets."""
 
 
 class _Line(asyncio.Protocol):
-    """The socket to the bridge."""
+    """The connection to the bridge, over a socket."""
 
     def __init__(self, take: Callable[[relay.FromBridge], None]) -> None:
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -91,18 +91,18 @@ class _Line(asyncio.Protocol):
 
 @dataclass
 class _Bridge:
-    """One start of the bridge."""
+    """One running bridge process."""
 
     process: subprocess.Popen[bytes]
     line: _Line
     outgoing: dict[str, list[bytes]] = field(default_factory=dict[str, list[bytes]])
     reason: str = ""
     pinged_at: float = 0.0
-    """Time of the open request for a sign of life; 0: there is none."""
+    """Time of the unanswered ping to the bridge; 0 if none is unanswered."""
 
 
 class Workers:
-    """All workers.
+    """Starts the bridge to Ray, and has all workers that the bridge reports.
 
     Args:
         settings: Where Ray is, and who gets its news.
@@ -141,7 +141,7 @@ class Workers:
 
     @property
     def up(self) -> list[RemoteWorker]:
-        """The workers that cells can be on."""
+        """The workers that can have cells."""
         return list(self._workers.values())
 
     @property
@@ -150,20 +150,20 @@ class Workers:
         return sum(worker.cells_max for worker in self._workers.values())
 
     def choose(self, avoided: Iterable[str]) -> RemoteWorker | None:
-        """Return the one with the most room, if any has some that is not avoided."""
+        """Return the worker with the most room, except avoided ones; None if none has room."""
         free = [each for each in self._workers.values() if each.name not in avoided]
         chosen = max(free, key=lambda each: each.room, default=None)
         return chosen if chosen is not None and chosen.room > 0 else None
 
     def living(self) -> Iterable[Cell]:
-        """Yield the cells of all of them."""
+        """Yield the live cells of all workers."""
         for worker in self._workers.values():
             yield from worker.living.values()
 
     # Life ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the bridge and go on; Ray may come later.
+        """Start the bridge without waiting; Ray may become reachable later.
 
         Raises:
             JailError: Ray is not installed here.
@@ -173,7 +173,7 @@ class Workers:
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Disconnect from Ray and end the bridge, within a bounded time."""
+        """Disconnect from Ray and end the bridge, within a limited time."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -227,7 +227,7 @@ class Workers:
         return _Bridge(process, line)
 
     async def _serve(self, bridge: _Bridge) -> str:
-        """Ask for signs of life until the bridge ends; return why it does."""
+        """Ping the bridge and the agents until the bridge ends; return why it ended."""
         while True:
             self._looked_at = time.monotonic()
             done, _ = await asyncio.wait([bridge.line.closed], timeout=PING_SECONDS)
@@ -305,7 +305,7 @@ class Workers:
         self._lose(name, reason)
 
     def _send(self, name: str, message: relay.ToAgent) -> None:
-        """Queue a message; one write sends all messages of this turn of the event loop."""
+        """Queue a message to an agent; all messages of one event loop turn are sent together."""
         bridge = self._bridge
         if bridge is None or name not in self._workers:
             return
@@ -332,7 +332,7 @@ class Workers:
             worker.lose()
 
     def _find(self, place: str, finding: str, *, good: bool = False) -> None:
-        """Remember a finding about a node, and report it if it is new."""
+        """Store a finding about a node, and log it if it is new."""
         if self.findings.get(place) == finding:
             return
         self.findings.pop(place, None)

@@ -1,1 +1,1 @@
-"""The messages between host and cells, and every bound of the sandbox."""
+"""The messages between the host process and its cells, and all limits of the sandbox."""

@@ -1,4 +1,4 @@
-"""The messages between host and cells: length-prefixed msgpack, decoded into typed structs.
+"""The messages between host process and cells: length-prefixed msgpack, decoded into typed structs.
 
 Imported by both halves. A frame is a little-endian 32-bit length and that many bytes. The host
 trusts nothing in a frame from a cell but its grammar: every struct below is checked field by
@@ -24,17 +24,17 @@ class _Frame(msgspec.Struct, array_like=True, tag=True, gc=False, forbid_unknown
 
 
 class Probe(_Frame, tag=0):
-    """Self-test: try this attack and say what happened."""
+    """Self-test: order the cell to try this attack and report the outcome."""
 
     attack: str
 
 
 ENTRY: Final = "function.py"
-"""The file of a policy that has its class."""
+"""Name of the policy file that contains the policy's class."""
 
 
 class LoadPolicy(_Frame, tag=1):
-    """Become the worker of this policy. Sent once, and only after `CellJailed` arrived.
+    """Order the cell to load this policy. Sent once, and only after `CellJailed` arrived.
 
     `entry` is what the author calls `function.py`. `settings` and `parameters` are msgpack maps.
     With `check` the policy is also constructed with its defaults.
@@ -50,21 +50,21 @@ class LoadPolicy(_Frame, tag=1):
 
 
 Row = tuple[int, int, int, tuple[int, ...]]
-"""Row, then what is free on it as the host knows it: CPU milli, memory MiB, milli per device."""
+"""A node's row number, its free CPU in thousandths, memory in MiB, and thousandths per device."""
 Part = tuple[str, bytes]
-"""A cluster whose rows were replaced: its id, and its rows as a packed snapshot; empty: gone."""
+"""A changed cluster: its id, and its rows as a packed snapshot; empty if it was removed."""
 Items = dict[str, bytes]
-"""Documents, or other answers about clusters, packed, by cluster id."""
+"""Packed documents of clusters, or packed answers about clusters, by cluster id."""
 DOCUMENTS: Final = "documents"
-"""Kind of what `cluster_data` is made of; other kinds are methods of injected clients."""
+"""The kind for cluster documents, for `cluster_data`; other kinds are injected clients' methods."""
 ShareFields = tuple[str, str, tuple[str, ...], int, int, int]
-"""The fields of `Share` in their order."""
+"""The fields of `Share`, in order."""
 DemandFields = tuple[int, int, tuple[str, ...], int, int, int, int, str]
-"""The fields of `Demand` in their order."""
+"""The fields of `Demand`, in order."""
 
 
 class Evaluate(_Frame, tag=2):
-    """Evaluate the policy once. `cell.replica.Replica` explains the fields about the fleet."""
+    """Order the cell to evaluate its policy once. `cell.replica.Replica` explains the fields."""
 
     nonce: int
     request: str
@@ -83,13 +83,13 @@ class Evaluate(_Frame, tag=2):
     snapshot: bytes | None
     parts: tuple[Part, ...]
     matching: bytes
-    """A bit for each row, set where it has the required labels; empty: all have."""
+    """One bit per row, set if its node has the required labels; empty if all nodes have them."""
     excluded_parts: tuple[ShareFields, ...] = ()
-    """What the policy sees as held, since others reserved it."""
+    """Parts of nodes that the policy sees as held, since other requests reserved them."""
 
 
 class RunManagement(_Frame, tag=3):
-    """Run `management(action, data)`."""
+    """Order the cell to run the policy's `management(action, data)`."""
 
     nonce: int
     action: str
@@ -98,7 +98,7 @@ class RunManagement(_Frame, tag=3):
 
 
 class Apply(_Frame, tag=6):
-    """Evaluate the policy once on plain input, msgpack, which no fleet and no lease depend on.
+    """Order the cell to evaluate its policy once on plain input, without a lease.
 
     With `ids_only`, documents that the policy returns are answered as their ids and what it added.
     With `fleet`, a packed snapshot, the policy also finds the columns of that in its input.
@@ -128,7 +128,7 @@ class CallAnswer(_Frame, tag=4):
 
 
 class Documents(_Frame, tag=5):
-    """Documents that were wanted: (id, blob). `more`: further frames follow."""
+    """Documents that the cell requested, by id. `more`: further frames follow."""
 
     nonce: int
     items: Items
@@ -136,7 +136,7 @@ class Documents(_Frame, tag=5):
 
 
 class KeepDocuments(_Frame, tag=7):
-    """Documents to drop, then documents to cache ahead of their first read. It has no answer.
+    """Order the cell to drop some cached documents, then to cache others. It has no answer.
 
     `stale` names clusters of which documents, or answers that last, have changed; None: all that
     is cached. `kind` is the method whose answers the items are, or `DOCUMENTS`.
@@ -151,7 +151,7 @@ class KeepDocuments(_Frame, tag=7):
 
 
 class CellJailed(_Frame, tag=16):
-    """The wall stands (or `error` says which layer does not). The first frame of every cell."""
+    """The cell is jailed, or `error` says which layer failed. The first frame of every cell."""
 
     layers: dict[str, str]
     failed_layer: str
@@ -159,7 +159,7 @@ class CellJailed(_Frame, tag=16):
 
 
 class Probed(_Frame, tag=17):
-    """The outcome of an attack: `refused: …`, or `BREACH: …`."""
+    """The outcome of a self-test's attack: `refused: …`, or `BREACH: …`."""
 
     outcome: str
 
@@ -175,7 +175,7 @@ class Fault(_Frame, tag=18):
 
 
 class PolicyLoaded(_Frame, tag=19):
-    """The policy was loaded, or why not. A cell with faults answers nothing else but faults."""
+    """The policy was loaded, or why not. A cell with faults answers everything with faults."""
 
     faults: tuple[Fault, ...]
     management: bool
@@ -184,7 +184,7 @@ class PolicyLoaded(_Frame, tag=19):
 
 
 class Result(_Frame, tag=20):
-    """A value as JSON text; the packed context if it changed; printed output.
+    """The policy's returned value as JSON text, its changed context, and its printed output.
 
     Of `management` also the settings and parameters that it changed, as JSON text of an object.
     """
@@ -200,7 +200,7 @@ FailureKind = Literal["error", "memory", "output", "context", "unsupported"]
 
 
 class Failed(_Frame, tag=21):
-    """The policy did not return a usable value; `traceback` has a line for each of its calls."""
+    """The policy returned no usable value; `traceback` has one line per call of the policy."""
 
     nonce: int
     kind: FailureKind
@@ -213,7 +213,7 @@ class Failed(_Frame, tag=21):
 
 
 class Call(_Frame, tag=22):
-    """An injected client wants something. `arguments` is a msgpack array.
+    """A call of the policy to an injected client. `arguments` is a msgpack array.
 
     What is answered at once about the clusters in `ahead` comes before the answer, to be cached.
     """
@@ -226,7 +226,7 @@ class Call(_Frame, tag=22):
 
 
 class Want(_Frame, tag=23):
-    """The policy touches these documents for the first time. `ahead` is as in `Call`."""
+    """The policy reads these documents for the first time. `ahead` is as in `Call`."""
 
     nonce: int
     ids: tuple[str, ...]
@@ -244,13 +244,13 @@ decode_from_cell: Final = msgspec.msgpack.Decoder(FromCell).decode
 
 
 def pack(frame: ToCell | FromCell) -> bytes:
-    """Return the encoded frame, with its length in front."""
+    """Return a frame, encoded, with its length in front."""
     body = _encoder.encode(frame)
     return HEADER.pack(len(body)) + body
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames, whatever pieces it arrives in.
+    """Cuts a stream of bytes into frames, whatever the size of its pieces.
 
     Args:
         limit: Longest frame in bytes; a longer one is an error before it is stored.
@@ -267,13 +267,13 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """Bytes that complete the present frame; 0 between two frames."""
+        """Number of bytes missing in the present frame; 0 between two frames."""
         if len(self._buffer) < HEADER.size:
             return 0
         return int(HEADER.unpack_from(self._buffer)[0]) + HEADER.size - len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes and return the frames that are now complete."""
+        """Add received bytes, and return the frames that are now complete."""
         if self.error:
             return []
         if not self._buffer and len(data) > HEADER.size:

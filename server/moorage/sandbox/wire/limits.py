@@ -1,4 +1,4 @@
-"""Every bound of the sandbox in one frozen record, and the bounds that are not for tuning.
+"""All limits of the sandbox: those that settings can change (`Limits`), and fixed ones.
 
 Read by the host (which enforces), passed on to the zygote and the cells (which obey first, so
 that an honest policy gets a clear error instead of a killed process).
@@ -8,74 +8,74 @@ from dataclasses import dataclass
 from typing import Final
 
 ANSWER_BYTES_MAX: Final = 1 << 20
-"""JSON of one returned value; beyond it the answer is POLICY_BAD_OUTPUT."""
+"""Bytes of JSON of one returned value; a longer one is answered POLICY_BAD_OUTPUT."""
 CONTEXT_BYTES_MAX: Final = 256 << 10
-"""Packed `context` of one policy version and tenant; beyond it the answer is POLICY_ERROR."""
+"""Bytes of packed `context` of a policy version and tenant; more is answered POLICY_ERROR."""
 CONTEXTS_MAX: Final = 4096
-"""Contexts on the host; the least recently used one is forgotten."""
+"""Contexts in the host process; beyond this number it drops the least recently used one."""
 CONTEXTS_PER_CELL_MAX: Final = 256
-"""Tenants whose context a cell remembers; beyond it the cell forgets all and gets them again."""
+"""Tenants whose context a cell stores; beyond this number it drops all and gets them again."""
 CELL_FRAME_BYTES_MAX: Final = 2 << 20
-"""One frame from a cell; longer ones break the protocol."""
+"""Bytes of one frame from a cell; a longer one violates the protocol."""
 INPUT_BYTES_MAX: Final = 16 << 20
-"""Packed plain input of one evaluation (documents to rank); more is refused, with TOO_LARGE."""
+"""Bytes of packed plain input of one evaluation; more is refused with TOO_LARGE."""
 HOST_FRAME_BYTES_MAX: Final = 64 << 20
-"""One frame to a cell (a snapshot of the fleet is the largest); longer work is refused."""
+"""Bytes of one frame to a cell, such as a fleet snapshot; longer ones are refused."""
 SNAPSHOT_BYTES_PER_SECOND: Final = 4 << 20
-"""How slowly a cell may read a snapshot, on top of the policy's own time: a tenth of the usual."""
+"""An evaluation gets extra time to read its snapshot at this speed: a tenth of the usual."""
 PARTS_MAX: Final = 32
-"""Changed clusters that a cell gets one by one; of more, it gets a whole snapshot."""
+"""Changed clusters that a cell gets one by one; if more changed, it gets a whole snapshot."""
 CALL_ANSWER_BYTES_MAX: Final = 8 << 20
-"""Packed answer to one injected-client call; beyond it the client reports an error."""
+"""Bytes of a packed answer to an injected client's call; a longer one is an error."""
 DOCUMENTS_BYTES_MAX: Final = 32 << 20
-"""Packed documents sent in one frame; the rest of a batch follows in further frames."""
+"""Bytes of packed documents in one frame; the rest of a batch follows in further frames."""
 MESSAGE_CHARACTERS_MAX: Final = 900
-"""Text of a policy or its cell in a refusal; the list of importable modules fits."""
+"""Characters of a policy's or cell's text in a refusal; the list of importable modules fits."""
 NAME_CHARACTERS_MAX: Final = 100
-"""Name of an exception or a file of a policy in a refusal."""
+"""Characters of an exception's or file's name in a refusal."""
 CALLS_SHOWN_MAX: Final = 8
-"""Innermost calls of a policy that a refusal names."""
+"""Calls of a policy's traceback that a refusal shows: the innermost ones."""
 CALL_CHARACTERS_MAX: Final = 300
-"""Of one such call, with its line of source."""
+"""Characters of one call of a policy's traceback, with its line of source."""
 INSTANCES_MAX: Final = 8
-"""Warm instances of a policy per cell, one per combination of overrides; LRU."""
+"""Instances of a policy per cell, one per set of overrides; the least recently used is dropped."""
 OUTSTANDING_MAX: Final = 4096
-"""Unsettled lease proposals remembered per cell; beyond it the oldest counts as settled."""
+"""Unsettled lease proposals stored per cell; beyond this number the oldest counts as settled."""
 OUTPUT_RING_BYTES_MAX: Final = 64 << 10
-"""Printed and logged text per policy version and tenant; the oldest goes first."""
+"""Bytes of printed and logged text stored per policy version and tenant; the oldest is dropped."""
 OUTPUT_RINGS_MAX: Final = 256
-"""Policy versions and tenants with stored text; the least recently written goes first."""
+"""Pairs of policy version and tenant with stored text; the least recently written is dropped."""
 FINDINGS_MAX: Final = 20
-"""Findings of one check."""
+"""Findings that one check of a policy reports at most."""
 FETCH_BYTES_MAX: Final = 128 << 20
-"""Packed documents fetched at once; beyond it the policy gets an error: touch fewer clusters."""
+"""Bytes of packed documents fetched at once; beyond them the policy gets an error."""
 PIPELINE_BYTES_MAX: Final = 16 << 20
-"""Bytes sent to a cell and not yet answered, unless it is one single consultation."""
+"""Unanswered bytes sent to a cell; a single evaluation may exceed this."""
 KEPT_BYTES_MAX: Final = 64 << 20
-"""Documents and answers that a cell keeps, packed, with `KEPT_ENTRY_BYTES` for each."""
+"""Packed bytes of documents and answers in a cell's cache, with `KEPT_ENTRY_BYTES` for each."""
 KEPT_ENTRY_BYTES: Final = 200
-"""What keeping one takes beside its own bytes, in a dict under its id."""
+"""Bytes that the cache of a cell needs per entry, beside the entry's own bytes."""
 KEPT_SHARE_MAX: Final = 0.25
-"""What that is at most of the memory of a cell."""
+"""Largest share of a cell's memory that its cache of documents and answers may use."""
 DECODED_SHARE_MAX: Final = 1 / 64
-"""Packed bytes of the documents that `cluster_data` has decoded at one time, of that memory.
+"""Largest share of a cell's memory for documents decoded at one time, in packed bytes.
 
 As Python's objects they take up to ten times as much."""
 AHEAD_MIN, AHEAD_MAX = 16, 1024
-"""Documents that a cell requests with one that it needs: the first time, and at most."""
+"""Documents that a cell prefetches with one that it needs: at the first read, and at most."""
 AHEAD_BYTES_MIN, AHEAD_BYTES_MAX = 16 << 10, 1 << 20
-"""Their packed bytes together, likewise: they must not delay the first one."""
+"""Packed bytes that a cell prefetches with a document, at the first read and at most."""
 NEWS_MAX: Final = 16
-"""Changed documents that are sent along with the news that they have changed."""
+"""Changed documents that are sent together with the notice of their change."""
 CALLS_SPENT: Final = -1
-"""Status of the answer to a call beyond a bound: it is the last one of that evaluation."""
+"""Status of the answer to a call beyond a limit; it is the evaluation's last answer."""
 STALE_MAX: Final = 256
-"""Changed documents that a cell gets one by one; of more, it forgets all."""
+"""Changed documents that are named to a cell; if more changed, it drops all cached ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one evaluation, of one cell and of all cells together.
+    """Limits of one evaluation, of one cell and of all cells together.
 
     Args:
         evaluation_seconds: Wall time of one evaluation at the head of its cell, without the

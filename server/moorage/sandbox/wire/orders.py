@@ -1,4 +1,4 @@
-"""The two fixed-size messages between host and zygote. Imported by the `zygote` of both."""
+"""The two fixed-size messages between host process and zygote, imported by both sides."""
 
 import signal
 import struct
@@ -7,10 +7,12 @@ from typing import Final
 ORDER: Final = struct.Struct("<I")
 """Host to zygote: the number of the spawn order."""
 WHERE_SIGNAL: Final = signal.SIGUSR1
-"""Host to cell: write which lines you are at."""
+"""Signal from the host to a cell: write the line that the policy executes."""
 REPORT: Final = struct.Struct("<cIiIIQ")
-"""Zygote to host: kind, order or 0, process id or errno, wait status, and of a cell that ended the
-most memory that it held beyond what it started with, in KiB, and the CPU time that it used, in ms.
+"""Zygote to host: kind, order or 0, process id or errno, wait status, KiB, CPU milliseconds.
+
+Only the report of an ended cell has the last two: the most memory that the cell held beyond what it
+started with, and the CPU time that it used.
 
 Kinds: `Z` ready, `R` spawned (with channel and pidfd), `E` fork failed, `X` a cell ended.
 """

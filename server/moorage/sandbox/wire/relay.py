@@ -13,11 +13,11 @@ from moorage.sandbox.wire.frames import HEADER
 from moorage.sandbox.wire.limits import HOST_FRAME_BYTES_MAX, Limits
 
 LINE_BYTES_MAX: Final = HOST_FRAME_BYTES_MAX + (8 << 20)
-"""One message between daemon and bridge: a frame to a cell, and what was waiting beside it."""
+"""Bytes of one message between daemon and bridge: a frame to a cell, and further messages."""
 BATCH_BYTES_MAX: Final = 4 << 20
-"""What an agent sends at one time, unless it is one message."""
+"""Bytes that an agent sends at one time; a single message may exceed this."""
 REASON_CHARACTERS_MAX: Final = 400
-"""Text of an agent or of Ray that the daemon passes on."""
+"""Characters of a text from an agent or from Ray that the daemon passes on."""
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True, gc=False, forbid_unknown_fields=True):
@@ -28,26 +28,26 @@ class _Message(msgspec.Struct, array_like=True, tag=True, gc=False, forbid_unkno
 
 
 class Spawn(_Message, tag=0):
-    """Fork a cell and call it by this number."""
+    """Order the agent to fork a cell with this number."""
 
     cell: int
 
 
 class Give(_Message, tag=1):
-    """Write these bytes to the cell's channel."""
+    """Order the agent to write these bytes to the cell's channel."""
 
     cell: int
     data: bytes
 
 
 class AskWhere(_Message, tag=2):
-    """Ask the cell for the line that it executes."""
+    """Order the agent to ask the cell for the line that it executes."""
 
     cell: int
 
 
 class Kill(_Message, tag=3):
-    """Kill the cell; no further message is about it."""
+    """Order the agent to kill the cell; the daemon sends no further message about it."""
 
     cell: int
 
@@ -75,7 +75,7 @@ class Unborn(_Message, tag=17):
 
 
 class CellSaid(_Message, tag=18):
-    """Bytes that the cell wrote on this channel, and how many it was given before."""
+    """Bytes that the cell wrote, and how many bytes the agent has written to it before."""
 
     cell: int
     data: bytes
@@ -83,7 +83,7 @@ class CellSaid(_Message, tag=18):
 
 
 class Closed(_Message, tag=19):
-    """The cell's channel closed."""
+    """The cell closed its channel."""
 
     cell: int
 
@@ -98,7 +98,7 @@ class CellEnded(_Message, tag=20):
 
 
 class Pong(_Message, tag=21):
-    """All messages before that ping were read."""
+    """The answer to a `Ping`: all earlier messages were read."""
 
     number: int
 
@@ -107,14 +107,14 @@ class Pong(_Message, tag=21):
 
 
 class Carry(_Message, tag=32):
-    """Messages to an agent, or from it, packed."""
+    """Packed messages to or from an agent, which the bridge passes on."""
 
     worker: str
     bodies: list[bytes]
 
 
 class Drop(_Message, tag=33):
-    """End a worker: the daemon does not trust it, or has not heard of it for too long."""
+    """Order the bridge to end a worker that is not trusted or was silent for too long."""
 
     worker: str
     reason: str
@@ -131,7 +131,7 @@ class WorkerUp(_Message, tag=34):
 
 
 class WorkerDown(_Message, tag=35):
-    """An agent ended, or never started, and why. `worker` is empty if it was never up."""
+    """An agent ended or did not start, and why. `worker` is empty if it was never up."""
 
     worker: str
     node: str
@@ -161,7 +161,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The report of an agent about its start; `refused` is the reason why it may run no policy."""
+    """The report of an agent about its start; `refused` says why it may run no policy."""
 
     layers: dict[str, str]
     probes: dict[str, str]
@@ -177,6 +177,6 @@ decode_from_bridge: Final = msgspec.msgpack.Decoder(FromBridge).decode
 
 
 def pack(message: object) -> bytes:
-    """Return a message as it goes between daemon and bridge."""
+    """Return a message, encoded, with its length in front."""
     body = encode(message)
     return HEADER.pack(len(body)) + body

@@ -1,4 +1,4 @@
-"""The audit log in PostgreSQL; `moored token` and `moored agent` write it, too."""
+"""Stores the audit log in PostgreSQL; `moored token` and `moored agent` write it, too."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ SQL: Final = read_statements(Path(__file__).with_name("audit.sql"))
 
 
 class PostgresAudit(SharedTable):
-    """`storage.base.AuditRows` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.AuditRows` in PostgreSQL. Read the contract there."""
 
     counter = "audit"
 
@@ -46,7 +46,7 @@ class PostgresAudit(SharedTable):
 
 
 def page_of(connection: Connection, after: int) -> list[tuple[int, bytes]]:
-    """Return some of the lines after a number, with their numbers."""
+    """Return one page of the lines after number `after`, with their numbers."""
     rows = connection.execute(SQL["page"], (after,))
     return [(int(number), bytes(line)) for number, line in rows]
 
@@ -54,7 +54,7 @@ def page_of(connection: Connection, after: int) -> list[tuple[int, bytes]]:
 def insert_lines(
     connection: Connection, before: int, now: float, lines: Sequence[bytes], end: AuditEnd
 ) -> None:
-    """Store lines after a number, and where the log ends with them."""
+    """Append lines after number `before`, and store the new end of the log."""
     values = {"after": before, "at": now, "lines": list(lines)}
     connection.execute(SQL["insert"], values)
     connection.execute(SQL["set_end"], (*end, sum(map(len, lines))))

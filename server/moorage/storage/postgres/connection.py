@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: their names, the settings of their sessions, their errors."""
+"""Opens connections to PostgreSQL, with session settings, and converts their errors."""
 
 import contextlib
 import os
@@ -32,13 +32,15 @@ SET client_min_messages = 'warning';
 SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3;
 SET tcp_user_timeout = '15s'
 """
-"""The server ends the session of a client that is gone, and so frees what it had locked. A role may
-have other settings: they would end the idle lock, or hide the warning of a commit that may be lost.
+"""Settings of each session: PostgreSQL soon ends sessions of clients that are gone.
+
+That frees their locks. The settings of a role could end the idle lock, or hide the warning of a
+commit that may be lost.
 """
 
 
 def place_of(address: str) -> str:
-    """Name a database for messages: never with a password.
+    """Return the name of a database for messages, without a password.
 
     Raises:
         StorageError: It is no address of one.
@@ -68,7 +70,7 @@ def _parts(address: str) -> dict[str, Any]:
 
 
 def has_password(address: str) -> bool:
-    """Return whether an address contains a secret.
+    """Return whether a database address contains a password.
 
     Raises:
         StorageError: It is no address of a database.
@@ -77,7 +79,7 @@ def has_password(address: str) -> bool:
 
 
 def without_password(address: str) -> str:
-    """Return an address in the form of PostgreSQL's own programs, without its secrets.
+    """Return a database address for PostgreSQL's own programs, without its passwords.
 
     Raises:
         StorageError: It is no address of a database.
@@ -87,12 +89,12 @@ def without_password(address: str) -> str:
 
 
 def name_of(purpose: str) -> str:
-    """Return the name that the database shows for a session of this process."""
+    """Return the application name that the database shows for a session of this process."""
     return f"moored {purpose} {socket.gethostname()} {os.getpid()}"[:63]
 
 
 def connect(address: str, purpose: str) -> Connection:
-    """Open a session of this process.
+    """Open a session with the database.
 
     Raises:
         StorageFailed: The database does not answer, or does not let this user in.
@@ -126,7 +128,7 @@ def connect(address: str, purpose: str) -> Connection:
 
 @contextlib.contextmanager
 def translate_errors(place: str) -> Iterator[None]:
-    """Turn what PostgreSQL raises into this package's errors.
+    """Convert errors of PostgreSQL into this package's errors.
 
     Raises:
         StorageFailed: It refused, or the connection broke.
@@ -138,7 +140,7 @@ def translate_errors(place: str) -> Iterator[None]:
 
 
 def storage_error(place: str, error: psycopg.Error) -> StorageFailed:
-    """Return this package's error for one of PostgreSQL's."""
+    """Convert one error of PostgreSQL into this package's error."""
     return StorageFailed(
         f"{place} failed: {_words(error)}. See that it runs and has room, then start again: "
         "what was acknowledged is safe."

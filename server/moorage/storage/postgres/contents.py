@@ -1,4 +1,4 @@
-"""All of a database, read with no server beside it; and a database of what another storage has."""
+"""Reads a whole database while no server uses it, and fills a database from another storage."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -19,13 +19,13 @@ from moorage.storage.postgres.records import PostgresRecordTable
 from moorage.storage.postgres.shared_table import AGENTS_SQL, COUNT_CHANGE, TOKENS_SQL
 
 _UNHURRIED: Final = "SET LOCAL idle_in_transaction_session_timeout = 0"
-"""No timeout while this transaction is idle: the other storage may be slow."""
+"""Turns off the timeout of idle transactions: reading the other storage may be slow."""
 _PAGE_LINES: Final = 1_000
 
 
 @contextlib.contextmanager
 def reading(address: str) -> Iterator[Contents]:
-    """Yield the contents of a database, and keep servers out meanwhile.
+    """Yield the contents of a database, and let no server use it meanwhile.
 
     Raises:
         StorageLocked: A server uses it.
@@ -47,7 +47,7 @@ def reading(address: str) -> Iterator[Contents]:
 
 
 def fill(address: str, source: Contents, check: Callable[[Contents], None]) -> bool:
-    """Write all that another storage has into an empty database: in one transaction, or nothing.
+    """Write the contents of another storage into an empty database, in one transaction.
 
     Args:
         address: Of the database.

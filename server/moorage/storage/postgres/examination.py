@@ -1,4 +1,4 @@
-"""Findings of `moored doctor` that make a database unfit as the storage of a server."""
+"""Finds, for `moored doctor`, faults that make a database unfit as a server's storage."""
 
 import time
 from contextlib import closing
@@ -10,12 +10,12 @@ from moorage.storage.postgres.connection import Connection, connect, place_of, t
 from moorage.storage.postgres.leadership import FORMAT, SQL, check_server
 
 CLOCK_SECONDS_MAX: Final = 1.0
-"""Largest difference between the clocks of the database and this machine."""
+"""Largest permitted difference between the clocks of the database and this machine."""
 _LOSES: Final = {"off", "local"}
 
 
 def examine(address: str) -> list[DoctorFinding]:
-    """Return the findings about a database; never raises if it is merely broken."""
+    """Return the findings about a database; errors of the database are findings, too."""
     try:
         with closing(connect(address, "doctor")) as connection, translate_errors(place_of(address)):
             check_server(connection, place_of(address))

@@ -1,4 +1,4 @@
-"""The ledger in PostgreSQL: a batch of facts and its fence are one statement."""
+"""Stores the ledger in PostgreSQL: one statement checks the epoch and adds a batch of facts."""
 
 import contextlib
 import threading
@@ -27,14 +27,14 @@ from moorage.storage.postgres.leadership import SQL as SCHEMA
 from moorage.storage.statements import read_statements
 
 PRUNED_PER_STEP: Final = 1_000
-"""Facts that one transaction deletes at most."""
+"""Most facts that one transaction deletes."""
 PARTS_PER_SWEEP: Final = 64
-"""Parts of dropped checkpoints that one transaction deletes."""
+"""Most parts of dropped checkpoints that one transaction deletes."""
 SQL: Final = read_statements(Path(__file__).with_name("facts.sql"))
 
 
 class PostgresFactTables:
-    """`storage.base.Facts` on a connection."""
+    """Implements `storage.base.Facts` on one connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -55,7 +55,7 @@ class PostgresFactTables:
         return None if row is None else int(row[0])
 
     def lost_ranges(self) -> list[tuple[int, int]]:
-        """See `Facts.lost_ranges`. A database is not repaired without its lost facts."""
+        """Return an empty list: a database is never repaired without its lost facts."""
         return []
 
     def page(
@@ -118,7 +118,7 @@ class PostgresFactTables:
 
 
 class PostgresFacts:
-    """`storage.base.FactStore` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.FactStore` in PostgreSQL. Read the contract there."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -133,7 +133,7 @@ class PostgresFacts:
 
     @property
     def is_full(self) -> bool:
-        """See `FactStore.is_full`. A full disk of the database fails the commit."""
+        """Always False: a commit fails if the database's disk is full; see `FactStore.is_full`."""
         return False
 
     def open(self) -> OpenedFacts:
@@ -178,7 +178,7 @@ class PostgresFacts:
         return results
 
     def _reserve(self, writer: Connection, number: int) -> None:
-        """Reserve a fencing number apart from the facts, some thousand at a time."""
+        """Store a higher limit for fencing numbers if needed, thousands of numbers at a time."""
         if number > self._fencing:
             reserved = number + FENCING_BLOCK
             done = writer.execute(SQL["set_fencing"], (self._leadership.epoch, reserved))
@@ -232,7 +232,7 @@ class PostgresFacts:
 
 
 def insert_facts(connection: Connection, epoch: int, rows: Sequence[FactRow]) -> bool:
-    """Add facts if the epoch is still this one; return whether it was."""
+    """Add facts if the database still has this epoch; return whether it has."""
     seqs, times, kinds, versions, subjects, bodies, checksums, chains = map(
         list, zip(*rows, strict=True)
     )

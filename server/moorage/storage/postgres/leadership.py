@@ -1,4 +1,4 @@
-"""Which server writes a database: an advisory lock elects it, an epoch fences it.
+"""Elects the server that writes a database by an advisory lock, and fences others by an epoch.
 
 The lock belongs to one connection, which goes straight to the server: a pooler would share it.
 """
@@ -35,12 +35,12 @@ from moorage.storage.statements import read_statements
 
 SQL: Final = read_statements(Path(__file__).with_name("schema.sql"))
 FORMAT: Final = Format(3, {1: [SQL["add_audit"]], 2: [SQL["add_logins"]]})
-"""The format of the tables."""
+"""The format of the tables, and the steps from older formats."""
 LOCK_SECONDS_MAX: Final = 5.0
-"""How long a start waits for the lock: that of a server that was killed is free within a second."""
+"""How long a server start waits for the lock; a killed server's lock is free within a second."""
 _POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
-"""Seconds between two checks of an idle lock."""
+"""Seconds between two checks that this server still has the lock."""
 STAND_SECONDS: Final = 0.05
 """How long a standby waits for the leader to leave before it checks its own lock again."""
 STANDBY_SECONDS: Final = 1.0
@@ -48,13 +48,13 @@ STANDBY_SECONDS: Final = 1.0
 SEEN_SECONDS: Final = 5.0
 """How old a standby's last heartbeat may be before it counts as gone."""
 SPARE: Final = 4
-"""Sessions that a takeover needs at once: to write and read the ledger, catalog, secret."""
+"""Sessions that a takeover needs at once: for the ledger, the catalog and the secret."""
 _TRIES_MAX: Final = 20
-"""How often a takeover ends commits of the server before that hold the row of the epoch."""
+"""How often a takeover ends the former server's transactions that lock the epoch's row."""
 
 
 class Leadership:
-    """The right to write one database, of all parts of one server; a `storage.base.Election`.
+    """One server's right to write a database, shared by its parts; a `storage.base.Election`.
 
     Attributes:
         place: What the database is called in messages.
@@ -73,16 +73,16 @@ class Leadership:
         self._waiting: Connection | None = None
         """The session with which a standby waits for the lock."""
         self._spare: list[Connection] = []
-        """Sessions that a server opens while it stands by, for when it leads."""
+        """Sessions that a standby opens in advance, for its takeover."""
         self._noted_at = 0.0
         self._name = ""
         self._leaving = ""
-        """Epoch of a server that said that it is about to resign."""
+        """Epoch of a leader that announced that it will resign."""
         self.leader: Leader | None = None
         self.standbys = self.is_deposed = False
 
     def open(self, purpose: str) -> Connection:
-        """Open another session of this server, to read."""
+        """Open another session of this server, for reading."""
         while self._spare:
             connection = self._spare.pop()
             with contextlib.suppress(psycopg.Error):  # The database ended it meanwhile.
@@ -113,7 +113,7 @@ class Leadership:
             )
 
     def take(self) -> None:
-        """Become the leader, once for all parts.
+        """Become the leader; only the first call of the server's parts does so.
 
         Raises:
             StorageLocked: Another server is.
@@ -214,7 +214,7 @@ class Leadership:
             self._leave()
 
     def _loss_error(self, error: psycopg.Error) -> StorageFailed:
-        """Return the error of a lost lock: another server leads since, or the database failed."""
+        """Return the error for a lost lock: another server leads now, or the database failed."""
         with (
             contextlib.suppress(psycopg.Error, StorageError),
             contextlib.closing(connect(self._address, "look")) as connection,
@@ -224,7 +224,7 @@ class Leadership:
         return storage_error(self.place, error)
 
     def release(self) -> None:
-        """Stop writing, once all parts have called this."""
+        """Give up the lock when all parts of the server have called this."""
         with self._guard:
             self._users -= 1
             if not self._users and self._connection is not None:
@@ -232,11 +232,11 @@ class Leadership:
                 self._connection = None
 
     def fail(self, reason: str) -> None:
-        """Stop all writes: it is unknown whether the last commit is there."""
+        """Stop all writes, since it is unknown whether the last commit succeeded."""
         self._failure = self._failure or reason
 
     def check_failure(self) -> None:
-        """Refuse to go on after a failure.
+        """Raise an error if a commit of any part has failed.
 
         Raises:
             StorageFailed: A commit of one of the parts failed.
@@ -245,7 +245,7 @@ class Leadership:
             raise StorageFailed(self._failure)
 
     def look(self) -> None:
-        """Raise an error where the lock was lost; checked every `LOOK_SECONDS`.
+        """Raise an error if the lock was lost; the check runs every `LOOK_SECONDS`.
 
         Raises:
             StorageFailed: It was lost, or a commit of one of the parts failed.
@@ -261,7 +261,7 @@ class Leadership:
                 self._looked_at = now
 
     def deposition(self) -> Deposed:
-        """Return the error for a takeover by another server."""
+        """Record a takeover by another server, and return the error for it."""
         self.is_deposed = True
         return Deposed(
             f"{self.place} is written by another server since (this one had epoch {self.epoch}): "
@@ -278,7 +278,7 @@ class Leadership:
         self._take_epoch(connection)
 
     def _take_epoch(self, connection: Connection) -> None:
-        """Fence the server before, given the lock."""
+        """Write a new epoch, which fences the former server; the caller has the lock."""
         if _format(connection) != FORMAT.current:
             make_tables(connection, self.place)
         try:
@@ -312,7 +312,7 @@ class Leadership:
 
 
 def leader_of(connection: Connection) -> Leader | None:
-    """Return the server that leads; None if there is none, or it gives no sign of life."""
+    """Return the server that leads; None if none leads, or the leader sends no heartbeats."""
     try:
         row = connection.execute(SQL["leader"]).fetchone()
     except psycopg.errors.UndefinedTable:  # The first server makes them just now.
@@ -324,7 +324,7 @@ def leader_of(connection: Connection) -> Leader | None:
 
 
 def look_around(address: str) -> tuple[Leader | None, list[Seat]]:
-    """Return which server leads, and which ones stand by.
+    """Return the server that leads, and those that stand by.
 
     Raises:
         StorageError: The database cannot be read.
@@ -338,7 +338,7 @@ def look_around(address: str) -> tuple[Leader | None, list[Seat]]:
 
 
 def ask_to_resign(address: str) -> bool:
-    """Ask the leader to let another server lead; return whether there is one.
+    """Request that the leader resigns; return whether any server leads.
 
     Raises:
         StorageError: The database cannot be written.
@@ -351,7 +351,7 @@ def ask_to_resign(address: str) -> bool:
 
 
 def check_server(connection: Connection, place: str) -> None:
-    """Refuse a server that cannot keep commits safe.
+    """Raise an error for a database server that cannot store commits safely.
 
     Raises:
         StorageError: It is a standby or behind a pooler, or of another encoding.
@@ -376,7 +376,7 @@ def check_server(connection: Connection, place: str) -> None:
 
 
 def make_tables(connection: Connection, place: str) -> bool:
-    """Make the tables where there are none, and bring older ones up to date.
+    """Create the tables if they are missing, and upgrade older ones.
 
     Returns:
         Whether anything was changed.
@@ -414,7 +414,7 @@ def _migrate(connection: Connection, place: str) -> bool:
 
 
 def _format(connection: Connection) -> int | None:
-    """Return the format of the tables; None if there are none, or this role may not read them."""
+    """Return the format of the tables; None if they are missing or this role may not read them."""
     try:
         return int(_first(connection, "format"))
     except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):

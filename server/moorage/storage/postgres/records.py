@@ -1,4 +1,4 @@
-"""The catalog in PostgreSQL. Each transaction share-locks the epoch, as those of the ledger do."""
+"""Stores the catalog in PostgreSQL. Each transaction share-locks the epoch, as in the ledger."""
 
 import contextlib
 from collections.abc import Callable
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class PostgresRecordTable:
-    """`storage.base.RecordTable` on a connection."""
+    """Implements `storage.base.RecordTable` on one connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -80,7 +80,7 @@ def _row(record_id: bytes, document: bytes, files: bytes, checksum: int) -> Reco
 
 
 class PostgresRecords:
-    """`storage.base.RecordStore` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.RecordStore` in PostgreSQL. Read the contract there."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -118,7 +118,7 @@ class PostgresRecords:
         return result
 
     def upkeep(self) -> float | None:
-        """See `RecordStore.upkeep`: the ledger looks after the lock."""
+        """Do nothing: the ledger's upkeep checks the lock; see `RecordStore.upkeep`."""
         return None
 
     def close(self) -> None:

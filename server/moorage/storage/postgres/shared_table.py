@@ -1,4 +1,4 @@
-"""A table that commands change while a server reads it: `tokens` and `agents` are such tables.
+"""Tables that commands change while a server reads them, such as `tokens` and `agents`.
 
 They need no leadership. A counter in `meta` changes with each change.
 """
@@ -20,21 +20,21 @@ from moorage.storage.statements import read_statements
 _VERSION: Final = "SELECT value FROM meta WHERE name = %s"
 COUNT_CHANGE: Final = "UPDATE meta SET value = value + 1 WHERE name = %s"
 FRESH_SECONDS: Final = 0.25
-"""How old the cached version may be: a server checks it for each token of a client."""
+"""How old the cached change counter may be; a server reads it for each client token."""
 TOKENS_SQL: Final = read_statements(Path(__file__).with_name("tokens.sql"))
 LOGINS_SQL: Final = read_statements(Path(__file__).with_name("logins.sql"))
 AGENTS_SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 
 
 class SharedTable:
-    """The common part of `storage.base.TokenRows` and others: one table and its counter of changes.
+    """The common base of `PostgresTokens` and others: one table and its counter of changes.
 
     Args:
         address: Of the database, as libpq takes it.
     """
 
     counter: ClassVar[str]
-    """Name of the counter."""
+    """Name of the table's counter of changes."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -55,7 +55,7 @@ class SharedTable:
         return version or None
 
     def count(self, connection: Connection) -> int:
-        """Return the number of changes."""
+        """Return the number of changes of the table."""
         row = connection.execute(_VERSION, (self.counter,)).fetchone()
         assert row is not None
         return int(row[0])
@@ -68,7 +68,7 @@ class SharedTable:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Give the connection, alone.
+        """Yield the connection for exclusive use.
 
         Raises:
             StorageError: The database cannot be read or written.
@@ -78,7 +78,7 @@ class SharedTable:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Give the connection in a transaction that writes, one after the other.
+        """Yield the connection in a write transaction; transactions run one after another.
 
         Raises:
             StorageError: As `connection`; nothing was changed then.
@@ -106,7 +106,7 @@ class SharedTable:
 
 
 class PostgresTokens(SharedTable):
-    """`storage.base.TokenRows` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.TokenRows` in PostgreSQL. Read the contract there."""
 
     counter = "tokens"
 
@@ -127,7 +127,7 @@ class PostgresTokens(SharedTable):
 
 
 class PostgresLogins(SharedTable):
-    """`storage.base.LoginRows` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.LoginRows` in PostgreSQL. Read the contract there."""
 
     counter = "logins"
 
@@ -147,7 +147,7 @@ class PostgresLogins(SharedTable):
 
 
 class PostgresAgents(SharedTable):
-    """`storage.base.AgentRows` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.AgentRows` in PostgreSQL. Read the contract there."""
 
     counter = "agents"
 
@@ -161,7 +161,7 @@ class PostgresAgents(SharedTable):
             return self._at(self.count(connection), connection)
 
     def _at(self, count: int, connection: Connection) -> dict[str, bytes]:
-        """Return all documents; read them again only after another process has written."""
+        """Return all agent documents; read them again only if the change counter differs."""
         if count != self._rows_of:
             rows = connection.execute(AGENTS_SQL["rows"])
             self._rows = {key: bytes(document) for key, document in rows}

@@ -1,4 +1,4 @@
-"""A PostgreSQL database with everything that a server must not lose."""
+"""A PostgreSQL database as the storage of a server."""
 
 import contextlib
 import secrets
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _Reader:
-    """One connection that reads; it is opened again after it breaks."""
+    """A connection for reading; it is opened again after it breaks."""
 
     def __init__(self, address: str, purpose: str) -> None:
         self.place = place_of(address)
@@ -40,7 +40,7 @@ class _Reader:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Give the connection, alone.
+        """Yield the connection for exclusive use.
 
         Raises:
             StorageError: The database cannot be read, or a newer release made its tables.
@@ -52,7 +52,7 @@ class _Reader:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """Yield the connection in a transaction that reads one snapshot."""
+        """Yield the connection in a read transaction on one snapshot."""
         with self.connection() as connection, connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             yield connection
@@ -83,7 +83,7 @@ class _Reader:
 
 
 class PostgresFollowedFacts(_Reader):
-    """`storage.base.FollowedFacts` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.FollowedFacts` in PostgreSQL. Read the contract there."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "follower")
@@ -101,7 +101,7 @@ class PostgresFollowedFacts(_Reader):
 
 
 class PostgresFollowedRecords(_Reader):
-    """`storage.base.RecordStore` that another server writes. Read the contract there."""
+    """Reads a `storage.base.RecordStore` that another server writes. Read the contract there."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "catalog follower")
@@ -111,7 +111,7 @@ class PostgresFollowedRecords(_Reader):
             return []
 
     def transact(self, work: Callable[[RecordTable], T], *, durable: bool) -> T:
-        """See `RecordStore.transact`. What writes is refused by the database."""
+        """Run `work` in a transaction in which the database refuses writes; return its result."""
         del durable
         with self.snapshot() as connection:
             return work(PostgresRecordTable(connection))
@@ -121,7 +121,7 @@ class PostgresFollowedRecords(_Reader):
 
 
 class PostgresStorage:
-    """`storage.base.Storage` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.Storage` in PostgreSQL. Read the contract there."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -129,7 +129,7 @@ class PostgresStorage:
 
     @property
     def place(self) -> str:
-        """Its name in messages."""
+        """The name of the database in messages."""
         return self._leadership.place
 
     def facts(self) -> PostgresFacts:
@@ -159,7 +159,7 @@ class PostgresStorage:
         )
 
     def has_records(self) -> bool:
-        """See `Storage.has_records`: its tables come with the ledger's."""
+        """Return True: the tables of the ledger and the catalog are created together."""
         return True
 
     def secret(self) -> bytes:
@@ -171,7 +171,7 @@ class PostgresStorage:
 
 
 def prepare(address: str, role: str | None) -> list[str]:
-    """Make the tables, or bring them up to date, and let another role use them.
+    """Create or upgrade the tables, and permit another role to use them.
 
     Args:
         address: Of a role that may make them.

@@ -1,1 +1,1 @@
-"""Workloads of leases in a Kubernetes cluster: objects made, followed, read and ended."""
+"""Runs workloads of leases in Kubernetes clusters, as pods and other objects."""

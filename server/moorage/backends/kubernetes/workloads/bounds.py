@@ -1,4 +1,4 @@
-"""Limits a pod to the resources of its lease, also against its manifest.
+"""Limits a pod to the resources of its lease, whatever its manifest asks for.
 
 `manifests` calls it with the finished pod. What a container asks for in requests or limits counts;
 sidecars run beside the containers, other init containers run one after another before them.
@@ -23,7 +23,7 @@ _SIZES: Final = ("limits", "requests")
 
 
 def hide_devices(spec: Document, with_devices: str) -> None:
-    """Let no container see a device, but for one.
+    """Hide all devices from all containers of a pod except one.
 
     Args:
         spec: Of the pod.
@@ -50,7 +50,7 @@ def _may_name_devices(prefix: str) -> bool:
 
 
 def keep_within(spec: Document, share: Share, main: str) -> None:
-    """Hold a pod to the CPU and memory of its lease; its main container gets the rest.
+    """Limit a pod to its lease's CPU and memory; the main container gets what the others leave.
 
     Args:
         spec: Of the pod.
@@ -89,7 +89,7 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
 
 
 def _request_beside(container: Document, name: str, held: int, wanted: int | None) -> int:
-    """Return the request of a container beside the main one, which must have one."""
+    """Return the request of a further container; refuse a container without one."""
     if wanted is None and held:
         reason = f"expected resources.limits.{name}: the containers of a pod share its lease"
         raise UnsupportedSpecError(f"manifest.spec: container {container['name']}: {reason}")

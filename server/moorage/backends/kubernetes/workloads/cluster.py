@@ -1,4 +1,4 @@
-"""This server's workloads in one cluster, followed by watches, and the calls about them.
+"""Follows, makes and deletes this server's workloads in one cluster.
 
 Everything here runs in the one event loop of the backend. Objects are found by their labels, so a
 daemon that comes back knows what an earlier one started. A start or a stop asks the API server to
@@ -44,20 +44,20 @@ from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonMapping, JsonValue
 
 LIST_SECONDS_MAX: Final = 15.0
-"""How long a call that needs all objects of a cluster waits for its first list."""
+"""Longest wait for the first list of a cluster's objects, in calls that need it."""
 RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0)
 """Pauses before retries of a change that the API server did not answer; the last repeats."""
 END_SECONDS_MAX: Final = 20.0
-"""How long an order to end something is repeated while the API server does not take it."""
+"""How long a deletion is repeated while the API server does not answer."""
 _UNAUTHORIZED: Final = 401
-"""A login may have just expired; its provider gets some time for a new one."""
+"""HTTP status of an expired login; such calls are repeated while a new login is under way."""
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
 _FORBIDDEN: Final = 403
 _TOO_MANY: Final = 429
 _TROUBLE_FROM: Final = 500
 _UNWATCHED: Final = ("/services/", "/podgroups/")
-"""Nothing of these runs, and Kubernetes deletes them with the pod that owns them."""
+"""Objects that are not watched: they run nothing, and Kubernetes deletes them with their pod."""
 
 _SLICE: Final = msgspec.json.Decoder(ApiResourceSlice)
 _T = TypeVar("_T")
@@ -65,14 +65,14 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _News:
-    """The event of a change to a workload's objects, and the time of the last change."""
+    """Signals changes of a workload's objects, and has the time of the last change."""
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
     heard_at: float = field(default_factory=time.monotonic)
 
 
 class ClusterWorkloads:
-    """The workloads of one cluster.
+    """This server's workloads in one cluster.
 
     Args:
         cluster_id: Its id in the inventory.
@@ -122,7 +122,7 @@ class ClusterWorkloads:
         self._tasks = [asyncio.create_task(each.run()) for each in self._watchers]
 
     async def close(self) -> None:
-        """Stop following."""
+        """Stop following the cluster's objects."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -131,7 +131,7 @@ class ClusterWorkloads:
     # What is known -----------------------------------------------------------------------------
 
     async def listed(self, seconds: float | None = LIST_SECONDS_MAX) -> None:
-        """Wait until everything was read for the first time.
+        """Wait until all objects of the cluster were read for the first time.
 
         Raises:
             BackendError: It was not in time; the message says why.
@@ -165,12 +165,12 @@ class ClusterWorkloads:
         return [claim for _, claim in sorted(self._claims_of.get(workload, {}).items())]
 
     def view(self, workload: str) -> WorkloadView | None:
-        """Return the view of a workload; None if it has no pods."""
+        """Return the joint state of a workload's pods; None if it has no pods."""
         listed = self._nodes.listed.is_set() and self._nodes.error is None
         return view(workload, self.pods(workload), self._nodes.records, listed)
 
     def published(self, node: str) -> dict[str, Document]:
-        """Return the devices that drivers publish of a node, by id."""
+        """Return the devices that drivers publish for a node, by device id."""
         slices = self._published.get(node, {}).values()
         newest: dict[tuple[str, str], int] = {}
         for each in slices:
@@ -184,7 +184,7 @@ class ClusterWorkloads:
         }
 
     def missing(self, workload: str, nodes: Collection[str]) -> str:
-        """Return the missing objects that pods need, about which Kubernetes is silent; or ``."""
+        """Return a message about missing objects that a workload's pods need; "" if none."""
         pods = self.pods(workload)
         if not pods:
             return "no pod was made: see `kubectl describe job`"
@@ -196,7 +196,7 @@ class ClusterWorkloads:
         return ""
 
     async def news(self, workload: str, seconds: float) -> None:
-        """Wait until an object of a workload changes, or the time is up."""
+        """Wait until an object of a workload changes, or for a limited time."""
         event = self._news[workload].event
         event.clear()
         with contextlib.suppress(TimeoutError):
@@ -204,7 +204,7 @@ class ClusterWorkloads:
                 await event.wait()
 
     def silence(self, workload: str) -> float:
-        """Return the seconds since the last news of a workload that is waited for."""
+        """Return the seconds since the objects of a workload last changed."""
         return time.monotonic() - self._news[workload].heard_at
 
     # What is done ------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class ClusterWorkloads:
             await self._create_all(workload, objects.owned, trouble)
 
     async def group_api(self, trouble: list[str]) -> str:
-        """Return the version of the API that has PodGroups; empty if none has."""
+        """Return the API version that has PodGroups; empty if the cluster has no PodGroups."""
         known = await self._read(manifests.SCHEDULING, trouble)
         for version in (str(each["groupVersion"]) for each in known.get("versions", ())):
             has = await self._read(f"/apis/{version}", trouble)
@@ -258,7 +258,7 @@ class ClusterWorkloads:
         return said
 
     async def _read_first_pod(self, objects: StartObjects, trouble: list[str]) -> JsonValue:
-        """Return the first pod of a start, which was there already."""
+        """Return the first pod of a start, if an earlier call has created it."""
         path = f"{objects.pods_path}/{objects.pods[0]['metadata']['name']}"
         try:
             return await self._patiently(lambda: self.connection.call("GET", path), trouble)
@@ -278,7 +278,7 @@ class ClusterWorkloads:
     async def _create(
         self, workload: str, path: str, thing: Document, trouble: list[str]
     ) -> JsonValue:
-        """Create an object; return it, or None if it existed."""
+        """Create an object and return it; None if it exists already."""
         its, name = self._objects[workload], f"{path}/{thing['metadata']['name']}"
         known = name in its
         its.add(name)
@@ -292,7 +292,7 @@ class ClusterWorkloads:
             raise BackendError(self._refusal(thing, error)) from error
 
     def _refusal(self, thing: Document, error: RefusedError) -> str:
-        """Return a refusal of the API server in words, and the remedy."""
+        """Return a message about a refusal of the API server, with advice."""
         kind, space = thing["kind"], thing["metadata"]["namespace"]
         where = f"namespace {space} of cluster {self.cluster_id}"
         if error.status == _FORBIDDEN and "exceeded quota" in error.message:
@@ -307,7 +307,7 @@ class ClusterWorkloads:
         return f"cluster {self.cluster_id} refused a {kind}: {error.message}"
 
     async def _patiently(self, call: Callable[[], Awaitable[_T]], trouble: list[str]) -> _T:
-        """Make a call; repeat it while the API server does not answer."""
+        """Await a call; repeat it while the API server does not answer."""
         pauses = iter(RETRY_SECONDS)
         pause = RETRY_SECONDS[-1]
         while True:
@@ -323,7 +323,7 @@ class ClusterWorkloads:
             await asyncio.sleep(pause)
 
     async def end(self, workload: str, stop_seconds_max: float | None) -> bool:
-        """Delete all objects of a workload, with the grace of its pods.
+        """Delete all objects of a workload; its pods get their grace period.
 
         Args:
             workload: Its name.
@@ -361,7 +361,7 @@ class ClusterWorkloads:
         return True
 
     def _paths(self, workload: str) -> Iterator[str]:
-        """Yield the paths of a workload's objects: those that are known, and those just made."""
+        """Yield the API paths of a workload's objects: watched ones, and those just made."""
         yield from self._objects.get(workload, ())
         for pod in self.pods(workload):
             yield f"{manifests.PODS.format(pod.namespace)}/{pod.name}"
@@ -384,14 +384,14 @@ class ClusterWorkloads:
             self._forget_object(workload, path)
 
     def leftovers(self, workload: str) -> list[str]:
-        """Return the remaining paths of a workload whose end was ordered.
+        """Return the API paths of objects that are left of a deleted workload.
 
         What the watch still shows counts: a start that came next would take it for its own.
         """
         return sorted(_watched_paths(self._paths(workload)))
 
     async def look_for(self, workload: str) -> None:
-        """Look for workloads that were ordered to end and sent no news."""
+        """Check at the API server which objects of a deleted workload still exist."""
         for path in self.leftovers(workload):
             try:
                 await self.connection.call("GET", path)
@@ -402,7 +402,7 @@ class ClusterWorkloads:
                 return
 
     async def jobs(self, namespace: str) -> set[str]:
-        """Return the workloads of Jobs, also of those that have made no pod yet.
+        """Return the names of workloads that are Jobs, also of Jobs that have no pod yet.
 
         Raises:
             BackendError: The API server does not say.
@@ -440,7 +440,7 @@ class ClusterWorkloads:
             self._news[workload].event.set()
 
     def forget(self, workload: str) -> None:
-        """Forget a workload that has no object left."""
+        """Forget a deleted workload."""
         self._news.pop(workload, None)
 
     def _note_pod(self, key: str, old: PodState | None, new: PodState | None) -> None:

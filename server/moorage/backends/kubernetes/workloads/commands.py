@@ -1,4 +1,4 @@
-"""Commands inside of pods, over a WebSocket of the API server.
+"""Runs commands in pods, over a WebSocket of the API server.
 
 A shell in the container puts both outputs into one, in their order, and says which process to end
 when the time is up: Kubernetes has no call for that.
@@ -20,20 +20,20 @@ from moorage.backends.kubernetes.workloads.states import PodState, exit_code
 
 PROTOCOL: Final = "v4.channel.k8s.io"
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
-"""Output of one command that is stored; the rest is read and dropped."""
+"""Bytes of a command's output that are stored; the rest is read and dropped."""
 KILL_SECONDS_MAX: Final = 5.0
 _INNER: Final = (
     'exec 2>&1; echo "$$"; if [ -n "$1" ]; then cd "$1" || exit 126; fi; shift; exec "$@"'
 )
 _OUTER: Final = f"/bin/sh -c '{_INNER}' sh \"$@\"; printf '\\n%d' \"$?\""
 _SHELL: Final = ("/bin/sh", "-c", _OUTER, "sh")
-"""Says the process first and its exit code last, which not every kubelet tells."""
+"""Shell wrapper that prints the command's pid first and its exit code last."""
 _LAST_BYTES: Final = 16
 
 
 @dataclass(slots=True)
 class _Written:
-    """The output of a command: its first bytes and its last."""
+    """Collects the output of a command: its first bytes and its last ones."""
 
     first: bytearray = field(default_factory=bytearray)
     last: bytes = b""
@@ -94,7 +94,7 @@ async def execute(
 async def _run(
     connection: ClusterConnection, pod: PodState, command: Sequence[str], written: _Written
 ) -> str:
-    """Run a command, gather its output, and return the status of Kubernetes."""
+    """Run a command, collect its output in `written`, and return the status from Kubernetes."""
     path = f"{manifests.PODS.format(pod.namespace)}/{pod.name}/exec"
     query = [("container", manifests.CONTAINER), ("stdout", "true"), ("stderr", "true")]
     query += [("command", each) for each in command]

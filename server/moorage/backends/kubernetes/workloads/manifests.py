@@ -1,4 +1,4 @@
-"""An order as objects of the Kubernetes API: claims, pods or Jobs, a Service. No I/O.
+"""Makes Kubernetes objects from an order: claims, pods or Jobs, a Service. No I/O.
 
 Names say which start of which workload an object is of, so that making it twice makes it once. The
 pod is pinned to the node of its lease by affinity, and kube-scheduler binds it: it alone knows
@@ -34,7 +34,7 @@ ATTEMPT: Final = f"{DOMAIN}/attempt"
 KIND: Final = f"{DOMAIN}/kind"
 """Annotation: `job` on pods that a Job made."""
 ENDPOINT: Final = f"{DOMAIN}/endpoint"
-"""Annotation: where the workload is reached once it is ready."""
+"""Annotation: the endpoint of the workload once it is ready."""
 PROBED: Final = f"{DOMAIN}/probed"
 """Annotation: the pod has a readiness check."""
 CONTAINER: Final = "main"
@@ -45,12 +45,12 @@ SERVICES: Final = "/api/v1/namespaces/{}/services"
 CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
 JOBS: Final = "/apis/batch/v1/namespaces/{}/jobs"
 SCHEDULING: Final = "/apis/scheduling.k8s.io"
-"""The group of the API that has PodGroups, where a cluster has them."""
+"""The API group that has PodGroups, in clusters that support them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartObjects:
-    """The objects of one start at the API server.
+    """The Kubernetes objects of one start of a workload.
 
     Args:
         name: That they share.
@@ -75,7 +75,7 @@ class StartObjects:
 
 
 def start_name(server: str, order: Order) -> str:
-    """Return the name of the objects of a start: a label of DNS that says which it is.
+    """Return the common name of all objects of a start: a DNS label, unique to that start.
 
     Of another order under the same id and number they have another one, so that what is left of
     that is never taken for this.
@@ -88,7 +88,7 @@ def start_name(server: str, order: Order) -> str:
 
 
 def tenant_namespace(template: str, tenant: str) -> str:
-    """Return the namespace of a tenant; two tenants never share one by having odd names."""
+    """Return the namespace of a tenant; different tenants always get different namespaces."""
     short = re.sub("[^a-z0-9]+", "-", tenant.lower()).strip("-")[:30].strip("-")
     if short != tenant:
         short = f"{short or 't'}-{hashlib.sha256(tenant.encode()).hexdigest()[:8]}"
@@ -103,7 +103,7 @@ def start_objects(
     published: Mapping[str, Mapping[str, Document]],
     group_api: str = "",
 ) -> StartObjects:
-    """Return the objects for an order.
+    """Return the Kubernetes objects for an order.
 
     Args:
         order: What shall run.
@@ -159,7 +159,7 @@ def start_objects(
 def _devices(
     share: Share | None, published: Mapping[str, Mapping[str, Document]]
 ) -> list[Document]:
-    """Return the published devices of a share; none if they are only counted there."""
+    """Return the published devices of a lease's share; empty if the node only counts devices."""
     if share is None or not share.gpus:
         return []
     if share.gpu_milli != GPU_MILLI:
@@ -181,7 +181,7 @@ def _devices(
 
 
 def _claim(meta: Document, devices: Sequence[Document]) -> Document:
-    """Return a claim on these very devices, one request for each so that their order holds."""
+    """Return a claim on exactly these devices, with one request per device to keep their order."""
     requests = []
     for index, each in enumerate(devices):
         driver, uuid = each["driver"], json.dumps(each["uuid"])
@@ -202,7 +202,7 @@ def _claim(meta: Document, devices: Sequence[Document]) -> Document:
 
 
 def device_class(device: Document) -> str:
-    """Return the DeviceClass of a device: named like its driver, as NVIDIA's and others are."""
+    """Return the DeviceClass name of a device: its driver's name; `mig.…` for MIG instances."""
     driver = str(device["driver"])
     instance = "profile" in device and driver.startswith("gpu.")
     return f"mig.{driver.removeprefix('gpu.')}" if instance else driver
@@ -245,7 +245,7 @@ def _sizes(pod: PodOrder) -> dict[str, str]:
 
 
 def _counts(pod: PodOrder, share: Share | None) -> dict[str, str]:
-    """Return the number of each extended resource that stands for the devices."""
+    """Return how many of each extended resource to request for counted devices."""
     if share is None:
         return {pod.gpu_resource: str(pod.gpus)} if pod.gpus else {}
     counts: dict[str, int] = {}
@@ -257,7 +257,7 @@ def _counts(pod: PodOrder, share: Share | None) -> dict[str, str]:
 
 
 def _probe(readiness: Readiness, port: int | None) -> Document:
-    """Return the probe; of a command and a path, Kubernetes asks only one."""
+    """Return the Kubernetes probe: its command if it has one, else its path, else its port."""
     at = readiness.port or port
     if readiness.command is not None:
         check: Document = {"exec": {"command": readiness.command}}
@@ -272,7 +272,7 @@ def _probe(readiness: Readiness, port: int | None) -> Document:
 
 
 def _own(pod: Document, meta: Document, share: Share | None, claim: str, order: PodOrder) -> None:
-    """Write over a pod, last, what no manifest may change: whose it is, and where it runs."""
+    """Set the fields of a pod that no manifest may change: labels, annotations and node."""
     given = pod.get("metadata", {})
     pod["apiVersion"], pod["kind"] = "v1", "Pod"
     notes = {**given.get("annotations", {}), **meta["annotations"]}
@@ -297,7 +297,7 @@ def _own(pod: Document, meta: Document, share: Share | None, claim: str, order: 
 
 
 def _bound_stop(spec: Document, seconds: int) -> None:
-    """Bound the seconds between SIGTERM and SIGKILL; `preStop` hooks run within them."""
+    """Limit the seconds between SIGTERM and SIGKILL, which include `preStop` hooks."""
     places = [spec] + [
         probe
         for each in (*spec["containers"], *(spec.get("initContainers") or ()))
@@ -333,7 +333,7 @@ def _service(meta: Document, notes: Document, port: int) -> Document:
 
 
 def _group(meta: Document, notes: Document, api: str, size: int) -> Document:
-    """Return the object that makes the scheduler place all pods of a gang, or none."""
+    """Return the PodGroup of a gang: the scheduler then places all its pods, or none."""
     return {
         "apiVersion": api,
         "kind": "PodGroup",
@@ -343,7 +343,7 @@ def _group(meta: Document, notes: Document, api: str, size: int) -> Document:
 
 
 def _merge(made: JsonValue, given: JsonValue) -> JsonValue:
-    """Return our object merged with a manifest: list items of one name are one thing."""
+    """Merge a manifest into our object; items of lists are merged if they have the same name."""
     if isinstance(made, dict) and isinstance(given, dict):
         both = {key: _merge(made[key], given[key]) for key in made.keys() & given.keys()}
         return {**made, **given, **both}

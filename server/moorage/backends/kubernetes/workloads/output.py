@@ -1,4 +1,4 @@
-"""The output of pods: followed while they run, stored when they end.
+"""Reads the output of pods while they run, and stores it when they end.
 
 A kubelet forgets the output of a pod with the pod, and tells no byte offsets. So the output of one
 that is read is followed from its start, and the last of every pod is put into a file before it is
@@ -28,10 +28,10 @@ from moorage.backends.kubernetes.workloads.states import PodState, exit_code
 from moorage.records.json_values import JsonObject, JsonValue
 
 KEPT_BYTES_MAX: Final = 4 * LOG_BYTES_MAX
-"""Bytes of one pod's output that are stored: the last ones."""
+"""Bytes of a pod's output that are stored; older output is dropped."""
 KEPT_STARTS_MAX: Final = 200
 KEEP_SECONDS_MAX: Final = 5.0
-"""How long the output of a pod that ended is read, before it is deleted all the same."""
+"""Longest wait for the output of an ended pod; after that, the pod is deleted without it."""
 IDLE_SECONDS_MAX: Final = 60.0
 """After this time without a reader, a pod's output is no longer followed."""
 _NOT_YET: Final = 400
@@ -39,7 +39,7 @@ _NOT_YET: Final = 400
 
 @dataclass(slots=True)
 class _Tail:
-    """The last of an output: `data` begins at offset `base`."""
+    """The last part of an output: `data` begins at offset `base`."""
 
     data: bytearray = field(default_factory=bytearray)
     base: int = 0
@@ -54,13 +54,13 @@ class _Tail:
             self.cut()
 
     def cut(self) -> None:
-        """Drop the oldest bytes beyond the bound."""
+        """Drop the oldest bytes beyond `KEPT_BYTES_MAX`."""
         spare = max(len(self.data) - KEPT_BYTES_MAX, 0)
         del self.data[:spare]
         self.base += spare
 
     def read(self, offset: int, *, over: bool, code: int | None) -> Log:
-        """Return a piece from an offset on; from the oldest byte left if that one was dropped."""
+        """Return a piece from an offset on, or from the oldest stored byte if that is later."""
         start = max(self.end + offset, 0) if offset < 0 else offset
         start = min(max(start, self.base), self.end)
         piece = bytes(self.data[start - self.base :][:LOG_BYTES_MAX])
@@ -76,7 +76,7 @@ class _Follower:
 
 
 class PodOutput:
-    """The output of one cluster's pods.
+    """Reads and stores the output of one cluster's pods.
 
     Args:
         connection: To the cluster.
@@ -89,7 +89,7 @@ class PodOutput:
         self._followers: dict[str, _Follower] = {}
 
     def close(self) -> None:
-        """Stop following."""
+        """Stop following the output of pods."""
         for each in self._followers.values():
             each.task.cancel()
 
@@ -111,7 +111,7 @@ class PodOutput:
         return follower.tail.read(offset, over=False, code=None)
 
     async def keep(self, pod: PodState) -> tuple[str, ...]:
-        """Put the output of a pod into a file, and return its last lines.
+        """Store the output of a pod in a file, and return its last lines.
 
         Stores an empty output if the kubelet does not send it in time.
         """
@@ -130,7 +130,7 @@ class PodOutput:
         return tuple(text.splitlines()[-LOG_TAIL_LINES:])
 
     def stored_log(self, workload: str, offset: int, attempt: int) -> Log:
-        """Return the stored output of a start that has ended; attempt 0 is the last one.
+        """Return the stored output of an ended start; attempt 0 means the last start.
 
         Raises:
             UnknownWorkloadError: No output of it is stored.
@@ -169,7 +169,7 @@ class PodOutput:
         return tail
 
     async def _follow(self, pod: PodState, tail: _Tail) -> None:
-        """Follow until the container ends, the connection breaks, or readers stay away."""
+        """Read a pod's output until its end, a broken connection, or the last reader leaves."""
         with contextlib.suppress(KubernetesError):
             await self._pour(pod, tail, tail.end, follow="true")
 

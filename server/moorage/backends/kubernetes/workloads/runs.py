@@ -34,17 +34,17 @@ from moorage.backends.kubernetes.workloads.states import PodState, Trouble
 from moorage.backends.kubernetes.workloads.translation import PodOrder, pod_order
 
 UNSCHEDULABLE_SECONDS_MAX: Final = 5.0
-"""How long the scheduler may find no place: what was there before may just be ending."""
+"""How long a pod may be unschedulable: the node's earlier pods may just be ending."""
 SILENCE_SECONDS_MAX: Final = 30.0
-"""How long a pod waits for a claim that is not there: of that, Kubernetes says nothing."""
+"""How long a pod may wait for a missing claim, about which Kubernetes reports nothing."""
 SCHEDULER_SECONDS_MAX: Final = 300.0
-"""How long the scheduler may say nothing of a pod that lacks nothing: it may have many."""
+"""How long the scheduler may report nothing about a complete pod: it may be busy."""
 STOP_SECONDS_MAX: Final = 120.0
-"""How long one stop waits for the end of its pods; then it says what is left, to be tried again."""
+"""Longest wait of a stop for its pods' end; then it fails, and the stop is tried again."""
 UNDO_SECONDS_MAX: Final = 5.0
-"""How long a start that was given up waits for the end of what it made; its stop waits longer."""
+"""How long a cancelled start waits until its objects are gone; the stop waits longer."""
 LOOK_SECONDS: Final = 1.0
-"""Without news for this long, look for objects that should be gone, and check deadlines."""
+"""Without a change for this long, check deadlines and whether deleted objects are gone."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class _Cluster:
 
 
 class WorkloadRuns:
-    """The workloads of one backend; all of it runs in one event loop.
+    """Runs the workloads of one backend, all in one event loop.
 
     Args:
         root: Folder of what must outlive the daemon.
@@ -139,7 +139,7 @@ class WorkloadRuns:
         return await execute(connection, pod, command, timeout_seconds, workdir, environment)
 
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
-        """Return the output of a workload's first pod, or the stored one of an earlier pod."""
+        """Return the output of a workload's first pod, or the stored output of an earlier start."""
         try:
             cluster, pod = await self._first_pod(workload)
         except UnknownWorkloadError:
@@ -164,13 +164,13 @@ class WorkloadRuns:
         return cluster, pods[0]
 
     def _output(self) -> PodOutput:
-        """Return a reader of the stored output of ended pods: one folder for all clusters."""
+        """Return a reader of the stored output of ended pods, from the folder of all clusters."""
         for cluster in self._clusters.values():
             return cluster.output
         raise UnknownWorkloadError("")
 
     async def _cluster_of(self, workload: str) -> _Cluster | None:
-        """Return the cluster that has anything of a workload; None if no cluster has.
+        """Return the cluster that has objects of a workload; None if no cluster has any.
 
         Raises:
             BackendError: That is unknown, since a cluster cannot be read.
@@ -245,7 +245,7 @@ class WorkloadRuns:
             self._ordered.discard(order.id)
 
     def _last_sign(self, cluster: ClusterWorkloads, order: Order, trouble: Sequence[str]) -> str:
-        """Return why a start took too long: its last news, and the object to look at."""
+        """Return a message why a start took too long, with the object to look at."""
         if said := cluster.trouble() or (trouble[-1] if trouble else ""):
             return said
         seen = cluster.view(order.id)
@@ -293,7 +293,7 @@ class WorkloadRuns:
         return report
 
     async def _list_patiently(self, cluster: ClusterWorkloads, trouble: list[str]) -> None:
-        """Wait until a cluster is read; without an answer, for as long as the start may take."""
+        """Wait until a cluster has been read, as long as the start may take."""
         while True:
             try:
                 await cluster.listed()
@@ -303,7 +303,7 @@ class WorkloadRuns:
                 return
 
     async def _ready(self, cluster: _Cluster, order: Order) -> WorkloadReport:
-        """Wait until a workload is ready or over, and report its progress.
+        """Wait until a workload is ready or has ended, and report its progress.
 
         Raises:
             BackendError: It does not get ready.
@@ -341,7 +341,7 @@ class WorkloadRuns:
     def _check_silence(
         self, cluster: ClusterWorkloads, name: str, nodes: Collection[str], lasted: float
     ) -> None:
-        """Raise an error for pods without news for long, with the reason.
+        """Raise an error if nothing was reported about a workload's pods for too long.
 
         Raises:
             BackendError: It was too long.
@@ -355,7 +355,7 @@ class WorkloadRuns:
             raise BackendError(f"nothing was said of {name} in {lasted:.0f} s: {why}")
 
     async def _over(self, cluster: _Cluster, report: WorkloadReport) -> WorkloadReport:
-        """Return the report of an ended workload; one that was never ready did not start.
+        """Return the report of an ended workload; raise an error if it was never ready.
 
         Raises:
             BackendError: It did not.
@@ -369,7 +369,7 @@ class WorkloadRuns:
         return report
 
     def _check_devices(self, cluster: ClusterWorkloads, order: Order) -> None:
-        """Compare the devices of the claims with those of the lease.
+        """Raise an error if a workload's claims have other devices than its lease.
 
         Raises:
             BackendError: It is something else.
@@ -387,7 +387,7 @@ class WorkloadRuns:
                 raise BackendError(f"{reason}, and not those of its lease: two have one uuid")
 
     async def _undone(self, workload: str, *, gave_up: bool) -> None:
-        """Delete the objects of a start, and wait until they are gone.
+        """Delete the objects of a failed start, and wait until they are gone.
 
         For as long as that takes: while any of it may run, its devices are not free. A start that
         is given up, then or before, waits `UNDO_SECONDS_MAX` at most, since a stop follows that
@@ -459,7 +459,7 @@ class WorkloadRuns:
             self._tell(report)
 
     def _report_state(self, workload: str) -> None:
-        """Report the new state of a workload that runs."""
+        """Report a changed state of a running workload."""
         cluster = self._clusters.get(self._where.get(workload, ""))
         if workload not in self._running or cluster is None:
             return

@@ -1,4 +1,4 @@
-"""Phases and reasons of a workload, from the states of its pods. No I/O."""
+"""Derives the phase of a workload from the states of its pods. No I/O."""
 
 import enum
 import signal
@@ -13,7 +13,7 @@ from moorage.backends.kubernetes.workloads import manifests
 from moorage.records.json_values import JsonObject
 
 _SIGNALS: Final = 128
-"""A container's exit code for one that a signal ended is this and the signal's number."""
+"""The exit code of a container that a signal ended is this plus the signal's number."""
 _HOPELESS: Final = frozenset(
     {
         "ImagePullBackOff",
@@ -24,14 +24,14 @@ _HOPELESS: Final = frozenset(
         "RunContainerError",
     }
 )
-"""Reasons of a waiting container that waiting does not cure; a first failed pull is retried."""
+"""Reasons of a waiting container that count as a failure; a first failed pull is retried."""
 _IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"}
 )
 
 
 class _Read(msgspec.Struct, frozen=True, rename="camel"):
-    """Fields that are absent have their default."""
+    """The base of all objects here; absent fields get their default."""
 
 
 class _Owner(_Read, frozen=True):
@@ -196,14 +196,14 @@ class Trouble(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadView:
-    """A workload as its pods, taken together, are."""
+    """The joint state of all pods of a workload."""
 
     report: WorkloadReport
     trouble: Trouble = Trouble.NONE
 
 
 def pod_state(raw: msgspec.Raw) -> PodState | None:
-    """Return the record of a pod; None of one that was not made here."""
+    """Return the record of a pod; None if this server did not make the pod."""
     pod = _POD.decode(raw)
     meta, status = pod.metadata, pod.status
     notes, labels = meta.annotations or {}, meta.labels or {}
@@ -243,7 +243,7 @@ def pod_state(raw: msgspec.Raw) -> PodState | None:
 
 
 def _decisive_end(containers: Collection[_Container]) -> tuple[int, str, str] | None:
-    """Return the most informative end of a container: the first failure, else any end."""
+    """Return how the first failed container of a pod ended; without one, the last ended one."""
     ends = [
         (end.exit_code, end.reason, end.message)
         for each in containers
@@ -253,7 +253,7 @@ def _decisive_end(containers: Collection[_Container]) -> tuple[int, str, str] | 
 
 
 def claim_state(raw: msgspec.Raw) -> ClaimState | None:
-    """Return the record of a claim; None of one that was not made here."""
+    """Return the record of a claim; None if this server did not make the claim."""
     claim: JsonObject = msgspec.json.decode(raw)
     meta = claim["metadata"]
     workload = meta.get("annotations", {}).get(manifests.WORKLOAD)
@@ -266,7 +266,7 @@ def claim_state(raw: msgspec.Raw) -> ClaimState | None:
 
 
 class NodeTrouble(NamedTuple):
-    """A fault of a node.
+    """Why a node is not ready.
 
     Args:
         why: As Kubernetes says it; empty if the node is well.
@@ -278,7 +278,7 @@ class NodeTrouble(NamedTuple):
 
 
 def node_trouble(raw: msgspec.Raw) -> NodeTrouble:
-    """Return the fault of a node."""
+    """Return why a node is not ready, from its conditions."""
     conditions = _NODE.decode(raw).status.conditions or ()
     ready = next((each for each in conditions if each.type == "Ready"), None)
     if ready is None or ready.status == "True":
@@ -351,7 +351,7 @@ def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> Work
 
 
 def _node_fate(trouble: NodeTrouble | None) -> str:
-    """Return what happened to a node; None if the cluster no longer lists it."""
+    """Return the end of a message about a lost node; `trouble` None: the node was deleted."""
     if trouble is None:
         return "was deleted; Kubernetes ends what was there in about a minute"
     advice = "bring it back, or delete the Node: until then the pod may still be running there"
@@ -404,5 +404,5 @@ def _over(pod: PodState, title: str) -> WorkloadReport:
 
 
 def exit_code(code: int) -> int:
-    """Return an exit code as backends say it: a signal is its number, negative."""
+    """Return an exit code in the backends' form: minus N if signal N ended the container."""
     return _SIGNALS - code if _SIGNALS < code <= _SIGNALS + signal.SIGRTMAX else code

@@ -1,4 +1,4 @@
-"""Which specs become pods, and how: those of pods, and the local backend's container and vLLM."""
+"""Translates specs into pods: specs of pods, containers, vLLM models and commands."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,25 +27,25 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 CATEGORIES: Final = frozenset({"pod", "job", "service", "container", "vllm", "process"})
 PROCESS_IMAGE: Final = "ubuntu:22.04"
-"""Of a command without an image of its own in `extra`; that of a container, too."""
+"""The image for a command whose `extra` names none; containers have the same default."""
 VLLM_IMAGE: Final = "vllm/vllm-openai:v0.11.0"
 _PORT: Final = 8000
-"""The port of a pod whose spec names none."""
+"""The port of a pod whose spec names no port."""
 DOMAIN: Final = "moorage.dev"
 """The domain of the labels and annotations that only this server sets."""
 _DEVICE_LIST: Final = "nvidia-container-devices"
-"""NVIDIA's runtime takes mounts below a folder of this name for devices."""
+"""Folder name of mounts that NVIDIA's runtime treats as requests for devices."""
 _DEVICE_NOTES: Final = re.compile(
     r"(.*\.)?cdi\.k8s\.io/|devices\.nri\.io/|io\.kubernetes\.cri-o\.devices"
 )
-"""Annotations that container runtimes take for devices; NVIDIA's has a prefix of its own."""
+"""Annotations by which container runtimes add devices; NVIDIA's has its own prefix."""
 _OWN_SIZES: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
-"""Resources that are no devices; beside them, pages of memory."""
+"""Resources that are not devices; huge pages are not devices either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOrder:
-    """A spec, as one of a pod.
+    """A spec of any kind, translated for a pod.
 
     Args:
         image: Of its container.
@@ -85,7 +85,7 @@ class PodOrder:
 
 
 def pod_order(spec: BaseResourceSpec) -> PodOrder:
-    """Return a spec as a pod.
+    """Translate a spec for a pod.
 
     Raises:
         UnsupportedSpecError: It means none; it says which field.
@@ -132,7 +132,7 @@ def pod_order(spec: BaseResourceSpec) -> PodOrder:
 
 
 def _probe(given: Readiness | None, port: int | None) -> Readiness | None:
-    """Return the readiness check of a pod; a port alone must accept a connection."""
+    """Return the readiness check of a pod; by default, its port must accept a connection."""
     if given is None:
         return Readiness(port=port) if port else None
     if given.command is None and not (given.port or port):
@@ -167,7 +167,7 @@ def _of_container(spec: ContainerResourceSpec) -> PodOrder:
 
 
 def _of_process(spec: ProcessResourceSpec) -> PodOrder:
-    """Return a command as a pod; `image` of its `extra` names the image to run it in."""
+    """Translate a command for a pod; its `extra` may name the `image` to run it in."""
     if not spec.command:
         raise UnsupportedSpecError("command: expected a list of texts, the program first")
     if spec.reset_command:
@@ -256,14 +256,14 @@ class _Metadata(msgspec.Struct):
 
 
 class _Manifest(msgspec.Struct):
-    """The fields of a manifest that are read here; the API server checks the rest."""
+    """The fields of a manifest that this module reads; the API server checks the rest."""
 
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
 
 
 def _check(manifest: JsonMapping) -> JsonObject:
-    """Return a manifest without its nulls, which Kubernetes reads as missing fields.
+    """Check a manifest; return it without nulls, which Kubernetes reads as missing fields.
 
     Raises:
         UnsupportedSpecError: It is none of a Pod, names a node, or wants devices.
@@ -292,7 +292,7 @@ def _check(manifest: JsonMapping) -> JsonObject:
 
 
 def _check_resources(field_name: str, given: _Resources) -> None:
-    """Refuse extended resources: each of them counts as a device."""
+    """Refuse extended resources in a manifest: each one counts as a device."""
     for name in (*given.limits, *given.requests):
         if name not in _OWN_SIZES and not name.startswith("hugepages-"):
             _refuse_devices(f"{field_name}: {name}")
@@ -301,7 +301,7 @@ def _check_resources(field_name: str, given: _Resources) -> None:
 
 
 def _check_metadata(path: str, value: JsonValue) -> None:
-    """Refuse reserved names in the labels and annotations of a pod, or of a template in it."""
+    """Refuse reserved names in labels and annotations of a pod, also in templates within it."""
     if isinstance(value, list):
         for number, each in enumerate(value):
             _check_metadata(f"{path}[{number}]", each)

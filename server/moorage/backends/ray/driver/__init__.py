@@ -1,1 +1,1 @@
-"""The process that speaks to Ray for the daemon (`__main__`)."""
+"""The driver: the process that speaks to Ray for the daemon (`__main__`)."""

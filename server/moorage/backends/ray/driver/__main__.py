@@ -1,4 +1,4 @@
-"""Speaks to Ray for the daemon: one JSON object a line, calls in, answers and news out.
+"""Speaks to Ray for the daemon: reads calls, writes answers and events, one JSON object a line.
 
     {"id": 1, "call": "stop", "arguments": {"workload": "…"}}   →   {"id": 1, "value": …}
 
@@ -27,14 +27,14 @@ from moorage.backends.ray.node import containers, host
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 BEAT_SECONDS: Final = 2.0
-"""Between two checks that Ray still answers; each one is reported to the daemon."""
+"""Seconds between two checks that Ray answers; each answer is reported to the daemon."""
 CALLS_MAX: Final = 1024
-"""At the same time, of each kind: a start lasts until its workload is ready, a stop until it is
-over, and neither may keep others from being carried out."""
+"""Calls of each kind that run at the same time. Starts and stops have separate threads, since both
+last long: a start until its workload is ready, a stop until its workload has ended."""
 
 
 class Driver:
-    """Carries out calls."""
+    """Carries out the daemon's calls."""
 
     def __init__(self, server: str, namespace: str, output: int) -> None:
         self._server = server
@@ -54,7 +54,7 @@ class Driver:
         }
 
     def say(self, message: JsonMapping) -> None:
-        """Write one line; end the process if nothing reads the output."""
+        """Write a message to the daemon as one line; end this process if the daemon is gone."""
         line = json.dumps(message).encode() + b"\n"
         with self._writing:
             try:
@@ -64,14 +64,14 @@ class Driver:
                 os._exit(0)
 
     def announce(self, message: JsonObject) -> None:
-        """Announce starts in the order of the calls, so that no stop overtakes its start."""
+        """Register each start when its call arrives, so that a later stop can cancel it."""
         if message["call"] == "start":
             arguments = message["arguments"]
             workload = str(arguments["plans"][0]["workload"])
             arguments["given_up"] = self._workloads.announced(workload)
 
     def carry_out(self, message: JsonMapping) -> None:
-        """Carry out a call and answer it."""
+        """Carry out one call of the daemon, and write its answer."""
         answer: JsonObject
         try:
             answer = {"value": self._calls[message["call"]](**message["arguments"])}
@@ -84,7 +84,7 @@ class Driver:
         self.say({"id": message["id"], **answer})
 
     def beat(self) -> None:
-        """Report again and again that Ray answers."""
+        """Report periodically to the daemon that Ray answers."""
         while True:
             nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray has no types for it.
             self._workloads.note_dead_nodes([x["NodeID"] for x in nodes if not x["Alive"]])
@@ -111,14 +111,14 @@ class Driver:
         return {**seen, "ours": sorted({*ours, *self._workloads.actor_ids()})}
 
     def _over_there(self, work: Callable[..., JsonValue], *arguments: JsonValue) -> JsonValue:
-        """Do work that a client of `ray://` may not do, in a task on the cluster."""
+        """Call `work`; with a `ray://` client, which may not do it, in a task on the cluster."""
         if not self._client:
             return work(*arguments)
         return ray.get(ray.remote(num_cpus=0)(work).remote(*arguments))
 
 
 def main() -> None:
-    """Connect, and serve until the standard input ends."""
+    """Connect to Ray, and serve calls until the standard input ends."""
     address, server, namespace = sys.argv[1:4]
     output = os.dup(1)
     lines = queue.SimpleQueue[str]()
@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def read(lines: queue.SimpleQueue[str]) -> None:
-    """Pass on the daemon's messages; without the daemon, pending calls to Ray have no caller."""
+    """Put the daemon's messages into `lines`; end this process when the daemon is gone."""
     for line in sys.stdin:
         lines.put(line)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The placement groups of jobs: the lease's share, for tasks and actors that the job starts.
+"""Makes placement groups of Ray, which limit a job's tasks and actors to the lease's share.
 
 A group is detached, and its name is that of its job's actor without the index, so that it is found
 after a crash. Removing it ends what still runs in it, detached actors included.
@@ -18,19 +18,19 @@ from moorage.ray_devices import DeviceHolder, Holders, RayHandle
 from moorage.records.json_values import JsonMapping
 
 MAKE_SECONDS_MAX: Final = 60.0
-"""How long Ray may take to make a group; its nodes may have less free than the inventory says."""
+"""Longest wait for a placement group; nodes may have less free than the inventory says."""
 REMOVE_SECONDS_MAX: Final = 10.0
 LOOK_SECONDS: Final = 0.05
-"""Between two looks whether Ray has made or removed a group; it does not tell."""
+"""Seconds between two checks whether Ray has made or removed a group; Ray sends no event."""
 TRIES: Final = 3
 
 
 class GroupError(Exception):
-    """A group was not made, or cannot be removed; the message says why."""
+    """A placement group was not made or cannot be removed; the message says why."""
 
 
 class JobGroups:
-    """All groups of one server.
+    """The placement groups of all jobs of one server.
 
     Args:
         server: The first part of their names.
@@ -42,7 +42,7 @@ class JobGroups:
         self._holders = holders
 
     def make(self, plan: JsonMapping, given_up: threading.Event) -> PlacementGroup:
-        """Make the group of a job from the devices of its lease, instead of any that it had.
+        """Make a job's placement group from its lease's devices; remove any earlier one first.
 
         Raises:
             GroupError: Ray did not make it, or gave it other devices.
@@ -78,12 +78,12 @@ class JobGroups:
                 _remove(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))
 
     def workloads(self) -> set[str]:
-        """Return those that have a group."""
+        """Return the workloads that have a placement group."""
         names = [name.removeprefix(f"{self._server}/") for name in self._all().values()]
         return {name.rsplit("/", 2)[0] for name in names}
 
     def _all(self) -> dict[str, str]:
-        """Return the names of groups, by Ray's ids."""
+        """Return the names of this server's placement groups, by group id."""
         return {
             group_id: group["name"]
             for group_id, group in ray.util.placement_group_table().items()
@@ -93,7 +93,7 @@ class JobGroups:
     def _within(
         self, bundles: Sequence[JsonMapping], take: Callable[[], bool], given_up: threading.Event
     ) -> bool:
-        """Call `take` while the devices of all bundles are the first that Ray chooses."""
+        """Call `take` while the devices of all bundles come first in Ray's order."""
         if not bundles:
             return take()
         first, *rest = bundles
@@ -104,7 +104,7 @@ class JobGroups:
         )
 
     def _make(self, plan: JsonMapping, given_up: threading.Event) -> PlacementGroup | None:
-        """Make the group; None if Ray gave it other devices."""
+        """Make the placement group; None if Ray gave it other devices than the lease's."""
         bundles = plan["bundles"]
         group = ray.util.placement_group(
             [each["resources"] for each in bundles],
@@ -133,7 +133,7 @@ class JobGroups:
 
 
 def _has(group: PlacementGroup, index: int, bundle: JsonMapping) -> bool:
-    """Look whether a bundle has the devices of the lease: Ray says so within it alone."""
+    """Return whether a bundle has the lease's devices, by starting an actor in the bundle."""
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
     holder: RayHandle = (
         ray.remote(DeviceHolder)

@@ -1,4 +1,4 @@
-"""The capacity, the use and the target of a Ray cluster, as JSON.
+"""Reads the capacity and use of a Ray cluster, and requests more capacity from its autoscaler.
 
 It may run in a task on the cluster, and travels there by value.
 """
@@ -10,7 +10,7 @@ from moorage.records.json_values import JsonObject
 
 
 def observe(server: str) -> JsonObject:
-    """Return the nodes alive, their free resources, and the share of each worker.
+    """Return the live nodes, their free resources, and the resources of each worker process.
 
     Args:
         server: Whose groups are leases too, beside those of pools.
@@ -74,7 +74,7 @@ def observe(server: str) -> JsonObject:
 
 
 def request(bundles: Sequence[Mapping[str, float]]) -> None:
-    """Ask Ray's autoscaler for a cluster that can hold these bundles."""
+    """Request from Ray's autoscaler a cluster that can hold these bundles."""
     from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # It travels.
 
     request_resources(bundles=[dict(each) for each in bundles])

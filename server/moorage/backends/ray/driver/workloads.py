@@ -1,4 +1,4 @@
-"""Workloads on Ray: detached actors, found again by their names. One lock for each workload.
+"""Runs workloads on Ray as detached actors, with one lock for each workload.
 
 Ray takes the name of an actor that died away, so those that are found do not say how many there
 should be. Who calls says it: the shape of each workload, which outlives this process there.
@@ -20,20 +20,21 @@ from moorage.ray_devices import DeviceError, Holders, RayHandle
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 SCHEDULE_SECONDS_MAX: Final = 60.0
-"""How long Ray may take to start an actor; its node may have less free than the inventory says."""
+"""Longest wait for an actor's start; its node may have less free than the inventory says."""
 ENVIRONMENT_SECONDS_MAX: Final = 900.0
-"""The same where a `runtime_env` has to be made first."""
+"""Longest wait for an actor's start if Ray has to make a `runtime_env` first."""
 ANSWER_SECONDS_MAX: Final = 10.0
-"""How long an actor that runs may take to answer."""
+"""Longest wait for an answer of a running actor."""
 STOP_SPARE_SECONDS: Final = 10.0
-"""Beyond what the workload itself has to end."""
+"""Extra seconds for an actor to end, beyond the stop time of its workload."""
 OUTPUT_SECONDS_MAX: Final = 60.0
-"""How long an actor that lives may take to hand out what its workload wrote, before it is killed:
-the machine may be busy. Of one that does not live, Ray says so at once."""
+"""Longest wait for the output of a running actor before it is killed: its machine may be busy.
+
+If the actor is dead, Ray reports that at once."""
 LOOK_SECONDS: Final = 20.0
-"""How long one question waits for a workload's end; one of a killed process ends then, too."""
+"""Longest duration of one call that waits for a workload's end; then it is made again."""
 EXACT_TRIES: Final = 8
-"""How often a member starts again where Ray gives it other devices than those of its lease."""
+"""How often an actor is started again if Ray gives it other devices than its lease's."""
 
 Report = JsonObject
 
@@ -52,26 +53,26 @@ class _Member:
 
     name: str
     start: tuple[str, str]
-    """Fencing number and attempt."""
+    """Fencing number and attempt of the start."""
     index: int
     handle: RayHandle
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The parts of a workload that is whole."""
+    """The actors and nodes that a complete workload has."""
 
     actors: int
     nodes: tuple[str, ...]
-    """Of its actors, in their order, and of all else that its job may use; empty is any."""
+    """Nodes of the actors, in order, then other nodes that the job may use; empty: any node."""
 
     @classmethod
     def of(cls, shape: JsonMapping) -> "_Shape":
-        """Return the shape that `orders.shape` has made."""
+        """Decode the shape that `orders.shape` made."""
         return cls(int(shape["actors"]), tuple(shape["nodes"]))
 
     def node(self, index: int) -> str:
-        """Return the node of an actor; empty if unknown."""
+        """Return the node of an actor by its index; empty if unknown."""
         return self.nodes[index] if index < len(self.nodes) else ""
 
 
@@ -123,13 +124,13 @@ class Workloads:
         return found
 
     def status(self, workload: str, shape: JsonMapping | None, *, probe: bool = False) -> Report:
-        """Return the report of a workload; with `probe`, after its readiness check."""
+        """Return the report of a workload; with `probe`, run its readiness check first."""
         question = "probe" if probe else "report"
         whole = None if shape is None else _Shape.of(shape)
         return self._join(self._members(workload), question, whole)
 
     def logs(self, workload: str, offset: int) -> tuple[bytes, int, bool, int | None, int]:
-        """Return a piece of output of its first node, as `WorkloadHost.logs`, and its attempt."""
+        """Return what `WorkloadHost.logs` on the workload's first node returns, and the attempt."""
         member = self._members(workload)[0]
         piece = self._ask(member, "logs", offset)
         return (*piece, int(member.start[1]))
@@ -142,7 +143,7 @@ class Workloads:
         folder: str | None,
         environment: Mapping[str, str],
     ) -> tuple[int | None, str]:
-        """Run a command on its first node."""
+        """Run a command on the first node of a workload."""
         member = self._members(workload)[0]
         ref = member.handle.execute.remote(command, seconds, folder, environment)
         try:
@@ -151,7 +152,7 @@ class Workloads:
             raise NotDoneError(_first_line(error)) from error
 
     def actor_ids(self) -> set[str]:
-        """Return Ray's ids of all actors that are ours."""
+        """Return Ray's ids of all actors of this server."""
         members = [each for found in self._all().values() for each in found]
         ids = {each.handle._actor_id.hex() for each in members}  # noqa: SLF001  # No public name.
         return ids | self.holders.ids()
@@ -159,7 +160,7 @@ class Workloads:
     # Starting ----------------------------------------------------------------------------------
 
     def announced(self, workload: str) -> threading.Event:
-        """Announce a start: a stop that comes later cancels the start, in any thread."""
+        """Register a start, so that a later stop can cancel it; return the event for that."""
         given_up = threading.Event()
         with self._lock:
             self._given_up.setdefault(workload, []).append(given_up)
@@ -168,7 +169,7 @@ class Workloads:
     def start(
         self, plans: Sequence[JsonMapping], given_up: threading.Event, *, new: bool
     ) -> Report | None:
-        """Start a workload, or find it, and wait until it is ready.
+        """Start a workload, unless it runs already, and wait until it is ready.
 
         Args:
             plans: For each node.
@@ -219,7 +220,7 @@ class Workloads:
         return report
 
     def _bound(self, plan: JsonMapping, given_up: threading.Event) -> JsonMapping:
-        """Return the plan of a job with the placement group that was made for it."""
+        """Make a job's placement group; return the job's plan with the group's id."""
         if not plan["bundles"]:
             return plan
         return {**plan, "group": self._groups.make(plan, given_up).id.hex()}
@@ -254,7 +255,7 @@ class Workloads:
         *,
         found: bool,
     ) -> Report:
-        """Start all members, or go on with those found; return when all are ready."""
+        """Start the work of all actors, new or found; return when all are ready."""
         refs = [each.handle.begin.remote() for each in members]
         for number, plan in enumerate(plans):
             answer = self._begin_answer(members[number], refs[number], plan, given_up)
@@ -281,7 +282,7 @@ class Workloads:
     def _exact(
         self, member: _Member, plan: JsonMapping, given_up: threading.Event
     ) -> tuple[_Member, Report]:
-        """Start a member again, with the devices of its lease."""
+        """Start an actor again so that Ray gives it the devices of its lease."""
         self._end([member])
         answers: list[tuple[_Member, Report]] = []
 
@@ -298,7 +299,7 @@ class Workloads:
     def _begin_answer(
         self, member: _Member, ref: Any, plan: JsonMapping, given_up: threading.Event
     ) -> Report:
-        """Wait until a member has begun: as long as it takes, once its actor runs."""
+        """Wait until an actor reports its workload's start, without limit once it runs."""
         made = "runtime_env" in plan["options"]
         seconds = ENVIRONMENT_SECONDS_MAX if made else SCHEDULE_SECONDS_MAX
         deadline = time.monotonic() + seconds
@@ -323,7 +324,7 @@ class Workloads:
     # Stopping ----------------------------------------------------------------------------------
 
     def stop(self, workload: str, stop_seconds_max: float | None = None) -> Report | None:
-        """Stop a workload within a number of seconds after SIGTERM; give up a start under way.
+        """Stop a workload; SIGKILL it some seconds after SIGTERM. Cancel a start under way.
 
         Returns:
             What its first node wrote at last, with `data` None if that is lost; None if there
@@ -348,7 +349,7 @@ class Workloads:
     def _end(
         self, members: Sequence[_Member], stop_seconds_max: float | None = None
     ) -> dict[int, tuple[bytes, int, int | None]]:
-        """End actors with all their processes; returns their last output, when none is left."""
+        """End actors with all their processes; return their last output when all are gone."""
         outputs: dict[int, tuple[bytes, int, int | None]] = {}
         alive = [(each, each.handle.about.remote()) for each in members]
         refs = [ref for _, ref in alive]
@@ -412,7 +413,7 @@ class Workloads:
             self._shapes.pop(workload, None)
 
     def note_dead_nodes(self, dead: Collection[str]) -> None:
-        """Report workloads with a dead node, which is dead for good as Ray sees it.
+        """Report workloads on dead nodes as failed; Ray never revives a dead node.
 
         A job has an actor on its first node alone; of the others nothing else tells.
         """
@@ -436,7 +437,7 @@ class Workloads:
             raise NotDoneError(lost)
 
     def _why_lost(self, members: Sequence[_Member], shape: _Shape) -> str:
-        """Return the members that a workload has lost; empty if all live."""
+        """Return a message about the nodes or actors that a workload has lost; empty if none."""
         if why := self._dead_node(shape):
             return why
         missing = set(range(shape.actors)) - {each.index for each in members}
@@ -457,7 +458,7 @@ class Workloads:
                 self._note_answer(refs[ref], ref)
 
     def _note_answer(self, workload: str, ref: Any) -> None:
-        """Handle one answer of a member: its workload continues, or has ended."""
+        """Handle an actor's answer about its workload's end: wait further, or report the end."""
         try:
             end: Report | None = ray.get(ref)
         except ray.exceptions.ActorUnavailableError:
@@ -490,7 +491,7 @@ class Workloads:
             return self._names.setdefault(workload, threading.RLock())
 
     def _all(self) -> dict[str, list[_Member]]:
-        """Return the members of all workloads, in their order."""
+        """Return the actors of all workloads, in their order."""
         found: dict[str, list[_Member]] = {}
         for each in ray.util.list_named_actors(all_namespaces=True):
             server, _, rest = each["name"].partition("/")
@@ -519,7 +520,7 @@ class Workloads:
         return sorted(found, key=lambda each: each.index)
 
     def _join(self, members: Sequence[_Member], question: str, shape: _Shape | None) -> Report:
-        """Return the report of a workload from the reports of its members and from lost members."""
+        """Combine the reports of a workload's actors into one; a lost actor makes it a failure."""
         if not members:
             raise UnknownActorError("")
         if shape is not None and (lost := self._why_lost(members, shape)):
@@ -532,7 +533,7 @@ class Workloads:
         return reports[0]  # All of them have succeeded.
 
     def _ask(self, member: _Member, question: str, *args: JsonValue) -> JsonValue:
-        """Return the answer of a member; the reason of its loss if the member is lost."""
+        """Return the answer of an actor; if the actor is lost, a report with the reason."""
         try:
             return _value(getattr(member.handle, question).remote(*args), ANSWER_SECONDS_MAX)
         except ray.exceptions.GetTimeoutError as error:
@@ -550,7 +551,7 @@ def _value(ref: RayHandle, seconds: float | None) -> JsonValue:
 
 
 def _wait_gone(name: str, namespace: str, seconds: float) -> bool:
-    """Wait until no actor has a name; return whether that happened in time."""
+    """Wait until no actor has this name; return whether that happened in time."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -572,7 +573,7 @@ def _lost_report(error: Exception) -> Report:
 
 
 def _place_report(report: Report, shape: _Shape | None, index: int) -> Report:
-    """Return a report that names the node of an actor that is gone."""
+    """Return the report; if its actor is lost, with the actor's node in the message."""
     node = shape.node(index) if shape is not None and report.get("lost") else ""
     return {**report, "detail": f"on node {node}, {report['detail']}"} if node else report
 

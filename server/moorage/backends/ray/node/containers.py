@@ -1,4 +1,4 @@
-"""A container on one node of Ray, by the command line of the node's own Docker or Podman.
+"""Runs a container on a node of Ray, with the command line of the node's Docker or Podman.
 
 It travels to the node by value, as `host` does. What `run` starts is attached: its output is the
 container's, and its end the container's end.
@@ -22,7 +22,7 @@ class EngineError(Exception):
 
 
 class NodeContainer:
-    """One container, which is not there yet.
+    """The command lines for one container.
 
     Args:
         given: What to run; see `orders`.
@@ -50,7 +50,7 @@ class NodeContainer:
 
     @property
     def run(self) -> list[str]:
-        """Return the command that runs the container and ends when the container ends."""
+        """The command that runs the container; it ends when the container ends."""
         given = self._given
         options = ["--name", self.name, *(["-i"] if given["stdin"] else [])]
         for key, text in self._environment.items():
@@ -71,13 +71,13 @@ class NodeContainer:
 
     @property
     def remove(self) -> list[str]:
-        """Return the command that removes the container."""
+        """The command that removes the container."""
         return [self._program, "rm", "--force", "--volumes", self.name]
 
     def execute(
         self, command: Sequence[str], folder: str | None, environment: Mapping[str, str]
     ) -> list[str]:
-        """Return the command that runs another one inside."""
+        """Return the engine's command that runs the given command in the container."""
         options = [] if folder is None else ["--workdir", folder]
         for key, text in environment.items():
             options += ["-e", f"{key}={text}"]
@@ -96,7 +96,7 @@ class NodeContainer:
 
 
 def _works(program: str) -> bool:
-    """Return whether an engine is there; Docker's program alone is none."""
+    """Return whether a container engine answers; Docker's client without its daemon does not."""
     try:
         seen = subprocess.run(  # noqa: S603  # The engine's own program.
             [program, "version"], check=False, capture_output=True, timeout=_LOOK_SECONDS_MAX

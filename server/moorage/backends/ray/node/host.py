@@ -38,11 +38,11 @@ _TAIL_BYTES = 16 * 1024
 _FAILED_FROM = 400
 
 Report = JsonObject
-"""`phase`, `endpoint`, `detail`, `exit_code`, `log_tail`: as `base.WorkloadReport` has them."""
+"""A workload's report as JSON: some fields of `base.WorkloadReport`, such as `phase`."""
 
 
 class _Kept:
-    """A command and all its processes, none of which outlives this process; see `warden`."""
+    """A command with all its processes, which end when this process ends; see `warden`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class _Kept:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def end(self, seconds: float) -> None:
-        """Send SIGTERM, and SIGKILL when the time is up; set `gone` when no process is left."""
+        """Send SIGTERM, and SIGKILL after some seconds; `gone` is set when no process is left."""
         self._tell(str(seconds))
 
     def _tell(self, line: str) -> None:
@@ -96,7 +96,7 @@ class _Kept:
 
 
 class WorkloadHost:
-    """One workload on this node.
+    """Runs one workload on this node, as a Ray actor.
 
     Args:
         plan: What to run, and with which devices.
@@ -129,7 +129,7 @@ class WorkloadHost:
         self._awaiting: asyncio.AbstractEventLoop | None = None
 
     async def begin(self) -> Report:
-        """Start the workload, unless that was done; return when it is ready, or over.
+        """Start the workload, unless it was started; return when it is ready or has ended.
 
         Where Ray gave other devices than the lease has, nothing is started, and the answer has
         `given`: those that Ray gave.
@@ -147,11 +147,11 @@ class WorkloadHost:
         return await asyncio.shield(self._beginning)
 
     async def report(self) -> Report:
-        """Return the report of the workload now."""
+        """Return the present report of the workload."""
         return self._report
 
     async def about(self) -> JsonMapping:
-        """Return the plan with which the workload was started."""
+        """Return workload, attempt and stop time of the plan that this actor was started with."""
         return {name: self._plan[name] for name in ("workload", "attempt", "stop_seconds")}
 
     async def wait_for_end(self, seconds: float) -> Report | None:
@@ -166,7 +166,7 @@ class WorkloadHost:
         return self._report
 
     async def probe(self) -> Report:
-        """Return the workload's report, after its readiness check."""
+        """Run the workload's readiness check, and return its report."""
         is_checked = self._report["phase"] == "ready" and self._plan["readiness"]
         if is_checked and not await self._in_thread(self._answers):
             return {**self._report, "phase": "starting", "endpoint": ""}
@@ -178,7 +178,7 @@ class WorkloadHost:
         return await loop.run_in_executor(self._calls, self._call, method, args, kwargs)
 
     async def logs(self, offset: int) -> tuple[bytes, int, bool, int | None]:
-        """Return a piece of the output, its offset, whether that is all, and the exit code."""
+        """Return a piece of output, its offset, whether it is the last, and the exit code."""
         piece: tuple[bytes, int, bool, int | None]
         piece = await self._in_thread(lambda: self._read(offset))
         return piece
@@ -190,7 +190,7 @@ class WorkloadHost:
         folder: str | None,
         environment: Mapping[str, str],
     ) -> tuple[int | None, str]:
-        """Run a command beside the workload: its exit code (None: it took too long), its output."""
+        """Run a command beside the workload; return its exit code (None: too slow) and output."""
         loop = asyncio.get_running_loop()
         done: tuple[int | None, str] = await loop.run_in_executor(
             self._beside, lambda: self._execute(command, seconds, folder, environment)
@@ -198,7 +198,7 @@ class WorkloadHost:
         return done
 
     async def stop(self, seconds: float | None = None) -> tuple[bytes, int, int | None]:
-        """End the workload but not this process, which the caller kills after the answer.
+        """End the workload, but not this process: the caller kills it after the answer.
 
         An answer that leaves as the process ends may be lost, and the output with it. A second call
         returns the same.
@@ -274,7 +274,7 @@ class WorkloadHost:
         return asyncio.run_coroutine_threadsafe(wait_result(), self._awaiting).result()
 
     def _start(self) -> None:
-        """Start the command, unless the workload is being stopped; a stop waits for it."""
+        """Start the command, unless the workload is being stopped; a stop waits for this call."""
         with self._starting:
             if not self._stopping:
                 self._start_command()
@@ -316,7 +316,7 @@ class WorkloadHost:
         threading.Thread(target=self._await_command, daemon=True).start()
 
     def _await_command(self) -> None:
-        """Record how the command ends; runs in a thread of its own."""
+        """Wait for the command's end and store its outcome; runs in its own thread."""
         assert self._command is not None
         self._command.gone.wait()
         code = self._command.code
@@ -347,7 +347,7 @@ class WorkloadHost:
             await asyncio.sleep(readiness["every_seconds"])
 
     def _answers(self) -> bool:
-        """Try every probe once; return whether all succeed."""
+        """Run each configured probe once; return whether all succeed."""
         readiness = self._plan["readiness"]
         seconds = readiness["timeout_seconds"]
         port = readiness["port"] or self._port
@@ -459,7 +459,7 @@ def _visible(names: Sequence[str]) -> dict[str, str]:
 
 
 def _order_devices(environment: dict[str, str]) -> None:
-    """Have CUDA count devices as Ray does in the tasks of a job, too; what the job says wins."""
+    """Make CUDA number devices as Ray does in a job's tasks, unless the job sets it."""
     config = json.loads(environment.get(_JOB_CONFIG, "{}"))
     given = config.setdefault("runtime_env", {}).setdefault("env_vars", {})
     given.setdefault("CUDA_DEVICE_ORDER", environment["CUDA_DEVICE_ORDER"])

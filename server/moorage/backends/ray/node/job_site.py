@@ -1,4 +1,4 @@
-"""Binds the Ray driver of a job to its lease; `host` puts this file into its `PYTHONPATH`.
+"""Limits a job's Ray driver to its lease; `host` puts this file on the job's `PYTHONPATH`.
 
 Python imports it as `sitecustomize` when it starts. Ray gives drivers no placement group: so this
 one has the group of the lease as its current one, and its tasks and actors go there, as those do
@@ -19,7 +19,7 @@ _PROPERTIES = ("placement_group_id", "should_capture_child_tasks_in_placement_gr
 
 
 class _Finder:
-    """Finds Ray's worker module, and binds the driver once it is loaded."""
+    """Import hook: binds the job's driver to its lease when Ray's worker module is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -60,7 +60,7 @@ def _bound(known: property, value: object, driver: int) -> property:
 
 
 def _go_on() -> None:
-    """Import the `sitecustomize` that this one hides."""
+    """Import the environment's own `sitecustomize`, which this file hides."""
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # Each program pays for an import.
     sys.path[:] = [each for each in sys.path if os.path.abspath(each or ".") != here]  # noqa: PTH100  # As above.
     hidden = importlib.machinery.PathFinder.find_spec("sitecustomize")

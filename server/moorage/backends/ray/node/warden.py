@@ -1,4 +1,4 @@
-"""Supervises one command: ends all its processes on an order, or when its own parent is gone.
+"""Supervises one command; ends all its processes on an order, or when the actor is gone.
 
 `host` runs the text of this file as a program beside the actor of a workload; it needs the standard
 library alone. The first line of its standard input is JSON: `command`, `memory_bytes` (0: none),
@@ -23,13 +23,13 @@ import sys
 import threading
 
 AFTER_SECONDS_MAX = 60.0
-"""How long the command `after` may take."""
+"""Longest run of the command `after`, which cleans up."""
 _SUBREAPER = 36
-"""PR_SET_CHILD_SUBREAPER: what loses its parent below here becomes a child of this process."""
+"""PR_SET_CHILD_SUBREAPER of prctl: this process adopts orphaned descendants."""
 
 
 def _descendants() -> list[int]:
-    """Return all processes below this one, as far as they are there now."""
+    """Return the pids of all present descendants of this process."""
     parents: dict[int, int] = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -55,7 +55,7 @@ def _signal_all(number: int) -> None:
 
 
 def _obey(main: int) -> None:
-    """End the command on an order; runs in a thread of its own."""
+    """Wait for an order on standard input, then end the command; runs in its own thread."""
     line = sys.stdin.readline()
     if not line:
         _alone.set()
@@ -69,10 +69,10 @@ def _obey(main: int) -> None:
 
 
 _over = threading.Event()
-"""The command itself has ended, or must; what it left behind is killed."""
+"""Set when the command has ended or must end; then all its remaining processes are killed."""
 
 _alone = threading.Event()
-"""The actor is gone, and cannot remove its folder."""
+"""Set when the actor is gone, so that this process must remove the actor's folder."""
 
 
 def _say(message: dict[str, object]) -> None:
@@ -81,7 +81,7 @@ def _say(message: dict[str, object]) -> None:
 
 
 def _keep(main: int, after: list[str], *, stay: bool) -> None:
-    """Wait until nothing of the command is left."""
+    """Wait until the command and all its descendants have ended, and report its exit code."""
     code = None
     while True:
         try:
@@ -104,7 +104,7 @@ def _keep(main: int, after: list[str], *, stay: bool) -> None:
 
 
 def main() -> None:
-    """Keep the command until nothing of it is left."""
+    """Start the command, and supervise it until all its processes have ended."""
     plan = json.loads(sys.stdin.readline())
     # Where an actor dies, Ray kills its children and its process group; this has to outlive it.
     if os.fork():
