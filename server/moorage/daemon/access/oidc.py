@@ -44,7 +44,7 @@ class ClaimSettings:
         audience: In its `aud`.
         tenant: Claim with the tenant; `a.b` is also `b` in the object `a`.
         role: Claim with a role, or with a list of roles, of which the highest counts; may be
-        dotted, too.
+            dotted, too.
         roles: Role by value of that claim; empty: roles are called as ours.
     """
 

@@ -51,9 +51,9 @@ class BlockSpec:
         cluster_allocator: Narrows the clusters, then chooses one of those that were scored.
         resource_allocator: Scores one cluster and names a node of it.
         filter: An unparsed filter body that selects the clusters to try, and its place in the
-        document; None: every live cluster.
-        demand: What the built-in resource allocator makes fit: the block's `resources`, in the
-            form of an ad-hoc request's; None if it gives none.
+            document; None: every live cluster.
+        demand: What the built-in resource allocator makes fit: the block's `resources`, in the form
+            of an ad-hoc request's; None if it gives none.
     """
 
     cluster_allocator: PolicySpec

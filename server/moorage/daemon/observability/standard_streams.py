@@ -35,8 +35,8 @@ class StandardStream:
         descriptor: 1 or 2; it must be open.
 
     Attributes:
-        report: Makes the line that reports the number of dropped lines once writing works
-        again; None: drops are not reported.
+        report: Makes the line that reports the number of dropped lines once writing works again;
+            None: drops are not reported.
         dropped: Number of dropped lines since the start.
         is_terminal: Whether the stream is a terminal.
 

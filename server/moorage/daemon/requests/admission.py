@@ -36,7 +36,7 @@ class Admission:
         inbox: Receives the asks.
         replies: Send the answers.
         is_crowded: Returns whether a policy has as many requests of a tenant as may wait, given
-        some more that are about to come.
+            some more that are about to come.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ class WorkloadControl:
         tasks: Run the orders.
         progress: Called with the progress of workloads.
         check: Called before each order to a backend; raises if this server no longer leads, as may
-        happen while an order waits.
+            happen while an order waits.
         stop_seconds_max: Longest time between SIGTERM and SIGKILL for any workload.
     """
 
