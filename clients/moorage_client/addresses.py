@@ -26,7 +26,7 @@ from moorage_client.errors import (
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
 """Seconds before each further attempt, times 0.5 to 1 by chance; the last one repeats."""
 _PAUSES_OF_SEVERAL: Final = (*[0.05] * 6, *[0.1] * 4, *[0.2] * 8, 0.4, 0.8, 1.6, 3.0)
-"""The same pauses if there are other servers, one of which takes over within about a second."""
+"""The pauses if there are other servers, one of which takes over within about a second."""
 
 
 class Addresses:

@@ -63,7 +63,7 @@ _LINK: Final = re.compile(
 )
 """Variables that Kubernetes and Docker set for a Service or container named `moorage`."""
 _LINKED_PORT: Final = re.compile(rf"{PREFIX}(\w+_)?(PORT|NAME)")
-"""The same, but only if the value is a URL or two container names; otherwise it is a setting."""
+"""Names that Kubernetes and Docker set, if the value is a URL or two container names."""
 _LINKED_VALUE: Final = re.compile(r"(tcp|udp|sctp)://|/[^/]+/[^/]+$")
 
 EXTERNAL_SERVICES: Final[Mapping[str, str]] = {

@@ -108,7 +108,7 @@ Seconds = Annotated[float, Meta(description="Seconds since the epoch.")]
 StartNumber = Annotated[int, Meta(ge=0, le=ATTEMPTS_MAX)]
 """Which start of a workload a reply is about."""
 ExitCode = Annotated[int, Meta(ge=-64, le=255)]
-"""Of a process that ended; negative: the signal that ended it."""
+"""Exit code of a process that ended; negative: the signal that ended it."""
 Next = Annotated[str | None, Meta(description="`after` of the next page; null: this is the last.")]
 MessageId = Annotated[
     Annotated[str, Meta(max_length=ID_CHARS_MAX)]

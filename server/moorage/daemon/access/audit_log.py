@@ -23,8 +23,8 @@ PENDING_MAX: Final = 100_000
 GATHER_SECONDS: Final = 0.02
 """Seconds in which entries are gathered, to be written together."""
 GATHER_SECONDS_MAX: Final = 0.2
-"""The same under load: each wake-up of the thread takes the interpreter's lock from the event loop
-several times, which costs more than the entries."""
+"""Seconds in which entries are gathered under load: each wake-up of the thread takes the
+interpreter's lock from the event loop several times, which costs more than the entries."""
 BATCH_MANY: Final = 4
 """Number of entries in one write that counts as load."""
 FAILED_A_MINUTE_MAX: Final = 60
