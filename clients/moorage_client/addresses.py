@@ -1,4 +1,4 @@
-"""Choose the next address to try among the servers of one fleet, of which one is the leader.
+"""Chooses the next address to try among the servers of one fleet, of which one leads.
 
 `Link`, `Services`, `Watch` and the agent of a machine each have one `Addresses`, and tell it what
 happened at an address. It opens nothing itself.
@@ -26,14 +26,14 @@ from moorage_client.errors import (
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
 """Seconds before each further attempt, times 0.5 to 1 by chance; the last one repeats."""
 _PAUSES_OF_SEVERAL: Final = (*[0.05] * 6, *[0.1] * 4, *[0.2] * 8, 0.4, 0.8, 1.6, 3.0)
-"""As `_PAUSES`, where another server takes over, within a second or so."""
+"""The pauses if there are other servers, one of which takes over within about a second."""
 
 
 class Addresses:
     """The addresses of a fleet's servers, and the server that led last.
 
     Args:
-        named: By the user, in this order; one at least.
+        named: The addresses that the user gave, in this order; at least one.
     """
 
     def __init__(self, named: Sequence[Endpoint]) -> None:
@@ -44,7 +44,7 @@ class Addresses:
 
     @property
     def several(self) -> bool:
-        """Whether there are several addresses, so that another one can be tried."""
+        """Whether there is more than one address."""
         return len(self._named) > 1
 
     @property
@@ -53,35 +53,35 @@ class Addresses:
         return ",".join(each.shown for each in self._named)
 
     def order(self) -> list[Endpoint]:
-        """Return the addresses to try, the likeliest first."""
+        """Return the addresses to try, the most promising first."""
         turned = [*self._named[self._first :], *self._named[: self._first]]
         if self._leader is None:
             return turned
         return [self._leader, *(each for each in turned if each.url != self._leader.url)]
 
     def note_open(self, at: Endpoint) -> None:
-        """Note that a server answers at this address: try it first from now on."""
+        """Record that a server answers at this address: it is tried first from now on."""
         self._said.pop(at.shown, None)
         if at in self._named:
             self._first = self._named.index(at)
 
     def note_failure(self, at: Endpoint, error: MoorageError) -> None:
-        """Note the error of an address."""
+        """Record the error of an attempt at an address."""
         self._said[at.shown] = error.reason if isinstance(error, ConnectionFailed) else str(error)
 
     def note_loss(self, at: Endpoint, error: MoorageError) -> None:
-        """Note that a connection to a server was lost: try the next address first from now on."""
+        """Record that a connection was lost: the next address is tried first from now on."""
         self.note_failure(at, error)
         self._leader = None
         self._pass_over(at)
 
     def redirected(self, by: Endpoint, refused: RequestRefused, key: str = "leader") -> bool:
-        """Note that a server is a standby; return whether to try another address at once.
+        """Record that a server is a standby; return whether to try another address at once.
 
         Args:
-            by: Where it is.
-            refused: What it said.
-            key: Under which its details name the writer.
+            by: The address of the standby.
+            refused: The standby's refusal.
+            key: The key of the leader's address in the refusal's details.
         """
         self._leader = None
         self._pass_over(by)
@@ -106,7 +106,7 @@ class Addresses:
         return self._said.get(by.shown, "is a standby")
 
     def _objection(self, by: Endpoint, leader: str) -> str:
-        """Return why the token must not be sent to the leader that a standby names."""
+        """Return why the token must not be sent to the leader that a standby names, or None."""
         if any(each.url.rstrip("/") == leader for each in self._named):
             return "which is itself" if by.url.rstrip("/") == leader else ""
         if by not in self._named:
@@ -134,7 +134,7 @@ class Addresses:
         """Return the error to raise when every address failed.
 
         Args:
-            error: The last one's.
+            error: The last address's error.
             tried: What the attempts of one round ended in, where all failed.
         """
         if len(self._said) <= 1 and not self.several:

@@ -1,4 +1,4 @@
-"""Decode a server's replies: answers and leases, from the JSON of the socket.
+"""Decodes a server's replies: answers and leases, from the JSON of the socket.
 
 Called by the clients and the command line. Unknown keys are ignored, so that a newer server can
 say more; a key of the wrong kind is an error that names it.
@@ -89,7 +89,7 @@ def read_as(kind: type[T], document: JsonValue) -> T:
     """Decode a document as a type; unknown fields are ignored.
 
     Raises:
-        UnreadableError: It is something else; the error names the field.
+        UnreadableError: The document does not match the type; the error names the field.
     """
     try:
         return read_record(kind, document)
@@ -109,7 +109,7 @@ def read_object(value: JsonValue) -> JsonObject:
     """Return a JSON object.
 
     Raises:
-        UnreadableError: It is not one.
+        UnreadableError: The value is no JSON object.
     """
     if not isinstance(value, dict):
         raise UnreadableError(f"expected an object, got {_start(value)}")
@@ -125,7 +125,7 @@ def read_from(url: str, read: Callable[[JsonValue], T], document: JsonValue) -> 
     """Decode a server's reply with `read`.
 
     Raises:
-        ProtocolViolated: It cannot be understood.
+        ProtocolViolated: The reply cannot be decoded.
     """
     try:
         return read(document)

@@ -1,4 +1,4 @@
-"""Build the message of a request from the arguments of `ask`, for all clients."""
+"""Builds the message of a request from the arguments of `ask`, for all clients."""
 
 import sys
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ class Request(TypedDict, total=False):
     """The fields of a request, without the policy's name and the lease.
 
     Args:
-        inputs: What the policy itself wants to know; `{}` if it wants nothing.
+        inputs: Inputs of the policy; `{}` if it needs none.
         clusters: Ids of the clusters to choose from; default: all live ones.
         filter: Query that selects the clusters to choose from.
         search: Similarity query that selects them.
         parameters: Overrides of the policy's default parameters.
         settings: Overrides of the policy's default settings.
-        resources: What must fit; fields and units as in `moorage.model.Demand`.
-        alternatives: What would do in place of `resources`, in this order.
+        resources: The demand; fields and units as in `moorage.model.Demand`.
+        alternatives: Acceptable demands in place of `resources`, the preferred first.
         provision: What to start on the placement, as in `moorage.model.Provision`.
-        deadline_seconds: What one evaluation of the policy may take; default: as the policy says.
+        deadline_seconds: Time limit of one evaluation; default: the policy's own.
         explain: Also give the reasons.
         dry_run: Decide, but hold nothing.
     """
@@ -50,7 +50,7 @@ _NEWER: Final = (
     "ttl_seconds_min",
     "anti_affinity",
 )
-"""Terms of a lease that the first servers did not know."""
+"""Terms of a lease that the oldest servers do not know."""
 
 
 def request_message(
@@ -59,7 +59,7 @@ def request_message(
     """Return the message, without fields that the caller omitted.
 
     Raises:
-        TypeError: An argument that no request has.
+        TypeError: A request has no such argument.
     """
     if unknown := request.keys() - Request.__annotations__.keys():
         raise TypeError(f"a request has no {', '.join(sorted(unknown))}")

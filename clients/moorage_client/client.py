@@ -53,15 +53,15 @@ else:  # Three quarters of the time that importing this module took.
     watching = LazyModule("moorage_client.watching")
 
 TIMEOUT_SECONDS: Final = 30.0
-"""How long a reply may take, beyond the time that a request is ready to wait in the queue."""
+"""Seconds that a reply may take, in addition to the request's time in the queue."""
 
 RECONNECT_SECONDS: Final = 30.0
-"""How long to try to reach a server again that was there a moment ago."""
+"""Seconds for which the client tries to reach a lost server again."""
 
 GIVING_BACK_MAX: Final = 256
-"""Leases that came too late for their asker and are given back at once; more end by their TTL."""
+"""Late leases, whose caller is gone, that are released at a time; others end by their TTL."""
 GIVE_UP_SECONDS_MAX: Final = 2.0
-"""How long a cancelled or timed-out ask takes, at most, to leave the queue."""
+"""Seconds that a cancelled or timed-out request may take to leave the queue."""
 
 
 class Client:
@@ -433,8 +433,8 @@ class Client:
         A socket of its own carries them. An event `missed` says how much a slow reader lost.
 
         Args:
-            topics: `policies` (what aliases mean, open circuits, failing examples), `leases`
-                (one's own) and `fleet`.
+            topics: `policies` (what aliases mean, open circuits, failing examples), `leases` (one's
+                own) and `fleet`.
 
         Raises:
             RequestRefused: There is no such topic.

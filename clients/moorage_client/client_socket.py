@@ -1,4 +1,4 @@
-"""The WebSocket of `Connection`, which counts received bytes. Its import is slow, so it is late."""
+"""The WebSocket of `Connection`, which counts received bytes; imported late, since that is slow."""
 
 from websockets.asyncio.client import ClientConnection
 

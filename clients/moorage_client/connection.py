@@ -44,48 +44,47 @@ if TYPE_CHECKING:
     from moorage_client.client_socket import ClientSocket
 
 REPLY_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A longer reply closes the socket: ask for fewer things at once, lists have pages."""
+"""Largest reply in bytes; a longer one closes the socket. Lists have pages for this reason."""
 
 IN_FLIGHT_MAX: Final = 4096
-"""Requests of one socket that wait for their replies; one more is refused with `busy`."""
+"""Requests of one socket that may wait for replies; one more is refused as `busy`."""
 
 RESUME_SECONDS_MAX: Final = 10.0
-"""How long a server may take to say whether it resumes a session."""
+"""Seconds that a server may take to answer whether it resumes a session."""
 
 LEAVE_SECONDS_MAX: Final = 10.0
-"""How long a server that is not the writer may take for what it was sent before."""
+"""Seconds that a standby may take to answer what was sent to it before."""
 
 CLOSE_SECONDS_MAX: Final = 2.0
-"""How long a close waits for the server's goodbye."""
+"""Seconds that a close waits for the server's close frame."""
 
 QUIET_SECONDS: Final = 1.0
 LIFE_SECONDS_MAX: Final = 2.0
-"""Where another server may take over: after this silence a server that owes a reply is pinged,
-and is given up where nothing comes for as long again."""
+"""If another server may take over: after this silence a server that owes a reply is pinged, and
+after the same time again without any data it counts as lost."""
 
 _UNAUTHORIZED_STATUS: Final = frozenset({401, 403})
 _BUSY_STATUS: Final = frozenset({429, 500, 502, 503, 504})  # Of a server that may be back soon.
 
 
 class ServerLeft(ConnectionFailed):
-    """The server closed the socket since it stops, or another one answers from now on."""
+    """The server closed the socket, since it stops or another server leads from now on."""
 
 
 class Connection:
-    """One socket.
+    """One socket to a server.
 
     Args:
-        socket: Open.
-        endpoint: Where it leads.
-        token: Shown there; None: none was.
+        socket: The open socket.
+        endpoint: Where the socket leads.
+        token: The token sent to the server; None: no token.
 
     Attributes:
         endpoint: As given.
-        watches: Something is to come without a request.
+        watches: Whether messages are expected without a request.
         on_event: Called with every pushed message.
-        session: Its name, for `resume`; "" where the server gives none.
-        unanswered: Ids of the messages that had no reply when it ended; none if it cannot be
-            resumed.
+        session: The session's name, for `resume`; "" if the server gives none.
+        unanswered: Ids of messages without a reply at the end; empty if it cannot be resumed.
     """
 
     def __init__(self, socket: "ClientSocket", endpoint: Endpoint, token: str | None) -> None:
@@ -98,7 +97,7 @@ class Connection:
         self.session = response.headers.get(SESSION_HEADER, "") if response else ""
         self.unanswered: frozenset[str] = frozenset()
         self._coming: dict[str, Reply | None] = {}
-        """Replies to messages of the connection before, whose askers have not come back yet."""
+        """Replies to messages of the previous connection, whose callers have not come back yet."""
         self._numbers = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
         self._orphans: dict[str, Callable[[Reply], None]] = {}
@@ -118,7 +117,7 @@ class Connection:
 
         Raises:
             ConnectionFailed: Nothing answers there.
-            CertificateRefused: It is not trusted.
+            CertificateRefused: The server's certificate is not trusted.
             ProtocolViolated: Something answers, but not a WebSocket server.
             RequestRefused: The server refused the token.
             SettingRefused: The file of the authorities cannot be used.
@@ -158,7 +157,7 @@ class Connection:
         """Resume the session of a lost connection, if the server still has it.
 
         Returns:
-            Whether the server can say so; a standby cannot.
+            Whether the server could answer that; a standby cannot.
 
         Raises:
             ConnectionFailed: The socket ended, or there was no reply in time.
@@ -194,7 +193,7 @@ class Connection:
         """Send a message and return the reply to it, success or failure.
 
         Args:
-            message: Without an `id`.
+            message: The message without an `id`.
             orphaned: Called with the reply if it comes after this call was cancelled.
             number: Its id, which no other message has; None: the connection draws one. What was
                 sent over the connection before is not sent again where its reply is to come.
@@ -202,8 +201,8 @@ class Connection:
         Raises:
             ConnectionFailed: The socket ended before the reply came.
             RequestRefused: Too many requests wait already.
-            TypeError: The message holds something that JSON cannot say.
-            ValueError: The message holds a number that JSON cannot say.
+            TypeError: The message has a value that JSON cannot represent.
+            ValueError: The message has a number that JSON cannot represent.
         """
         if self._end is not None:
             raise self._end
@@ -255,7 +254,7 @@ class Connection:
         await self.close()
 
     def expect_life(self) -> None:
-        """From now on, close the socket if the server owes a reply but sends nothing."""
+        """From now on, close the socket if the server owes a reply but stays silent."""
         self._guard = asyncio.create_task(self._look_for_life(), name="moorage-client-guard")
 
     async def _look_for_life(self) -> None:
@@ -293,7 +292,7 @@ class Connection:
         await self._socket.close()
 
     async def _has_another_token(self) -> bool:
-        """Return whether a new connection would show another token than this one did."""
+        """Return whether a new connection would send another token than this one."""
         try:
             return await _bearer(self.endpoint) not in {None, self._token}
         except MoorageError:  # The file is gone, say.
@@ -355,7 +354,7 @@ class Connection:
 
 
 def _of_standby(reply: Reply) -> Reply:
-    """Return the error of a standby that does not answer a message itself."""
+    """Return the error of a standby that refers a message to the leader."""
     details = {"code": Code.NOT_LEADER, "reason": "is a standby", "leader": reply.leader or None}
     return Reply(success=False, message="is a standby", details=details, id=reply.id)
 
@@ -364,7 +363,7 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
     """Return our error for a socket that `connect` could not open.
 
     Args:
-        endpoint: Where to.
+        endpoint: Where the socket should lead.
         error: What `connect` raised; an ImportError: the package that SOCKS needs is missing.
         seconds_max: The time limit that a TimeoutError exceeded.
     """
@@ -403,7 +402,7 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
 
 
 async def _bearer(endpoint: Endpoint) -> str | None:
-    """Return the token to show now; an issuer is asked in a thread."""
+    """Return the token to send now; if the issuer must be asked, do that in a thread."""
     if asks_issuer(endpoint):
         return await asyncio.to_thread(bearer_of, endpoint)
     return bearer_of(endpoint)

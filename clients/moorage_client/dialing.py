@@ -1,4 +1,4 @@
-"""Opening a socket to one of several addresses, as `Link` and `Watch` do."""
+"""Opens a socket to one of several addresses, for `Link` and `Watch`."""
 
 import asyncio
 from typing import Final
@@ -9,14 +9,14 @@ from moorage_client.endpoint import Endpoint
 from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused
 
 OPEN_SECONDS_MAX: Final = 10.0
-"""How long one attempt to connect may take."""
+"""Seconds that one attempt to connect may take."""
 
 PATIENCE_SECONDS: Final = 0.25
-"""How long an address may take before the next one is tried beside it."""
+"""Seconds that an address may take before the next one is tried in parallel."""
 
 
 class Dialer:
-    """Opens sockets to the first address that answers, the likeliest first.
+    """Opens a socket to the first address that answers, starting with the most promising.
 
     The next one is tried when that fails, and beside it when that takes long: an address that
     swallows what it is sent holds up nothing. An attempt that is slow goes on meanwhile, so that a
@@ -61,7 +61,7 @@ class Dialer:
                 raise self._failure(problems)
 
     def _open(self, at: Endpoint, problems: list[MoorageError]) -> Connection | None:
-        """Remove an attempt that ended; return its socket if it is open."""
+        """Remove an attempt that has ended; return its socket if that is open."""
         try:
             connection = self._opening.pop(at).result()
             if connection.ended:  # It came when another one served.

@@ -30,7 +30,7 @@ HTTP_URL_DEFAULT: Final = "http://127.0.0.1:8080"
 and `:8888`, since one Moorage server embeds both services."""
 
 ADDRESSES_MAX: Final = 16
-"""Of one URL that names several, separated by commas; more are refused."""
+"""Addresses in one URL setting, separated by commas; more are refused."""
 
 TOKEN_CHARS_MAX: Final = 65_536
 TOKEN_FILE_VARIABLE: Final = "MOORAGE_TOKEN_FILE"  # noqa: S105  # A name, no secret.
@@ -48,7 +48,7 @@ _UNKNOWN_AUTHORITY: Final = frozenset({2, 18, 19, 20, 21})
 """OpenSSL's codes (X509_V_ERR_…) for a chain that ends at no trusted authority."""
 NO_TLS_ADVICE: Final = "this port speaks no TLS: use http://, or ws:// for the WebSocket"
 CA_PARAMETER: Final = "`ca_file=`"
-"""How messages call the clients' parameter; the command line calls it by its option."""
+"""Name of the parameter in messages; the command line replaces it by its option."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
 
 
@@ -64,10 +64,10 @@ class Endpoint:
 
     Args:
         url: `ws://`, `wss://`, `http://` or `https://`.
-        token: Who we are; None shows nothing, or what `token_file` or `moorage login` stored.
+        token: The caller's token; None: no token, or that of `token_file` or `moorage login`.
         ca_file: Given by the caller; empty: as the environment says.
         token_file: File with the token, read for each connection and each request over HTTP.
-        signs_in: Whether what `moorage login` stored is shown.
+        signs_in: Whether to send the token that `moorage login` stored.
         named_by: URL of the address that led here, whose login is shown; empty: the user named it.
     """
 
@@ -113,7 +113,7 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """The URL for messages: without credentials."""
+        """The URL without credentials, for messages."""
         return _without_credentials(self.url)
 
     @property
@@ -135,7 +135,7 @@ class Endpoint:
 
     @cached_property
     def tls(self) -> "ssl.SSLContext | None":
-        """The TLS context to verify the server with; None for a URL without TLS.
+        """The TLS context that verifies the server; None for a URL without TLS.
 
         Raises:
             SettingRefused: The file of the authorities cannot be used.
@@ -217,7 +217,7 @@ class Endpoint:
         """The environment's proxy for this URL, if any: of HTTP for `ws:`, of HTTPS for `wss:`.
 
         Raises:
-            SettingRefused: It is the URL of something else.
+            SettingRefused: The proxy's URL is of an unsupported kind.
         """
         return self._proxy[0] or None
 
@@ -255,7 +255,7 @@ def _read_urls(
 
 
 def read_token(given: str | None) -> str | None:
-    """Return the token to show, if any.
+    """Return the token to send, or None.
 
     Raises:
         SettingRefused: No header can carry it.

@@ -1,4 +1,4 @@
-"""`client.lease(…)`: the block that a lease is held for, with and without an event loop.
+"""`client.lease(…)`: holds a lease while a block runs, with and without an event loop.
 
 The guards are classes, not generators: an unfinished generator is finished by the
 interpreter as it ends, when no thread is left to release a lease on.
@@ -19,9 +19,9 @@ class LeaseGuard:
     comes at the same time wins.
 
     Args:
-        acquire: Asks for the lease.
-        keep: Starts to renew it; calls back on another thread when it is lost.
-        release: Gives it back; raises `LeaseLost` if it had ended by itself.
+        acquire: Requests the lease.
+        keep: Starts renewing the lease; calls back on another thread when it is lost.
+        release: Releases the lease; raises `LeaseLost` if it had ended by itself.
         cancel_when_lost: Cancel the block when the lease is lost.
     """
 
@@ -83,12 +83,12 @@ class LeaseGuard:
 
 
 class BlockingGuard:
-    """As `LeaseGuard`, for a block on a plain thread, which cannot be interrupted.
+    """Like `LeaseGuard`, for a block on a plain thread, which cannot be interrupted.
 
     Args:
-        acquire: Asks for the lease.
-        keep: Starts to renew it.
-        release: Gives it back; raises `LeaseLost` if it had ended by itself.
+        acquire: Requests the lease.
+        keep: Starts renewing the lease.
+        release: Releases the lease; raises `LeaseLost` if it had ended by itself.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Holding a lease: renewing it in the background, and noticing when it is lost.
+"""Holds leases: renews them in the background, and detects when they are lost.
 
 `Client.lease` and `BlockingClient.lease` hand out a `HeldLease`; a `Keeper` renews it.
 
@@ -29,7 +29,7 @@ RETRY_SECONDS_MAX: Final = 5.0
 """Longest pause after a renewal that failed; shorter for short leases."""
 
 Keeping = concurrent.futures.Future[None]
-"""Cancel it to stop renewing."""
+"""A future that stops the renewals of a lease when it is cancelled."""
 
 _LOST_CODES: Final = frozenset(
     {Code.UNKNOWN_LEASE, Code.LEASE_ENDED, Code.WRONG_TOKEN, Code.NOT_FOUND}
@@ -140,7 +140,7 @@ class HeldLease:
 
 
 async def renew_until_lost(renewer: Renewer, held: HeldLease, on_lost: Callable[[], None]) -> None:
-    """Renew a lease until it is lost; cancel this when it is not needed any more.
+    """Renew a lease until it is lost; cancel this coroutine when the lease is no longer needed.
 
     Args:
         renewer: Renews.
@@ -185,7 +185,7 @@ async def renew_until_lost(renewer: Renewer, held: HeldLease, on_lost: Callable[
 
 
 def _until_next(lease: Lease, period: float) -> float:
-    """Return when to renew next, also if the last renewal could not extend the lease."""
+    """Return when to renew next, even if the last renewal could not extend the lease."""
     return min(period, max(lease.lasts_seconds / RENEWALS_PER_TTL, 1.0))
 
 
@@ -193,8 +193,8 @@ class Keeper:
     """Renews the leases of one client, with a separate thread and socket.
 
     Args:
-        renewer: Makes its requests; used on the thread only.
-        thread: Where it works; None starts one of its own at the first lease.
+        renewer: Sends the renewals; used only on the thread.
+        thread: The thread to work on; None: start one at the first lease.
     """
 
     def __init__(self, renewer: Renewer, thread: LoopThread | None = None) -> None:

@@ -34,7 +34,7 @@ def check_completion(arguments: Sequence[str]) -> None:
     """Refuse to install the completion of a shell, whose files lie in the home folder, without one.
 
     Raises:
-        HomeMissing: There is none.
+        HomeMissing: This user has no home folder.
     """
     if "--install-completion" in arguments:
         home("set HOME, or take what --show-completion prints")

@@ -24,7 +24,7 @@ _UNSENT: Final = (
     requests.exceptions.InvalidSchema,
     ssl.SSLError,
 )
-"""Causes of what ended before the request was written."""
+"""Causes of errors that occurred before the request was sent."""
 
 
 class _Trusting(HTTPAdapter):
@@ -63,7 +63,7 @@ class HttpSession(requests.Session):
         super().__init__()
         self._endpoint = endpoint
         self.through = endpoint.through
-        """The part of an error message that names the proxy; empty without one."""
+        """The part of error messages that names the proxy; empty without a proxy."""
         self.trust_env = False
         self._bearer = bearer
         if endpoint.token or bearer:

@@ -22,21 +22,21 @@ from moorage_client.endpoint import Endpoint
 from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused, Timeout
 
 STREAMED_MAX: Final = 4096
-"""Requests whose progress is heard; the oldest are forgotten for more."""
+"""Requests whose progress is tracked; beyond it the oldest are dropped."""
 
 _LAST: Final = frozenset({"ready", "ended"})
-"""States of a workload after which no progress comes."""
+"""States of a workload after which there is no more progress."""
 _DECIDED: Final = frozenset({"decided"})
-"""Where no workload is started; it may come after the reply."""
+"""States after which a request without a workload has no more progress; may follow the reply."""
 
 
 class _NotLeader(ConnectionFailed):
-    """A server is a standby, and did nothing.
+    """A server is a standby, and did not carry out the message.
 
     Args:
-        url: Where it is.
-        reason: What is known of it.
-        names_another: It names one that is worth a try at once.
+        url: The standby's address.
+        reason: What is known about it.
+        names_another: Whether it names a leader that is worth an immediate attempt.
     """
 
     def __init__(self, url: str, reason: str, *, names_another: bool) -> None:
@@ -55,10 +55,10 @@ class _Call:
         orphaned: Called with a reply that comes after the call ended without it.
 
     Attributes:
-        sent: How often it reached a server that may have carried it out.
+        sent: How often it was sent to a server that may have carried it out.
         problem: Why it has no reply yet.
-        give_up_at: When that has lasted too long.
-        was_led: A standby led it on already; the next time it pauses before it follows.
+        give_up_at: When to give up.
+        was_led: Whether a standby has redirected it; the next time there is a pause first.
     """
 
     message: JsonMapping
@@ -75,7 +75,7 @@ class Link:
     """A link to one server, or to the leader of several, over its current socket.
 
     Args:
-        endpoints: Where they are, and who we are.
+        endpoints: The servers' addresses, with credentials.
         reconnect_seconds: After a socket broke, how long to try to open another and repeat.
         on_lost: Called with the reason where a call has to be repeated, once until it succeeds.
     """
@@ -92,13 +92,13 @@ class Link:
         self._reconnect_seconds = reconnect_seconds
         self._connection: Connection | None = None
         self._lost: Connection | None = None
-        """Its session is to be resumed over the next one."""
+        """The lost connection, whose session the next one resumes."""
         self._numbers = itertools.count(1)
         self._progress: dict[str, tuple[Callable[[JsonMapping], None], frozenset[str]]] = {}
-        """By the message's id: what is called, and the states after which nothing comes."""
+        """By message id: the callback for progress, and the states after which there is none."""
         self._opening = asyncio.Lock()
         self._aside: set[Connection] = set()
-        """Still open, for what they were sent before another server turned out to be the writer."""
+        """Connections to standbys, still open for replies to earlier messages."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -202,7 +202,7 @@ class Link:
         raise refused
 
     def _worry(self, call: "_Call", error: ConnectionFailed) -> None:
-        """Note a problem, or raise it if it has lasted too long."""
+        """Store a problem of a call, or raise it if it has lasted too long."""
         now = time.monotonic()
         if call.problem is None:
             call.give_up_at = now + self._reconnect_seconds
@@ -331,4 +331,4 @@ class Renewals:
 
 
 def _say_nothing(reason: str) -> None:
-    """Do nothing: the call itself reports its outcome."""
+    """Do nothing when the link is lost: the call itself reports its outcome."""

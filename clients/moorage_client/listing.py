@@ -1,4 +1,4 @@
-"""A list on the server, fetched page by page as it is read."""
+"""A list on the server, fetched page by page while it is read."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, Generic, TypeVar
@@ -10,10 +10,10 @@ from moorage_client.errors import MoorageError
 T = TypeVar("T")
 
 PAGES_MAX: Final = 10_000
-"""Pages of one listing; more is an error, since it means that the server turns in circles."""
+"""Pages of one list; more is an error, as the server then repeats itself."""
 
 ITEMS_MAX: Final = 1_000_000
-"""Items of one listing that `all` takes; likewise."""
+"""Items of one list that `all` returns; more is an error."""
 
 
 class Listing(Generic[T]):
@@ -64,14 +64,14 @@ def pages(
     read: Callable[[JsonValue], T],
     fields: JsonMapping,
 ) -> Listing[T]:
-    """Return what an operation lists.
+    """Return a list that an operation of the server returns in pages.
 
     Args:
-        url: Of the server, for what is said of it.
-        call: Sends a message, and returns the data of its reply.
-        names: Of the operation, and of its items in that data.
-        read: Understands an item.
-        fields: More of the message.
+        url: The server's URL, for errors.
+        call: Sends a message, and returns the data in its reply.
+        names: Names of the operation, and of the items in its reply.
+        read: Decodes an item.
+        fields: Further fields of the message.
     """
     op, key = names
 

@@ -1,4 +1,4 @@
-"""An event loop on a separate thread, where the caller's code cannot delay it.
+"""Runs an event loop on a separate thread, where the caller's code cannot delay it.
 
 The blocking client lives on one; the async client renews its leases on one, so that a body that
 computes for a minute without awaiting does not lose its lease for want of a renewal.
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 STOP_SECONDS_MAX: Final = 10.0
-"""How long `stop` waits for the thread; it is a daemon thread, so the process ends regardless."""
+"""Seconds that `stop` waits for the thread, a daemon thread that cannot keep the process alive."""
 
 
 class LoopThread:

@@ -14,7 +14,7 @@ MODULES: Final = (
     "uvicorn",
     "uvloop",
 )
-"""What the extra `server` brings."""
+"""Modules that the extra `server` installs."""
 
 
 def missing() -> bool:

@@ -42,19 +42,19 @@ else:
     http_session = LazyModule("moorage_client.http_session")
 
 SECONDS_MAX: Final = 30.0
-"""How long connecting may take, and each wait for more of a reply."""
+"""Seconds for connecting, and for each wait for more of a reply."""
 
 CONNECT_SECONDS_MAX: Final = 3.0
-"""How long connecting may take where there are other addresses."""
+"""Seconds for connecting if there are other addresses."""
 
 RECONNECT_SECONDS: Final = 30.0
-"""How long to look for the server that writes."""
+"""Seconds to look for the server that leads."""
 
 ANSWER_SECONDS_MAX: Final = 600.0
-"""How long an answer may take as a whole."""
+"""Seconds for an answer as a whole."""
 
 ANSWER_BYTES_MAX: Final = 160 * 1024 * 1024
-"""One answer; a longer one, which no server of ours gives, is not read to its end."""
+"""Bytes of one answer; a longer one is not read to its end. Moorage's own servers send less."""
 
 _REDIRECTIONS: Final = 3
 _PIECE_BYTES: Final = 1 << 16
@@ -78,7 +78,7 @@ _CODES: Final[Mapping[int, Code]] = {
 _IDEMPOTENT: Final = frozenset({"GET", "PUT"})
 
 _NO_POST: Final = frozenset({404, 405, 501})
-"""Statuses of a metrics service that takes queries by GET alone, as documented."""
+"""HTTP statuses of a metrics service that accepts queries only by GET, as documented."""
 logger = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""The tokens of `moorage login`, stored by server and refreshed before they expire.
+"""The tokens of `moorage login`: stored per server, and refreshed before they expire.
 
 A token is shown to no other host than that of the server it was got for, and to the writer that
 this server names where it is a standby. It is read again for each connection and each request over
@@ -20,7 +20,7 @@ from moorage_client.home import HomeMissing
 from moorage_client.state_file import Entries, StateFile, StateUnusable, state_folder
 
 REFRESH_BEFORE_SECONDS: Final = 30.0
-"""A token that ends sooner is refreshed before it is shown."""
+"""Seconds before its end at which a token is refreshed."""
 ISSUER_SECONDS_MAX: Final = 10.0
 _SECURE: Final = ("https", "wss")
 
@@ -53,7 +53,7 @@ def read_stored_login(url: str) -> JsonObject | None:
 
 
 def bearer_of(endpoint: Endpoint) -> str | None:
-    """Return the token to show at an endpoint now; a stored one is refreshed where it is due.
+    """Return the token to send to an endpoint now; refresh a stored one if that is due.
 
     Raises:
         SettingRefused: The file that `MOORAGE_TOKEN_FILE` names has none that can be sent.
@@ -72,7 +72,7 @@ def bearer_of(endpoint: Endpoint) -> str | None:
 
 
 def asks_issuer(endpoint: Endpoint) -> bool:
-    """Return whether `bearer_of` would take the time to ask the issuer now."""
+    """Return whether `bearer_of` would call the issuer now, which takes time."""
     if endpoint.token is not None or endpoint.token_file or not endpoint.signs_in:
         return False
     login = read_stored_login(endpoint.named_by or endpoint.url)
@@ -85,7 +85,7 @@ def _is_due(login: JsonMapping) -> bool:
 
 
 def _refresh(entries: Entries, origin: str) -> Entries:
-    """Return the logins with a new token for one of them, unless another command got it."""
+    """Return the logins, one of them with a new token, unless another command has refreshed it."""
     login = entries.get(origin)
     if login is None or not _is_due(login):
         return entries
@@ -111,13 +111,13 @@ def ask_issuer(
     """Send a request to an issuer; return its error code or None, and its answer.
 
     Args:
-        url: Where.
+        url: The issuer's endpoint.
         ca_file: Of the authority that signed its certificate; empty: as the environment says.
-        form: What to post; None: a document is read.
+        form: The form to post; None: send a GET request.
 
     Raises:
-        ConnectionFailed: It does not answer.
-        SignInFailed: It answers something else than it should, or its answer could be forged.
+        ConnectionFailed: The issuer does not answer.
+        SignInFailed: The issuer's answer is unexpected, or could be forged.
     """
     from requests import RequestException  # noqa: PLC0415  # Slow to import.
 

@@ -14,7 +14,7 @@ from moorage_client.errors import MoorageError
 from moorage_client.home import home
 
 LOCK_SECONDS_MAX: Final = 15.0
-"""How long to wait for other commands that write; one may ask an issuer for a token meanwhile."""
+"""Seconds to wait for other commands that write; one of them may be calling an issuer."""
 
 _LOCK_PAUSE_SECONDS: Final = 0.02
 
@@ -32,7 +32,7 @@ def state_folder(remedy: str) -> Path:
         remedy: What to do where there is no home folder.
 
     Raises:
-        HomeMissing: This user has none.
+        HomeMissing: This user has no home folder.
     """
     if state := os.environ.get("XDG_STATE_HOME"):
         return Path(state) / "moorage"
@@ -43,10 +43,10 @@ class StateFile:
     """A JSON file that maps names to objects.
 
     Args:
-        path: The file; missing is the same as empty.
-        key: Under which they are in it.
-        what: What they are, for errors.
-        remedy: What to do about a file of something else.
+        path: The file; a missing file counts as empty.
+        key: The key of all objects in the file.
+        what: Name of the objects, for errors.
+        remedy: What to do if the file has other contents.
     """
 
     def __init__(self, path: Path, key: str, what: str, remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""Read text from files in the encodings of common editors and shells.
+"""Reads text files in the encodings of common editors and shells.
 
 All commands that read a file of the user's read it through here.
 """
@@ -19,7 +19,7 @@ def decode_text(content: bytes) -> str:
     """Decode UTF-8, or UTF-16 with a byte order mark; drop the mark.
 
     Raises:
-        UnicodeDecodeError: It is neither.
+        UnicodeDecodeError: The bytes are neither.
     """
     return content.decode("utf-16" if content.startswith(_UTF_16) else "utf-8-sig")
 
@@ -27,10 +27,10 @@ def decode_text(content: bytes) -> str:
 def decode_source(content: bytes) -> str:
     """Decode Python source by its encoding declaration (PEP 263), else as `decode_text`.
 
-    The text says UTF-8 of itself then, which is what it is sent in.
+    The declaration in the text then says UTF-8, the encoding in which it is sent.
 
     Raises:
-        UnicodeDecodeError: It is not in that encoding.
+        UnicodeDecodeError: The bytes are not in that encoding.
         SyntaxError: There is no such encoding.
     """
     if content.startswith(_UTF_16):

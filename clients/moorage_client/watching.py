@@ -1,4 +1,4 @@
-"""Watch the news of some topics, over a separate socket.
+"""Watches the news of topics, over a separate socket.
 
 `Client.watch` yields them, `BlockingClient.watch` returns a `News`.
 """
@@ -26,8 +26,8 @@ class Watch:
     """The news of some topics. Make one with `await Watch.begin(…)`.
 
     Args:
-        addresses: Of the servers.
-        topics: What it watches.
+        addresses: The addresses of the servers.
+        topics: The watched topics.
         reconnect_seconds: How long to look for another of several servers when one went away.
     """
 
@@ -70,7 +70,7 @@ class Watch:
             self._hear(Event("reconnected", data))
 
     async def _subscribe_and_settle(self, *, is_new: bool) -> Connection:
-        """As `_subscribe`, and cancel all other open attempts."""
+        """Subscribe as `_subscribe` does, and cancel all other open attempts."""
         try:
             return await self._subscribe(is_new=is_new)
         finally:
@@ -80,11 +80,11 @@ class Watch:
         """Return a socket to a server that sends its news.
 
         Args:
-            is_new: A server that is missing is an error at once.
+            is_new: Whether a missing server is an immediate error.
 
         Raises:
-            RequestRefused: It does not tell these.
-            ConnectionFailed: None does, or none that could be reached.
+            RequestRefused: The server does not publish these topics.
+            ConnectionFailed: No server could be reached that does.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._reconnect_seconds
@@ -197,11 +197,11 @@ class News:
     Without `with`, `close` ends it; so does the client's own end. A loop over closed news ends.
 
     Args:
-        thread: Where the client lives.
-        watch: Began there.
+        thread: The client's thread.
+        watch: The watch, which was begun on that thread.
         timeout: Seconds without news after which a loop ends; None: it never does. Another loop
             over it goes on.
-        closed: Told when it is closed.
+        closed: Called when the news is closed.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from moorage.policy import best_rows, decline, propose, read_demand
 
 
 class AIOSv1PolicyRule:
-    """Proposes the node with the least free CPU and GPU afterwards."""
+    """Proposes the node that keeps the least free CPU and GPU."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
         pass

@@ -60,36 +60,37 @@ from moorage.policy import (
 )
 
 FREQUENT_SHARE: Final = 0.95
-"""Streams are drawn from the most frequent kinds, which make up this share of the requests."""
+"""Share of all requests that the kinds in the streams cover; rarer kinds are left out of them."""
 CPU_ONLY_WEIGHT: Final = 0.5
-"""How often requests without GPUs come up in a stream, for each time they really do."""
+"""Frequency of requests without GPUs in a stream, relative to their real frequency."""
 STATES_MAX: Final = 1 << 17
-"""States whose value is cached; beyond it the cache starts afresh …"""
+"""States whose value is cached; beyond it the cache starts afresh."""
 STATES_BYTES_MAX: Final = 48 << 20
-"""… or where this is reached: a state takes `STATE_BYTES`, and two for each kind."""
+"""Bytes of cached states; beyond it the cache starts afresh. A state takes `STATE_BYTES`, and two
+bytes for each kind."""
 STATE_BYTES: Final = 300
 BATCH_MAX: Final = 1024
-"""States valued at once: bounds the memory of it."""
+"""States valued at once, to bound memory."""
 ROWS_MAX: Final = 4096
-"""Nodes judged in one evaluation; the rest counts as the worst of those that fit, until later."""
+"""Nodes judged per evaluation; the others count as the worst fitting node until a later one."""
 DEMANDS_MAX: Final = 512
-"""Demands whose scores are cached; the one judged least recently makes room …"""
+"""Demands whose scores are cached; beyond it the one judged least recently is dropped."""
 DEMANDS_MIN: Final = 16
 SCORES_BYTES_MAX: Final = 64 << 20
-"""… also where there are more than `DEMANDS_MIN` and their scores take as much."""
+"""Bytes of cached scores; beyond it demands are dropped, but at least `DEMANDS_MIN` stay."""
 SCORE_BYTES: Final = 10
-"""What a demand's score takes for each node, beside four for each GPU."""
+"""Bytes of a demand's score per node, in addition to four per GPU."""
 FILL_WEIGHT: Final = 0.003
-"""What a milli of A and M counts against the price of a place."""
+"""Weight of one milli of A and M, relative to the price of a place."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 _FITS: Final = 2.0**30
-"""Added to every score: a node that fits counts more than 0. It leaves 22 bits below the point."""
+"""Added to every score, so that a node that fits scores above 0; leaves 22 bits after the point."""
 _FITS_PRICED: Final = 2.0**37
-"""With prices: 15 bits, since what is nearer than 1e-7 of V counts as equal."""
+"""The same with prices: leaves 15 bits, so that values of V closer than 1e-7 count as equal."""
 
 
 def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
@@ -116,9 +117,9 @@ class Values:
     A state that was valued has a number; 0 stands for none, and is worth less than any.
 
     Args:
-        kinds: What requests look like, the most frequent first.
+        kinds: Kinds of requests, the most frequent first.
         fleet: The nodes to be valued.
-        seed: From which the streams are drawn.
+        seed: The seed of the streams.
         priced: Whether places have prices.
     """
 
@@ -159,7 +160,7 @@ class Values:
         self._held = np.zeros((1, len(self._protection)), np.uint16)  # Copies of each kind.
 
     def __len__(self) -> int:
-        """Return how many states are known."""
+        """Return the number of known states."""
         return len(self._numbers)
 
     def refresh(self, fleet: FleetView) -> None:
@@ -272,7 +273,7 @@ class AIOSv1PolicyRule:
     def _prepare(
         self, fleet: FleetView, demand: Demand, parameters: dict[str, Any], context: dict[str, Any]
     ) -> None:
-        """Value the fleet again if it, or the typical requests, changed."""
+        """Value the fleet again if the fleet or the typical requests changed."""
         typical, seed = parameters.get("typical") or [], int(parameters.get("stream_seed", 1))
         priced = bool(parameters.get("prices", True))
         learnt = not typical and self._learner.observe(demand, context)
@@ -296,7 +297,7 @@ class AIOSv1PolicyRule:
         self._version = fleet.version
 
     def _forget(self) -> None:
-        """Forget the numbers of states, which other states will get."""
+        """Forget the numbers of states, since other states will get these numbers."""
         self._scored.clear()
         self._now[:] = 0
 

@@ -40,16 +40,16 @@ from moorage.policy import (
 )
 
 TYPICAL_MAX: Final = 128
-"""Typical requests; of a longer list, the heaviest count."""
+"""Most typical requests; of a longer list, those with the highest weights count."""
 DEMANDS_MAX: Final = 512
-"""Demands whose scores are cached; the one judged least recently makes room."""
+"""Demands whose scores are cached; beyond it the one judged least recently is dropped."""
 KINDS_MAX: Final = 64
-"""Sorts of GPU, by the typical requests they serve; further ones count as the first."""
+"""Classes of GPU, by the typical requests they serve; further ones count as the first."""
 KIND_CHARACTERS_MAX: Final = 200
-"""A request whose description is longer (a long list of models) is not learnt from."""
+"""Longest description of a request that is counted (a long list of models is not)."""
 PARTS_MAX: Final = 10**9
-"""Weights that are not whole numbers, or sum up to more, are counted in this many parts: sums of
-whole numbers do not depend on their order, so that equal scores are equal."""
+"""Weights that are no whole numbers, or whose sum is larger, are converted to this many parts: sums
+of whole numbers do not depend on their order, so that equal scores are equal."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -57,7 +57,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Typical:
-    """A kind of request, and how frequent it is."""
+    """A kind of typical request, and its frequency."""
 
     cpu_milli: int
     gpus: int
@@ -92,7 +92,7 @@ class Learner:
 
     BATCH: Final = 64
     COUNT_MAX: Final = 16_384
-    """Requests counted; then all counts are halved, so that the old fade."""
+    """Requests counted before all counts are halved, so that old ones lose weight."""
 
     def __init__(self) -> None:
         self._fresh: dict[str, int] = {}
@@ -290,7 +290,7 @@ class AIOSv1PolicyRule:
         typical: list[dict[str, Any]],
         context: dict[str, Any],
     ) -> None:
-        """Value the fleet again if it, or the typical requests, changed."""
+        """Value the fleet again if the fleet or the typical requests changed."""
         learnt = not typical and self._learner.observe(demand, context)
         same_fleet = self._nodes is fleet.node_ids and self._layout == fleet.layout
         if same_fleet and not learnt and (typical is self._typical or typical == self._typical):

@@ -26,7 +26,7 @@ import numpy as np
 from moorage.policy import decline, gang_groups, propose, read_demand
 
 Place = tuple[int, int]
-"""A rack: the number of its cluster, and its own; below 0 for a node without a rack."""
+"""A rack: the numbers of its cluster and of the rack; below 0 for a node without a rack."""
 
 
 class AIOSv1PolicyRule:

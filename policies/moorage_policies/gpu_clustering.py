@@ -28,10 +28,10 @@ from moorage.model import GPU_MILLI
 from moorage.policy import best_rows, decline, propose, read_demand
 
 _SHARE: Final = 1
-"""The tag of a share: bit 0. That of k whole GPUs is bit k."""
+"""The tag of a share: bit 0. The tag of k whole GPUs is bit k."""
 _ONE_GPU: Final = 1 << 1
 _GPUS_MAX: Final = 62
-"""Requests of more GPUs than bits have the last tag."""
+"""Most GPUs with a tag of their own; larger requests have the last tag."""
 
 
 class AIOSv1PolicyRule:

@@ -92,7 +92,7 @@ class AIOSv1PolicyRule:
         return self._places
 
     def _reference(self, like: Any, documents: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the document to compare with; read it from the registry if it is no candidate."""
+        """Return the reference document; read it from the registry if it is not a candidate."""
         if isinstance(like, Mapping):
             return like
         if like in documents:
@@ -139,7 +139,7 @@ def mean_of(values: Sequence[Any]) -> float | None:
 
 
 def values_at(value: Any, parts: Sequence[str]) -> Iterator[Any]:
-    """Yield the values at a path; of a list on the way, those of each element."""
+    """Yield the values at a path; a list on the way contributes the values of each element."""
     if isinstance(value, list):
         for each in value:
             yield from values_at(each, parts)

@@ -21,7 +21,7 @@ from moorage.model import GPU_MILLI
 from moorage.policy import best_rows, decline, propose, read_demand
 
 LEVELS: tuple[Literal["nvlink", "numa"], ...] = ("nvlink", "numa")
-"""The best first; after them, the node as a whole."""
+"""Levels of closeness, the best first; the last one, the whole node, is not listed."""
 
 
 class AIOSv1PolicyRule:

@@ -35,7 +35,7 @@ class PolicyResources(TypedDict):
 
 
 class PolicyCapacity(TypedDict):
-    """The free resources of a node; GPUs in milli by their ids."""
+    """The free resources of a node; GPUs in milli, by id."""
 
     cpu_milli: int
     memory_mib: int
@@ -46,9 +46,9 @@ class PolicyCluster(TypedDict):
     """A cluster in `cluster_data`.
 
     Attributes:
-        data: Its document, as it was registered.
+        data: The document as registered.
         cluster_metrics: Its latest metrics; None if there are none.
-        capacity: What is free now, by node id; reached by its key alone.
+        capacity: The free resources by node id; only reached by its key.
     """
 
     data: dict[str, Any]
@@ -62,9 +62,9 @@ class PolicyInput(TypedDict):
     Attributes:
         cluster_data: By cluster id.
         inputs: The request's `inputs`.
-        resources: What it asks for; None if it does not say.
+        resources: The request's demand; None if unknown.
         fleet: All nodes in numpy columns.
-        seed: For every choice made at random.
+        seed: The seed of all random choices.
     """
 
     cluster_data: Mapping[str, PolicyCluster]
@@ -92,4 +92,4 @@ class Declined(TypedDict):
 
 
 Answer = Proposal | Declined | dict[str, Any] | list[Proposal] | list[dict[str, Any]]
-"""What `eval` returns: a place, a place for each node of a gang, a no, or any other JSON value."""
+"""The value that `eval` returns: a placement, one per node of a gang, a refusal, or other JSON."""

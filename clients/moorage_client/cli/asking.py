@@ -32,12 +32,12 @@ _of_lease = partial(typer.Option, rich_help_panel="Lease")
 _for_policy = partial(typer.Option, rich_help_panel="For the policy")
 
 LOOK_SECONDS: Final = 0.1
-"""Between two looks at a lease that starts or ends."""
+"""Seconds between two checks of a lease that starts or ends."""
 _OVER: Final = frozenset({"ending", "ended", "warm"})
 
 
 class Until(StrEnum):
-    """The progress of a request at which `moorage ask` returns."""
+    """The state of a request at which `moorage ask` returns."""
 
     GRANTED = "granted"
     ACTIVE = "active"
@@ -121,7 +121,7 @@ def requirement(text: str) -> JsonObject:
     """Return a requirement of `where`, from a label selector in the syntax of `kubectl get -l`.
 
     Raises:
-        typer.BadParameter: It is none.
+        typer.BadParameter: The selector is invalid.
     """
     key, equals, values = text.partition("=")
     negated = key.endswith("!") if equals else key.startswith("!")
@@ -138,7 +138,7 @@ def json_object(text: str | None, option: str) -> JsonValue:
     """Return the JSON object in an option's value: text, `@file` or `@-` (stdin).
 
     Raises:
-        typer.BadParameter: It is not one.
+        typer.BadParameter: The value is no JSON object.
     """
     if text is None:
         return None
@@ -245,7 +245,7 @@ def ask(
 
 
 async def _active(client: "Client", lease: Lease, *, quiet: bool) -> Lease:
-    """Wait until the workload of a lease is ready; return the lease as it is then."""
+    """Wait until the workload of a lease is ready; return the lease with that state."""
     last = ""
     while True:
         now = read_lease({**await client.status(lease.id), "token": lease.token})
@@ -343,7 +343,7 @@ def _shorter(ttl_min: float) -> JsonObject:
 
 
 def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> JsonObject:
-    """Return the terms on which a lease may be preempted; none if it may not."""
+    """Return the lease terms for preemption; empty if the lease may not be preempted."""
     for option, given in (("--runtime-min", runtime_min), ("--notice", notice)):
         if given and not preemptible:
             raise typer.BadParameter(f"{option} is about giving way; add --preemptible")
@@ -388,7 +388,7 @@ def _terms(
 
 
 def keep(lease: Lease | None, url: str) -> bool:
-    """Store the token of a new lease; return whether that worked, or was not needed."""
+    """Store the token of a new lease; return False if that failed."""
     if lease is None or not lease.token:
         return True
     try:
@@ -451,7 +451,7 @@ def token_of(lease: str, given: str | None) -> str:
     """Return the token of a lease, from the option or from the file.
 
     Raises:
-        TokenMissing: Neither has it.
+        TokenMissing: Neither the option nor the file has it.
     """
     if given:
         return given

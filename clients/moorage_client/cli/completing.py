@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from moorage_client.client import Client
 
 SECONDS_MAX: Final = 1.5
-"""How long a user who pressed Tab waits at most."""
+"""Most seconds that a completion takes after Tab."""
 SHOWN_MAX: Final = 200
 
 Names = list[tuple[str, str]]
-"""Each with a word about it."""
+"""Completions, each with a word that describes it."""
 
 
 def leases(context: typer.Context, incomplete: str) -> Names:

@@ -1,4 +1,4 @@
-"""Exit codes, and the errors that end in each. Scripts rely on them."""
+"""Exit codes, which scripts rely on, and the errors that lead to each."""
 
 from enum import IntEnum
 from typing import Final

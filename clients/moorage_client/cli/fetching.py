@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moorage_client.client import Client
 
 FETCHED_BYTES_MAX: Final = 1 << 30
-"""Of all files of a run together."""
+"""Bytes of all files of a run together."""
 _SHOWN_MAX: Final = 10
 
 
@@ -24,7 +24,7 @@ def check_folder(folder: Path) -> Path:
     """Return the folder for the files; create it if it does not exist.
 
     Raises:
-        typer.BadParameter: It is no empty folder, or cannot be made.
+        typer.BadParameter: The folder is not empty, or cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

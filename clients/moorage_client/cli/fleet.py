@@ -33,30 +33,30 @@ if TYPE_CHECKING:
     from moorage_client.services import Services
 
 _BEGINNING: Final = re.compile(rf"[0-9a-f]{{{SHORT_CHARS},39}}")
-"""The beginning of a node's hash, as tables show it."""
+"""A prefix of a node's hash, as tables show it."""
 DEFAULT: Final = "show"
-"""The command of the group that needs no name."""
+"""The command that runs if the first argument names no command."""
 
 _HELPS: Final = ("-h", "--help")
 
 
 class FleetGroup(typer.core.TyperGroup):
-    """A group of commands whose first one, `show`, needs no name."""
+    """A group of commands with a default command, `show`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the name of the default command before arguments that name none."""
+        """Insert the name of the default command before arguments that name no command."""
         named = bool(args) and (args[0] in self.commands or args[0] in _HELPS)
         return super().parse_args(ctx, args if named else [DEFAULT, *args])
 
 
 class _Count(Struct):
-    """A number of things in a cluster; CPUs may be parts of one."""
+    """A number of things in a cluster; for CPUs it may be a fraction."""
 
     count: int | float = 0
 
 
 class _Stored(Struct):
-    """A cluster document, as far as it is shown."""
+    """The fields of a cluster document that are shown."""
 
     id: str
     nodes: _Count | None = None
@@ -314,7 +314,7 @@ def delete(
 
 
 async def _node(client: "Client", place: str) -> tuple[str, str]:
-    """Return cluster and node of `CLUSTER[/NODE]`; the beginning of a hash is enough for a node."""
+    """Return cluster and node of `CLUSTER[/NODE]`; a prefix of a node's hash is enough."""
     cluster, _, node = place.partition("/")
     if not _BEGINNING.fullmatch(node):
         return cluster, node

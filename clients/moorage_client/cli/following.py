@@ -1,4 +1,4 @@
-"""`moorage fleet import kubernetes --watch`: register every change of clusters at a server."""
+"""`moorage fleet import kubernetes --watch`: registers every change of clusters at a server."""
 
 import json
 import queue
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moorage_client.services import Services
 
 RETRY_SECONDS: Final = 2.0
-"""Pause before a server that did not answer is tried again."""
+"""Seconds before the next attempt to reach a server that did not answer."""
 
 _Lines = queue.Queue[tuple[str, bytes]]
 
@@ -32,8 +32,8 @@ def follow(
 
     Raises:
         InventoryError: A source cannot be read at all.
-        RequestRefused: The server does not take a document; or a cluster is registered, and
-            `replace` does not say that it may become another.
+        RequestRefused: The server refuses a document; or the cluster exists and `replace` is not
+            set.
     """
     names = {cluster_id_of(source, cluster_id): source for source in sources}
     lines: _Lines = queue.Queue(maxsize=len(sources))

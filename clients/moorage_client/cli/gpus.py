@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from moorage_client.client import Client
 
 SIZES: Final = (1, 2, 4, 8)
-"""GPUs of one node that requests usually ask for."""
+"""Shown request sizes, in GPUs of one node."""
 AT_ONCE: Final = 8
-"""Clusters read at a time."""
+"""Clusters read at the same time."""
 WHOLE: Final = 1000
 
 
@@ -30,10 +30,10 @@ class _Model:
 
     Attributes:
         total: Whole GPUs.
-        free: Those of which nothing is held.
-        part_milli: What is free of the others, in thousandths.
-        fits: How many requests fit, by the whole GPUs of one node that they ask for (`SIZES`).
-        clusters: Where they are.
+        free: GPUs of which nothing is held.
+        part_milli: Free thousandths of partly held GPUs.
+        fits: How many requests fit, by size: whole GPUs of one node (`SIZES`).
+        clusters: The clusters that have such GPUs.
     """
 
     total: int = 0

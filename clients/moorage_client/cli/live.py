@@ -1,4 +1,4 @@
-"""Listings: printed once, or with `--watch` again at each change.
+"""Listings: printed once, or with `--watch` again after each change.
 
 On a terminal the table is drawn in its place; elsewhere each state follows the one before it, as a
 table with its time or as one line of JSON.
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from moorage_client.client import Client
 
 REFRESH_SECONDS: Final = 2.0
-"""Between two looks where no news came: "ends in 5 s" is another text by then."""
+"""Seconds after which a listing is drawn again without news, since "ends in 5 s" changes."""
 PAUSE_SECONDS: Final = 0.25
-"""Between two looks at least: news come in bursts."""
+"""Least seconds between two updates, since news comes in bursts."""
 RETRY_SECONDS: Final = 1.0
-"""Pause before a lost server is tried again."""
+"""Seconds before the next attempt to reach a lost server."""
 
 WatchFlag = Annotated[
     bool, typer.Option("--watch", "-w", help="Show it again whenever it changes, until interrupted")
@@ -59,13 +59,13 @@ def show_listing(
     """Show a listing.
 
     Args:
-        session: Where, and how.
+        session: The server and the output format.
         fetch: Returns the rows, which are documents, from a client.
         columns: As for `table`.
-        cells: Returns what the columns show of rows.
-        empty: What to say where there are no rows.
-        watch: Whether to go on.
-        notes: Returns what is said below the table.
+        cells: Returns the cells of rows, by column.
+        empty: The sentence if there are no rows.
+        watch: Whether to print again after changes.
+        notes: Returns the lines below the table.
     """
     view = _View(columns, cells, notes, empty)
     if watch:
@@ -91,7 +91,7 @@ class _View:
     notes: Callable[[list[JsonObject]], Sequence[str]]
     empty: str
     last: list[JsonObject] | None = None
-    """What was shown last."""
+    """The rows that were shown last."""
 
 
 def _watch(
@@ -154,7 +154,7 @@ class _Drawn:
         self._draw(f"reconnecting: {why}")
 
     def end(self) -> None:
-        """Stop redrawing, and leave the last state on the terminal."""
+        """Stop redrawing, and leave the last state on the screen."""
         self._live.stop()
 
     def _draw(self, below: str) -> None:

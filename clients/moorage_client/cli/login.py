@@ -13,7 +13,7 @@ from moorage_client.sign_in import SignInFailed, ask_issuer, entry_of, logins, o
 
 _GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
 _INTERVAL_SECONDS: Final = 5
-"""Between two questions, where the issuer does not say it (RFC 8628, 3.2)."""
+"""Seconds between two polls unless the issuer sets another interval (RFC 8628, 3.2)."""
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
@@ -84,7 +84,7 @@ def _discover(issuer: str, ca_file: str) -> JsonObject:
 def _authorize(
     found: JsonMapping, form: dict[str, str], offered: JsonMapping, ca_file: str
 ) -> JsonObject:
-    """Show URL and code, and wait for the person; return the issuer's answer with tokens."""
+    """Show URL and code, and wait for the user; return the issuer's answer with tokens."""
     audience = str(offered["audience"])
     wanted = {**form, "scope": str(offered["scopes"]), "audience": audience}
     if ":" in audience:  # RFC 8707 takes URIs only.

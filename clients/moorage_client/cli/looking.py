@@ -126,7 +126,7 @@ def why(
 
 
 class Became(StrEnum):
-    """The outcome of a request."""
+    """The outcome of an earlier request or lease, as `history` shows it."""
 
     GRANTED = "granted"
     QUEUED = "queued"
@@ -350,7 +350,7 @@ def _about(session: CommandSession, document: JsonObject) -> None:
 
 
 def _about_workload(lease: JsonObject, document: JsonObject) -> None:
-    """Print the state of a lease and its workload, and the output of its last failure."""
+    """Print the state of a lease and its workload, and the output of the last failed start."""
     workload = read_as(Workload, document)
     shown = {name: getattr(workload, name) for name in ("backend", "phase", "detail", "endpoint")}
     shown["attempt"] = f"{workload.attempt} of {workload.attempts_max}"

@@ -1,4 +1,4 @@
-"""The commands that try policies without a server: test, backtest.
+"""The commands that test policies without a server: test, backtest.
 
 They need the server's own sandbox and core, which a client does not import: see `server_program`.
 """
@@ -23,12 +23,12 @@ from moorage_client.text_files import read_text
 
 SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
 LINES_SHOWN: Final = 12
-"""Of a profile."""
+"""Lines that a profile shows."""
 SHARE_SHOWN: Final = 0.001
-"""Lines that took less of the time than this are left out."""
+"""Least share of the time for a line to be shown."""
 
 SEED_MAX: Final = 2**31 - 1
-"""A request's own seed is this and its number, together in 63 bits."""
+"""Largest seed: a request's own seed is this seed and the request's number, in 63 bits together."""
 
 
 class Stays(StrEnum):
@@ -40,7 +40,7 @@ class Stays(StrEnum):
 
 
 class Mode(StrEnum):
-    """The process in which policies are evaluated."""
+    """Where policies are evaluated: in the jail, or unsafely in a plain process."""
 
     JAIL = "jail"
     UNSAFE = "unsafe"
@@ -116,7 +116,7 @@ def policy_document(
 
 
 def _documents(path: Path | None, option: str) -> list[JsonObject]:
-    """Return the objects of a file: a list of them, or one."""
+    """Return the objects in a file, which has a list of them or a single one."""
     if path is None:
         return []
     value = _read(path, option)
@@ -248,7 +248,7 @@ def backtest(
 
 
 def _policy(session: CommandSession, name: str) -> JsonObject:
-    """Return a policy by its file, its URI on a server, or its name if it ships."""
+    """Return a policy, given its file, its URI on a server, or the name of a shipped one."""
     if Path(name).exists():
         return policy_document(Path(name))
     if ":" in name:

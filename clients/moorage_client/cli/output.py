@@ -1,4 +1,4 @@
-"""Output of the commands: one JSON document, or tables and sentences for people.
+"""Prints the commands' output: one JSON document, or tables and sentences for people.
 
 Results go to stdout, everything else to stderr. Text from the server is shown without control
 characters: a policy's words must not drive anybody's terminal.
@@ -46,23 +46,23 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at", "retry_at"})
-"""Fields that are seconds since the epoch, shown as local time."""
+"""Fields with seconds since the epoch, which are shown as local time."""
 
 _LEVELS: Final = 8
-"""How deep times are looked for in what a server says, which may nest without end."""
+"""Nesting depth to which times are searched in a server's values."""
 
 SHORT_CHARS: Final = 12
-"""Characters shown of a node's name that is a hash; `fleet cordon` takes these, too."""
+"""Characters of a node's hash that are shown; `fleet cordon` accepts these, too."""
 _HASH: Final = re.compile(r"[0-9a-f]{40,64}")
 _RESOURCES: Final = re.compile(r"; field: (resources|policy_rule_uri)(?![\w.])")
-"""Fields for which the command line has options of its own."""
+"""Finds, in an error, the fields for which the command line has options of its own."""
 _DETAILS: Final = ("fits_if", "largest", "misfits", "binding")
-"""Fields of a refusal that are words for a person, and never JSON."""
+"""Fields of a refusal that contain sentences, never JSON."""
 _CHANGE: Final = frozenset({"field", "asked", "fits"})
 """Fields of a change that would make a request fit."""
 
 _FAR_SECONDS: Final = 1e12
-"""Times after this, some thirty thousand years from now, do not come."""
+"""Largest time to show, some thirty thousand years from now; a larger number is no time."""
 
 _MISSING: Final[Mapping[str, str]] = {
     Code.UNKNOWN_POLICY: (
@@ -74,10 +74,10 @@ _MISSING: Final[Mapping[str, str]] = {
         " --here for its own; `moorage fleet` has the clusters there are."
     ),
 }
-"""What to do where something is not there, and nothing has a name like it."""
+"""The advice if something does not exist and no name is similar."""
 
 _PIPE_COLUMNS: Final = 160
-"""Width of tables that go to a pipe, where the reader's width is unknown."""
+"""Width of tables that are written to a pipe, since the reader's width is unknown."""
 
 
 class OutputFormat(StrEnum):
@@ -90,7 +90,7 @@ class OutputFormat(StrEnum):
 
 
 as_yaml: ContextVar[bool] = ContextVar("as_yaml", default=False)
-"""Whether documents are printed as YAML: `-o yaml` of the command that runs."""
+"""Whether documents are printed as YAML, by `-o yaml` of the current command."""
 
 _STATES: Final = {
     "granted": "green",
@@ -102,7 +102,7 @@ _STATES: Final = {
     "failing": "red",
     "ended": "dim",
 }
-"""Colours of states; there are none in files, in pipes, and with NO_COLOR."""
+"""Colours of states; not used in files, in pipes, and with NO_COLOR."""
 
 
 class _Finding(Struct):
@@ -149,12 +149,12 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr, which is not a part of the result."""
+    """Print a remark on stderr, outside the result."""
     sys.stderr.write(plain(text) + "\n")
 
 
 def plain(text: str) -> str:
-    """Return text without control characters, line ends and tabs excepted."""
+    """Return text without control characters, except line ends and tabs."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
 
@@ -189,7 +189,7 @@ class Passed:
 
 
 def write_bytes(data: bytes) -> None:
-    """Write bytes on stdout as they are."""
+    """Write bytes to stdout unchanged."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
@@ -344,7 +344,7 @@ def short_name(node: str) -> str:
 
 
 def ends_in(expires_at: float) -> str:
-    """Return the time until a moment of the server's clock, in words."""
+    """Return the time left until a moment of the server's clock, in words."""
     if expires_at > _FAR_SECONDS:
         return "never"
     seconds = round(expires_at - time.time())
@@ -402,7 +402,7 @@ def explain_failure(error: MoorageError) -> None:
 
 
 def _message(error: MoorageError) -> str:
-    """Return the message of an error; parameters of the clients become options of the command."""
+    """Return the message of an error, with the command's options in place of client parameters."""
     if isinstance(error, SettingRefused) and error.setting.islower():
         return f"--{error.setting.replace('_', '-')}: {error.expected}"
     text = str(error).replace(CA_PARAMETER, "--ca-file")
@@ -410,7 +410,7 @@ def _message(error: MoorageError) -> str:
 
 
 def _explain_place(error: ConnectionFailed) -> None:
-    """Say how to reach a server that does not answer."""
+    """Print advice for reaching a server that does not answer."""
     match error:
         case ProtocolViolated(other_port=True) | CertificateRefused() | ProxyFailed():
             pass  # Their messages say what to do.
@@ -451,7 +451,7 @@ def _explain_details(error: RequestRefused) -> None:
 
 
 def _explain_findings(findings: JsonValue) -> None:
-    """Print the faults of a policy's code after the first one, which is in the error's message."""
+    """Print the faults of a policy's code, except the first, which the error's message has."""
     for each in read_as(list[_Finding], findings)[1:]:
         line = f", line {each.line}" if each.line else ""
         where = f"{each.file}{line}: " if each.file else ""

@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from moorage_client.services import Services
 
 ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
-"""Suffixes of archives that the server reads."""
+"""Suffixes of archives that the server accepts."""
 
 FILES_MAX: Final = 256
-"""Files of a policy's directory; more is refused before anything is read."""
+"""Most files of a policy's folder; with more, nothing is read."""
 
 ENTRY: Final = "function.py"
 
 _FILE: Final = re.compile(r"[\w.-]{1,96}\.py")
-"""A file name that a server takes for its messages."""
+"""File names that a server shows in its messages."""
 
 DOCUMENT: Final = "policy.json"
-"""Beside `code/`: the fields of the PolicyRule document other than the code."""
+"""File beside `code/` with the fields of the PolicyRule document other than the code."""
 
 
 class _Listed(Struct):
@@ -160,7 +160,7 @@ def show(
 
 
 def _changes_of(services: "Services", uri: str) -> JsonObject:
-    """Return the changes by `management`; none if the server only stores policies."""
+    """Return the changes by `management`; none if the server does not run policies."""
     try:
         return read_as(PolicyOutput, services.policy_logs(uri)).changed or {}
     except RequestRefused as refused:
@@ -190,7 +190,7 @@ def delete(
 
 
 def document_of(path: Path) -> JsonObject:
-    """Return the PolicyRule document for a path or a name, without options."""
+    """Return the PolicyRule document for a path or name alone, without options."""
     if not path.exists() and re.fullmatch(r"[\w-]+", str(path)):
         return run("shipped", {"name": str(path)})
     if path.suffix == ".json":
@@ -280,7 +280,7 @@ def _members(path: Path) -> list[str]:
 
 
 def _name_files(files: Iterable[str]) -> dict[str, str]:
-    """Return the document's field with the author's name for the only Python file."""
+    """Return the document's field that gives the author's name of the only Python file."""
     names = [name.rpartition("/")[2] for name in files if name.endswith(".py")]
     return {"code_file": names[0]} if len(names) == 1 and _FILE.fullmatch(names[0]) else {}
 

@@ -1,4 +1,4 @@
-"""`moorage pool`: the commands about a slot pool that processes of one machine share."""
+"""`moorage pool`: the commands for a slot pool that the processes of one machine share."""
 
 import json
 import os
@@ -32,10 +32,10 @@ AddressOption = Annotated[
 ]
 
 COUNT_MAX: Final = 10_000
-"""Instances that one argument may ask for."""
+"""Most instances that one argument may request."""
 
 _WANTED: Final = re.compile(r"([^=]+?)(?:=(\d+)(?:x(\d+(?:\.\d+)?))?)?")
-"""TYPE, TYPE=COUNT or TYPE=COUNTxSLOTS."""
+"""The form of a request: TYPE, TYPE=COUNT or TYPE=COUNTxSLOTS."""
 _SLOTS_PER: Final = "slots_per_"
 _AMOUNT: Final = re.compile(r"([^=:]+)[=:](\d+(?:\.\d+)?)")
 
@@ -210,7 +210,7 @@ def _refusals(possible: Callable[[], object] | None = None) -> Iterator[None]:
 
 
 def _gpu_ids() -> list[str]:
-    """Return the ids of this machine's NVIDIA devices; of divided ones, of their instances."""
+    """Return the ids of this machine's NVIDIA GPUs; for divided GPUs, of their MIG instances."""
     from moorage_client.inventory.documents import InventoryError  # noqa: PLC0415  # Slow to import.
     from moorage_client.inventory.nvml import devices_here  # noqa: PLC0415  # Slow to import.
 

@@ -190,7 +190,7 @@ def run(arguments: Sequence[str] = ()) -> int:
     """Run one command line; print its result or its failure; return the exit code.
 
     Args:
-        arguments: Without the program's name; default: those of the process.
+        arguments: The arguments without the program's name; default: those of the process.
     """
     # The command line words every failure itself; the library's log would say it twice.
     logging.getLogger("websockets").addHandler(logging.NullHandler())
@@ -234,7 +234,7 @@ def _output(arguments: Sequence[str]) -> str:
 
 
 def _print_failure(as_json: bool, error: MoorageError) -> int:
-    """Print the failure at the server or on the way there."""
+    """Print a failure that came from the server, or on the way to it."""
     try:
         if as_json:
             print_json(failure_document(error))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from moorage_client.services import Services
 
 SAMPLES_SHOWN: Final = 10
-"""Latest differences shown to a person; --json has all of the server's."""
+"""Latest differences that are printed for people; --json has all of the server's."""
 
 AliasArgument = Annotated[
     str,
@@ -41,7 +41,7 @@ AliasArgument = Annotated[
 
 
 class By(StrEnum):
-    """The value that decides whether a request goes to the candidate."""
+    """What decides whether a request goes to the candidate: the request or its tenant."""
 
     REQUEST = "request"
     TENANT = "tenant"

@@ -113,7 +113,7 @@ def _change(session: CommandSession, change: JsonObject) -> None:
 
 
 def _limits(row: JsonMapping) -> dict[str, JsonMapping]:
-    """Return the limits to show of each resource; of `*`, those of each tenant."""
+    """Return the limits of each resource to show; for `*`, the limits of each tenant."""
     if "resources" in row:
         found: dict[str, JsonMapping] = row["resources"]
         return found

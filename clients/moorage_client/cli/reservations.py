@@ -29,11 +29,11 @@ def moment(text: str, option: str, now: float) -> float:
     Args:
         text: A time as ISO 8601 has it, of this machine's time zone where it names none; or `+`, a
             number and `s`, `m`, `h` or `d`.
-        option: That it was given with.
-        now: What `+` counts from.
+        option: The option that has the text.
+        now: The time to which `+` adds.
 
     Raises:
-        typer.BadParameter: It is neither, or an hour that the time zone leaves out.
+        typer.BadParameter: The text is no time, or an hour that the time zone skips.
     """
     if later := _LATER.fullmatch(text):
         return now + float(later[1]) * _UNITS[later[2]]

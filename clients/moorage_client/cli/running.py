@@ -38,25 +38,25 @@ DEFAULT_POLICY: Final = "best_fit:1.0-stable"
 DEFAULT_BACKEND: Final = "local"
 CONTAINERS_ONLY: Final = frozenset({"kubernetes"})
 FOLLOW_SECONDS: Final = 10.0
-"""How long one question for more output waits at the server."""
+"""Seconds that one request for more output waits at the server."""
 END_SECONDS_MAX: Final = 30.0
-"""How long a lease may take to end after its workload."""
+"""Seconds that a lease may take to end after its workload."""
 LEAVE_SECONDS: Final = 2.0
-"""After a first Ctrl-C, from when on the next one leaves at once."""
+"""Seconds after a first Ctrl-C from which on the next one exits at once."""
 _OVER: Final = frozenset({"succeeded", "failed", "stopped"})
 _STARTS_AGAIN: Final = frozenset({"failing", "queued"})
-"""States of a lease whose workload failed, and has attempts left."""
+"""States of a lease whose workload failed and has attempts left."""
 """Phases of workloads that run no more."""
 SPARE_SECONDS: Final = 30.0
-"""Beyond what a command may take, for its answer to come."""
+"""Extra seconds for a command's answer, beyond the command's time limit."""
 REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
-"""The first start is none of them."""
+"""Most restarts of a workload, the first start not counted."""
 NOT_FETCHED: Final = 1
-"""The exit code of a run that ended well, and whose files were not all fetched."""
+"""Exit code of a successful run whose files were not all fetched."""
 _NOT_RUN: Final = (126, 127)
-"""Of a program that cannot be run, or is not there: it has not said so itself."""
+"""Exit codes of a program that cannot be run or does not exist, and so printed nothing."""
 _SIGNALLED: Final = 128
-"""A shell's exit code for a command that a signal ended is this and the signal's number."""
+"""Base of a shell's exit code for a command that a signal ended: add the signal's number."""
 
 _Command = Annotated[list[str], typer.Argument(help="The command, after `--`")]
 _LeaseToken = Annotated[
@@ -179,14 +179,14 @@ class _Known(Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The policy and the backend that a run tries."""
+    """The policy and the backend that a run requests."""
 
     policy: str
     backend: str
 
 
 def _in_options(refused: RequestRefused) -> RequestRefused:
-    """Return a refusal with the command's option instead of the field's name."""
+    """Return a refusal that names the command's option instead of the field."""
     reason = refused.reason.replace("provision.backend: ", "--backend: ", 1)
     return refusal(
         refused.code,
@@ -199,7 +199,7 @@ def _in_options(refused: RequestRefused) -> RequestRefused:
 
 
 def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str) -> _Choice | None:
-    """Return another choice that this server has; None if the user made the choice."""
+    """Return another choice that this server supports; None if the user chose."""
     known = read_as(_Known, refused.details)
     there = [*known.nearest, *known.registered]
     if refused.code == Code.UNKNOWN_POLICY and not policy and there:
@@ -216,7 +216,7 @@ def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str
 
 
 def _place(backend: str, image: str | None, folder: str) -> JsonObject:
-    """Return the place of a command: a container, or a folder of this machine."""
+    """Return the place of a command: a container, or a folder on this machine."""
     if image is not None:
         return {"category": "container", "image": image}
     if backend in CONTAINERS_ONLY:
@@ -232,7 +232,7 @@ async def _hold(
     request: JsonObject,
     out: Path | None,
 ) -> tuple[str, int]:
-    """Hold a lease until its workload ends; return the lease's id, and the exit code."""
+    """Hold a lease until its workload ends; return the lease's id and the exit code."""
     received = _stop_on_signals()
     code: int | None = None
     name = ""
@@ -403,7 +403,7 @@ class _Reader:
         """Print the output until the workload ends; return the workload's exit code.
 
         Raises:
-            LeaseLost: It was never started, or its end was not seen; the reason says what is known.
+            LeaseLost: The workload never started, or its end was not seen; the reason tells more.
         """
         trouble = ""
         while True:
@@ -443,7 +443,7 @@ class _Reader:
                 return part
 
     def _go_on(self, part: OutputPart) -> None:
-        """Note the offset of the next piece."""
+        """Store the offset of the next piece."""
         if (part.attempt, part.offset) <= (self.attempt, self.offset) and part.base64:
             raise UnreadableError("the output does not go on: two pieces have the same offset")
         if self.attempt and part.attempt > self.attempt:

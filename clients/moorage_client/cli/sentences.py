@@ -21,7 +21,7 @@ _MISFITS: Final = {
     "memory_busy": "too little free memory",
     "nodes": "too few nodes",
 }
-"""Constraints that a node fails, after "has" or "have"."""
+"""Phrases for the constraints that a node fails, after "has" or "have"."""
 _VERDICTS: Final = {
     "never": "Waiting does not help: it would not fit an empty fleet either.",
     "not_now": "It may succeed later; `--wait SECONDS` waits for that, where a command has it.",
@@ -33,8 +33,8 @@ def sentence(name: str, value: JsonValue, words: Callable[[JsonValue], str]) -> 
     """Return a detail of a refusal as a sentence.
 
     Args:
-        name: Its key on the wire.
-        value: What the server says, in any form.
+        name: The detail's key in the reply.
+        value: The detail's value, of any type.
         words: Returns a value in words.
     """
     if name == "verdict":
@@ -59,7 +59,7 @@ def detail(name: str, value: JsonValue, words: Callable[[JsonValue], str]) -> st
 
 
 def says(name: str, value: JsonValue, reason: str) -> bool:
-    """Return whether the reason of a refusal already contains a detail."""
+    """Return whether the sentence of a refusal already contains a detail."""
     if name in {"nearest", "registered"}:
         return "did you mean" in reason.lower()
     return name == "fits_if" and len(value) == 1 and "It would fit" in reason
@@ -82,4 +82,4 @@ _BEFORE: Final = {
     "registered": "Registered here: ",
     "unknown": "Not there: ",
 }
-"""What stands before the value of a detail."""
+"""Words before the value of a detail."""

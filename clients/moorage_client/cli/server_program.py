@@ -1,4 +1,4 @@
-"""Run jobs of the server package for the command line: tests of policies, shipped policies.
+"""Runs jobs of the server package for the command line: tests of policies, shipped policies.
 
 A client does not import the server's packages: a program of the server package is started with this
 interpreter, gets the job as JSON, and answers JSON.
@@ -38,8 +38,8 @@ def run(command: str, job: JsonObject) -> JsonObject:
     """Run a job in the server package and return its outcome.
 
     Raises:
-        typer.BadParameter: The job cannot be done: a file is not what it should be, or there is no
-            jail or no server here.
+        typer.BadParameter: The job cannot be done: a file is wrong, or this machine has no jail or
+            no server package.
     """
     check_installation()
     try:

@@ -35,12 +35,12 @@ class CommandSession:
 
     Args:
         url: WebSocket URL of the server, or of several, separated by commas.
-        http_url: HTTP URL, likewise.
-        token: Who we are.
+        http_url: HTTP URL of the server, or of several, separated by commas.
+        token: The caller's token.
         json: Print exactly one JSON document on stdout.
         timeout: Seconds until an answer must be here, beyond `--wait`.
-        output: How results are printed, where `json` does not say it.
-        ca_file: Of the authority that signed the server's certificate.
+        output: The output format, unless `json` is set.
+        ca_file: File of the authority that signed the server's certificate.
     """
 
     url: str | None = None
@@ -85,7 +85,8 @@ class CommandSession:
         """Return a client of the HTTP side, to be used in a `with`.
 
         Raises:
-            typer.BadParameter: Only the WebSocket is named: this would ask another server.
+            typer.BadParameter: Only the WebSocket is named, so the default HTTP URL may be another
+                server.
         """
         from moorage_client.services import SECONDS_MAX, Services  # noqa: PLC0415  # Slow to import.
 
@@ -188,9 +189,9 @@ def command(
     """Register a function as a command, with the shared options after its own.
 
     Args:
-        app: Where.
+        app: The program to add the command to.
         name: The command's name.
-        options_first: The first argument ends the options: what follows is another command's own.
+        options_first: The first argument ends the options; the rest belongs to another command.
 
     Returns:
         A decorator; the function's first parameter is the session.

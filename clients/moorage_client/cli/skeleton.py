@@ -1,4 +1,4 @@
-"""`moorage policy new`: create a working policy with types, examples, tests and a README."""
+"""`moorage policy new`: creates a working policy with types, examples, tests and a README."""
 
 import json
 import re

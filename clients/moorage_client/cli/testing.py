@@ -1,4 +1,4 @@
-"""Test a policy before a server gets it, for `policy test` and `policy push`."""
+"""Tests a policy before a server gets it, for `policy test` and `policy push`."""
 
 import re
 import shlex
@@ -24,15 +24,15 @@ from moorage_client.text_files import plain_name
 ENTRY: Final = "function.py"
 FINDINGS_SHOWN: Final = 10
 _PLACE: Final = re.compile(r"(?<![\w./-])([\w./-]+\.py)(?=,? line \d|: )")
-"""A file of a policy where a finding names one."""
+"""The form in which a finding names a file of a policy."""
 
 
 def test_file_of(path: Path, job: JsonMapping) -> JsonObject:
     """Test a policy; return the report with the author's own file names.
 
     Args:
-        path: Where the author has it.
-        job: As `moorage.lab.policy_test.PolicyTestJob` has it.
+        path: The author's path of the policy.
+        job: Fields of `moorage.lab.policy_test.PolicyTestJob`.
     """
     report = run("test", {**job, "progress": sys.stderr.isatty()})
     for name in ("findings", "notes"):
@@ -63,13 +63,13 @@ def test_first(path: Path, document: JsonMapping, done: str, *, quiet: bool, for
 
     Args:
         path: The author's file or folder; for one on a server, its URI.
-        document: Its PolicyRule document.
-        done: What follows, in a word such as `registered`.
-        quiet: Say only what stops it, as one JSON document.
-        force: Also one that is not sound.
+        document: The policy's PolicyRule document.
+        done: What follows a success, in a word such as `registered`.
+        quiet: Print only faults that stop it, as one JSON document.
+        force: Continue even if the policy is not sound.
 
     Raises:
-        typer.Exit: It is not sound.
+        typer.Exit: The policy is not sound.
     """
     tell = (lambda _: None) if quiet else note
     if server_extra.missing():
@@ -108,7 +108,7 @@ def own_names(path: Path) -> Iterator[None]:
     """Rename the policy's files in a server's refusal to the author's names.
 
     Args:
-        path: Where the author has it.
+        path: The author's path of the policy.
 
     Raises:
         RequestRefused: As it was raised in the block.

@@ -1,4 +1,4 @@
-"""The file with the tokens of leases that `moorage ask` and `moorage run` got."""
+"""The file with the lease tokens that `moorage ask` and `moorage run` received."""
 
 import time
 from pathlib import Path
@@ -10,10 +10,10 @@ from moorage_client.home import HomeMissing
 from moorage_client.state_file import Entries, StateFile, StateUnusable, state_folder
 
 LEASES_MAX: Final = 10_000
-"""Leases in the file; beyond it those that ended first are forgotten."""
+"""Leases in the file; beyond it those that ended first are dropped."""
 
 KEPT_SECONDS: Final = 7 * 24 * 3600.0
-"""An entry is forgotten this long after its lease ran out: others may have renewed it."""
+"""Seconds after a lease's end until its entry is dropped: another program may have renewed it."""
 
 
 def state_path() -> Path:
@@ -34,7 +34,7 @@ class TokenFile:
     """The tokens of the leases that this user requested on this machine.
 
     Args:
-        path: The file; missing is the same as empty.
+        path: The file; a missing file counts as empty.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Read sources of any kind, and merge their data about one cluster."""
+"""Reads sources of any kind, and merges their data about one cluster."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from moorage_client.inventory.this_machine import machine_inventory
 from moorage_client.text_files import decode_text, plain_name
 
 FILE_BYTES_MAX: Final = 256 << 20
-"""Size of one file; a larger one is refused rather than read into memory."""
+"""Bytes of one file; a larger one is refused instead of read into memory."""
 
 STDIN: Final = "-"
 MACHINE: Final = "local"
@@ -34,15 +34,15 @@ def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
 
     Args:
         sources: Each as the package's docstring has it.
-        cluster_id: Id for the cluster of all of them; empty: each source names its own, and a
-            file that names none is one of the file's name.
+        cluster_id: Id for the cluster of all of them; empty: each source names its own, and a file
+            that names none is one of the file's name.
 
     Returns:
         Documents with an id each, in the order of the sources, and all notes.
 
     Raises:
-        InventoryError: A source cannot be read, names no cluster where none was given, or lists
-            a node that another one lists too.
+        InventoryError: A source cannot be read, names no cluster where none was given, or lists a
+            node that another one lists too.
     """
     documents: list[tuple[str, Document]] = []
     notes: list[str] = []

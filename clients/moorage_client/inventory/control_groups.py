@@ -20,11 +20,11 @@ _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupLimit:
-    """One limit.
+    """A limit of CPU or memory.
 
     Args:
         amount: Thousandths of a core, or bytes.
-        file: Where it is set.
+        file: The file that sets it.
     """
 
     amount: int

@@ -1,4 +1,4 @@
-"""The result of all readers of inventory, and the merge of two documents of one cluster.
+"""The result of all inventory readers, and the merge of documents of one cluster.
 
 `moorage.protocol.cluster_documents` makes the documents; the server's backends do so, too.
 """
@@ -38,8 +38,8 @@ class InventoryError(MoorageError, ValueError):
 
     Args:
         source: The file, or the name of the source.
-        place: Where in it, e.g. `items[3].status.capacity.cpu`; empty: all of it.
-        expected: What was expected there, and what to do.
+        place: The place in the source, e.g. `items[3].status.capacity.cpu`; empty: all of it.
+        expected: What was expected, and what to do.
     """
 
     def __init__(self, source: str, place: str, expected: str) -> None:
@@ -69,7 +69,7 @@ def combine(found: Iterable[tuple[str, Document]]) -> list[Document]:
         found: Documents, each with the source that it came from.
 
     Raises:
-        InventoryError: Two list the same node.
+        InventoryError: Two documents list the same node.
     """
     by_id: dict[str, Document] = {}
     for source, document in found:

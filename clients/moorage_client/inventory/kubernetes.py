@@ -1,4 +1,4 @@
-"""The output of `kubectl get nodes -o json`, as a cluster document.
+"""Reads the output of `kubectl get nodes -o json` as a cluster document.
 
 `moorage.protocol.kubernetes_nodes` says what of a node becomes what. Nodes that are cordoned or not
 ready are left out.
@@ -24,7 +24,7 @@ def kubernetes_inventory(source: str, document: JsonMapping, cluster_id: str) ->
     """Return the nodes of a Kubernetes cluster as one cluster document.
 
     Args:
-        source: How errors call it.
+        source: The source's name in errors.
         document: A `NodeList`, the `List` that kubectl makes of one, or a single `Node`.
         cluster_id: Id of the cluster, since Kubernetes has none; empty: still to be chosen.
 

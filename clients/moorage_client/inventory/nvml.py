@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of this machine, through NVML, as devices of a cluster document.
+"""Reads this machine's NVIDIA GPUs through NVML, as devices of a cluster document.
 
 `this_machine` calls it. The bindings (`nvidia-ml-py`, module `pynvml`) are the extra `nvml`, and
 are loaded only here.
@@ -21,14 +21,14 @@ def devices_here(source: str) -> tuple[list[Document], str, str]:
     """Return the NVIDIA devices of this machine.
 
     Args:
-        source: How errors and the note call it.
+        source: The source's name in errors and the note.
 
     Returns:
-        The devices, by index; the version of the driver; and where there are none, why.
+        The devices by index, the driver's version, and the reason if there are no devices.
 
     Raises:
-        InventoryError: The driver is there, but its devices cannot be read: a document without
-            them would say that the machine has none.
+        InventoryError: The driver is there, but its devices cannot be read: a document without them
+            would say that the machine has none.
     """
     try:
         nvml = importlib.import_module("pynvml")
@@ -111,7 +111,7 @@ def _instances(nvml: ModuleType, handle: object) -> list[tuple[int, object]] | N
 
 
 def _link_groups(nvml: ModuleType, handles: Sequence[object]) -> list[str]:
-    """Return the NVLink group of each device; empty if it has none."""
+    """Return the NVLink group of each device; empty if there are none."""
     groups = list(range(len(handles)))
     for first, one in enumerate(handles):
         for second in range(first):

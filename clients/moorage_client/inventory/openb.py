@@ -1,4 +1,4 @@
-"""Tables of nodes in the columns of the openb trace (Alibaba cluster-trace-gpu-v2023), as CSV.
+"""Reads tables of nodes with the columns of the openb trace (Alibaba, 2023), as CSV.
 
 Read by `moorage fleet import`, and by the trials, which replay requests against such a fleet.
 """
@@ -19,7 +19,7 @@ from moorage_client.inventory.documents import (
 )
 
 ROWS_MAX: Final = 1_000_000
-"""Rows of one CSV file; a longer file is refused rather than read into memory."""
+"""Rows of one CSV file; a longer file is refused instead of read into memory."""
 _HEADER_CHARS_MAX: Final = 200
 COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster as a cluster document, from its dashboard or from Ray's output.
+"""Reads the nodes of a Ray cluster as a cluster document, from its dashboard or Ray's output.
 
 The dashboard is read over plain HTTP, so neither a `ray` package nor one of the cluster's own
 version is needed: `GET /api/v0/nodes` is what `ray list nodes` asks, `GET /nodes?view=summary`
@@ -29,13 +29,13 @@ from moorage_client.inventory.documents import (
 )
 
 URL_DEFAULT: Final = "http://127.0.0.1:8265"
-"""Where `ray start --head` puts its dashboard."""
+"""Default URL of the dashboard of `ray start --head`."""
 NODES_MAX: Final = 10_000
-"""What Ray's API server returns at most (`RAY_MAX_LIMIT_FROM_API_SERVER`)."""
+"""Most nodes that Ray's API server returns (`RAY_MAX_LIMIT_FROM_API_SERVER`)."""
 REPLY_BYTES_MAX: Final = 256 << 20
-"""Size of one reply of the dashboard, whose summary names every process of every node."""
+"""Bytes of one reply of the dashboard, whose summary names every process of every node."""
 SECONDS_MAX: Final = 30.0
-"""How long connecting may take, and each wait for more of a reply."""
+"""Seconds for connecting, and for each wait for more of a reply."""
 
 RACK_LABEL: Final = "rack"
 ZONE_LABEL: Final = "ray.io/availability-zone"
@@ -47,10 +47,10 @@ _UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 
 
 
 def dashboard_inventory(source: str, url: str, cluster_id: str) -> Inventory:
-    """Ask the dashboard of a Ray cluster for its nodes.
+    """Read the nodes of a Ray cluster from its dashboard.
 
     Args:
-        source: How errors call it.
+        source: The source's name in errors.
         url: Of the dashboard; empty: where Ray puts it on this machine.
         cluster_id: Id of the cluster, since Ray has none; empty: still to be chosen.
 
@@ -80,10 +80,10 @@ def ray_inventory(
     """Return the nodes of a Ray cluster as one cluster document; dead ones are left out.
 
     Args:
-        source: How errors call it.
+        source: The source's name in errors.
         nodes: As `ray list nodes --detail --format json` or `ray.nodes()` has them.
         cluster_id: Id of the cluster; empty: still to be chosen.
-        summary: What the dashboard measured of them, if it was read.
+        summary: The dashboard's measurements of the nodes, if it was read.
 
     Raises:
         InventoryError: No node is alive, or a field is not what Ray documents.

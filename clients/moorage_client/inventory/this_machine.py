@@ -1,4 +1,4 @@
-"""This machine as a cluster of one node: CPUs, memory, and its NVIDIA GPUs.
+"""Reads this machine as a cluster of one node: CPUs, memory, and NVIDIA GPUs.
 
 In a container, sizes are those of the container (`control_groups`). GPUs are read through NVML
 (`pip install 'moorage[nvml]'`); MIG instances are devices of their own, and NVLink joins devices
@@ -29,7 +29,7 @@ def machine_inventory(source: str, cluster_id: str) -> Inventory:
     """Return this machine as a cluster document.
 
     Args:
-        source: How errors and notes call it.
+        source: The source's name in errors and notes.
         cluster_id: Id of the cluster; empty: this machine's name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The client of a served pool: a pool's methods, answered by another process."""
+"""The client of a served pool: the methods of a pool, answered by another process."""
 
 import json
 import os
@@ -19,9 +19,9 @@ from moorage_client.errors import ConnectionFailed, ProtocolViolated, Timeout, r
 from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
 
 SECONDS_MAX: Final = 30.0
-"""How long an answer may take."""
+"""Seconds that an answer may take."""
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""One answer; a longer one is not read to its end."""
+"""Bytes of one answer; a longer one is not read to its end."""
 T = TypeVar("T")
 
 
@@ -72,7 +72,7 @@ class ResourcePoolAdapter:
         return not self.types
 
     def count(self, type: str) -> int:  # noqa: A002  # The documents' word.
-        """Return how many instances there are; as `ResourcePool.count`."""
+        """Return the number of instances; see `ResourcePool.count`."""
         return self._read(int, self._call("POST", "/count", type).get("count"))
 
     def accommodates(self, request: Sequence[JsonMapping]) -> Outcome:
@@ -90,12 +90,12 @@ class ResourcePoolAdapter:
         ttl_seconds: float | None = None,
         **kwds: object,
     ) -> Checkout:
-        """Check out; as `ResourcePool.checkout`.
+        """Take slots out of the pool; see `ResourcePool.checkout`.
 
         Args:
             request: Members `{"type", "slots"}`.
-            pid: The process that it is for: when it dies, all is given back. Default: this one;
-                0: none, and only its time counts.
+            pid: The process that gets the slots: when it dies, all of them are returned. Default:
+                this one; 0: none, and only its time counts.
             ttl_seconds: Seconds after which it is given back in any case, unless renewed. Default:
                 without end, or what the server gives where there is no process.
             kwds: Accepted, and ignored.
@@ -118,7 +118,7 @@ class ResourcePoolAdapter:
         """Give back all slots of a `checkout`, or of a transaction by its id.
 
         Raises:
-            InvalidCheckin: It is not held (any more).
+            InvalidCheckin: The slots are not held (any more).
         """
         if isinstance(resources, str):
             body: JsonValue = {"transaction": resources}
@@ -132,7 +132,7 @@ class ResourcePoolAdapter:
         """Extend a checkout to some seconds from now; return its end in seconds since the epoch.
 
         Raises:
-            InvalidCheckin: It is not held (any more).
+            InvalidCheckin: The slots are not held (any more).
         """
         transaction = checkout if isinstance(checkout, str) else checkout.transaction
         body = {"transaction": transaction, "ttl_seconds": ttl_seconds}

@@ -12,7 +12,7 @@ from typing import Final
 from moorage.protocol.origins import is_loopback
 
 ENVIRONMENT: Final = ("MOORAGE_POOL_ADDRESS", "CANARY_RESOURCE_POOL_ADDR")
-"""Variables that name the address; the first that is set. The second is the documented one."""
+"""Variables that name the address; the first one set counts. The second is the documented one."""
 
 _PORT_MAX: Final = 65535
 
@@ -22,8 +22,8 @@ class Uds:
     """A Unix socket.
 
     Args:
-        path: Its file.
-        own: The default: it lies where this user's own socket is looked for.
+        path: The socket's file.
+        own: Whether it is the default path of this user's own socket.
     """
 
     path: Path
@@ -68,8 +68,7 @@ def parse_address(text: str) -> Uds | Tcp:
     """Read an address.
 
     Raises:
-        ValueError: It is neither; or it is not of this machine, which cannot say who
-            a user is.
+        ValueError: It is neither; or it is not of this machine, which cannot say who a user is.
     """
     kind, _, rest = text.partition(":")
     if kind == "uds" and rest:

@@ -29,8 +29,8 @@ from moorage_client.workflow.results import ExecutionResult
 from moorage_client.workflow.running import RunningNode, enter, leave, stopped_run
 
 STARTED_AT_ONCE_MAX: Final = 64
-"""Nodes that are started in one turn of the loop. The next ones are started in its next turn: so a
-wide graph neither holds up the loop, nor has all of its short nodes in flight at the same time."""
+"""Nodes started in one iteration of the loop; more are started in the next ones. So a wide graph
+does not block the loop, nor are all of its short nodes in flight at the same time."""
 
 _WORKER: Final = "worker"
 _ON_LOOP: Final = 0
@@ -38,7 +38,7 @@ _ON_THREAD: Final = 1
 
 
 class AsyncResourceAwareExecutor(BaseExecutor):
-    """As `ResourceAwareExecutor`, for programs with an event loop, and for async tasks.
+    """Like `ResourceAwareExecutor`, for programs with an event loop and for async tasks.
 
     Tasks are async functions, functions that return an awaitable, or plain functions. Those that
     need the running loop when they are called must be async functions: the others are called on
@@ -73,7 +73,7 @@ class AsyncResourceAwareExecutor(BaseExecutor):
 
 
 class AsyncDAGExecutor(AsyncResourceAwareExecutor):
-    """As `DAGExecutor`, for programs with an event loop, and for async tasks.
+    """Like `DAGExecutor`, for programs with an event loop and for async tasks.
 
     Args:
         dag: As of `DAGExecutor`, like all that follows.
@@ -120,7 +120,7 @@ class AsyncDAGExecutor(AsyncResourceAwareExecutor):
         timeout: float | None = None,  # noqa: ASYNC109  # Of each node.
         cancel_event: Settable | None = None,
     ) -> ExecutionResult:
-        """Run every node once and return the results; arguments as of `DAGExecutor.execute`."""
+        """Run every node once and return the results; see `DAGExecutor.execute`."""
         return await self._execute(self._settings_of(timeout, cancel_event), tasks)
 
 
@@ -195,7 +195,7 @@ class _AsyncRun:
         self._pump()
 
     def _pump(self) -> None:
-        """Start all nodes that can start now, and notice the end of the run."""
+        """Start all nodes that can start now, and detect the end of the run."""
         if self._turning:
             return
         try:
@@ -298,7 +298,7 @@ class _AsyncRun:
             self._loop.call_later(self._settings.stop_seconds, self._abandon, node)
 
     def _abandon(self, node: RunningNode) -> None:
-        """Continue the run without a task that does not end."""
+        """Continue the run without waiting for a task that does not end."""
         result = self._execution.report_abandoned_node(node)
         if result is None:
             return
@@ -327,7 +327,7 @@ class _AsyncRun:
             self._loop.call_soon_threadsafe(act)
 
     def _returned(self, node: RunningNode, value: Result, error: BaseException | None) -> None:
-        """Note, on the function's thread, that a plain function returned."""
+        """Record, on the function's thread, that a plain function returned."""
         if node.abandoned:
             self._execution.close(node, None, None)
             return
@@ -379,7 +379,7 @@ class _Crew:
             threading.Thread(target=self._work, name="moorage-workflow", daemon=True).start()
 
     def note_return(self, node: RunningNode) -> None:
-        """Note that a function returned."""
+        """Record that a function returned."""
         self._busy.discard(node)
 
     def abandon(self, node: RunningNode) -> None:
@@ -409,7 +409,7 @@ class _Crew:
 
 
 def _is_async(task: Task) -> bool:
-    """Return whether calling this makes a coroutine, and does nothing else."""
+    """Return whether a call only makes a coroutine, and runs nothing yet."""
     return inspect.iscoroutinefunction(task) or inspect.iscoroutinefunction(
         getattr(task, "__call__", None)  # noqa: B004  # Not whether it is callable: whether async.
     )

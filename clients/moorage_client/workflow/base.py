@@ -21,9 +21,9 @@ from moorage_client.workflow.requirements import ResourceRequirements, finite
 from moorage_client.workflow.running import RunningNode
 
 STOP_SECONDS: Final = 10.0
-"""How long a task may go on after its stop signal, by default."""
+"""Default seconds that a task may continue after its stop signal."""
 WORKERS_MIN: Final = 32
-"""Threads at most, by default, on small machines: tasks mostly wait for other processes."""
+"""Default maximum of threads on small machines: tasks mostly wait for other processes."""
 WORKERS_PER_CORE: Final = 4
 
 
@@ -35,7 +35,7 @@ class Settable(Protocol):
 
 
 class RunOptions(TypedDict, total=False):
-    """Options that executors without a pool take by keyword, too: arguments of `BaseExecutor`."""
+    """The keyword options of executors without a pool: arguments of `BaseExecutor`."""
 
     timeouts: Mapping[str, float] | float | None
     retries: Mapping[str, int] | int
@@ -50,16 +50,16 @@ class BaseExecutor:
     """Options of both executors, and the cancellation of their runs.
 
     Args:
-        dag: What depends on what.
-        resource_pool: What there is to run on: a `ResourcePool`, or a `LeasedPool`.
+        dag: The graph of the nodes.
+        resource_pool: The resources: a `ResourcePool` or a `LeasedPool`.
         requirements: What each node needs, by name; a node without an entry needs nothing.
         costs: How long each node takes, in any unit, 1.0 by default. Of the nodes that are ready,
             the one with the most expensive path to an end goes first.
         callbacks: What to call as nodes come and go.
         fail_fast: Skip what comes after a node that failed; otherwise it runs all the same.
         enable_tracing: Record a trace, in `ExecutionResult.trace`.
-        max_workers: Tasks that run on threads at a time; by default as many as the graph has
-            nodes, but no more than 32 or, on large machines, four per core.
+        max_workers: Tasks that run on threads at a time; by default as many as the graph has nodes,
+            but no more than 32 or, on large machines, four per core.
         timeouts: Seconds that an attempt may take: one number, or by name.
         retries: How often a node that failed or timed out is tried again: a number, or by name.
         retry_seconds: How long to wait before each further attempt.
@@ -159,7 +159,7 @@ class BaseExecutor:
 
 
 def _by_name(given: object, what: str) -> list[tuple[str, object]]:
-    """Return an argument, which is one value or one value per node, as names and values."""
+    """Return one value, or one value per node, as names and values."""
     if not isinstance(given, Mapping):
         return [(what, given)]
     return [(f"{what}[{node!r}]", value) for node, value in given.items()]
@@ -187,7 +187,7 @@ class Pools:
     """The threads and processes in which the tasks of one run are called.
 
     Args:
-        run_in: As of `BaseExecutor`.
+        run_in: The argument of `BaseExecutor`.
     """
 
     def __init__(self, run_in: Executor | Callable[[], Executor] | None) -> None:
@@ -199,7 +199,7 @@ class Pools:
         """Call a task on this thread or elsewhere, wait for it, and return its result.
 
         Raises:
-            PoolBroken: It can be called nowhere any more.
+            PoolBroken: No process is left to call it in.
         """
         pool = self._current()
         if pool is None:
@@ -237,7 +237,7 @@ class Pools:
 
 
 def _call_elsewhere(task: Task, environment: Mapping[str, str], parent: int) -> Result:
-    """Call a task in a thread or process, in a process with its variables, and await the result."""
+    """Run a task in a thread or process, with its variables in a process, and await the result."""
     own = {} if os.getpid() == parent else environment
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)

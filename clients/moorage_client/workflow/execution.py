@@ -32,7 +32,7 @@ from moorage_client.workflow.schedule import Schedule
 from moorage_client.workflow.tracing import EventType, ExecutionTrace
 
 CALLBACK_ERRORS_MAX: Final = 1000
-"""Exceptions of callbacks that a result keeps; the first ones."""
+"""Exceptions of callbacks stored in a result, the first ones."""
 
 _ENDS: Final = {
     NodeStatus.COMPLETED: EventType.NODE_COMPLETED,
@@ -60,18 +60,18 @@ class Settings:
     journal: RunJournal | None
     gates: Mapping[str, ApprovalGate]
     ends: Callable[[], bool] | None = None
-    """Whether no more nodes are to be started."""
+    """Whether no more nodes are started."""
     expanders: Mapping[str, Expander] = field(default_factory=dict)
 
     def timeout_of(self, name: str) -> float | None:
-        """Return the seconds that one attempt at a node may take."""
+        """Return the time limit of one attempt at a node, in seconds."""
         each = self.timeouts
         if each is None:
             return None
         return each.get(name) if isinstance(each, Mapping) else each
 
     def retries_of(self, name: str) -> int:
-        """Return the number of further tries of a node that fails."""
+        """Return the number of retries of a failed node."""
         each = self.retries
         return each.get(name, 0) if isinstance(each, Mapping) else each
 
@@ -79,7 +79,7 @@ class Settings:
         """Check that the pool can ever satisfy every requirement.
 
         Raises:
-            ResourceError: It cannot; the message names the node (a ValueError).
+            ResourceError: The pool cannot; the message names the node (a ValueError).
         """
         for name, needs in self.requirements.items():
             if not self.pool.can_satisfy(needs):
@@ -95,8 +95,8 @@ class Execution:
     Args:
         settings: How to run.
         tasks: By node.
-        wake: Makes the shell call `next`; callable from any thread, returns at once, and takes
-            no lock that is held while this is called.
+        wake: Makes the shell call `next`; callable from any thread, returns at once, and takes no
+            lock that is held while this is called.
         kinds: Of each task, by name: nodes of different kinds are never admitted together.
         space: Whether a task of this kind can be started now, whatever the pool has.
         on_stop: Called, from any thread, with a node that gets a stop signal.
@@ -122,7 +122,7 @@ class Execution:
         self._names, self._numbers = list(shape.names), dict(shape.numbers)
         self._removed: set[str] = set()
         self.grown: dict[str, Task] = {}
-        """Tasks of the nodes that expanders added."""
+        """Tasks of the nodes that expanders have added."""
         self._levels = shape.bottom_levels(settings.costs)
         self._needs, self._kinds, groups = _group(settings, shape, kinds or {})
         self._schedule = Schedule(
@@ -201,7 +201,7 @@ class Execution:
         node, be that its own successor. The shell calls `tell` afterwards.
 
         Args:
-            node: Which.
+            node: The node that ended.
             result: What `close` returned; None makes it ready for another attempt.
         """
         skipped: list[int] = []
@@ -275,7 +275,7 @@ class Execution:
                 raise ValueError(f"node {name!r} has started, or is over")
 
     def _note_failure(self, number: int) -> bool:
-        """Note a failed node; return whether its successors are skipped."""
+        """Record a failed node; return whether its successors are skipped."""
         result = self._results[number]
         tried = self._names[number] in self.tasks or self._names[number] in self.grown
         return (
@@ -300,7 +300,7 @@ class Execution:
         node.end = None
 
     def free(self) -> None:
-        """Note that there is space: check every blocked node again."""
+        """Check every blocked node again, since there is space for more tasks."""
         self._freed = True
 
     def cancel(self) -> None:
@@ -442,7 +442,7 @@ class Execution:
     # From any thread, without the lock.
 
     def freed(self) -> None:
-        """Note that a node may fit now. Called by pools, and by executors with limited threads."""
+        """Record that a node may fit now. For pools, and for executors with limited threads."""
         self._freed = True
         self._wake()
 
@@ -503,7 +503,7 @@ class Execution:
         """Report the end of a node's task.
 
         Args:
-            node: Which.
+            node: The node whose task ended.
             value: What its task returned.
             error: Why it did not return.
 
@@ -518,9 +518,9 @@ class Execution:
         return self._conclude(node, value, error)
 
     def report_abandoned_node(self, node: RunningNode) -> NodeResult | None:
-        """Report a node as over although its task does not end; None: it did end.
+        """Report a node as ended although its task goes on; None if the task has ended meanwhile.
 
-        What it held is released when its task ends at last: until then it is in use.
+        Its resources are in use until the task ends, and are released then.
         """
         if not node.abandon():
             return None
@@ -555,7 +555,7 @@ class Execution:
         )
 
     def _report_result(self, node: RunningNode, value: Result) -> BaseException | None:
-        """Report the result of a task to callbacks; return an exception that they raised."""
+        """Report the result of a task to callbacks; return an exception that a callback raised."""
         try:
             if (expand := self._settings.expanders.get(node.name)) is not None:
                 node.growth = expand(node.name, value)
@@ -585,7 +585,7 @@ class Execution:
     def _report(
         self, callback: str, name: str, call: Callable[..., object], *arguments: object
     ) -> None:
-        """Call a callback; store its exception, which fails no node."""
+        """Call a callback; store its exception, which does not fail a node."""
         try:
             call(*arguments)
         except Exception as error:  # noqa: BLE001  # It is the caller's; the result has it.
@@ -606,7 +606,7 @@ class Execution:
 def _status(
     node: RunningNode, error: BaseException | None
 ) -> tuple[NodeStatus, BaseException | None]:
-    """Return the status of a task, from its exception and the reason for its stop signal."""
+    """Return the status of a task, from its exception and its stop signal."""
     why = node.stopped_by
     if isinstance(why, TaskTimeout):
         return NodeStatus.TIMED_OUT, why

@@ -76,7 +76,7 @@ class DAGExecutor(ResourceAwareExecutor):
     """Runs a graph on threads, without a pool.
 
     Args:
-        dag: As of `BaseExecutor`, like all that follows.
+        dag: As in `BaseExecutor`, like all other arguments.
         max_workers: Tasks that run at a time; default: all that are ready.
         costs: Which of those that are ready goes first.
         callbacks: What to call as nodes come and go.
@@ -263,7 +263,7 @@ class _Run:
             self._kick.clear()
 
     def _work(self) -> None:
-        """Run nodes, on each thread of the crew."""
+        """Run nodes until the run ends; each thread of the crew executes this."""
         try:
             self._run_nodes()
         except BaseException as defect:  # noqa: BLE001  # No caller may wait for ever for it.
@@ -310,14 +310,14 @@ class _Run:
         return []
 
     def _first(self) -> RunningNode | None:
-        """Return a node for a thread that was woken or started; None ends it."""
+        """Return a node for a thread that was woken or started; None: the thread ends."""
         with self._lock:
             self._waking = False
             node = self._pick()
         return node or self._park()
 
     def _park(self) -> RunningNode | None:
-        """Sleep until there is a node; None: the run is over."""
+        """Sleep until there is a node to run; None: the run has ended."""
         while True:
             with self._lock:
                 node = self._pick()
@@ -365,7 +365,7 @@ class _Run:
         thread.start()
 
     def _at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` at a time, on the thread that called `execute`."""
+        """Call `act` at a given time, on the thread that called `execute`."""
         when = time.monotonic() + seconds
         heapq.heappush(self._timers, (when, next(self._ties), act))
         if self._timers[0][0] == when:
@@ -378,7 +378,7 @@ class _Run:
             self._at(self._settings.stop_seconds, partial(self._abandon, node))
 
     def _abandon(self, node: RunningNode) -> None:
-        """Continue without a task that does not end; its thread is no longer used."""
+        """Continue without waiting for a task that does not end; its thread is not used again."""
         result = self._execution.report_abandoned_node(node)
         if result is None:
             return

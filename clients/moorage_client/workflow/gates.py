@@ -25,7 +25,7 @@ class GateStatus(StrEnum):
 
     PENDING = "pending"
     WAITING = "waiting"
-    """A node waits at it."""
+    """A node waits at the gate."""
     APPROVED = "approved"
     REJECTED = "rejected"
     TIMED_OUT = "timed_out"
@@ -97,7 +97,7 @@ class ApprovalGate:
         """Wait until the gate is resolved, times out, or the wait is cancelled. For executors.
 
         Args:
-            waits: Called before.
+            waits: Called before the wait.
             stopped: Returns, after the wait, whether the node was stopped.
         """
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
@@ -154,7 +154,7 @@ class ApprovalGate:
 
 
 class GateController(dict[str, ApprovalGate]):
-    """Gates by name, also as `gates` of an executor. A name that it does not have is a `KeyError`.
+    """Gates by name; can be passed to an executor as `gates`.
 
     Args:
         gates: By name; `add_gate` adds others.
@@ -200,11 +200,11 @@ class GateController(dict[str, ApprovalGate]):
             gate.reset()
 
     def wait_sync(self, name: str) -> None:
-        """Wait at a gate; see `ApprovalGate.wait_sync`."""
+        """Wait until a gate is resolved; see `ApprovalGate.wait_sync`."""
         self[name].wait_sync()
 
     async def wait_async(self, name: str) -> None:
-        """Wait at a gate, on an event loop; see `ApprovalGate.wait_sync`."""
+        """Wait until a gate is resolved, on an event loop; see `ApprovalGate.wait_sync`."""
         await self[name].wait_async()
 
 
@@ -215,7 +215,7 @@ def add_gates(
     trace: Callable[[], ExecutionTrace | None],
     is_async: Callable[[Task], bool],
 ) -> dict[str, Task]:
-    """Return the tasks; a task with a gate waits for the gate first.
+    """Return the tasks, changed so that a task with a gate waits for the gate first.
 
     Args:
         tasks: By node.
@@ -234,7 +234,7 @@ def add_gates(
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """The callbacks and the trace of one gate; see `gated`."""
+    """The callbacks and the trace of one gate; see `add_gates`."""
 
     name: str
     callbacks: ExecutionCallbacks

@@ -1,4 +1,4 @@
-"""The interface between a run and its pool, whichever pool it is.
+"""The interface between a run and its pool, the same for all pools.
 
 `ResourcePool` counts; `LeasedPool` holds leases of a server. The executors know only this.
 """
@@ -18,7 +18,7 @@ class Grant:
     """The resources that one node holds.
 
     Args:
-        requirements: What it requested.
+        requirements: The node's requirements.
         placement: Where its GPUs are, one share per node; empty if a pool only counts.
         environment: Variables for the processes that it starts.
         held: The pool's own record of it.
@@ -39,8 +39,8 @@ class Claim:
     """One node's place in the queue of a pool.
 
     Args:
-        node_name: Whose.
-        requirements: What it needs.
+        node_name: The node's name.
+        requirements: The node's requirements.
         wake: Called with the claim, from any thread, when there is a grant or an error. It must
             return at once and take no lock that is ever held while a pool is called.
         cost: Bottom level of the node: the higher, the sooner.
@@ -66,7 +66,7 @@ class Pool(Protocol):
     """The methods of a pool that an executor calls, safe from any thread."""
 
     claims_max: int
-    """Claims of one run that stand in line at a time."""
+    """Claims of one run that may wait in the queue at a time."""
 
     @property
     def capacities(self) -> dict[str, float]:
@@ -78,7 +78,7 @@ class Pool(Protocol):
 
     @property
     def releases(self) -> int:
-        """The number of releases so far; see `watch`."""
+        """The number of releases so far, for `watch`."""
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
         """Return whether the total capacity is enough."""
@@ -103,7 +103,7 @@ class Pool(Protocol):
         """
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
-        """Return whether requirements do not fit because they are larger than others."""
+        """Return whether requirements do not fit because they are larger than those of others."""
 
     def give_back(
         self,
@@ -118,7 +118,7 @@ class Pool(Protocol):
         """Call `wake` once, when another run frees resources.
 
         Returns:
-            False if there were more releases than that: look again first.
+            False if there were more releases meanwhile: check again first.
         """
 
     def unwatch(self, wake: Callable[[], None]) -> None:

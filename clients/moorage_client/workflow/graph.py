@@ -14,7 +14,7 @@ from moorage_client.workflow.errors import GraphError
 from moorage_client.workflow.requirements import finite
 
 COST_DEFAULT = 1.0
-"""Of a node that `costs` does not name."""
+"""The cost of a node that `costs` does not name."""
 _LISTED_MAX: Final = 10
 """Names that a message lists."""
 
@@ -31,13 +31,13 @@ class NodeId(str):
 
 
 Payload: TypeAlias = Any
-"""An object of the user's, which the graph only carries."""
+"""A user's object that the graph only stores."""
 NodeGiven = str | tuple[str, Payload] | tuple[str, Payload, Payload]
-"""A node for `add_nodes`: its name, or with its payload, or with its metadata too."""
+"""A node for `add_nodes`: its name, optionally with payload and metadata."""
 EdgeGiven = (
     tuple[str, str] | tuple[str, str, float | None] | tuple[str, str, float | None, str | None]
 )
-"""An edge for `add_edges`: its ends, or with its weight, or with its label too."""
+"""An edge for `add_edges`: its two ends, optionally with weight and label."""
 _Successors = dict[str, dict[str, "Edge"]]
 
 
@@ -122,8 +122,8 @@ class Shape:
         """Refuse names that are not nodes: otherwise a misspelt name would silently have no effect.
 
         Args:
-            names: What was named.
-            what: By which argument.
+            names: The given names.
+            what: The argument that has them.
 
         Raises:
             GraphError: One is no node; the message has the nearest one.

@@ -1,11 +1,11 @@
-"""The result of an expander: changes of a graph while it runs."""
+"""Changes of a graph while it runs, which expanders return."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Result: TypeAlias = Any
-"""What a task returns: any object of the user's."""
+"""The result of a task: any object of the user."""
 Task: TypeAlias = Callable[[], Result]
 
 
@@ -32,8 +32,8 @@ class DynamicModification:
 
     Args:
         add_nodes: Nodes to add; they may depend on each other.
-        remove_nodes: Nodes that are not to run, and have not started. What waited for them does
-            not any more.
+        remove_nodes: Nodes that are not to run, and have not started. What waited for them does not
+            any more.
     """
 
     add_nodes: list[DynamicNodeSpec] = field(default_factory=list)
@@ -41,4 +41,4 @@ class DynamicModification:
 
 
 Expander = Callable[[str, Result], DynamicModification | None]
-"""Returns what changes when a node has completed, from its name and what it returned."""
+"""Returns the changes after a node has completed, given its name and result."""

@@ -34,7 +34,7 @@ from moorage_client.workflow.graph import Shape
 from moorage_client.workflow.growth import Result
 
 BATCH_MAX: Final = 1000
-"""Lines that share one fsync."""
+"""Lines that one fsync may cover."""
 
 _MODE: Final = 0o600  # It has the tokens of leases.
 
@@ -60,7 +60,7 @@ class _History:
     nodes: dict[str, _Node] = field(default_factory=dict)
 
     def tell(self, line: JsonMapping) -> None:
-        """Process one line of the journal."""
+        """Apply one line of the journal."""
         if line["event"] == "run":
             self.run, self.graph = line["id"], line["graph"]
             return
@@ -81,7 +81,7 @@ class _History:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A lease that a killed program still holds for a node that had completed."""
+    """A lease that a killed program still holds for a node that has completed."""
 
     node_name: str
     key: str

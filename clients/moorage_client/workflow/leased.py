@@ -34,15 +34,15 @@ from moorage_client.workflow.requirements import UNITS, ResourceRequirements, am
 from moorage_client.workflow.timeline import SNAPSHOTS_MAX, ResourceTimeline
 
 CLAIMS_MAX: Final = 64
-"""Nodes of one run that wait in the server's queue at a time."""
+"""Nodes of one run that may wait in the server's queue at a time."""
 WAIT_SECONDS: Final = 3600.0
-"""How long a node waits in the server's queue before it fails."""
+"""Seconds that a node waits in the server's queue before it fails."""
 LEASES_LOST_MAX: Final = 3
-"""Leases that one ask may find over before it fails: an earlier program's, and bad luck."""
+"""Ended leases that one request may get before it fails: an earlier program's, or lost ones."""
 CLOSE_SECONDS_MAX: Final = 30.0
-"""How long `close` waits for leases that are being given back; the others end by their TTL."""
+"""Seconds that `close` waits for leases to be released; others end by their TTL."""
 PROBLEMS_MAX: Final = 1000
-"""Leases that could not be given back of which `problems` tells; the first ones."""
+"""Failed releases that `problems` lists, the first ones."""
 
 _SHARES: Final = {"gpu": "gpu", "cpu": "cpu", "cpu_slots": "cpu", "memory_mb": "memory_mb"}
 _MILLI: Final = UNITS // 1000

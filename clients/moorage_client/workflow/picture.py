@@ -13,9 +13,9 @@ from moorage_client.workflow.results import ExecutionResult, NodeResult, NodeSta
 from moorage_client.workflow.timeline import ResourceSnapshot
 
 NAMED_FRACTION_MIN: Final = 0.03
-"""Bars shorter than this part of the run are not named; a name would be unreadable."""
+"""Least length of a bar, as a part of the run, for its name to be shown."""
 LANES_MAX: Final = 60
-"""Lanes that make the picture higher; of more each is thinner."""
+"""Lanes up to which the picture grows; with more, each lane is thinner."""
 
 _COLOURS: Final = {
     NodeStatus.COMPLETED: "#3b7dd8",
@@ -25,7 +25,7 @@ _COLOURS: Final = {
 }
 _ELSEWHERE: Final = ""
 _NAME: Final = {"parse_math": False}
-"""Draws names as they are: matplotlib would take text between dollars for formulas."""
+"""Draws names unchanged: matplotlib would read text between dollars as formulas."""
 
 
 def draw_timeline(result: ExecutionResult, path: str | Path) -> None:

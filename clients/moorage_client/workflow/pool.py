@@ -24,7 +24,7 @@ from moorage_client.workflow.timeline import SNAPSHOTS_MAX, ResourceTimeline
 from moorage_client.workflow.waiting import Account, Amounts, Ticket
 
 COMPILED_MAX: Final = 10_000
-"""Different requirements whose amounts a pool remembers; then it starts again."""
+"""Requirements whose amounts a pool caches; beyond it the cache starts again."""
 
 _NO_VARIABLES: Final[Mapping[str, str]] = {}
 
@@ -41,8 +41,8 @@ class ResourcePool:
         snapshots_max: Snapshots that its timeline stores; None: all.
 
     Raises:
-        ResourceError: A capacity is negative, no finite number, or so small that it would count
-            as nothing (a ValueError).
+        ResourceError: A capacity is negative, no finite number, or so small that it would count as
+            nothing (a ValueError).
     """
 
     claims_max = 1  # A run stands in line for the best of its nodes that do not fit now.

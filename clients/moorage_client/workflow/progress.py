@@ -18,7 +18,7 @@ from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.graph import DAG
 
 NAMES_MAX: Final = 3
-"""Nodes that are named beside the bar while they run; the others are counted."""
+"""Running nodes that are named beside the bar; others are counted."""
 
 
 class ProgressBar:

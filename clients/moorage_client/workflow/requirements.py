@@ -13,10 +13,10 @@ from typing import Final
 from moorage_client.workflow.errors import ResourceError
 
 UNITS: Final = 1_000_000
-"""Units in one of a resource. Amounts are rounded to the nearest unit."""
+"""Units in one whole of a resource. Amounts are rounded to the nearest unit."""
 
 ALIASES: Final = {"cpu": "cpu_slots"}
-"""Another name for a resource, for a user who declares that one and not the first."""
+"""Alternative names of resources, for users who declare only the alternative."""
 
 
 def finite(number: object) -> float | None:
@@ -31,7 +31,7 @@ def units(amount: float, what: str) -> int:
 
     Args:
         amount: At least 0.
-        what: Whose it is, for the message.
+        what: Whose amount it is, for the message.
 
     Raises:
         ResourceError: It is not a finite number, or negative.

@@ -19,11 +19,11 @@ class NodeStatus(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     SKIPPED = "skipped"
-    """It has no task, or something before it failed."""
+    """The node has no task, or something before it failed."""
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
     CACHE_HIT = "cache_hit"
-    """It completed in an earlier run of the same journal."""
+    """The node completed in an earlier run with the same journal."""
 
 
 @dataclass(slots=True)

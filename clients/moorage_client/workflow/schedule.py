@@ -1,4 +1,4 @@
-"""Choose the node that runs next, for both executors.
+"""Chooses the node that runs next, for both executors.
 
 Pure: no clock, no threads, no tasks. A shell asks for a node, runs it, and tells how it went; each
 of that costs O(log n), or O(successors), however large the graph is.
@@ -12,15 +12,15 @@ from heapq import heappop, heappush, heapreplace
 from typing import Final
 
 BLOCKED_MAX: Final = 64
-"""Groups that do not fit which are looked past, per request, while something runs. Those behind
-them wait for the next release; when nothing runs, all are looked at."""
+"""Groups that do not fit which are skipped per request while something runs. Groups behind them
+wait for the next release; when nothing runs, all groups are checked."""
 
 PASSED_MAX: Final = 8
-"""Nodes that may be picked while a group that needs more does not fit, before that group stands in
-line ahead of better ones: so a large node of low priority is not the last by its size alone."""
+"""Nodes that may run while a group with larger needs does not fit; then that group goes ahead of
+better ones, so that a large node of low priority is not last because of its size alone."""
 
 Admit = Callable[[int, int], bool]
-"""Takes what a group needs, for a node of it; or says no."""
+"""Takes the resources of a group for one of its nodes; returns False if they are not free."""
 
 _WAITING, _READY, _RUNNING, _OVER = range(4)
 
@@ -67,9 +67,9 @@ class Schedule:
         self._grown: set[int] = set()
         self._picked = 0
         self.left = len(ranks)
-        """Nodes that are not over."""
+        """Number of nodes that have not ended."""
         self.running = 0
-        """Nodes that were picked, or granted in line, and have not ended."""
+        """Number of nodes that were picked, or granted in the queue, and have not ended."""
 
     def start(self) -> list[int]:
         """Make nodes without predecessors ready; return the skipped nodes."""
@@ -134,7 +134,7 @@ class Schedule:
     def reserve(
         self, eligible: Callable[[int], bool], outsized: Callable[[int, int], bool]
     ) -> int | None:
-        """Return the first blocked node, which then queues for a grant.
+        """Return the best blocked node, which then queues for a grant.
 
         That is the best one, unless another has been passed over `PASSED_MAX` times for its size.
 

@@ -14,7 +14,7 @@ from moorage_client.workflow.errors import WorkflowError
 from moorage_client.workflow.requirements import amount_of, units
 
 SNAPSHOTS_MAX: Final = 200_000
-"""Snapshots that a pool's timeline has by default."""
+"""Default number of snapshots in a pool's timeline."""
 log: Final = logging.getLogger(__name__)
 
 _EVENTS: Final = {"acquired": "acquire", "released": "release"}
@@ -133,12 +133,12 @@ class ResourceTimeline:
         """Record a change, in units. For pools.
 
         Args:
-            names: Of the resources; the tuples after it follow their order.
-            there: Units that there are.
+            names: Names of the resources, in the order of the two tuples.
+            there: Total units.
             used: Units in use.
             node_name: For whom.
             event: `acquire` or `release`.
-            when: Seconds since the epoch; now where it is None.
+            when: Seconds since the epoch; None: now.
         """
         if when is None:
             when = time.monotonic() + self._offset

@@ -32,7 +32,7 @@ class EventType(StrEnum):
     NODE_TIMED_OUT = "node_timed_out"
     NODE_CANCELLED = "node_cancelled"
     NODE_RETRIED = "node_retried"
-    """An attempt failed, and there will be another."""
+    """An attempt failed; the node is tried again."""
     NODE_GATE_WAITING = "node_gate_waiting"
     NODE_GATE_RESOLVED = "node_gate_resolved"
     RESOURCE_ACQUIRED = "resource_acquired"
@@ -48,7 +48,7 @@ NODE_ENDS: Final = {
     EventType.NODE_CANCELLED: "cancelled",
     EventType.NODE_RETRIED: "retried",
 }
-"""Ends of what `NODE_STARTED` began, and the status that the trace shows."""
+"""Events that end what `NODE_STARTED` began, and the status that the trace shows."""
 
 
 @dataclass(slots=True)
@@ -62,8 +62,8 @@ class TraceEvent:
         step_index: Its position in the trace, from 0.
         duration: Seconds that it took, where it ended something.
         error: What went wrong, as text.
-        metadata: For resources: `{"resources": {name: amount}}`; for a resolved gate:
-            `{"status": "approved"}`, or how else it was.
+        metadata: For resources: `{"resources": {name: amount}}`; for a resolved gate: `{"status":
+            "approved"}`, or how else it was.
     """
 
     event_type: EventType

@@ -1,4 +1,4 @@
-"""The amounts of a pool, and the order in which waiting claims are served.
+"""The amounts of a pool, and the order in which its waiters are served.
 
 Pure: amounts are units by resource number, and nothing sleeps here. `ResourcePool` puts a lock
 around it and wakes whom it serves.
@@ -13,22 +13,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 OVERTAKEN_MAX: Final = 8
-"""How often a waiter may be delayed by one that came after it."""
+"""How often a waiter may be delayed by later ones."""
 LOOKED_AT_MAX: Final = 64
-"""Waiters that do not fit which are looked at, from the head of the line, per release or request.
-Those behind them are served later; none is forgotten, since the head always moves on."""
+"""Waiters that do not fit and are checked, from the head of the queue, per release or request.
+Others are served later; none is forgotten, since the head always advances."""
 
 Amounts = tuple[tuple[int, int], ...]
-"""What is wanted: pairs of a resource's number and units, none of them 0."""
+"""Requested amounts: pairs of a resource's number and units, none of them 0."""
 
 
 class Ticket:
     """A place in the queue.
 
     Args:
-        amounts: What is waited for.
-        node_name: For whom, as a timeline shows it.
-        wake: What the pool calls after it was served.
+        amounts: The requested amounts.
+        node_name: The node's name in the timeline.
+        wake: Called after the ticket was served.
     """
 
     __slots__ = ("amounts", "granted", "node_name", "overtaken", "wake")
@@ -61,7 +61,7 @@ class Account:
         return all(count <= self.capacities[number] for number, count in amounts)
 
     def take(self, amounts: Amounts) -> bool:
-        """Take these amounts at once if that delays no queued ticket too often; or nothing."""
+        """Take these amounts at once, or nothing if that would delay a queued ticket too often."""
         free = self.free
         for number, count in amounts:
             if count > free[number]:
@@ -126,7 +126,7 @@ class Account:
         return all(count <= self.free[number] for number, count in amounts)
 
     def _overtake(self, amounts: Amounts, waiting: Sequence[Ticket]) -> bool:
-        """Take amounts if they fit, unless that delays a ticket that was delayed too often."""
+        """Take amounts if they fit, unless that delays a ticket that was delayed often enough."""
         delayed = list(self._delayed_tickets(amounts, waiting)) if waiting else []
         if any(ticket.overtaken >= OVERTAKEN_MAX for ticket in delayed):
             return False

@@ -1,1 +1,1 @@
-"""`moored bench` and `moored replay`: a real daemon under load, a file for each figure."""
+"""`moored bench` and `moored replay`: load tests of a real daemon, one file per figure."""

@@ -1,4 +1,4 @@
-"""A bare echo on the same socket stack: the baseline that the daemon's speed is a ratio of.
+"""An echo server on the same socket stack: the baseline for the daemon's speed.
 
 Run as a program (`python -m moorage.bench.echo`); prints one JSON line with its address.
 """

@@ -25,9 +25,9 @@ from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import child, daemon
 
 REQUESTS: Final = 6_000
-"""Requests of one throughput run: below the point where the openb fleet starts to say no."""
+"""Requests of one throughput run, few enough that the openb fleet has room for all."""
 ROUND_TRIPS: Final = 1_000
-"""Requests of one latency run, one after the other."""
+"""Requests of one latency run, sent one after the other."""
 CONNECTIONS: Final = 8
 WINDOW: Final = 8
 
@@ -95,7 +95,7 @@ def read_trace(
 def _both(
     url: str, pid: int, single: Sequence[str], many: Sequence[str]
 ) -> tuple[LoadResult, LoadResult, ProcessorTime]:
-    """Run messages one by one, then others over several connections; measure their CPU time."""
+    """Measure messages one by one, then others over several connections, with their CPU time."""
 
     async def play() -> tuple[LoadResult, LoadResult, ProcessorTime]:
         one, before = await drive(url, single), processor_time_of(pid)
@@ -115,7 +115,7 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "kubernetes": kubernetes,
 }
 ON_REQUEST: Final = frozenset({"kubernetes"})
-"""It needs other programs, so it runs only where it is named."""
+"""Benchmarks that need other programs, so they run only if named."""
 
 
 def make_nodes() -> list[trace.TraceNode]:

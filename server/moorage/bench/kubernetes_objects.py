@@ -25,7 +25,7 @@ class ObjectSession(ABC):
     """A session in which a request is an object."""
 
     path: str
-    """Of the collection of the objects."""
+    """URL path of the collection of the objects."""
 
     def __init__(self, pids: list[int], client: httpx.AsyncClient) -> None:
         self.pids = pids
@@ -40,11 +40,11 @@ class ObjectSession(ABC):
 
     @abstractmethod
     def place_of(self, found: JsonObject) -> str | None:
-        """Return the node of an object, empty where the peer only counts; none: not placed."""
+        """Return the node of an object, "" if the peer only counts; None: not placed."""
 
     @abstractmethod
     def is_refused(self, found: JsonObject) -> bool:
-        """Return whether an object finds no room now."""
+        """Return whether the peer finds no room for an object now."""
 
     async def place(self) -> Booking | None:
         """See `PeerSession` of `benchmarks.peers`."""
@@ -108,7 +108,7 @@ class ObjectSession(ABC):
             raise failed.exceptions[0] from None
 
     async def _watch(self, watching: asyncio.Event) -> None:
-        """Follow the objects; a watch that the server ends, as it may, begins with all of them."""
+        """Follow the objects; a new watch, after the server ends one, starts with all objects."""
         query = {"watch": "true"}
         while True:
             async with self._client.stream("GET", self.path, params=query, timeout=None) as stream:
@@ -136,7 +136,7 @@ def has_condition(found: dict[str, Any], kind: str, status: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def client_of(plane: SchedulerPlane) -> AsyncIterator[httpx.AsyncClient]:
-    """Give a client with a connection for each request under way."""
+    """Set the client of a session, with one connection per request under way."""
     limits = httpx.Limits(max_connections=UNDER_WAY + 2, max_keepalive_connections=None)
     async with httpx.AsyncClient(**plane.client_options(), limits=limits) as client:
         yield client

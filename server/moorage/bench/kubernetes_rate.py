@@ -35,7 +35,7 @@ from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import daemon
 
 EDGE: Final = 0.1
-"""Of the pods that were bound first, and last: they are left out, as start and end are slower."""
+"""Share of the pods, at each end of the run, that is left out, since start and end are slower."""
 PODS: Final = "/api/v1/namespaces/default/pods"
 
 
@@ -136,7 +136,7 @@ def _measure_ready(machines: Nodes, count: int) -> float:
 
 
 def per_second(times: Sequence[float]) -> float:
-    """Return the rate of events at these times, of full seconds, without the first and last.
+    """Return the rate of events from times in full seconds, without the first and last ones.
 
     An event of a second lies anywhere in it, so those of one second are spread over it.
     """
@@ -150,7 +150,7 @@ def per_second(times: Sequence[float]) -> float:
 
 
 def node_of(node: trace.TraceNode) -> JsonObject:
-    """Return a node of Kubernetes with what one of a trace has."""
+    """Return a Kubernetes node with the resources of a trace's node."""
     sizes = {"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi", "pods": "1000"}
     sizes |= {"nvidia.com/gpu": str(node.gpus)} if node.gpus else {}
     labels = {"kubernetes.io/hostname": node.name}

@@ -1,4 +1,4 @@
-"""Drives messages through WebSockets and takes the times: the same for a daemon and for an echo.
+"""Sends messages through WebSockets and measures the times, both for a daemon and for an echo.
 
 Messages go out over several connections, each with a window of messages under way; replies come
 in order, since the messages carry no `id`.
@@ -14,7 +14,7 @@ from typing import Final
 from websockets.asyncio.client import ClientConnection, connect
 
 REPLY_SECONDS_MAX: Final = 60.0
-"""How long one reply may take before the run counts as broken."""
+"""Seconds for one reply, after which the run counts as broken."""
 
 
 @dataclass(slots=True)

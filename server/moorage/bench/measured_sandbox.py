@@ -1,4 +1,4 @@
-"""A sandbox under measurement: one fleet, one policy, and the same policy in this process.
+"""A sandbox for measurements: one fleet and one policy, which this process can run, too.
 
 Used by `sandbox_costs` and `sandbox_hogs`.
 """
@@ -31,7 +31,7 @@ from moorage.sandbox.host.sandbox import Document, Limits, PolicyCode, Sandbox, 
 
 Figures = JsonObject
 Delivered = tuple[Proposed | ConsultFailed, float]
-"""An event, and the seconds from the consultation to it."""
+"""An event, and the seconds from the consultation to its delivery."""
 
 NODES_PER_CLUSTER: Final = 10
 ANSWER_SECONDS_MAX: Final = 20.0
@@ -165,7 +165,7 @@ def fleet_of(nodes: int, nodes_per_cluster: int = NODES_PER_CLUSTER) -> Fleet:
 
 
 def microseconds(seconds: float) -> float:
-    """Return seconds as a figure has them."""
+    """Return seconds as microseconds, rounded for a figure."""
     return 1e6 * seconds
 
 

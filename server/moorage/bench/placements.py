@@ -1,4 +1,4 @@
-"""The placements that are measured: one whole GPU each, in a closed loop over a fleet.
+"""The measured placements: one whole GPU each, in a closed loop over a fleet.
 
 Moorage, kube-scheduler and every other peer are asked for the same, by as many at a time.
 """
@@ -17,12 +17,12 @@ from moorage.lab.trace import TraceNode
 CONNECTIONS: Final = 8
 WINDOW: Final = 8
 UNDER_WAY: Final = CONNECTIONS * WINDOW
-"""Requests under way in the closed loop, each on its own connection where a peer shares none."""
+"""Requests under way in the closed loop, each on a connection of its own if the peer needs it."""
 GPUS_MIN: Final = 20
-"""Of a fleet: fewer leave a step of it without a placement."""
+"""Least number of GPUs of a fleet: with fewer, a step of it would have no placement."""
 CPU_MILLI: Final = 1_000
 MEMORY_MIB: Final = 1_024
-"""What a placement takes beside one whole GPU, where the peer knows of them."""
+"""Memory of a placement in addition to one GPU, if the peer counts memory."""
 
 Nodes = Sequence[TraceNode]
 
@@ -53,7 +53,7 @@ def check_size(nodes: Nodes) -> None:
 
 
 class Booking(NamedTuple):
-    """One GPU, as its client sees it.
+    """One placed GPU, as its client knows it.
 
     Args:
         handle: What `release` needs.
@@ -105,7 +105,7 @@ async def closed_loop(place: Place, count: int) -> tuple[list[Booking], float]:
 
 @contextlib.asynccontextmanager
 async def while_serving(pids: Sequence[int]) -> AsyncIterator[None]:
-    """Fail the block as soon as a server ends: a client may wait for its answer for ever."""
+    """Raise an error in the block as soon as a server ends; otherwise a client may wait forever."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     watched = [os.pidfd_open(pid) for pid in pids]
 

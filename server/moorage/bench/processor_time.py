@@ -1,4 +1,4 @@
-"""Processor time of a program and of the processes that it started, as Linux counts it.
+"""Measures the processor time of a program and its child processes, from Linux's counters.
 
 Steadier than rates on a machine that others use, too. `bench` takes it around a load.
 """

@@ -25,7 +25,7 @@ from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
 LEASE_SECONDS: Final = 86_400
-"""Longer than any replay: nothing departs."""
+"""TTL of leases, longer than any replay: no lease ends."""
 WINDOW: Final = 32
 """Requests under way per connection. They have no ids, so the server decides them in order."""
 

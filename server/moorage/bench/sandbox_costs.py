@@ -43,22 +43,22 @@ from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.sandbox.host.sandbox import Limits
 
 FLEETS: Final = (10, 1_000, 10_000)
-"""Nodes of the fleets, ten to a cluster."""
+"""Numbers of nodes of the fleets, ten nodes per cluster."""
 PASSES: Final = 3
-"""Times that the fleets are gone through: what slows the machine down comes and goes in seconds."""
+"""Passes over the fleets: what slows the machine down lasts only seconds."""
 BLOCKS: Final = 8
-"""Each figure is that of the quietest block, since noise only ever adds."""
+"""Blocks per figure; the quietest one counts, since noise only adds time."""
 EVALUATIONS: Final = 500
-"""Of one block, and as many calls in-process between them."""
+"""Evaluations of one block, with as many calls in this process between them."""
 STUCK: Final = 15
-"""Policies that never return, one after the other."""
+"""Policies that never return, run one after the other."""
 STUCK_SECONDS: Final = 0.1
-"""How long they may run."""
+"""Seconds that each of them may run."""
 CLUSTERS: Final = 4_000
-"""Of the fleet whose clusters are read: as many as a cell is sent before it asks, and no more."""
+"""Clusters of the fleet that are read: exactly as many as a cell is sent in advance."""
 CALLS: Final = ("known", "changed", "in_order", "in_random_order", "lone")
 ASKING_MIN: Final = 20
-"""Evaluations with such a call that a block needs for a median of its own."""
+"""Evaluations with a call to the host that a block needs for a median of its own."""
 FIRST_READS: Final = {"in_order", "in_random_order"}
 _ECHO: Final = """
 import os, sys
@@ -66,7 +66,7 @@ while data := os.read(int(sys.argv[1]), 65536):
     os.write(int(sys.argv[1]), data)
 """
 _FRAME_BYTES: Final = 128
-"""About what an evaluation and its answer take on the channel."""
+"""Approximate bytes of an evaluation and its answer on the channel."""
 
 
 def sandbox() -> Figures:
@@ -145,13 +145,13 @@ async def _two_calls(case: str) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The seconds that evaluations with calls took beyond the same ones in this process."""
+    """Additional seconds of evaluations with calls, compared with the same ones in this process."""
 
     added: list[float]
     asking: list[float]
-    """Of those of which a call reached the host."""
+    """The seconds of those evaluations that had a call to the host."""
     calls: int
-    """That reached it."""
+    """Number of calls that reached the host."""
 
 
 async def _calls_block(
@@ -184,7 +184,7 @@ def _pairs(case: str, clusters: Sequence[str]) -> list[Sequence[str]]:
 
 
 async def _two_cores() -> Figures:
-    """Measure the same where the scheduler may put the cell on another core."""
+    """Repeat the measurement where the scheduler may put the cell on another core."""
     bare = await _bare()
     async with MeasuredSandbox(FLEETS[0]) as played:
         jailed, in_process = await _quietest(partial_of(played, JsonObject))
@@ -195,7 +195,7 @@ async def _two_cores() -> Figures:
 
 
 async def _measure_stuck() -> Figures:
-    """Measure from the deadline of a policy that never returns to the next answer of its policy."""
+    """Measure the time from the deadline of a stuck policy to that policy's next answer."""
     # The same policy is stuck so often here that its circuit would open.
     limits = replace(Limits(), evaluation_seconds=STUCK_SECONDS, circuit_overruns=0)
     late: list[float] = []
@@ -222,14 +222,14 @@ async def _measure_stuck() -> Figures:
 def partial_of(
     played: MeasuredSandbox, inputs: Callable[[], JsonMapping]
 ) -> tuple[Callable[[], Awaitable[float]], Callable[[], float]]:
-    """Return the jailed call and the same one in this process, each taking its own time."""
+    """Return the jailed call and the same call in this process, each measuring its own time."""
     return (lambda: played.ask(inputs())), (lambda: played.in_process(inputs()))
 
 
 async def _quietest(
     pair: tuple[Callable[[], Awaitable[float]], Callable[[], float]],
 ) -> tuple[float, float]:
-    """Return the medians of both, of the block in which they differ least, in seconds."""
+    """Return the medians of both in the block where they differ least, in seconds."""
     jailed, in_process = pair
     blocks: list[tuple[float, float]] = []
     for _ in range(BLOCKS):
@@ -246,7 +246,7 @@ def _extra(medians: tuple[float, float]) -> float:
 
 
 async def _bare() -> float:
-    """Return the median round trip of an echo, of the quietest block, in seconds."""
+    """Return the median round trip of an echo in the quietest block, in seconds."""
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-I", "-S", "-c", _ECHO, str(theirs.fileno())]

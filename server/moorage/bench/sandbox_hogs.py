@@ -1,4 +1,4 @@
-"""The cost to others of policies that never return. Used by `sandbox_costs`.
+"""Measures the cost to others of policies that never return.
 
 A bystander is watched alone, beside such policies, and, to tell what is ours, beside as many plain
 processes of the same session that burn at idle priority. On a core of its own they take nothing
@@ -21,11 +21,11 @@ NODES: Final = 10
 HOGS: Final = 4
 ROUNDS: Final = 3
 WATCHED_SECONDS: Final = 2.0
-"""How long the bystander is watched in each turn, with hogs and without."""
+"""Seconds of observing the bystander in each turn, with hogs and without."""
 KNOWN_SECONDS_MAX: Final = 30.0
-"""Until each of the hogs has been stopped at its deadline so often that its circuit opens."""
+"""Seconds until the circuits of all hogs must be open, after repeated stops at the deadline."""
 PACE_SECONDS: Final = 0.001
-"""Between two evaluations of the bystander."""
+"""Seconds between two evaluations of the bystander."""
 _BURNER: Final = """
 import os
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -74,7 +74,7 @@ async def _beside(
 
 
 async def _bystander(played: MeasuredSandbox) -> float:
-    """Return the p99 of a while, in seconds."""
+    """Return the p99 of the bystander's evaluations over a period, in seconds."""
     taken: list[float] = []
     end = time.perf_counter() + WATCHED_SECONDS
     while time.perf_counter() < end:

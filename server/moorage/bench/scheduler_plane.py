@@ -1,4 +1,4 @@
-"""etcd, an API server and kube-scheduler on loopback, which `moored bench kubernetes` runs.
+"""Runs etcd, an API server and kube-scheduler on loopback, for `moored bench kubernetes`.
 
 No controllers, no kubelets: a pod that is bound to a node is all that is wanted. Programs are taken
 from the folder that `KUBEBUILDER_ASSETS` names, the `PATH`, or where the tests have built them.
@@ -26,7 +26,7 @@ READY_SECONDS_MAX: Final = 120.0
 STOP_SECONDS_MAX: Final = 20.0
 POLL_SECONDS: Final = 0.2
 WRITERS: Final = 16
-"""Objects that are created at the same time."""
+"""Objects created at a time."""
 _TOKEN: Final = "bench"  # noqa: S105  # Of an API server on loopback that ends with the run.
 _CONFIG: Final = """\
 apiVersion: kubescheduler.config.k8s.io/v1
@@ -67,7 +67,7 @@ def programs() -> dict[str, str]:
 
 
 def find_program(name: str) -> str | None:
-    """Return the path of a program of Kubernetes; None: it is not here."""
+    """Return the path of a Kubernetes program; None if it is not on this machine."""
     given = os.environ.get("KUBEBUILDER_ASSETS")
     path = shutil.which(name, path=given) if given else None
     if path := path or shutil.which(name):
@@ -98,7 +98,7 @@ class SchedulerPlane:
     @classmethod
     @contextmanager
     def run(cls, folder: Path, *, synced: bool = False) -> Iterator["SchedulerPlane"]:
-        """Run one, without its scheduler, until the block ends.
+        """Run the control plane without its scheduler until the block ends.
 
         Raises:
             CommandError: A program is missing, or does not get ready.

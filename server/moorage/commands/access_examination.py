@@ -18,12 +18,12 @@ from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
 
 SOON_SECONDS: Final = 14 * 86_400.0
-"""What ends sooner is named."""
+"""Seconds before its end from which a certificate or token is reported."""
 DISK_BYTES_MIN: Final = 64 << 20
-"""With less, the server soon grants nothing."""
+"""Free bytes of the disk below which the server soon grants nothing."""
 _MIB: Final = 1 << 20
 _ROUNDS: Final = 4
-"""Of a handshake between two sides in memory; TLS 1.3 takes two."""
+"""Rounds of a TLS handshake between two sides in memory; TLS 1.3 takes two."""
 
 
 def examine_access(config: Config) -> list[DoctorFinding]:
@@ -57,7 +57,7 @@ def _tls(config: Config) -> list[DoctorFinding]:
 
 
 def _peer(tls: ServerTls, certificate: Path) -> dict[str, str]:
-    """Return the server's certificate as a client sees it, without verifying it.
+    """Return the server's certificate as a client sees it, unverified.
 
     Raises:
         OSError: It does not take it: it is over, say.
@@ -138,7 +138,7 @@ def _audit_log(config: Config) -> DoctorFinding:
 
 
 def _disk(config: Config) -> DoctorFinding:
-    """Look for room where the data folder is, or will be."""
+    """Check the free space of the disk with the data folder, also before that exists."""
     folder = next(each for each in (config.data_dir, *config.data_dir.parents) if each.exists())
     free = shutil.disk_usage(folder).free
     detail = f"{free // _MIB} MiB are free for {config.data_dir}"
@@ -148,7 +148,7 @@ def _disk(config: Config) -> DoctorFinding:
 
 
 def _in(seconds: float) -> str:
-    """Return how long something lasts, for people."""
+    """Return a duration in words."""
     if seconds < 0:
         return "in the past"
     days = int(seconds // 86_400)

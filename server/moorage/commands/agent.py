@@ -27,7 +27,7 @@ agent = typer.Typer(
 
 MINUTES_MAX: Final = 1_440
 UNHEARD_SECONDS_MAX: Final = 3_600
-"""In this time, clocks of two machines run apart by less than the margin that the server adds."""
+"""Longest time without the server: in it, two clocks drift less than the server's margin."""
 _ClusterNode = Annotated[str, typer.Argument(help="CLUSTER/NODE, as `moored agent list` has it.")]
 
 
@@ -202,7 +202,7 @@ def _read_labels(given: Sequence[str]) -> dict[str, str]:
 
 
 def _check_place(name: str | None, address: str) -> None:
-    """End the command if no machine can have a name and an address."""
+    """End the command if a name and address cannot be those of a machine."""
     if name:
         _check_name("--name", name, "the name of a node")
     if not address.isprintable() or set(address) & set(" ,/") or len(address) > NAME_CHARS_MAX:
@@ -210,7 +210,7 @@ def _check_place(name: str | None, address: str) -> None:
 
 
 def _check_name(option: str, name: str, what: str) -> None:
-    """End the command if nothing in the inventory can have a name."""
+    """End the command if a name is invalid in the inventory."""
     if not name.strip() or "/" in name or not name.isprintable():
         refuse_option(option, f"{what}, without `/`")
     if len(name) > NAME_CHARS_MAX:

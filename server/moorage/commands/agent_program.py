@@ -45,17 +45,17 @@ from moorage_client.inventory.documents import nodes_of
 from moorage_client.inventory.this_machine import machine_inventory
 
 EXIT_CANNOT_START: Final = 3
-"""As that of the daemon: mend something first."""
+"""Exit code, the same as the daemon's: something here must be fixed first."""
 PAUSE_SECONDS: Final = (0.2, 30.0)
-"""The shortest and the longest mean pause before it connects again."""
+"""Shortest and longest mean pause before the agent reconnects, in seconds."""
 PAUSE_SECONDS_OF_SEVERAL: Final = (0.1, 2.0)
-"""Likewise, after each round of several addresses: another server takes over soon."""
+"""Pauses, in seconds, after each round of several addresses: another server takes over soon."""
 PING_SECONDS_OF_SEVERAL: Final = 2.0
-"""Between two pings, and how long the answer of one may take, where another server may have taken
-over. Of a single server, the answers to beats say enough."""
+"""Seconds between two pings, and for a ping's answer, if another server may have taken over. With a
+single server, the answers to beats suffice."""
 OPEN_SECONDS_MAX: Final = 10.0
 OPEN_SECONDS_MAX_OF_SEVERAL: Final = 3.0
-"""How long connecting may take, and the same where there are other addresses."""
+"""Seconds to connect, and the same if there are other addresses."""
 WELCOME_SECONDS_MAX: Final = 30.0
 
 log = structlog.get_logger("moored")
@@ -140,7 +140,7 @@ def _node(options: AgentOptions) -> JsonObject:
 
 
 class _HttpRefusal(msgspec.Struct):
-    """The body of a refusal, of a standby or at the port of HTTP."""
+    """The body of a refusal by a standby or by the HTTP port."""
 
     error: JsonObject
 
@@ -197,7 +197,7 @@ class _Agent:
         main.uncancel()  # Now: a second signal would break off the close.
 
     async def _round(self, host: AgentHost) -> bool:
-        """Try each address until one connection worked; return whether one did."""
+        """Try each address until a connection was open; return whether one was."""
         final: list[_Refused] = []
         left = self._addresses.order()
         led = False
@@ -290,7 +290,7 @@ class _Agent:
                     raise _Refused("the server did not answer as one", final=False)
 
     def _not_let_in(self, at: Endpoint, error: InvalidStatus) -> Exception:
-        """Return the error for the HTTP status of a failed handshake."""
+        """Return the error for a handshake's HTTP status."""
         try:
             said = msgspec.json.decode(error.response.body or b"", type=_HttpRefusal).error
         except msgspec.MsgspecError:

@@ -94,7 +94,7 @@ def audit_verify(
 
 @contextlib.contextmanager
 def _rows(settings: Config) -> Iterator["AuditRows | None"]:
-    """Yield the lines in the database; None if they are in files of the data folder."""
+    """Yield the log's lines from the database; None if they are in files of the data folder."""
     from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
 
     rows = open_storage(settings.storage, settings.data_dir).audit()
@@ -142,7 +142,7 @@ def _entries(settings: Config, *, follow: bool) -> Iterator[JsonObject]:
 
 
 def _line(entry: JsonObject) -> str:
-    """Return an entry for people."""
+    """Return an entry as one line for people."""
     at = datetime.fromtimestamp(entry["at"], UTC).isoformat(" ", "seconds")
     by = ", ".join(filter(None, (entry.get("token"), entry.get("role"), entry.get("remote"))))
     who = (entry.get("who") or "?") + (f" ({by})" if by else "")

@@ -21,7 +21,7 @@ from moorage_policies import catalog
 REPLY_SECONDS_MAX: Final = 30.0
 POLICY: Final = "expected_fill"
 FLEET: Final = {"harbour": ("A100-80GB", 81_920, 3, 8), "lagoon": ("L4", 24_576, 4, 2)}
-"""Cluster: GPU model, its memory in MiB, nodes, GPUs on each."""
+"""Per cluster: GPU model, GPU memory in MiB, number of nodes, GPUs per node."""
 
 
 @dataclass(frozen=True, slots=True)

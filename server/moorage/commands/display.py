@@ -1,4 +1,4 @@
-"""Output of the commands: progress and tables for people, one JSON document for programs."""
+"""Prints the commands' output: progress and tables for people, one JSON document for programs."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ from moorage.records.findings import DoctorFinding
 from moorage.records.json_values import JsonMapping, JsonObject
 
 _UNBOUNDED = 10_000
-"""Columns of a terminal that no table needs."""
+"""Terminal width that no table exceeds."""
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
 
 

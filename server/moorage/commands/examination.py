@@ -1,4 +1,4 @@
-"""`moored doctor`: find out what works on this machine, and why something does not.
+"""`moored doctor`: finds out what works on this machine, and why something does not.
 
 Looks at the sandbox layers by building them, at the data directory by writing a fact, and at the
 ports by listening on them. `access_examination` has what is about access.
@@ -37,15 +37,15 @@ from moorage_client.inventory.this_machine import cpu_milli, memory_mib
 
 SERVICES: Final = "cluster registry, metrics store and policy store are built in"
 ANSWER_SECONDS_MAX: Final = 2.0
-"""How long the server at a port may take to say that it is well."""
+"""Seconds for a server to answer a health check at a port."""
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
     """Check all parts; a broken part is a finding and raises no error.
 
     Args:
-        config: Of the server.
-        advice: Is added where the folder of its data matters.
+        config: The server's configuration.
+        advice: Added to findings about the data folder.
     """
     findings = [
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
@@ -69,7 +69,7 @@ def _add_advice(finding: DoctorFinding, advice: str) -> DoctorFinding:
 
 
 class _NoServices:
-    """Services for the self-test, which calls none."""
+    """Services for the self-test's policy, which must not call any."""
 
     async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
         """Refuse the call."""
@@ -152,7 +152,7 @@ def _sizes() -> DoctorFinding:
 
 
 def _answers(config: Config, host: str, port: int) -> bool:
-    """Return whether a server of ours has the port: both of its ports answer `/healthz`."""
+    """Return whether a Moorage server has the ports: both answer `/healthz`."""
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Nothing is bound.
     if config.tls_cert is not None:
         return serves_certificate(config, here, port, ANSWER_SECONDS_MAX)

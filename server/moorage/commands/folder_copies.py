@@ -1,4 +1,4 @@
-"""Make a backup from a data folder, and a data folder from a backup, with full checks."""
+"""Makes a backup of a data folder, and a data folder from a backup, both fully checked."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,10 @@ class FolderCopy:
     """The contents of a new folder.
 
     Args:
-        facts: How many.
-        records: How many.
+        facts: Number of facts.
+        records: Number of records.
         newest_at: When the last fact was appended; 0 if there is none.
-        fencing: Fencing numbers go on above this one.
+        fencing: New fencing numbers are above this one.
     """
 
     facts: int

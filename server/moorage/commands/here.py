@@ -1,4 +1,4 @@
-"""`moored serve --here`: register this machine, and publish the policies that ship.
+"""`moored serve --here`: registers this machine, and publishes the shipped policies.
 
 `daemon.main` calls it in a thread before it says that it is ready. It publishes policies as any
 client does.

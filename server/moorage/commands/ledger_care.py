@@ -1,4 +1,4 @@
-"""`moored ledger verify` and `moored ledger repair`: find and repair damage of a data folder.
+"""`moored ledger verify` and `moored ledger repair`: find and repair damage in a data folder.
 
 Both look at the ledger and at the catalog, and at all of it: a start looks at what it needs.
 """
@@ -52,8 +52,8 @@ def verify(data: Path) -> LedgerFindings:
     """Check all files; the daemon may be running.
 
     Raises:
-        LedgerError: There is no ledger, or it has another name, or a newer release wrote it or
-            the catalog.
+        LedgerError: There is no ledger, or it has another name, or a newer release wrote it or the
+            catalog.
         OSError: A file cannot be read at all.
     """
     try:
@@ -71,7 +71,7 @@ def _refuse_renamed_file(data: Path) -> None:
     """Refuse if the ledger's file was renamed, since a repair would make an empty ledger.
 
     Raises:
-        LedgerError: It has.
+        LedgerError: The file was renamed.
     """
     for file in sorted(data.iterdir()):
         if file.name != LEDGER and file.suffix != ".new" and is_ledger(file):
@@ -87,10 +87,10 @@ class RepairReport:
     """The result of a repair.
 
     Args:
-        damage: What is wrong, each a sentence; none: nothing is damaged.
-        lost: What is lost, each a sentence.
-        stays: How much there still is, each a sentence.
-        copy: Where the damaged files are; None: nothing was changed.
+        damage: One sentence per fault; empty: nothing is damaged.
+        lost: One sentence per loss.
+        stays: Sentences with the amounts that remain.
+        copy: Folder of the damaged files; None: nothing was changed.
     """
 
     damage: list[str]
@@ -104,7 +104,7 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
 
     Args:
         data: The data directory; no daemon may be running.
-        accept_loss: Whether to; else only what would be lost is said.
+        accept_loss: Whether to repair; otherwise only report the losses.
 
     Raises:
         LedgerError: A daemon is running, or a newer release wrote what is there.

@@ -1,4 +1,4 @@
-"""Record changes by commands in the audit log, with the user who runs the command."""
+"""Records changes by commands in the audit log, with the user of the command."""
 
 import os
 import time

@@ -29,7 +29,7 @@ from moorage_client import server_extra
 from moorage_client.home import HomeMissing, check_completion
 
 STDERR = 2
-"""The last of the three descriptors that every program has."""
+"""File descriptor of stderr; lower ones are stdin and stdout, which all programs have."""
 
 app = typer.Typer(
     name="moored",

@@ -1,4 +1,4 @@
-"""`moored storage copy`: copy all data of a server from a data folder to a database, or back."""
+"""`moored storage copy`: copies a server's data from a data folder to a database, or back."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +18,8 @@ class CopyReport:
     """The number of copied records, and of records that existed before.
 
     Attributes:
-        is_new: It was not there before.
-        facts: How many there are, and so on.
+        is_new: Whether the target did not exist before.
+        facts: Number of facts; likewise the other fields.
     """
 
     is_new: bool = True

@@ -1,4 +1,4 @@
-"""All settings in words: the table of the docs, and what `moored serve --help` prints."""
+"""All settings in words: the table of the docs, and the text of `moored serve --help`."""
 
 import textwrap
 

@@ -1,4 +1,4 @@
-"""Kinds of settings: for each, the accepted values in words, and the function that reads them.
+"""Kinds of settings: the accepted values in words, and the function that reads them, per kind.
 
 `moorage.config.settings` says which setting is of which kind.
 """
@@ -16,13 +16,13 @@ from moorage.records.rights import Role
 from moorage.setting_kinds import SettingKind, read_list, whole
 
 URL_CHARS_MAX: Final = 2_048
-"""Length of a URL of an external service."""
+"""Characters of a URL of an external service."""
 _QUOTES: Final = ("'", '"')
 _QUOTED: Final = re.compile(r"""(['"]).*\1""")
 TOKEN_CHARS_MIN: Final = 2
-"""Length of a token on loopback, where only programs of this machine can try some."""
+"""Least characters of a token on loopback, where only local programs can guess."""
 REMOTE_TOKEN_CHARS_MIN: Final = 8
-"""Shortest token on an address that other machines reach."""
+"""Least characters of a token on an address that other machines reach."""
 # A name or an address as it stands in a URL; IPv6 addresses without their brackets.
 _HOST_NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,253}", re.ASCII)
 _RAY: Final = re.compile(
@@ -95,7 +95,7 @@ def _read_issuer(value: object) -> str:
 
 
 def _read_roles(value: object) -> dict[str, Role]:
-    """Return role by value of a claim, of `VALUE=ROLE,…` or a table."""
+    """Return the role for each value of the claim, from `VALUE=ROLE,…` or a table."""
     if isinstance(value, Mapping):
         pairs = list(value.items())
     else:
@@ -170,7 +170,7 @@ _QUOTA_AMOUNTS: Final = {"gpus": "gpu_milli", "cpu_milli": "cpu_milli", "memory_
 
 
 def _read_quotas(value: object) -> tuple[QuotaSetting, ...]:
-    """Return quotas, of `TENANT key=value …`."""
+    """Return the quotas, from texts `TENANT key=value …`."""
     found: list[QuotaSetting] = []
     for line in read_list(value):
         name, *words = line.split()

@@ -1,4 +1,4 @@
-"""Every setting of the daemon: flag, else environment, else TOML file, else default.
+"""All settings of the daemon, from flag, environment, TOML file or default, in this order.
 
 `moored serve` calls `Config.load` once, before anything else, and hands the frozen result to the
 daemon; nothing below the daemon reads the environment. A setting is one line of `Config`: its
@@ -93,11 +93,11 @@ Sandbox = Literal["jail", "unsafe"]
 Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 BACKENDS_BY_DEFAULT: Final = tuple(x.name for x in kinds().values() if x.by_default)
-"""Those that need nothing beside this machine."""
+"""Backends that need nothing beyond this machine."""
 AMONG_TENANTS: Final = {
     x.name: x.among_tenants for x in kinds().values() if x.among_tenants is not None
 }
-"""Backends of a server whose tenants are strangers, by name, with their settings there."""
+"""Backends of a server whose tenants do not trust each other, by name, with their settings."""
 LogFormat = Literal["auto", "json", "console"]
 
 
@@ -618,7 +618,7 @@ class Config:
     of_backends: Mapping[str, Any] = field(
         default_factory=lambda: {name: kind.settings() for name, kind in kinds().items()}
     )
-    """By name of a kind of backend: its own settings."""
+    """The settings of each kind of backend, by the kind's name."""
 
     def settings_of(self, kind: BackendKind[S]) -> S:
         """Return the settings of a kind of backend."""
@@ -699,9 +699,9 @@ def has_tenants(chosen: Mapping[str, Any]) -> bool:
 
 
 def _has_tokens(chosen: Mapping[str, Any]) -> bool:
-    """Return whether there are tokens in the settings or the data folder, or an issuer of them.
+    """Return whether there are tokens in the settings or the data folder, or there is an issuer.
 
-    Those in a database may be there: the start looks.
+    With a database, tokens may exist: the start checks it.
     """
     named = chosen["data_dir"] / TOKENS_FILE
     return bool(chosen["tokens"] or chosen["oidc_issuer"] or chosen["storage"]) or named.exists()
@@ -711,11 +711,11 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
     """Refuse settings that contradict each other.
 
     Args:
-        chosen: All settings, by name.
-        sources: Where those that were given came from.
+        chosen: The values of all settings, by name.
+        sources: Sources of the values that are not defaults.
 
     Raises:
-        ConfigError: Two of them do.
+        ConfigError: Two settings contradict each other.
     """
 
     def refuse(setting: str, expected: str) -> NoReturn:

@@ -15,7 +15,7 @@ from moorage.config.kinds import STORAGE, TOKENS, URL
 from moorage.setting_kinds import PREFIX, Setting
 
 CONFIG_FILE: Final = "MOORAGE_CONFIG"
-"""Names the TOML file where `--config` does not."""
+"""The variable that names the TOML file if `--config` does not."""
 
 OTHER_NAMES: Final = frozenset(
     {
@@ -54,16 +54,16 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_COORD_PORT",
     }
 )
-"""No settings: names of clients, agents and slices, and variables of workloads, are ignored,
+"""Names that are not settings of the daemon but of clients, agents, slices and workloads: ignored,
 since a daemon often shares their environment."""
 
 _LINK: Final = re.compile(
     rf"{PREFIX}(\w+_)?"
     r"(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?|ENV_\w+)"
 )
-"""What Kubernetes and Docker tell all containers beside a Service or container of our name."""
+"""Variables that Kubernetes and Docker set for a Service or container named `moorage`."""
 _LINKED_PORT: Final = re.compile(rf"{PREFIX}(\w+_)?(PORT|NAME)")
-"""As above, where the value is a URL or the names of two containers; else it is a setting."""
+"""Names that Kubernetes and Docker set, if the value is a URL or two container names."""
 _LINKED_VALUE: Final = re.compile(r"(tcp|udp|sctp)://|/[^/]+/[^/]+$")
 
 EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
@@ -74,13 +74,13 @@ EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
     "POLICY_DB_URL": "policy_db_url",
     "POLICY_EXECUTOR_HOST_URL": "policy_executor_host_url",
 }
-"""Names that existing users have for services of their own, and the settings they are."""
+"""Names of variables that existing users have for external services, with our settings for them."""
 
 EXECUTION_NAMES: Final[Mapping[str, str]] = {
     "POLICY_EXECUTION_MODE": "policy_execution_mode",
     "POLICY_SYSTEM_EXECUTOR_ID": "policy_executor_id",
 }
-"""Names that existing users have for where policies are executed, and the settings they are."""
+"""Names of variables that existing users have for policy execution, with our settings for them."""
 
 FILE_BYTES_MAX: Final = 1 << 20
 """Size of the TOML file; a larger one is refused, since it is certainly something else."""
@@ -103,11 +103,11 @@ class ConfigError(Exception):
 
 
 Given = dict[str, tuple[str, object]]
-"""By setting: where a value came from, and the value as it was written there."""
+"""By setting: the source of a value, and the value as written there."""
 
 
 def settings_file(environ: Mapping[str, str], named: Path | None = None) -> Path | None:
-    """Return the TOML file: the one named, else the environment's, else None."""
+    """Return the TOML file: `--config`, else the environment's, else None."""
     return named or (Path(environ[CONFIG_FILE]) if environ.get(CONFIG_FILE) else None)
 
 
@@ -115,7 +115,7 @@ def from_flags(known: Mapping[str, Setting], overrides: Mapping[str, Any]) -> Gi
     """Return the settings of flags; None means that a flag is not there.
 
     Raises:
-        ConfigError: There is no such setting.
+        ConfigError: A flag names no setting.
     """
     for name in overrides:
         if name not in known:
@@ -131,7 +131,7 @@ def from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -
     """Return the settings of the environment.
 
     Raises:
-        ConfigError: There is no such setting.
+        ConfigError: A variable names no setting.
     """
     # The names that existing users have come first: ours, where it is given too, wins.
     given: Given = {
@@ -153,7 +153,7 @@ def from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -
 
 
 def service_links(environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the variables that a Service or a container called `moorage` makes: no settings.
+    """Return the variables that a Service or container named `moorage` sets: they are no settings.
 
     Sources: https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
     and https://docs.docker.com/engine/network/links/#environment-variables
@@ -205,7 +205,7 @@ def read(setting: Setting, source: str, value: object) -> object:
     """Return the value of a setting as `Config` holds it.
 
     Raises:
-        ConfigError: It is nothing that the setting accepts.
+        ConfigError: The setting does not accept the value.
     """
     kind = setting.kind
     try:

@@ -1,4 +1,4 @@
-"""The allocator: a state machine without I/O. An event goes in; facts and effects come out.
+"""The allocator: a state machine without I/O. It takes events and returns facts and effects.
 
 The daemon is the only caller. It hands each event to the part whose subject it is: `requests`,
 `leases`, `warm_reuse`, or the queue. It never reads a clock and never rolls dice.
@@ -75,9 +75,9 @@ class Allocator:
     """Owns the state of all asks and leases.
 
     Args:
-        requeue_pause_seconds: How long a lease whose workload failed waits before that is started
-            for the second time; twice as long before each start after that.
-        overtaken_max: As `OVERTAKEN_MAX` of the queue.
+        requeue_pause_seconds: How long a lease waits after its workload failed before the second
+            start; twice as long before each later start.
+        overtaken_max: How often a waiter may be overtaken.
 
     Attributes:
         state: What the facts say. Read it; only `step` and `replay` change it.
@@ -118,23 +118,23 @@ class Allocator:
         self._dry_runs = DryRuns(self.state, self.feasibility, self.requests, *parts)
         self._freed = -1  # After a restart, all duplicates are looked at once.
         self._keeps_index = False
-        """The index of the waiters has all facts so far, and `follow` keeps it so."""
+        """Whether the index of the waiters is built, and `follow` keeps it up to date."""
 
     @property
     def undecided(self) -> int:
-        """The number of asks that wait for the answer of a policy."""
+        """The number of requests whose policy has not answered yet."""
         return len(self.requests.undecided)
 
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the URI of the policy that the first request with this key went to, or ""."""
+        """Return the URI of the policy that the first request with this key used, or ""."""
         return self.requests.policy_of(tenant, idempotency_key)
 
     def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:
-        """Restore the state from the ledger. Nothing is decided again.
+        """Restore the state from the ledger's facts. No decision is made again.
 
         Args:
-            facts: What the ledger holds; of an allocator that followed, what came since.
-            fencing: Numbers up to this one may have been given out, whatever the facts say.
+            facts: The ledger's facts; for an allocator that followed, only the newer ones.
+            fencing: Fencing numbers up to this one may be in use, even if no fact has them.
         """
         self.follow(facts)
         apply(self.state, Counted(max(self.state.fencing, fencing)))
@@ -143,7 +143,7 @@ class Allocator:
         self._warm.restore()
 
     def follow(self, facts: Iterable[Fact]) -> None:
-        """Apply facts that another allocator decided, which follow those applied before."""
+        """Apply the facts of another allocator, which continue those applied before."""
         queue = self.requests.queue if self._keeps_index else None
         for fact in facts:
             if queue is not None:
@@ -163,7 +163,7 @@ class Allocator:
             pass
 
     def read(self, inquiry: Inquired, now: float) -> Turn:
-        """Answer a question from the followed state, without a fact.
+        """Answer a question from a followed state; this records no fact.
 
         Args:
             inquiry: The question.
@@ -175,7 +175,7 @@ class Allocator:
         return turn
 
     def forget(self) -> None:
-        """Drop all large state at once, since its parts refer to each other. Its last call."""
+        """Drop all large state at once: its parts refer to each other. The last call."""
         self.state.waiting.clear()
         self.requests.queue.restore()
         vars(self.feasibility).clear()
@@ -184,22 +184,22 @@ class Allocator:
             delattr(self.state, each.name)
 
     def next_deadline(self) -> float | None:
-        """Return when a `Tick` is due, in seconds since the epoch, or None."""
+        """Return when the next `Tick` is due, in seconds since the epoch, or None."""
         if self._waking.is_unfinished:
             return self._turn.now
         first = self.state.deadlines.first()
         return None if first is None else first[0]
 
     def step(self, event: Event, now: float) -> Turn:
-        """Take one event.
+        """Handle one event.
 
         Args:
             event: What happened.
             now: Seconds since the epoch, never less than at the last call, but for `ClockSet`.
 
         Returns:
-            Facts that the caller makes durable, and effects that it carries out after that
-            (those of `EARLY` may leave at once).
+            Facts that the caller makes durable, and effects that it carries out afterwards (kinds
+            in `EARLY` may leave at once).
         """
         turn = self._turn.begin(now)
         self._decide(event)
@@ -270,13 +270,13 @@ class Allocator:
                 assert_never(event)
 
     def _record_cluster(self, cluster: Cluster) -> None:
-        """Record a cluster as it is, unless its machines belong to another one."""
+        """Record a new or changed cluster; machines of another cluster count as duplicates."""
         decided = self.state.identities.with_decisions(cluster, self.state.places_with_leases)
         if self.state.clusters.get(cluster.id) != decided:
             self._change(cluster.id, ClusterSet(decided))
 
     def _change(self, cluster_id: ClusterId, fact: ClusterSet | ClusterRemoved) -> None:
-        """Record a changed cluster, and move leases and reservations with their devices."""
+        """Record a changed cluster; rename devices in leases and reservations as its nodes did."""
         before = self.state.clusters.get(cluster_id)
         self._turn.record(fact)
         after = self.state.clusters.get(cluster_id)
@@ -285,13 +285,13 @@ class Allocator:
         self._warm.end_vanished()
 
     def _give_grace(self, seconds: float, grace_seconds: float) -> None:
-        """Extend deadlines that ran out, or came nearer, while the daemon read no message."""
+        """Extend deadlines that expired or came closer while the daemon read no messages."""
         grace = Grace(self._turn.now, seconds, grace_seconds)
         self._leases.give_grace(grace)
         self._reservations.give_grace(grace)
 
     def _clock_set(self, seconds: float) -> None:
-        """Move deadlines with the calendar, so that the time left stays the same."""
+        """Shift deadlines with the calendar, so that the remaining time stays the same."""
         self._turn.record(ClockMoved(self._turn.now, seconds))
         self._reservations.follow_clock(seconds)
         self.requests.move_times(seconds)

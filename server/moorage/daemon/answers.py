@@ -1,4 +1,4 @@
-"""Turns the core's answers into replies of the wire. No other module knows both."""
+"""Turns the core's answers into replies of the protocol. No other module knows both."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def encode(
         version: The version of the policy that decided, where the request named an alias.
         workload: What its backend last said of the workload of a lease, where that starts or runs.
         token: The token of a lease; empty where it is not known.
-        stamp: The last fact that it knows, and the time.
+        stamp: The last fact that the answer reflects, and the time.
 
     Returns:
         JSON text.
@@ -77,7 +77,7 @@ def lease_answer(
     ttl_max_seconds: float | None = None,
     lost: str = "",
 ) -> LeaseAnswer:
-    """Return a lease in the form of the wire.
+    """Return a lease in the form of the protocol.
 
     Args:
         lease: As the core knows it.

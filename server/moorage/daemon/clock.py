@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 BEAT_SECONDS: Final = 0.5
-"""Between two beats of the commit loop."""
+"""Seconds between two beats of the commit loop."""
 STALL_SECONDS_MIN: Final = 1.5
-"""A beat that is this late shows a stall: the process was stopped, suspended or starved."""
+"""Least delay of a beat, in seconds, that counts as a stall: the process did not run."""
 DRIFT_SECONDS_MAX: Final = 1.0
-"""A larger difference from the calendar means that the calendar was set."""
+"""A larger difference from the calendar, in seconds, means that someone set the calendar."""
 CALENDAR: Final = "calendar.json"
-"""In the data folder: the time at which the machine started, as its calendar had it last."""
+"""File in the data folder that holds when the machine started, by its calendar."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -49,13 +49,13 @@ class Clock:
 
     @property
     def stood_still_seconds(self) -> float:
-        """Length of the present stall of the loop; 0 if there is none."""
+        """Seconds that the loop has stalled so far; 0 if it is not stalled."""
         seconds = self._monotonic() - self._beat_at
         return seconds if seconds >= BEAT_SECONDS + STALL_SECONDS_MIN else 0.0
 
     @property
     def drift_seconds(self) -> float:
-        """Calendar time minus this clock's time; 0 within `DRIFT_SECONDS_MAX`."""
+        """Calendar time minus the time of this clock; 0 within `DRIFT_SECONDS_MAX`."""
         drift = self._calendar() - self.now()
         return drift if abs(drift) >= DRIFT_SECONDS_MAX else 0.0
 
@@ -64,7 +64,7 @@ class Clock:
         self._beat_at = self._monotonic()
 
     def note_stall(self, since: float) -> None:
-        """Record a stall since a moment of the monotonic clock, though the event loop ran."""
+        """Record a stall since a moment of the monotonic clock, although the event loop ran."""
         self._beat_at = min(self._beat_at, since)
 
     def follow_calendar(self) -> float:
@@ -75,7 +75,7 @@ class Clock:
 
 
 class CalendarRecord:
-    """The file by which a server sees that the calendar was set while none ran on its machine.
+    """Detects by a file that the machine's calendar was set while no server ran.
 
     Args:
         folder: Of the server's data; None: the facts may be those of a server elsewhere, whose
@@ -95,10 +95,10 @@ class CalendarRecord:
         self._running = running
 
     def calendar_shift(self, last_at: float) -> float:
-        """Return by how much the calendar was set since the last fact; 0: not, or not known.
+        """Return the seconds by which the calendar was set since the last fact; 0: none known.
 
         Args:
-            last_at: When that became durable. Without a record since the machine started, only a
+            last_at: When the last fact was durable. With no record since the machine start, only a
                 calendar that is behind it shows.
         """
         now, moved = self._calendar(), 0.0
@@ -110,7 +110,7 @@ class CalendarRecord:
         return moved if abs(moved) >= DRIFT_SECONDS_MAX else 0.0
 
     def write(self) -> None:
-        """Store when the machine started, by the calendar, for the next server."""
+        """Store when the machine started by the calendar, for the next server to compare."""
         if self._file is None:
             return
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""One task steps the core, one commits, and nothing leaves before its facts are durable.
+"""Steps the core in one task and commits in another; no effect leaves before its facts are durable.
 
 Everything else posts events. While one group of facts is being made durable, the next events are
 stepped already (group commit: the slower the disk, the larger the group). Where no more are to
@@ -28,17 +28,17 @@ from moorage.ledger.base import Ledger
 from moorage.model import Code
 
 BATCH_MAX: Final = 256
-"""Events stepped before the loop gets a chance to read sockets again."""
+"""Events stepped before the loop lets sockets be read again."""
 BATCH_SECONDS_MAX: Final = 0.005
-"""How long that may take: a page of a large fleet costs as much as a thousand other events."""
+"""Seconds that a batch may take: a page of a large fleet costs as much as a thousand events."""
 GROUP_FACTS_MAX: Final = 1_000
-"""Facts that are made durable together, by the turn: to encode them takes some milliseconds."""
+"""Facts made durable together, rounded up to whole turns: encoding them takes milliseconds."""
 GROUPS_MAX: Final = 2
-"""Groups in the hands of the ledger: it stores one, and begins with the other without a pause."""
+"""Groups given to the ledger at a time: it begins the second without a pause after the first."""
 UNCOMMITTED_MAX: Final = 20_000
-"""Facts waiting for the disk; beyond it events wait in the inbox."""
+"""Facts that may wait for the disk; beyond it events stay in the inbox."""
 READ_SECONDS: Final = 1.0
-"""Minimum time to read sockets after a stall before anything expires."""
+"""Least seconds to read sockets after a stall before anything expires."""
 FULL: Final = Refusal(
     Code.UNAVAILABLE,
     "The disk of the server is full, so it grants no leases; those it has can be renewed and "
@@ -57,23 +57,23 @@ class Effects(Protocol):
     def observe_commit(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
         """Observe facts up to the `last` seq that became durable, and the duration in seconds.
 
-        This comes before what `note_durable` says of each turn, and before any effect of the group.
+        This call comes before `note_durable` for each turn and before any effect of the group.
         """
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
-        """Observe the facts of a turn after they are durable and before its effects."""
+        """Observe the facts of a turn once they are durable, before its effects are carried out."""
 
     def carry_out(self, effect: Effect) -> None:
-        """Carry out an effect; those of a turn come in order."""
+        """Carry out an effect; the effects of a turn come in order."""
 
 
 class _Group(NamedTuple):
     """Facts that are made durable together.
 
     Args:
-        turns: Those of the facts, and others whose effects wait for these.
+        turns: The turns of these facts, and turns without facts whose effects wait for them.
         facts: All of them.
-        stored: Ends with the seq of the last one, once they are durable.
+        stored: Returns the seq of the last fact once all are durable.
         began: When the ledger got them, by the monotonic clock.
         checkpoint: The state with these facts, and their last seq; None: no checkpoint is due.
     """
@@ -89,7 +89,7 @@ class CommitLoop:
     """Turns events into facts and effects.
 
     Args:
-        allocator: The core; no other object may step it.
+        allocator: The core; only this loop steps it.
         ledger: Open.
         inbox: Has the events.
         effects: Where they go, once their facts are durable.
@@ -115,19 +115,19 @@ class CommitLoop:
         self._checkpoint_every_facts = config.checkpoint_every_facts
         self._grace_seconds = max(config.restart_grace_seconds, READ_SECONDS)
         self._turns: list[Turn] = []
-        """Those that the ledger does not have yet."""
+        """Turns that the ledger does not have yet."""
         self._groups: deque[_Group] = deque()
-        """Those that the ledger has, and has not stored yet."""
+        """Groups that the ledger has received but not stored yet."""
         self._facts_waiting = 0
         self._letting_go = False
-        """Some effects of a stored group have not left yet."""
+        """True: some effects of a stored group have not been carried out yet."""
         self._committed = asyncio.Event()
         self._idle = asyncio.Event()
         self._work = asyncio.Event()
         self._handed, self._checkpointed = ledger.last_seq, ledger.checkpoint_seq
         self._checkpoints: list[asyncio.Task[None]] = []
         self._wanted = False
-        """A checkpoint, with the next commit."""
+        """True: the next commit writes a checkpoint."""
         self._clock = Clock()
         self._calendar = CalendarRecord(None if config.storage else config.data_dir)
         self._now = 0.0
@@ -136,17 +136,17 @@ class CommitLoop:
 
     @property
     def backlog(self) -> int:
-        """Events not yet stepped, and facts not yet durable."""
+        """Number of events not yet stepped, plus facts not yet durable."""
         return len(self._inbox) + self._facts_waiting
 
     async def settle(self) -> None:
-        """Return when every event is stepped and every effect carried out."""
+        """Wait until every event is stepped and every effect carried out."""
         while not self._is_idle():  # What was posted between the bell and here counts too.
             self._idle.clear()
             await self._idle.wait()
 
     async def follow_calendar(self) -> None:
-        """Move all deadlines with a calendar that was set while no server ran. Its first call."""
+        """Move all deadlines if the calendar was set while no server ran. The first call."""
         before = max(self._ledger.last_seq - 1, 0)
         last = await self._ledger.read(before, 1)
         moved = self._calendar.calendar_shift(last[0].at) if last else 0.0
@@ -221,12 +221,12 @@ class CommitLoop:
                 self._clock.beat()
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint after all running checkpoints have ended. Only when settled."""
+        """Write a checkpoint once running ones have ended. Call it only when settled."""
         await asyncio.gather(*self._checkpoints)
         await self._condense()
 
     async def checkpoint_beside(self) -> None:
-        """Write a checkpoint while events are stepped: what reads the ledger next has less to read.
+        """Write a checkpoint while events are stepped, so that the next start reads less.
 
         It needs a commit where there is something to do, and may wait long for one.
         """
@@ -246,7 +246,7 @@ class CommitLoop:
             await self._ledger.checkpoint(self._handed, condense(self._allocator.state))
 
     def _hand_over(self) -> None:
-        """Give the facts of the next turns to the ledger, unless others are to go with them.
+        """Give the facts of the next turns to the ledger, unless more facts should join them.
 
         They wait while the ledger has a group and more facts may come soon: each group costs a
         sync. With no request at a policy and no event here, nothing comes.
@@ -271,7 +271,7 @@ class CommitLoop:
         self._work.set()
 
     def _take_group(self, facts_max: float) -> list[Turn]:
-        """Return the turns whose facts are made durable next."""
+        """Remove and return the turns whose facts are made durable next."""
         taken = count = 0
         while taken < len(self._turns) and count < facts_max:
             count += len(self._turns[taken].facts)
@@ -280,7 +280,7 @@ class CommitLoop:
         return group
 
     def _is_disk_stalled(self) -> bool:
-        """Return whether a slow commit holds back all replies, as a stall of the loop would."""
+        """Return whether a slow commit delays all replies, as a stall of the loop would."""
         return bool(self._groups) and time.monotonic() - self._groups[0].began >= STALL_SECONDS_MIN
 
     def _take(self, event: Event) -> None:

@@ -17,11 +17,11 @@ from moorage.daemon.trust import Trust
 from moorage.gateway.server import Gateway
 
 DRAIN_SECONDS_MAX: Final = 10.0
-"""How long a stop waits for what is under way before it closes anyway."""
+"""Seconds that a stop waits for work under way before it closes anyway."""
 
 
 CHECKPOINT_SECONDS_MAX: Final = 5.0
-"""How long a stop waits for a checkpoint before it closes the doors, for a standby to read."""
+"""Seconds that a stop waits for a checkpoint, which a standby reads, before it closes the ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +29,16 @@ class Daemon:
     """One server that accepts requests. Use it once: `run`, then `stop`.
 
     Args:
-        doors: Both are open.
+        doors: The two ports, open.
         tokens: Who may connect.
         agents: Has the machines with agents, and the server's own.
         gateway: Has the sessions.
-        calls: Has the calls over HTTP.
-        replies: Answers both.
+        calls: Has the HTTP calls.
+        replies: Answers sessions and HTTP calls.
         commit_loop: Steps the core.
         tasks: Everything that runs.
-        trust: Whether this server still leads, and is to.
-        closing: Closes everything that is open, the doors first.
+        trust: Whether this server still leads and should continue to.
+        closing: Closes everything that is open, the ports first.
     """
 
     doors: Doors
@@ -53,7 +53,7 @@ class Daemon:
     closing: contextlib.AsyncExitStack
 
     def change_tokens(self, tokens: Mapping[str, str]) -> None:
-        """Accept these tokens from now on, and close the sessions of all others."""
+        """Accept only these tokens from now on, and close the sessions of all others."""
         self.tokens.change(tokens)
         self.gateway.expel()
 
@@ -61,14 +61,14 @@ class Daemon:
         """Serve until cancelled.
 
         Raises:
-            BaseException: Whatever broke an invariant or the ledger; the process must end.
+            BaseException: An invariant was broken or the ledger failed; the process must end.
         """
         await self.tasks.broken
 
     async def stop(self) -> None:
-        """Close the doors, let work under way finish, write a checkpoint, close the rest.
+        """Close the ports, let work under way finish, write a checkpoint, close the rest.
 
-        Where another server stands by, it leads as soon as the last batch is committed.
+        A standby server leads as soon as the last batch is committed.
         """
         election = self.trust.election
         if election is not None and election.standbys and not self.tasks.broken.done():

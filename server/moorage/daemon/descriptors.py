@@ -1,4 +1,4 @@
-"""File descriptors of the daemon: how many there are, and who may use the last ones.
+"""File descriptors of the daemon: limits their number and reserves the last ones.
 
 A connection costs one, and anybody may open many. So connections get all but `RESERVED`, which are
 left to the ledger, the catalog, cells and workloads; requests that would open files are refused
@@ -13,20 +13,20 @@ from typing import Final
 from moorage.web.connections import CONNECTIONS_MAX
 
 RESERVED: Final = 128
-"""Not for connections; where the system allows few, half of them all."""
+"""Descriptors not for connections; if the system allows few, half of all."""
 SPARE: Final = 32
-"""Not for requests either."""
+"""Descriptors not for requests either."""
 
 
 def raise_limit() -> None:
-    """Open as many files as the system lets us: a session is one, and most shells allow 1,024."""
+    """Raise the limit of open files to the most allowed: each session is one, shells set 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The number of connections of each port that leaves `RESERVED` descriptors."""
+    """The most connections of each port that leave `RESERVED` descriptors free."""
 
     web: int
     gateway: int

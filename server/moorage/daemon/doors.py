@@ -1,4 +1,4 @@
-"""The two doors of a server, WebSocket and HTTP, and who may come in: open while it stands by, too.
+"""The two ports of a server, WebSocket and HTTP, and who may connect; open on a standby, too.
 
 `daemon.start` makes them; what is behind them changes when the server leads.
 """
@@ -40,7 +40,7 @@ _ALL: frozenset[str] = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Nothing
 
 
 class Doors:
-    """The WebSocket and HTTP.
+    """The WebSocket and HTTP ports.
 
     Args:
         config: All settings.
@@ -71,7 +71,7 @@ class Doors:
         agents: AgentDoor,
         goes_on: Callable[[SessionId], bool] = lambda _: False,
     ) -> None:
-        """Listen; where that is so already, have requests go here from now on.
+        """Listen; if the ports are open already, route requests to these parts from now on.
 
         Args:
             services: Of HTTP.
@@ -102,22 +102,22 @@ class Doors:
         web.name_websocket_port(self.port)
 
     def give_way(self) -> None:
-        """Answer over HTTP with the address of the leader, if another server may lead."""
+        """Redirect HTTP callers to the leader, if another server may lead."""
         if self._standby is not None:
             self.show(self._standby)
 
     def show(self, services: WebServices | StandbyServices) -> None:
-        """Route HTTP, if it is open, to these services from now on."""
+        """Route HTTP requests to these services from now on, if the port is open."""
         if self._web is not None:
             self._web.change(services)
 
     def serve_itself(self, bearer: str) -> AbstractAsyncContextManager[str]:
-        """Serve HTTP for the server's own token alone, without TLS; give the URL."""
+        """Serve HTTP without TLS for the server's own token alone; yield the URL."""
         assert self._web is not None  # It is open.
         return self._web.serve_itself(bearer)
 
     async def close(self) -> None:
-        """Close both, the WebSocket first. Closing again does nothing."""
+        """Close both ports, the WebSocket first. Closing again does nothing."""
         await self._gateway.close()
         if self._web is not None:
             await self._web.close()
@@ -134,7 +134,7 @@ class Doors:
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """The ports of a server, and the parts that decide who may enter."""
+    """The ports of a server, and the parts that decide who may connect."""
 
     audit: AuditLog
     tokens: Tokens
@@ -148,7 +148,7 @@ class Entrance:
 def make_entrance(
     config: Config, storage: Storage, tasks: Tasks, trust: Trust, stack: AsyncExitStack
 ) -> Entrance:
-    """Make the doors, still closed."""
+    """Make the ports, still closed."""
     audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max, storage.audit())
     stack.callback(audit.close)
     named_tokens = TokenStore(storage.tokens())
@@ -212,7 +212,7 @@ def _issuer(config: Config, tasks: Tasks) -> tuple[IssuerTokens | None, SignInFl
 
 
 def sign_in(config: Config) -> dict[str, str]:
-    """Return the values that clients need to sign in; without an id for them, they cannot."""
+    """Return the values that clients need to sign in; empty without a configured client id."""
     return {
         "issuer": config.oidc_issuer,
         "client_id": config.oidc_client_id,
@@ -236,7 +236,7 @@ def _reachable(host: str) -> str:
 
 @contextmanager
 def naming(advice: str) -> Iterator[None]:
-    """Add to a system error's message the setting that mends it."""
+    """Add the setting that fixes the fault to a system error's message."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Effects: results of the core's steps on their way to the parts that carry them out."""
+"""Routes the effects of the core's steps to the parts that carry them out."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -33,7 +33,7 @@ from moorage.daemon.workloads.control import WorkloadControl
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Observers of each step; they carry out nothing.
+    """Observers of each step; they carry out no effects.
 
     Args:
         watchers: Push the news.
@@ -102,12 +102,12 @@ class EffectCarrier:
             self._traces.observe_step(event, turn)
 
     def observe_commit(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
-        """Note facts up to the `last` seq in the audit log, and how long it took to store them."""
+        """Note durable facts, up to seq `last`, in the audit log; record how long storing took."""
         self._durations.observe_commit(seconds)
         self._trail.observe_commit(facts, last)
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
-        """Pass on facts that are on the disk."""
+        """Pass on facts that are durable."""
         if self._traces is not None:
             self._traces.note_durable(facts)
         self._watchers.note_durable(facts)

@@ -1,4 +1,4 @@
-"""The followed state of a standby: facts of the leader, applied, and answers from them.
+"""The followed state of a standby: applies the leader's facts, and answers reads from them.
 
 `daemon.start` makes one while another server leads.
 """
@@ -29,29 +29,29 @@ from moorage.model import Tenant
 from moorage.protocol.faults import ServiceError
 
 POLL_SECONDS: Final = 0.05
-"""Between two looks for facts, where there were none."""
+"""Seconds between two checks for facts, if the last check found none."""
 BUSY_POLL_SECONDS: Final = 0.02
-"""The same, where there were some."""
+"""Seconds between two checks for facts, if the last check found some."""
 CATALOG_SECONDS: Final = 0.25
-"""Between two looks for documents that changed."""
+"""Seconds between two checks for changed documents."""
 RETRY_SECONDS: Final = 0.5
-"""Between two tries to reach the database."""
+"""Seconds between two attempts to reach the database."""
 AGE_SECONDS_MAX: Final = 30.0
-"""The greatest age of an answer; for a newer one, clients ask the leader."""
+"""Greatest age of an answer in seconds; for newer ones, clients ask the leader."""
 WAIT_SECONDS_MAX: Final = 5.0
-"""How long a question waits for the facts that it is to know of."""
+"""Seconds that a read waits for the facts that it must reflect."""
 log = structlog.get_logger("moored")
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The state that a standby has applied; it continues with it when it leads.
+    """The state that a standby has applied; when the standby leads, it continues with this state.
 
     Args:
-        ledger: How far that is.
-        allocator: Has what was applied.
+        ledger: How far the facts are applied.
+        allocator: Has the applied facts.
         catalog: Its documents.
-        closing: Lets go of all of it.
+        closing: Releases all of it.
     """
 
     ledger: FollowedLedger
@@ -70,8 +70,8 @@ class Follower:
         loaded_at: When loading began, in seconds since the epoch.
 
     Attributes:
-        as_of: What is known was all there was then, in seconds since the epoch.
-        documents_as_of: The same of documents.
+        as_of: Time up to which all facts are known, in seconds since the epoch.
+        documents_as_of: Time up to which all documents are known.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class Follower:
 
     @property
     def revision(self) -> int:
-        """The last fact that was applied."""
+        """The number of the last applied fact."""
         return self._ledger.last_seq
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it is recent enough to answer."""
+        """Whether the state is recent enough to answer reads."""
         return time.monotonic() - self._looked <= AGE_SECONDS_MAX
 
     async def has(self, revision: int) -> bool:
-        """Wait for a fact, within a bound; return whether it was applied."""
+        """Wait for a fact, for a bounded time; return whether it was applied."""
         try:
             async with asyncio.timeout(WAIT_SECONDS_MAX):
                 while self.revision < revision:
@@ -115,7 +115,7 @@ class Follower:
             durable: Given all facts that were applied.
 
         Raises:
-            LedgerError: What is stored is another history, or not to be read by this release.
+            LedgerError: The stored facts are another history, or this release cannot read them.
         """
 
         def take(facts: Sequence[Fact]) -> None:
@@ -143,7 +143,7 @@ class Follower:
             await asyncio.sleep(pause)
 
     async def run_catalog(self) -> None:
-        """Take over documents until cancelled."""
+        """Take over changed documents until cancelled."""
         finding = ""
         while True:
             at = time.time()
@@ -158,7 +158,7 @@ class Follower:
             await asyncio.sleep(CATALOG_SECONDS)
 
     def gauges(self) -> Iterable[Metric]:
-        """Yield the number of applied facts, and the seconds that this standby is behind."""
+        """Yield the number of applied facts, and the seconds by which this standby lags."""
         yield gauge("moorage_standby_revision", "Facts that a standby has applied", self.revision)
         behind = time.monotonic() - self._looked
         about = "Seconds since a standby last knew all facts that there were"
@@ -166,7 +166,7 @@ class Follower:
 
 
 class Reads(Inbox):
-    """Answers read requests at once; other events have no effect on a standby.
+    """Answers read requests at once; on a standby, other events have no effect.
 
     Args:
         allocator: Knows the answers.

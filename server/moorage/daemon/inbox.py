@@ -32,9 +32,9 @@ from moorage.core.turns.events import (
 from moorage.model import RequestId, SessionId, Tenant
 
 AHEAD_MAX: Final = 8
-"""Events taken ahead of others in a row, while others wait: renewals alone must not stop grants."""
+"""Events in a row taken ahead of waiting others: renewals alone must not stop grants."""
 READERS_PER_BATCH: Final = 64
-"""Clients read on after a batch of the commit loop; each may cost a refusal."""
+"""Clients that are read again after a batch of the commit loop; each may cost a refusal."""
 _AHEAD: Final = frozenset(
     {
         Proposed,
@@ -52,18 +52,18 @@ _AHEAD: Final = frozenset(
 
 
 class Inbox:
-    """Keeps the events of a tenant in their order, and those of leases ahead of the others."""
+    """Queues each tenant's events in their order, and those about leases ahead of the others."""
 
     def __init__(self) -> None:
         self._ahead: deque[Event] = deque()
         self._own: deque[Event] = deque()
-        """The server's, such as changes of the inventory: what is posted later relies on them."""
+        """The server's own events, such as inventory changes: later events rely on them."""
         self._of: dict[Tenant, deque[Event]] = {}
-        """Those of clients; the first tenant is the next, and goes to the end then."""
+        """Events of clients, by tenant; the first tenant is next, and then goes to the end."""
         self._others = 0
-        """How many are in `_own` and `_of`."""
+        """Number of events in `_own` and `_of`."""
         self._requests: dict[RequestId, Tenant | None] = {}
-        """Requests in `_of`, and whose: what cancels one stays behind it."""
+        """Requests in `_of`, with their tenants: an event that cancels one stays behind it."""
         self._requests_of: Counter[Tenant | None] = Counter()
         self._taken_ahead = 0
         self._posted = asyncio.Event()
@@ -98,7 +98,7 @@ class Inbox:
     def leave(self, session: SessionId, tenant: Tenant) -> None:
         """Drop the placement requests of a session that is over: no one reads their answers.
 
-        What else it sent still counts, and is stepped before its `SessionLost`.
+        Its other events still count, and are stepped before its `SessionLost`.
         """
         remaining: deque[Event] = deque()
         for event in self._of.get(tenant, ()):
@@ -129,7 +129,7 @@ class Inbox:
         return event
 
     def _forget(self, request: RequestId) -> None:
-        """Note that a request waits here no more."""
+        """Record that a request has left the inbox."""
         tenant = self._requests.pop(request)
         self._requests_of[tenant] -= 1
         if not self._requests_of[tenant]:
@@ -143,7 +143,7 @@ class Inbox:
             await self._posted.wait()
 
     def turn(self) -> asyncio.Future[None] | None:
-        """Return an awaitable for the turn of a client to be read on; None: it need not wait."""
+        """Return an awaitable after which a client may be read again; None: it need not wait."""
         if not self:
             return None
         turn = asyncio.get_running_loop().create_future()
@@ -151,7 +151,7 @@ class Inbox:
         return turn
 
     def read_on(self, most: int = READERS_PER_BATCH) -> None:
-        """Read on from the clients that have waited longest."""
+        """Let the clients that have waited longest be read again."""
         for _ in range(min(most, len(self._readers))):
             turn = self._readers.popleft()
             if not turn.done():  # Its session may have been cancelled.

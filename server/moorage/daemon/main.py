@@ -37,30 +37,30 @@ from moorage.storage.base import StorageError
 
 EXIT_OK: Final = 0
 EXIT_CANNOT_START: Final = 3
-"""An address, the data directory, what is in it, or the jail: mend something here first."""
+"""Exit code: an address, the data folder, its contents or the jail is unusable; fix it first."""
 STOP_SECONDS_MAX: Final = 25.0
-"""How long a stop may take. Then the process ends as it is, and the next start goes on from the
-ledger, as after a crash."""
+"""Seconds that a stop may take. Then the process ends as it is, and the next start continues from
+the ledger, as after a crash."""
 EXIT_BROKEN: Final = 70
-"""A broken invariant or a failed ledger ended the process; the last line on stderr says what."""
+"""Exit code: a broken invariant or a failed ledger; the last line on stderr tells which."""
 EXIT_NOT_LEADER: Final = 75
-"""Another server leads since, or is to: start again, and stand by. `EX_TEMPFAIL` of sysexits.h."""
+"""Exit code, `EX_TEMPFAIL` of sysexits.h: another server leads, or should: restart as a standby."""
 _CANNOT_START: Final = (LedgerError, StorageError, ServiceError, JailError, BackendError, OSError)
 _ENVIRONMENT: Final = (47, 48)
-"""Where this process got its variables, in `/proc/self/stat`, counted from the state on."""
+"""Fields of `/proc/self/stat`, counted from the state, with the range of the environment."""
 GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
-"""When garbage is looked for, as `gc.set_threshold` takes it. With the interpreter's own (700, 10,
-10) that is half of the time in which a large document is decoded, and it finds nothing."""
+"""When garbage is collected, as `gc.set_threshold` takes it. The interpreter's own values (700, 10,
+10) take half of the time in which a large document is decoded, and find nothing."""
 SWITCH_SECONDS: Final = 0.001
-"""How long a busy event loop keeps the interpreter lock from the thread that commits, which needs
-it some ten times for each commit. With the interpreter's own 5 ms, a grant beside a flood of empty
-frames takes 430 ms at p99, and 80 with this; more often still costs grants."""
+"""Seconds that a busy event loop keeps the interpreter lock from the commit thread, which needs
+it some ten times per commit. The interpreter's own 5 ms give a grant beside a flood of empty frames
+a p99 of 430 ms, this value 80 ms; a smaller one costs grants."""
 
 Register = Callable[[JsonObject, tuple[str, str] | None], tuple[str, str]]
-"""Registers this machine, given the document of a cluster of it alone, and the node that it was
-registered as; returns its node."""
+"""Registers this machine. Takes the document of a cluster of this machine alone, and the node of an
+earlier registration; returns its node."""
 Stock = Callable[[str, str, Register], None]
-"""Is given the address of the HTTP side, the server's own token, and what registers a machine."""
+"""Called with the URL of the HTTP port, the server's own token, and the `Register` function."""
 
 
 def serve(
@@ -78,7 +78,7 @@ def serve(
         log: The stream of stderr.
         read: Reads them again; raises `ConfigError`.
         file: The TOML file with settings.
-        stock: Fills the catalog before the ready line. It runs in a thread.
+        stock: Fills the catalog before the ready line, in a thread.
         links: Environment variables of service links, which are no settings.
     """
     configure_log(config, log)
@@ -183,7 +183,7 @@ async def _until_end(
 
 
 def _code(daemon: Daemon, error: BaseException | None) -> int:
-    """Return the exit code, and say on stderr why it is not 0."""
+    """Return the exit code; print to stderr why it is not 0."""
     election = daemon.trust.election
     if election is not None and election.is_deposed:
         sys.stderr.write(
@@ -203,7 +203,7 @@ def _code(daemon: Daemon, error: BaseException | None) -> int:
 
 
 def _say_ready(config: Config, doors: Doors, role: str = "") -> None:
-    """Print the line with the addresses of the WebSocket, HTTP and the console."""
+    """Print the ready line: the addresses of the WebSocket, HTTP and the console."""
     s = "" if config.tls_cert is None else "s"
     http = f"http{s}://{_authority(config.http_host)}:{doors.http_port}"
     ws = f"ws{s}://{_authority(config.host)}:{doors.port}"
@@ -234,7 +234,7 @@ def _exception(task: "asyncio.Future[None]") -> BaseException | None:
 
 
 def _hide_environment() -> None:
-    """Hide the variables of this process from others; the process still has them.
+    """Hide the environment of this process from other processes; this process keeps it.
 
     Since Linux 6.12 one that may trace the system's performance reads those of others, which a
     workload of root may, although it can look into nothing else of this process.

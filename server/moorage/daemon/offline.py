@@ -1,4 +1,4 @@
-"""Work beside the daemon: a program that decides on a core, and in cells, of its own.
+"""Runs work beside the daemon: a separate program that decides on its own core and cells.
 
 The console's playground and what-ifs start it. It has no variables of this process, runs behind all
 that serves, and ends at its time.
@@ -23,15 +23,15 @@ _KEPT_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "HOM
 
 
 async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
-    """Run a job in a program of its own, and return its outcome.
+    """Run a job in a separate program, and return its result.
 
     Args:
-        command: Of `moorage.lab.offline`.
-        job: As that takes it.
-        seconds: How long it may take.
+        command: A command of `moorage.lab.offline`.
+        job: Input of the command.
+        seconds: Time limit.
 
     Raises:
-        ServiceError: What it refuses; `policy_timeout`, `too_large`, `unavailable`.
+        ServiceError: The program refuses the job; `policy_timeout`, `too_large`, `unavailable`.
     """
     variables = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     program = ("nice", "-n", "10", *launch.command("moorage.lab.offline", command))

@@ -1,4 +1,4 @@
-"""Prunes the ledger's history by age and by size: a little at a time, beside grants."""
+"""Prunes the ledger's history by age and by size, in small steps beside grants."""
 
 import asyncio
 import time
@@ -8,14 +8,14 @@ from moorage.config.settings import Config
 from moorage.ledger.base import Ledger
 
 LOOK_SECONDS: Final = 60.0
-"""Between two looks whether anything is old enough."""
+"""Seconds between two checks for old facts."""
 PAUSE_FACTOR: Final = 4.0
-"""A pause is this many times as long as the step before it: commits have the disk meanwhile."""
+"""A pause is this many times as long as the step before it, so that commits get the disk."""
 DAY_SECONDS: Final = 86_400.0
 
 
 async def prune_forever(ledger: Ledger, config: Config) -> None:
-    """Delete facts that are too old, or too many, until cancelled."""
+    """Delete facts that are too old or too many. Runs until cancelled."""
     while True:
         before = time.time() - config.history_days * DAY_SECONDS
         began = time.monotonic()

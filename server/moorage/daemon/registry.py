@@ -1,4 +1,4 @@
-"""Changes in the registry become events of the core, and news for the cells."""
+"""Turns changes of the registry into events of the core, and into news for the cells."""
 
 from collections.abc import Set as AbstractSet
 from typing import assert_never
@@ -45,7 +45,7 @@ class RegistryChanges:
         self._watchers = watchers
 
     def reconcile(self) -> None:
-        """Bring the core up to date before the first request, and pass on changes from then on."""
+        """Update the core before the first request, and pass on changes from then on."""
         live = {cluster.id: cluster for cluster in self._catalog.memory.models()}
         if self._catalog.freshness.registry_known:
             self._all_but(live.keys())
@@ -54,7 +54,7 @@ class RegistryChanges:
         self._catalog.memory.listeners.insert(0, self._apply_change)
 
     async def keep_fresh(self) -> None:
-        """Follow the services that the catalog mirrors, until cancelled."""
+        """Refresh the catalog from the services that it mirrors. Runs until cancelled."""
         await self._catalog.freshness.keep_fresh(self._examine)
 
     def _apply_change(self, change: CatalogChange) -> None:
@@ -77,7 +77,7 @@ class RegistryChanges:
                 assert_never(change)
 
     def _all_but(self, cluster_ids: AbstractSet[ClusterId]) -> None:
-        """Remove the clusters from the core that are not among these."""
+        """Remove the clusters from the core that are not in `cluster_ids`."""
         for cluster_id in self._state.clusters.keys() - cluster_ids:
             self._inbox.post(ClusterGone(cluster_id))
 

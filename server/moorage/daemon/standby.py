@@ -1,4 +1,4 @@
-"""A server that stands by: answers reads, names the leader for all else, until it leads itself.
+"""A standby server: answers reads, refers other requests to the leader, until it leads itself.
 
 `daemon.start` makes one where several servers may use one database.
 """
@@ -30,9 +30,9 @@ from moorage.storage.base import Election, Seat, StorageFailed
 from moorage.web.services import StandbyReads
 
 HOLD_SECONDS_MAX: Final = 2.0
-"""How long requests wait here for the next leader, where the one before has just left."""
+"""Seconds that requests wait here for the next leader after the last one has left."""
 RETRY_SECONDS: Final = 0.5
-"""Between two tries to reach the database."""
+"""Seconds between two attempts to reach the database."""
 _READS: Final = (
     wire.FleetListing,
     wire.LeaseListing,
@@ -47,7 +47,7 @@ _READS: Final = (
     wire.WatchTopics,
     wire.Resume,
 )
-"""What is answered from facts alone."""
+"""Operations that a standby answers from its applied facts."""
 log = structlog.get_logger("moored")
 
 
@@ -59,19 +59,18 @@ class Reading(NamedTuple):
 
 
 class Standby:
-    """Waits for its turn; see `gateway.deliver.Deliver` and `AgentDoor` for its answers.
+    """Waits until this server leads; meanwhile it answers as `Deliver` and `AgentDoor` must.
 
     Args:
         election: Decides who leads.
         gateway: Has the sockets.
-        tasks: Learn of a defect.
-        rollout: As the setting.
+        tasks: Told of a defect.
+        rollout: The setting of that name.
 
     Attributes:
-        leads: Its turn has come.
-        reading: Answers what can be read; None: it does not know enough yet, or any more.
-        followed: What it has applied, for itself to go on with where it leads; None: nothing is
-            fit for that.
+        leads: This server leads now.
+        reading: The parts that answer reads; None: the state is not loaded, or outdated.
+        followed: The applied state, with which it continues when it leads; None: there is none.
     """
 
     def __init__(
@@ -83,9 +82,9 @@ class Standby:
         self._sessions: dict[SessionId, Caller] = {}
         self._have_read: set[SessionId] = set()
         self._vacant_since: float | None = None
-        """When the last leader left; None: one leads, or none ever did."""
+        """Since when no server leads, as far as known; None: one leads, or none ever did."""
         self._found = asyncio.Event()
-        """Another server leads, or this one is ready to."""
+        """Set: another server leads, or this one is ready to lead."""
         self._heir: Deliver | None = None
         self.fail = tasks.fail
         self._broken = tasks.broken
@@ -95,11 +94,11 @@ class Standby:
         self._finding = ""
 
     async def wait(self, seat: Seat, stopping: asyncio.Event) -> None:
-        """Return once this server leads, or is to stop.
+        """Wait until this server leads, or must stop.
 
         Raises:
-            StorageError: It can never lead this database.
-            BaseException: What broke one of its tasks.
+            StorageError: This server can never lead this database.
+            BaseException: One of its tasks failed.
         """
         while not stopping.is_set():
             if self._broken.done():
@@ -122,7 +121,7 @@ class Standby:
         self._election.resign()
 
     def _look(self) -> None:
-        """Record since when no leader is known; if one is, wake the requests that wait for it."""
+        """Record since when there is no leader; once there is one, wake waiting requests."""
         if self._election.leader is not None and not self.leads:
             self._vacant_since = None
             self._found.set()
@@ -136,7 +135,7 @@ class Standby:
         self._found.set()
 
     def is_idle(self, session: SessionId) -> bool:
-        """Return whether a session has nothing here but requests that wait for the next leader."""
+        """Return whether a session has only requests that wait for the next leader."""
         return session not in self._have_read
 
     def _note(self, finding: str) -> None:
@@ -145,14 +144,14 @@ class Standby:
         self._finding = finding
 
     def refusal(self, why: str = "needs the server that leads") -> ServiceError:
-        """Return the refusal of requests that need the leader."""
+        """Return the refusal of requests that only the leader answers."""
         leader = self._election.leader
         where = "none leads at the moment; try again" if leader is None else leader.seat.ws
         reason = f"This server stands by, and this request {why}: {where}."
         return ServiceError(Code.NOT_LEADER, reason, details=self._addresses())
 
     def doubt(self) -> ServiceError | None:
-        """Return why reads are refused here; None where they are answered."""
+        """Return why reads are refused here; None if they are answered."""
         reading = self.reading
         if reading is None:
             return self.refusal()
@@ -161,7 +160,7 @@ class Standby:
         return self.refusal("needs current facts; ask the leader")
 
     def stamp(self) -> Shared:
-        """Return the revision and the time of an answer."""
+        """Return the revision and the time of an answer, and the leader."""
         if self.reading is None:
             return {}
         following, leader = self.reading.following, self._election.leader
@@ -169,9 +168,9 @@ class Standby:
         return {"revision": following.revision, "as_of": at, "leader": where}
 
     def readiness(self) -> tuple[bool, JsonObject]:
-        """Return where requests are served; and whether this server is to take that one's place.
+        """Return which server answers requests, and whether this one is ready to replace it.
 
-        The roll-out that started it ends the old leader once enough of its servers are ready.
+        A roll-out ends the old leader once enough of the new servers are ready.
         """
         reading, leader = self.reading, self._election.leader
         succeeds = self._rollout and leader is not None and leader.seat.rollout != self._rollout
@@ -183,7 +182,7 @@ class Standby:
         return is_ready, {"role": "standby", **self._addresses(), **known}
 
     def reads(self) -> StandbyReads:
-        """Return the state of reads, for HTTP."""
+        """Return the functions by which HTTP refuses reads, or adds their age to answers."""
         return StandbyReads(refusal=self.refusal, doubt=self.doubt, headers=self._headers)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
@@ -198,7 +197,7 @@ class Standby:
         ]
 
     def read(self, reading: Reading | None) -> None:
-        """From now on, answer reads from these parts; None: stop answering reads."""
+        """Answer reads from these parts from now on; None: stop answering reads."""
         self.reading = reading
         if reading is not None:
             for session, caller in self._sessions.items():
@@ -227,7 +226,7 @@ class Standby:
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> Taking:
-        """Answer a request from here, or name the leader."""
+        """Answer a read; for anything else, name the leader."""
         reading = self.reading
         no = self.doubt() if isinstance(message, _READS) else self.refusal()
         if reading is None or no is not None:
@@ -248,7 +247,7 @@ class Standby:
     async def _hold(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str]
     ) -> None:
-        """Answer when a leader exists: as the leader, or with the leader's address."""
+        """Wait for a leader, then answer: as the leader, or with the leader's address."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._found.wait(), HOLD_SECONDS_MAX)
         if self._heir is None:
@@ -279,11 +278,11 @@ class Standby:
         return secret is not None
 
     async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:
-        """Send an agent to another server."""
+        """Refer an agent to the leader."""
 
 
 def role_gauges(role: str) -> Iterable[Metric]:
-    """Yield which of the two this server is."""
+    """Yield whether this server leads or stands by."""
     about = "1 for the role that this server has among those on its database"
     yield gauges(
         "moorage_server_role",

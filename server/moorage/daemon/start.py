@@ -1,4 +1,4 @@
-"""Starts a daemon in phases: each builds its parts whole, from those of the phases before it.
+"""Starts a daemon in phases: each builds its parts from the parts of the phases before it.
 
 `daemon.main` starts one. What is opened is closed in the reverse order: when the daemon stops, or
 when its start fails.
@@ -97,15 +97,15 @@ from moorage.web.services import Console, SignInFlow, StandbyServices, WebServic
 
 L_co = TypeVar("L_co", bound=LedgerHistory, covariant=True)
 LOAD_SECONDS_MAX: Final = 5.0
-"""After these seconds, a standby prints its ready line even if it has not loaded the state."""
+"""Seconds after which a standby prints its ready line even if the state is not loaded."""
 FOLLOW_PAUSE_SECONDS: Final = 5.0
-"""Before a standby reads all again that it could not follow any further."""
+"""Seconds before a standby that failed to follow the leader loads all again."""
 log = structlog.get_logger("moored")
 
 
 @dataclass(frozen=True, slots=True)
 class Outset:
-    """The parts that exist before anything is loaded."""
+    """The parts that exist before any data is loaded."""
 
     config: Config
     measures: Measures
@@ -117,16 +117,16 @@ class Outset:
 
 @dataclass(slots=True)
 class Prepared:
-    """The parts that take time to start and read nothing stored: a standby has them ready.
+    """The parts that are slow to start and read no stored data: a standby has them ready.
 
     Args:
         allocator: The core, empty.
-        inbox: Its events.
-        sandbox: It runs.
-        reader: What policies reach; it has no catalog yet.
-        rates: What tenants may send and burn.
+        inbox: The core's events.
+        sandbox: The sandbox, running.
+        reader: Serves the injected clients of policies; it has no catalog yet.
+        rates: Limits of requests and processor time per tenant.
         circuits: Called when a policy's circuit opens; set later.
-        standby: This server has stood by, and what it has followed; None: it never did.
+        standby: The standby that this server has been, with its followed state; None: it never was.
     """
 
     allocator: Allocator
@@ -139,7 +139,7 @@ class Prepared:
 
 
 class OpenLedger(NamedTuple):
-    """The ledger, and its contents."""
+    """The open ledger, and the contents that were read from it."""
 
     ledger: Ledger
     recovery: Recovery
@@ -147,7 +147,7 @@ class OpenLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stores(Generic[L_co]):
-    """The stores, open, and the core with the ledger's state: written here, or followed."""
+    """The open stores, and the core with the ledger's state, which is written or followed."""
 
     ledger: L_co
     allocator: Allocator
@@ -159,7 +159,7 @@ class Stores(Generic[L_co]):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """The parts to which all others post, on which they run, and with which they count."""
+    """The parts that all later parts post to, run on and count with."""
 
     inbox: Inbox
     tasks: Tasks
@@ -178,7 +178,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Runners:
-    """The parts that run others' code."""
+    """The parts that run the code of tenants."""
 
     sandbox: Sandbox
     workloads: WorkloadControl
@@ -204,18 +204,18 @@ class RequestParts:
 
 
 class Stopped(Exception):  # noqa: N818  # It names what happened, like asyncio.QueueFull.
-    """The server was to stop while it stood by."""
+    """The server was told to stop while it stood by."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """The needs of a server that may have to stand by.
+    """Callbacks and signals for a server that may have to stand by.
 
     Args:
         announce: Called with the open doors of a standby, once it has loaded the leader's state and
             can take over quickly.
-        stopping: Set where it is to stop.
-        announced: That was called.
+        stopping: Set when the server must stop.
+        announced: `announce` was called.
     """
 
     announce: Callable[[Doors], None] = lambda _: None
@@ -224,18 +224,18 @@ class Waiting:
 
 
 async def start(config: Config, measures: Measures, waiting: Waiting | None = None) -> Daemon:
-    """Open everything and serve; before that stand by, as long as another server leads.
+    """Open everything and serve; if another server leads, stand by first until this one leads.
 
     Args:
         config: All settings.
-        measures: What `/metrics` shows; the daemon adds its own.
-        waiting: For a server that may have to stand by.
+        measures: The metrics of `/metrics`; the daemon adds its own.
+        waiting: The callbacks of a server that may have to stand by.
 
     Raises:
-        Stopped: It was to stop while it stood by.
+        Stopped: The server was told to stop while it stood by.
         LedgerError: The ledger cannot be opened.
-        JailError: Policies cannot be locked in here.
-        BackendError: What a backend needs is not here.
+        JailError: This machine cannot isolate policies.
+        BackendError: A backend lacks something on this machine.
         OSError: An address cannot be listened on.
     """
     tasks = Tasks()
@@ -278,7 +278,7 @@ def _entrance(outset: Outset, stack: AsyncExitStack) -> Entrance:
 async def _stand_by(
     election: Election, outset: Outset, entrance: Entrance, waiting: Waiting, stack: AsyncExitStack
 ) -> Prepared:
-    """Wait until this server leads. Until then its doors name the leader."""
+    """Wait until this server leads; meanwhile its ports refer callers to the leader."""
     measures, doors = outset.measures, entrance.doors
     standby = Standby(election, entrance.gateway, outset.tasks, outset.config.rollout)
     measures.watch(lambda: role_gauges("writer" if standby.leads else "standby"))
@@ -327,7 +327,7 @@ async def _read_on(
     standby: Standby,
     announce: Callable[[], None],
 ) -> None:
-    """Answer reads from the leader's stored facts while standing by, until cancelled."""
+    """Answer reads from the leader's stored facts while standing by. Runs until cancelled."""
     for name in outset.config.backends:
         with suppress(Exception):  # `open` says what is wrong, once this server leads.
             await asyncio.to_thread(kinds()[name].load, outset.config.data_dir)
@@ -401,7 +401,7 @@ async def _read(
 
 
 async def _follow(outset: Outset, standby: Standby, stack: AsyncExitStack) -> Applied | None:
-    """Load the parts that serve reads of a standby; they stay when it leads."""
+    """Load the parts that answer a standby's reads; the server keeps them when it leads."""
     config, source = outset.config, outset.storage.followed()
     if source is None:
         return None
@@ -431,7 +431,7 @@ async def _follow(outset: Outset, standby: Standby, stack: AsyncExitStack) -> Ap
 
 
 async def _nothing() -> None:
-    """Return at once, since followed facts are durable already."""
+    """Return at once: facts that were followed are durable already."""
 
 
 async def _lead(
@@ -495,14 +495,14 @@ async def _lead(
 
 
 def _stamp(ledger: Ledger) -> Shared:
-    """Return the revision and the time of an answer that leaves now."""
+    """Return the revision of an answer that is sent now."""
     return {"revision": ledger.last_seq}
 
 
 async def _open_ledger(
     storage: Storage, stack: AsyncExitStack, prepared: Prepared | None = None
 ) -> OpenLedger:
-    """Open the ledger; if this server has followed it, read only the newer facts."""
+    """Open the ledger; if this server has followed it, read only newer facts."""
     standby = None if prepared is None else prepared.standby
     followed = None if standby is None else standby.followed
     ledger = StoredLedger(storage.facts())
@@ -556,7 +556,7 @@ async def _open_stores(
 
 
 async def _open_catalog(config: Config, records: RecordStore, prepared: Prepared) -> Catalog:
-    """Open the catalog; a standby continues with the catalog that it has followed."""
+    """Open the catalog; a former standby keeps the catalog that it has followed."""
     followed = None if prepared.standby is None else prepared.standby.followed
     if followed is not None:
         if (catalog := await followed.catalog.lead(records)) is not None:
@@ -601,7 +601,7 @@ def _core(
 
 
 async def _prepare(config: Config, stack: AsyncExitStack) -> Prepared:
-    """Start the sandbox with a core that is still empty."""
+    """Start the sandbox, with a core that is still empty."""
     burnt = config.tenant_evaluation_seconds_per_minute
     rates = TenantRates(
         config.tenant_requests_per_second,
@@ -688,7 +688,7 @@ def _backends(config: Config, surroundings: Surroundings) -> dict[str, Backend]:
 
 
 def _lease_of(state: State, workload: str) -> Lease | None:
-    """Return the lease that has a workload of this name, or had it last."""
+    """Return the lease that has the workload of this name, or was the last to have it."""
     lease = state.lease(RequestId(workload))
     if lease is not None and lease.id in state.leases and lease.workload == workload:
         return lease
@@ -775,7 +775,7 @@ def _requests(
 
 
 def _traces(config: Config, measures: Measures, stack: AsyncExitStack) -> RequestTraces | None:
-    """Return the tracer of requests; None if neither spans nor lines of the log are wanted."""
+    """Return the tracer of requests; None if neither spans nor log lines are wanted."""
     if not config.traces:
         return RequestTraces(None) if config.log_level == "debug" else None
     try:
@@ -800,7 +800,7 @@ async def _run_core(
     requests: RequestParts,
     trust: Trust,
 ) -> CommitLoop:
-    """Run the core from now on; it is up to date before the first request."""
+    """Run the core from now on; update it before the first request."""
     allocator, inbox, tasks = stores.allocator, core.inbox, core.tasks
     effects = EffectCarrier(
         requests.replies,

@@ -1,34 +1,34 @@
-"""The daemon's background tasks; the first error of one stops the daemon."""
+"""The daemon's background tasks; the first one that fails stops the daemon."""
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Final
 
 CLOSE_SECONDS_MAX: Final = 3.0
-"""How long a cancelled order may take to end; its backend may be in the midst of a call."""
+"""Seconds that a cancelled task may take to end; its backend may be in the middle of a call."""
 
 
 class Tasks:
-    """Runs background tasks; the first error of one stops the daemon."""
+    """Runs background tasks; the first one that fails stops the daemon."""
 
     def __init__(self) -> None:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run this until it ends or until `close`."""
+        """Run a coroutine as a task until it ends or until `close`."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._forget)
         return task
 
     def fail(self, error: BaseException) -> None:
-        """Stop the daemon with this error, unless another error came before."""
+        """Stop the daemon with this error, unless another error came first."""
         if not self.broken.done():
             self.broken.set_exception(error)
 
     async def close(self) -> None:
-        """Cancel the orders, and wait for their end, within a bound."""
+        """Cancel all tasks, and wait for a bounded time until they have ended."""
         self.broken.cancel()
         running = list(self._running)
         for task in running:

@@ -1,4 +1,4 @@
-"""Whether this server still is the one that writes: without that, it answers and orders nothing.
+"""Decides whether this server still leads: if not, it sends no answers and no orders.
 
 A server that was stopped for a while does not know of it. By the clock it sees that its last sign
 of life is too old to rely on, and says another one before anything leaves; the database then tells
@@ -18,22 +18,22 @@ from moorage.ledger.base import LedgerFailed
 from moorage.storage.base import LEAD_SECONDS, Election, StorageError
 
 BEAT_SECONDS: Final = 0.5
-"""Between two signs of life."""
+"""Seconds between two heartbeats."""
 MARGIN_SECONDS: Final = 0.5
-"""How much earlier than its successor a server takes its own time as over."""
+"""Seconds before the end of its lead at which a server stops, ahead of its successor."""
 ANSWER_SECONDS_MAX: Final = 5.0
-"""How long the event loop waits for the database where it has to be sure at once."""
+"""Seconds that the event loop waits for the database if the heartbeat must be renewed at once."""
 
 
 class Trust:
     """Renews this server's heartbeat, and knows until when the last one is valid.
 
     Args:
-        election: Of this server; None: nothing can take its place.
+        election: The election that this server takes part in; None: no other server can lead.
         fail: Called with the error that ends the trust, and the process.
 
     Attributes:
-        election: As above.
+        election: The same.
         wanted: An operator wants another server to lead.
     """
 
@@ -46,7 +46,7 @@ class Trust:
 
     @property
     def epoch(self) -> int:
-        """The epoch of this leading server. 0: no other server can replace it."""
+        """The number of this leadership. 0: no other server can lead."""
         return 0 if self.election is None else self.election.epoch
 
     def begin(self) -> None:
@@ -55,14 +55,14 @@ class Trust:
             self._until = 0.0
 
     def holds(self) -> bool:
-        """Return whether this server leads; on the hot path."""
+        """Return whether this server leads; renew a late heartbeat first. On the hot path."""
         return time.monotonic() < self._until or self._renew()
 
     def check(self) -> None:
-        """Raise an error where this server does not lead.
+        """Raise an error if this server does not lead.
 
         Raises:
-            LedgerFailed: It does not.
+            LedgerFailed: This server does not lead.
         """
         if not self.holds():
             raise LedgerFailed("this server does not lead any more, so that nothing leaves it")
@@ -84,7 +84,7 @@ class Trust:
             await asyncio.sleep(BEAT_SECONDS)
 
     def _renew(self) -> bool:
-        """Renew in the database and block the event loop, so that no answer leaves meanwhile."""
+        """Renew the heartbeat and block the event loop, so that no answer leaves meanwhile."""
         if self._over or self.election is None:
             return False
         began = time.monotonic()
@@ -107,7 +107,7 @@ def _end(began: float) -> float:
 
 @contextmanager
 def beating(election: Election) -> Iterator[None]:
-    """Give signs of life in a thread while the event loop loads the stores."""
+    """Send heartbeats from a thread while the event loop loads the stores."""
     over = threading.Event()
 
     def beat() -> None:

@@ -1,1 +1,1 @@
-"""Test and backtest policies without a server, with the production core."""
+"""Tests and backtests policies without a server, with the production core."""

@@ -32,9 +32,9 @@ from moorage.sandbox.host.contract import Mode
 from moorage_policies import catalog as shipped
 
 SAMPLES: Final = 200
-"""Moments at which allocation and fragmentation are looked at."""
+"""Moments at which allocation and fragmentation are measured."""
 DIFFERING_SHOWN: Final = 50
-"""Asks that were decided differently, by name; all are counted."""
+"""Differently decided requests that a report names; all are counted."""
 DIGITS: Final = 6
 
 
@@ -44,18 +44,18 @@ class BacktestJob:
 
     Args:
         rules: PolicyRule documents, or `{"shipped": name}`.
-        nodes, pods: A trace …
-        ledger: … or a daemon's data directory.
+        nodes, pods: A trace to replay, unless `ledger` is given.
+        ledger: A daemon's data directory.
         arrive: GPU demand as a multiple of the capacity, where the trace is packed.
-        seed: Of all that is random.
-        limit: Asks at most.
-        timed: A trace by its own times.
-        churn: A load, where requests of a trace shall come and go (`lab.churn`); 0 if not.
-        stays: How long they stay then.
+        seed: Seed of all random choices.
+        limit: Most requests to replay.
+        timed: Replay a trace by its own times.
+        churn: The load if requests of a trace arrive and end (`lab.churn`); 0: they do not end.
+        stays: The distribution of their durations.
         wait_seconds: How long requests of a trace may wait.
         plots: Files to draw to, `.png` or `.svg`.
-        mode: As `moored serve --sandbox`.
-        progress: Say on stderr how far it is.
+        mode: The isolation, as in `moored serve --sandbox`.
+        progress: Print progress to stderr.
     """
 
     rules: list[JsonObject]
@@ -76,7 +76,7 @@ class BacktestJob:
 
 @dataclass(slots=True)
 class SizeOutcome:
-    """The outcome for requests of one size, such as `share` or `8 GPUs`."""
+    """Results for requests of one size, such as `share` or `8 GPUs`."""
 
     asked: int = 0
     granted: int = 0
@@ -85,7 +85,7 @@ class SizeOutcome:
 
 @dataclass(slots=True)
 class BacktestRun:
-    """One policy's run. Percentages are of the fleet's GPU milli, times in seconds of the timeline.
+    """One policy's results.
 
     What came before the fleet was warm (`Timeline.measured_from`) is not in it.
 
@@ -97,8 +97,7 @@ class BacktestRun:
         fragmentation_percent: Free GPU that typical requests cannot use, at the last request.
         waited: Requests that were granted after some waiting.
         waited_seconds_mean: Over all that were granted.
-        refused_percent: GPU milli that requests did not get, in percent of those they want
-            for.
+        refused_percent: GPU milli that requests did not get, in percent of those they want for.
         sizes: By size of request: asked, granted, and the mean wait of those granted.
         refusals: By code.
         samples: Allocation and fragmentation while the requests came.
@@ -123,7 +122,7 @@ async def backtest(job: BacktestJob) -> JsonObject:
 
     Raises:
         CommandError, TraceError, OSError: What is to be replayed, or a policy, cannot be read.
-        JailError: No jail stands here.
+        JailError: This machine has no jail.
     """
     paths = [Path(each) for each in job.plots]
     plots.check(paths)  # Before minutes of work.
@@ -218,7 +217,7 @@ async def _decide(rehearsal: Rehearsal, record: PolicyRecord, ask: Ask) -> Decis
 
 
 async def _let_wait(rehearsal: Rehearsal) -> None:
-    """Advance the time until no request waits any more."""
+    """Advance the time until no request waits."""
     waiting = rehearsal.allocator.state.waiting
     while waiting:
         await rehearsal.pass_to(max(waiter.deadline for waiter in waiting.values()))

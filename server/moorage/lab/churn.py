@@ -1,4 +1,4 @@
-"""Simulate a fleet in steady state: requests of a trace arrive at random and end.
+"""Simulates a fleet in steady state: requests of a trace arrive at random and end.
 
 Requests are drawn from a trace's own with replacement and arrive at random moments (Poisson). Each
 stays for a random time, a mean stay on the average over all of them. A load of 1 asks for as many
@@ -21,24 +21,25 @@ from moorage.lab.trace import TracePod
 from moorage.model import GPU_MILLI
 
 Stays = Literal["memoryless", "lognormal", "sized"]
-"""How long requests stay: exponential; lognormal, a few very long; exponential, longer the more
-GPUs a request has."""
+"""Distribution of durations: exponential; lognormal, with a few very long ones; exponential, longer
+for requests with more GPUs."""
 STAYS: Final[tuple[Stays, ...]] = get_args(Stays)
 MEAN_STAY_SECONDS: Final = 3600.0
 SIZES: Final = ("CPU only", "share", "1 GPU")
-"""Sizes of requests before those of several GPUs."""
+"""Names of request sizes, up to one GPU."""
 LOGNORMAL_SIGMA: Final = 1.75
 WARM_UP_STAYS: Final = 2.0
-"""Mean stays until what arrived first has made room for what the policy placed in steady state."""
+"""Length of the warm-up in mean durations: until the first leases have given way to those that the
+policy placed in steady state."""
 
 
 class Arrival(NamedTuple):
     """One request.
 
     Args:
-        at: When it comes, in seconds from the start.
-        pod: What it asks for.
-        stay: How long it holds what it gets, in seconds.
+        at: Arrival, in seconds from the start.
+        pod: The demand.
+        stay: Duration of its lease, in seconds.
     """
 
     at: float
@@ -52,8 +53,8 @@ class Churn:
 
     Args:
         load: GPU demand that would be held if all of it fitted, as a multiple of the capacity.
-        stays: How long they stay.
-        length: Mean stays that are measured, after the warm-up.
+        stays: The distribution of durations.
+        length: Mean durations that are measured, after the warm-up.
     """
 
     load: float
@@ -85,8 +86,8 @@ def arrivals(
         capacity_milli: GPU milli of the fleet.
         churn: How they come and go.
         seed: Of all that is random.
-        later: Another trace that they are drawn from, at the same load, in the second half of
-            what is measured.
+        later: Another trace that they are drawn from, at the same load, in the second half of what
+            is measured.
 
     Raises:
         CommandError: No request of the trace asks for GPUs.
@@ -168,7 +169,7 @@ def _arrivals(
 
 
 def size_of(gpus: int, gpu_milli: int) -> str:
-    """Return the size of a request, in words."""
+    """Return the name of a request's size."""
     if not gpus:
         return "CPU only"
     if gpu_milli < GPU_MILLI:

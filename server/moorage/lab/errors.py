@@ -9,7 +9,7 @@ class CommandError(Exception):
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """Return the message about a policy that is neither a file nor shipped."""
+    """Return the error message for a policy that is neither a file nor shipped."""
     names = list(known)
     near = get_close_matches(name.replace("-", "_"), names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."

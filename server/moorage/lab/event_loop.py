@@ -1,4 +1,4 @@
-"""Run a coroutine that SIGTERM cancels, for `offline`, `moored bench` and `moored replay`."""
+"""Runs a coroutine that SIGTERM cancels, for `offline`, `moored bench` and `moored replay`."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""The built-in fleet and requests for tests of policies: small, with each kind of demand.
+"""The built-in fleet and requests for tests of policies: small, with all kinds of demand.
 
 Three clusters: eight-GPU nodes with two NVLink groups, two NUMA domains and racks; four-GPU nodes
 of another model; nodes without GPUs. The requests use each kind of field that there is,
@@ -11,7 +11,7 @@ from typing import Final
 from moorage.records.json_values import JsonObject, JsonValue
 
 FILLING: Final = 60
-"""Ordinary requests at the end: more than there is room for."""
+"""Ordinary requests at the end, more than fit."""
 
 
 def clusters() -> list[JsonObject]:

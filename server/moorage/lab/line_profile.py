@@ -1,4 +1,4 @@
-"""Measure the time of every line of a policy, inside its cell.
+"""Measures the time of every line of a policy, inside its cell.
 
 `policy_test` sends its text into the jail as the entry of a policy whose
 own entry is then called `rule_under_test`: it evaluates that with a trace, and tells by
@@ -15,7 +15,7 @@ from typing import Any, Final
 ROOT: Final = "/policy/"
 OURS: Final = ROOT + "function.py"
 BUDGET_SECONDS: Final = 1.0
-"""Of one evaluation, after which it is ended; the profile says where it was until then."""
+"""Seconds after which an evaluation is ended; the profile covers the lines run until then."""
 LINES_MAX: Final = 40
 
 

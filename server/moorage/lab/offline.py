@@ -65,7 +65,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
-    """Run one job and print its outcome; a job that fails has the outcome `{"error": …}`."""
+    """Run one job and print its result; the result of a failed job is `{"error": …}`."""
     # A stop lets it remove its folders; the end of its parent, kill -9 among them, is one.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

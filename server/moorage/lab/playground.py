@@ -1,4 +1,4 @@
-"""The console's playground: run a policy on a fleet with existing leases.
+"""The console's playground: runs a policy on a fleet with existing leases.
 
 The daemon starts it as a program of its own (`lab.offline`), with the job on stdin: so what is
 tried takes neither its event loop nor its cells. The jail, the core and the verification are those
@@ -30,11 +30,11 @@ from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.wire.frames import ENTRY
 
 REQUESTS_MAX: Final = 100
-"""Of one run."""
+"""Requests of one run."""
 TRACE_REQUESTS_MAX: Final = 5_000
-"""Of a backtest: requests beyond them are left out."""
+"""Requests of a backtest; further ones are left out."""
 VALUE_BYTES_MAX: Final = 16 << 10
-"""Of what a policy returned, to be shown."""
+"""Bytes of a policy's value that are shown."""
 PRINTED_LINES_MAX: Final = 1_000
 
 
@@ -43,14 +43,14 @@ class PlaygroundJob:
     """A run of the playground: a policy, a fleet and requests.
 
     Args:
-        policy: A PolicyRule document.
+        policy: The policy's PolicyRule document.
         requests: Messages as clients send them, without the URI.
         documents: Cluster documents, for what policies read of them; and the fleet, where
             `clusters` is None.
         clusters: The fleet.
         held: What is held of it.
         trace: Requests as a table (CSV) to backtest instead; "": none.
-        mode: As `moored serve --sandbox`.
+        mode: The isolation, as in `moored serve --sandbox`.
     """
 
     policy: JsonObject
@@ -63,12 +63,12 @@ class PlaygroundJob:
 
 
 async def play(job: PlaygroundJob) -> JsonObject:
-    """Run a policy on the requests of the playground.
+    """Run a policy on the requests of the playground, and return the results.
 
     Raises:
         CommandError: A request cannot be read.
         ServiceError: What is wrong with the policy, or with a document.
-        JailError: No jail stands here.
+        JailError: This machine has no jail.
     """
     began = time.monotonic()
     if len(job.requests) > REQUESTS_MAX:
@@ -148,7 +148,7 @@ async def play_trace(job: PlaygroundJob) -> JsonObject:
     Raises:
         CommandError, TraceError: The table, or the policy, cannot be read.
         ServiceError: A document cannot be read.
-        JailError: No jail stands here.
+        JailError: This machine has no jail.
     """
     clusters = job.clusters
     if clusters is None:
@@ -175,7 +175,7 @@ async def play_trace(job: PlaygroundJob) -> JsonObject:
 
 
 def _table(clusters: list[Cluster]) -> str:
-    """Return nodes as the table of a trace, which has one model per node."""
+    """Return nodes in the form of a trace's table, which has one model per node."""
     rows = ["sn,cpu_milli,memory_mib,gpu,model"]
     for cluster in clusters:
         for node in cluster.nodes:

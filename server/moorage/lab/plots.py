@@ -1,4 +1,4 @@
-"""Draw the results of backtests: allocation and fragmentation over the requests, per policy.
+"""Draws the results of backtests: allocation and fragmentation over the requests, per policy.
 
 The benchmark `churn` draws on the same `panels`.
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 KINDS: Final = (".png", ".svg")
 SECONDS_PER_DAY: Final = 86_400.0
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Also apart for those who see few colours (Okabe and Ito)."""
+"""Line colours that colour-blind readers can tell apart, too (Okabe and Ito)."""
 DASHES: Final = ("-", "--", ":", "-.")
-"""Of the lines; the next one where the colours begin again."""
+"""Dash styles of the lines; the next one is used when the colours repeat."""
 LABEL_GAP: Final = 0.05
-"""Between the labels of two lines at least, as a share of the panel's height."""
+"""Least distance between the labels of two lines, as a share of the panel's height."""
 _METADATA: Final[Mapping[str, JsonObject]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -49,7 +49,7 @@ class PlotSample(NamedTuple):
 
 
 def check(paths: Sequence[Path]) -> None:
-    """Refuse files that cannot be drawn.
+    """Refuse file names to which no plot can be written.
 
     Raises:
         CommandError: One has another ending, lies in no folder, or matplotlib is not installed.
@@ -64,7 +64,7 @@ def check(paths: Sequence[Path]) -> None:
 
 
 def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]], title: str) -> None:
-    """Draw to each of the files."""
+    """Draw the plots to each of the files."""
     if not paths:
         return
     figure, (above, below) = panels(share_x=True)

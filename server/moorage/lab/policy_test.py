@@ -1,4 +1,4 @@
-"""`moorage policy test`: test a policy with example requests, in the same jail as a server.
+"""`moorage policy test`: tests a policy with example requests, in the same jail as a server.
 
 The policy comes in by the door of uploads; every request goes through the allocator's core, which
 verifies what the policy proposes; everything is done again, in cells that share nothing and hash
@@ -39,46 +39,45 @@ from moorage.sandbox.wire.frames import ENTRY
 
 TENANT: Final = Tenant("author")
 SLOW_SECONDS: Final = 0.01
-"""Policies that take longer are shown where their time goes: a decision should not be felt."""
+"""Seconds of an evaluation from which the report shows the time per line."""
 PROFILE_SECONDS: Final = 3.0
-"""Of one evaluation with a trace, which ends itself after one second where it can."""
+"""Seconds of an evaluation under the profiler, which stops itself after one second if possible."""
 PROFILE_REQUESTS: Final = 12
-"""Evaluated with a trace; the built-in ones have one of everything among the first."""
+"""Requests evaluated under the profiler; the first built-in ones cover all kinds of demand."""
 BARE_REQUESTS: Final = 12
-"""Asked where there are no metrics."""
+"""Requests that are repeated without any metrics."""
 TIMEOUTS_MAX: Final = 3
-"""After this many timeouts no further request is tried."""
+"""Timeouts after which no further request is tried."""
 VALUE_CHARACTERS_MAX: Final = 300
-"""Of a returned value in a finding."""
+"""Characters of a returned value in a finding."""
 PRINTS_SHOWN: Final = 5
-"""Requests of which a report shows what was printed at them."""
+"""Requests whose printed output a report shows."""
 PRINT_CHARACTERS_MAX: Final = 600
-"""Of what was printed at one of them."""
+"""Characters of one request's printed output."""
 HASH_SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
-"""Of the hashes of texts, and so of the order of sets: a choice between two of a set comes out
-alike under all of them once in 128 policies, under two of them every other time."""
+"""Seeds of text hashes, which determine the order of sets: a policy that chooses between two
+elements of a set passes all seeds once in 128 times, but two seeds every other time."""
 QUICK_SECONDS: Final = 1.0
-"""Policies that answer all requests within this are run under more than two of the seeds, and two
-at
-a time: each answers so fast that it stays far from its deadline, on a busy machine too."""
+"""Policies that answer all requests within these seconds are tested with more than two seeds, two
+at a time: they stay far from their deadlines on a busy machine, too."""
 _PROFILER: Final = "line_profile.py"
 _SUBJECT: Final = "rule_under_test.py"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTestJob:
-    """A test: a policy, a fleet and requests.
+    """A test of a policy with a fleet and requests.
 
     Args:
         policy: A PolicyRule document.
         requests: Messages as clients send them, without the URI; or `{"input_data": …}` for a
             policy that ranks or places blocks. The built-in ones where none are given.
         clusters: Cluster documents; the built-in ones where none are given.
-        seed: From which the seed of every request comes.
-        profile: Time its lines even if it is quick.
-        mode: As `moored serve --sandbox`.
+        seed: The seeds of all requests are derived from it.
+        profile: Measure the time per line even if the policy is fast.
+        mode: The isolation, as in `moored serve --sandbox`.
         examples_suffice: A policy that brings examples is tried on those alone.
-        progress: Say on stderr what is being done.
+        progress: Print progress to stderr.
     """
 
     policy: JsonObject
@@ -93,16 +92,16 @@ class PolicyTestJob:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The outcome of one request of a test.
+    """The result of one request of a test.
 
     Args:
         request: The request.
         outcome: `granted`, `advice`, `answered`, `waiting`, `not asked`, or a code.
-        detail: Where it goes, or why not.
+        detail: The placement, or the reason for none.
         values: What the policy returned.
-        seconds: How long it took.
+        seconds: Duration of the evaluation.
         traceback: The policy's calls that led to its exception.
-        printed: What it printed meanwhile.
+        printed: Its printed output.
     """
 
     request: JsonObject
@@ -116,14 +115,14 @@ class Tried:
 
 @dataclass(slots=True)
 class PolicyTestReport:
-    """The outcome of a test.
+    """The result of a test.
 
     Attributes:
-        passed: Nothing was found.
-        findings: What is wrong, each with the request it was found by where there is one.
-        notes: What is not wrong, and worth knowing.
-        outcomes: Requests, counted by what became of them.
-        p50_seconds, max_seconds: Of the evaluations, with the way to the cell and back.
+        passed: Whether there are no findings.
+        findings: Faults, each with the request that showed it, if there is one.
+        notes: Remarks that are not faults.
+        outcomes: Number of requests by outcome.
+        p50_seconds, max_seconds: Durations of evaluations, including transfer to the cell and back.
         profile: What the lines took, where `profile` is set or the policy is slow.
         printed: What the policy printed and logged, by request, those that failed first.
         hash_seeds: The hash seeds under which it ran.
@@ -142,7 +141,7 @@ class PolicyTestReport:
     hash_seeds: list[int] = field(default_factory=lambda: [HASH_SEEDS[0]])
 
     def find(self, finding: str) -> None:
-        """Record a fault."""
+        """Add a fault to the findings."""
         self.passed = False
         self.findings.append(finding)
 
@@ -152,7 +151,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
 
     Raises:
         CommandError: The requests or clusters cannot be read, which says nothing of the policy.
-        JailError: No jail stands here.
+        JailError: This machine has no jail.
     """
     wanted = job.requests or examples.requests()
     report = PolicyTestReport(
@@ -310,7 +309,7 @@ def _calls(refusal: Refusal) -> tuple[str, ...]:
 
 
 def _collect_output(tried: Sequence[Tried]) -> str:
-    """Return the printed output of requests: failed ones first; of many only the first."""
+    """Return the printed output of requests, failed ones first, up to a limit."""
     said = [(number, each) for number, each in enumerate(tried) if each.printed]
     said.sort(key=lambda pair: (pair[1].outcome not in FAULTS, pair[0]))
     parts = [
@@ -485,7 +484,7 @@ def _is_unexplained(tried: Tried) -> bool:
 async def profile(
     job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[JsonObject]
 ) -> JsonObject | None:
-    """Evaluate again with times of every line; None if the policy prevented that."""
+    """Evaluate again and return the time per line; None if the policy prevented that."""
     source = (resources.files("moorage.lab") / _PROFILER).read_bytes()
     code = code_of(record)
     files = {**code.files, ENTRY: source, _SUBJECT: code.files[ENTRY]}

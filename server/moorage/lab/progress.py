@@ -1,11 +1,11 @@
-"""The progress of a test or a backtest, on stderr."""
+"""Shows the progress of a test or a backtest on stderr."""
 
 import sys
 import time
 from typing import Final
 
 PAUSE_SECONDS: Final = 0.1
-"""Between two states at least: drawing must not take the time that is measured."""
+"""Least seconds between two updates: drawing must not take the time that is measured."""
 
 
 class Progress:

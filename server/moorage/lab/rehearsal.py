@@ -1,4 +1,4 @@
-"""The deciding parts of a daemon, without sockets, ledger and clock, for tests of policies.
+"""The deciding parts of a daemon without sockets, ledger and clock, for tests of policies.
 
 The catalog takes in clusters and policies, jailed cells evaluate the policies, and the allocator's
 core verifies and grants, each as in the daemon. Time is what the caller says, and consultations are
@@ -57,13 +57,13 @@ SESSION: Final = SessionId("rehearsal")
 
 @dataclass(slots=True)
 class Decision:
-    """The outcome of one request.
+    """The decision on one request.
 
     Args:
-        ask: As it was put.
-        answer: The reply that its client would get; None while it waits in the queue.
-        values: What the policy returned, consultation by consultation.
-        seconds: How long the longest of them took, from the consultation to its delivery.
+        ask: The request.
+        answer: The reply for its client; None while it waits in the queue.
+        values: The policy's value at each consultation.
+        seconds: Duration of the longest consultation.
     """
 
     ask: Ask
@@ -77,15 +77,15 @@ class Rehearsal:
 
     Args:
         mode: `jail`, or `unsafe` where a site runs its policies so.
-        limits: Of one evaluation and its cell. A policy has one cell here, since two of them
-            would answer in the order of their luck, and never rests.
+        limits: Of one evaluation and its cell. A policy has one cell here, since two of them would
+            answer in the order of their luck, and never rests.
         hash_seed: Of the cells' hashes of texts, so that the order of a set can be repeated too.
         services: Answer policies' clients; None: the rehearsal's own catalog does.
-        attacked: As `Sandbox.start` has it.
+        attacked: See `Sandbox.start`.
 
     Attributes:
         allocator: The core. Its state may be read.
-        now: Seconds since the epoch, as far as the core is concerned.
+        now: The core's time, in seconds since the epoch.
         decisions: By request.
         warnings: Of the latest upload.
     """
@@ -140,7 +140,7 @@ class Rehearsal:
         """Register a policy as `POST /policy` would.
 
         Raises:
-            ServiceError: What is wrong with it.
+            ServiceError: The policy is refused.
         """
         prepared = await vet(self._catalog, self._sandbox, document, "rehearsal")
         record = await self._catalog.policies.register(prepared, "rehearsal")
@@ -152,7 +152,7 @@ class Rehearsal:
         """Register a cluster as `POST /clusters` would, with its metrics if there are any.
 
         Raises:
-            ServiceError: What is wrong with it.
+            ServiceError: The cluster is refused.
         """
         await self._catalog.clusters.create(document)
         if metrics is not None:
@@ -164,7 +164,7 @@ class Rehearsal:
         """Store a cluster document for policies; the cluster's inventory is set with `step`.
 
         Raises:
-            ServiceError: What is wrong with it.
+            ServiceError: The document is refused.
         """
         await self._catalog.clusters.create(document)
 
@@ -181,14 +181,14 @@ class Rehearsal:
         await self.step(ReleaseAsked(Address(SESSION, 0), lease.id, lease.token_digest))
 
     async def pass_to(self, now: float) -> None:
-        """Advance the time; until then leases run out and waiters give up at their times."""
+        """Advance the time; leases and waits that expire until then end at their times."""
         while (due := self.allocator.next_deadline()) is not None and due <= now:
             self.now = max(self.now, due)
             await self.step(Tick())
         self.now = max(self.now, now)
 
     def use(self, code: PolicyCode) -> None:
-        """Evaluate this policy instead of the one that was uploaded with its URI."""
+        """Evaluate this policy instead of the uploaded one with the same URI."""
         self._codes[code.ref.uri] = code
 
     async def evaluate(self, uri: str, tenant: Tenant, input_data: JsonValue) -> JsonValue:

@@ -34,7 +34,7 @@ from moorage.storage.base import StorageError
 from moorage.storage.sqlite.facts import SqliteFacts, copy_ledger
 
 FOR_EVER_SECONDS: Final = 1e9
-"""How long something is held whose release was not seen."""
+"""Seconds that a lease lasts whose release is not known."""
 LEDGER_FILE: Final = "ledger.db"
 LIMITS_OF_A_LEDGER: Final = (
     "asks granted at once are known by what they were granted: models, memory per GPU, topology, "
@@ -52,14 +52,14 @@ class Timeline:
     """The input events of a backtest, oldest first.
 
     Args:
-        source: Where it is from, in words and digests of the files.
-        inventory: Changes of the fleet, with their times.
-        asks: With their times. Their policy is filled in by who replays them; their lease ends
-            by itself when it ended then.
+        source: The origin, in words and with digests of the files.
+        inventory: Changes of the fleet, each with its time.
+        asks: With their times. Their policy is filled in by who replays them; their lease ends by
+            itself when it ended then.
         pods: The demands, for policies that use them and for the fragmentation.
         documents: Cluster documents, where they are known.
-        notes: What of it could not be known.
-        measured_from: When what comes begins to count, in seconds; before, the fleet warms up.
+        notes: What the source does not tell.
+        measured_from: Start of the measurement, in seconds; before it, the fleet warms up.
     """
 
     source: JsonObject
@@ -88,8 +88,8 @@ def of_trace(
         nodes: Node file.
         pods: Request file; with `timed` it also has `creation_time` and `deletion_time`.
         arrive: GPU demand as a multiple of the capacity, in the packing protocol.
-        seed: Of the order of nodes and requests, and of what policies draw.
-        limit: Requests at most.
+        seed: Seed of the order of nodes and requests, and of the policies' random choices.
+        limit: Most requests.
         timed: By the trace's own times, each request once.
         wait_seconds: How long each may wait.
         churn: How requests come and go; they do not where it is None.
@@ -145,7 +145,7 @@ def _ask(number: int, pod: trace.TracePod, seed: int, seconds: float, wait_secon
 
 
 def _spans(pods: Path) -> dict[str, tuple[float, float]]:
-    """Return the arrival of each request, and the seconds of its lease."""
+    """Return the arrival of each request, and the duration of its lease in seconds."""
     found: dict[str, tuple[float, float]] = {}
     with pods.open(encoding="utf-8-sig", newline="") as file:
         for line in trace.lines(pods, file, ("name", "creation_time", "deletion_time")):
@@ -167,7 +167,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
     Args:
         folder: Its data directory.
         seed: Of what policies draw for asks whose own seed is not known.
-        limit: Asks at most.
+        limit: Most requests.
 
     Raises:
         CommandError: There is no readable ledger, or nothing in it.
@@ -197,7 +197,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
 
 
 def _copy(source: Path, copy: Path) -> None:
-    """Copy a ledger as of one moment; a daemon may be using it."""
+    """Copy a ledger as it is at one moment; a daemon may be using it."""
     if not source.is_file():
         raise CommandError(f"{source}: there is no ledger; expected a daemon's data directory")
     try:

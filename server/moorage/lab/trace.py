@@ -1,4 +1,4 @@
-"""Read request traces in the format of openb, and replay the published packing experiment.
+"""Reads request traces in the format of openb, and replays the published packing experiment.
 
 Called by `moored replay` and `moored bench`, which drive a trace through a real daemon, and by the
 tests of the shipped policies. Columns are those of the Alibaba cluster-trace-gpu-v2023 files; its
@@ -41,7 +41,7 @@ _Class = tuple[int, int, int, tuple[str, ...]]
 
 
 TYPICAL_SHARES: Final = {"fgd": TYPICAL_SHARE, "expected_fill": 1.0}
-"""Policies that take the typical requests of the trace as a parameter, and how many of all."""
+"""Policies that take the trace's typical requests as a parameter, and the share they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def permute_names(nodes: Sequence[TraceNode], seed: int = 42) -> dict[str, str]:
 
 
 def capacity_milli(nodes: Sequence[TraceNode]) -> int:
-    """Return the GPU milli of all nodes together."""
+    """Return the GPU milli of all nodes in total."""
     return sum(node.gpus for node in nodes) * GPU_MILLI
 
 

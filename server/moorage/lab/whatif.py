@@ -1,4 +1,4 @@
-"""What-if: apply changes to a copy of a server's state, and return the effects.
+"""What-if: applies changes to a copy of a server's state, and returns the effects.
 
 The daemon starts it as a program of its own (`lab.offline`) and hands it the state as facts, as a
 checkpoint has them. The core, the jail and the policies are those of the daemon. Nothing runs on
@@ -39,7 +39,7 @@ from moorage.sandbox.host.sandbox import Limits
 from moorage.storage.base import FactRow
 
 SHOWN_MAX: Final = 1_000
-"""Rows of each kind in the answer; the others are counted."""
+"""Rows of each kind that the answer lists; further rows are counted."""
 _NOBODY: Final = Tenant("what-if")
 _NOWHERE: Final = Address(SESSION, 0)
 
@@ -49,18 +49,18 @@ class WhatIfJob:
     """The change to make, and the request to decide.
 
     Args:
-        at: As of when the state is, in seconds since the epoch.
+        at: Time of the state, in seconds since the epoch.
         facts: The state; the last one, a `Queued`, is the request where there is one.
-        documents: What policies read of clusters: id, version and content.
+        documents: Cluster documents for policies: id, version and content.
         policies: Those that may be consulted: reference, files and document.
-        change: What would be different. Its `policies` are references of versions, by URI.
-        swaps: Which policy stands for which.
-        asks: There is a request.
-        tenant: Who wants to know.
-        sees_all: Whether rows of others are shown.
-        mode: As `moored serve --sandbox`.
-        limits: Of one evaluation and its cell.
-        overtaken_max: As of the queue.
+        change: The change. Its `policies` are references of versions, by URI.
+        swaps: Which policy replaces which.
+        asks: Whether there is a request to decide.
+        tenant: The caller's tenant.
+        sees_all: Whether to show other tenants' rows.
+        mode: The isolation, as in `moored serve --sandbox`.
+        limits: Limits of one evaluation and its cell.
+        overtaken_max: How often a waiter may be overtaken.
     """
 
     at: float
@@ -82,7 +82,7 @@ async def whatif(job: WhatIfJob) -> JsonObject:
 
     Raises:
         ServiceError: A node that would be added cannot be read.
-        JailError: No jail stands here.
+        JailError: This machine has no jail.
     """
     facts = [_swap(unseal(row, "the job").fact, job.swaps) for row in job.facts]
     ask = None
@@ -145,7 +145,7 @@ class _World(Rehearsal):
         return {lease.id: lease for lease in held if lease.state != "warm"}
 
     async def why(self, ask: Ask) -> JsonObject:
-        """Return the reason for which a request waits."""
+        """Return the reason why a request waits."""
         await self.step(Inquired(_NOWHERE, "why", ask.tenant, ask.id))
         return {name: each for name, each in self._said.items() if name in {"code", "reason"}}
 
@@ -186,7 +186,7 @@ class CopiedDocuments:
     def at_hand(
         self, client: str, method: contract.Method, ids: Sequence[str]
     ) -> Mapping[str, bytes]:
-        """Return nothing, so that `call` answers."""
+        """Return nothing: all documents are read by `call`."""
         del client, method, ids
         return {}
 
@@ -218,7 +218,7 @@ class CopiedDocuments:
 
 
 def _grow(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) -> Cluster:
-    """Return a cluster with more nodes, which are new, free machines."""
+    """Return a cluster with additional nodes, which are new, free machines."""
     cluster = allocator.state.clusters[ClusterId(added.cluster)]
     known = {node.id: node for node in cluster.nodes}
     if added.like:
@@ -243,7 +243,7 @@ def _grow(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) -
 
 
 def _swap(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
-    """Return a fact in which one policy is replaced by another."""
+    """Return a fact in which one policy replaces another."""
     match fact:
         case Queued(ask) if ask.policy.uri in swaps:
             return replace(fact, ask=replace(ask, policy=swaps[ask.policy.uri]))
@@ -256,7 +256,7 @@ def _swap(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
 
 
 class _Outcome:
-    """The outcome of a what-if, as JSON values for the caller."""
+    """Collects the effects of a what-if, as JSON values for the caller."""
 
     def __init__(self, job: WhatIfJob, world: _World) -> None:
         self._job = job
@@ -282,7 +282,7 @@ class _Outcome:
                 return await self._world.why(ask) | row
 
     def rows(self, ask: Ask | None, leaving: Mapping[RequestId, Lease]) -> JsonObject:
-        """Return the effects on leases and on other requests."""
+        """Return the effects on leases and other requests."""
         granted: list[JsonObject] = []
         preempted: list[JsonObject] = []
         for fact in self._world.facts:
@@ -315,7 +315,7 @@ class _Outcome:
         return self._job.sees_all or tenant == self._job.tenant
 
     def _outcome_of_drain(self, before: Lease) -> JsonObject:
-        """Return the outcome for a lease on a drained node."""
+        """Return what happens to a lease on a drained node."""
         lease = self._state.leases.get(before.id)
         if lease is None:
             waits = before.id in self._state.waiting

@@ -23,15 +23,15 @@ from moorage.core.state.facts import Fact
 from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed, StorageLocked
 
 PENDING_FACTS_MAX: Final = 50_000
-"""Facts handed over and not yet durable. Beyond it `append` waits for room, in order of call."""
+"""Facts handed over but not durable yet; beyond it `append` waits, in order of the calls."""
 PAGE_FACTS_MAX: Final = 1_000
-"""Entries on one page of `read` and `history`; a larger `limit` is lowered to it."""
+"""Most entries of one page of `read` and `history`; a larger `limit` is reduced to it."""
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A page ends with the entry whose encoded facts take it past this."""
+"""Bytes of encoded facts after which a page ends."""
 COMMIT_SECONDS_MAX: Final = 60.0
-"""A disk that takes longer than this for one commit has failed."""
+"""Seconds after which a commit that is not done counts as a failure of the disk."""
 CHECKPOINTS_KEPT: Final = 2
-"""The newest, and the one to fall back to where the newest turns out damaged."""
+"""Stored checkpoints: the newest, and the one before in case the newest is damaged."""
 
 
 class LedgerError(Exception):
@@ -93,7 +93,7 @@ class FactUnwritable(LedgerError):  # noqa: N818  # As LedgerLocked.
 
     Args:
         kind: Name of the fact's class.
-        finding: What JSON cannot hold.
+        finding: The value that JSON cannot represent.
     """
 
     def __init__(self, kind: str, finding: str) -> None:
@@ -118,7 +118,7 @@ class LedgerEntry:
     """One fact as it was stored.
 
     Args:
-        seq: Its place in the history, from 1, without gaps.
+        seq: Its number in the history, from 1, without gaps.
         at: When it was appended, in seconds since the epoch.
         fact: The fact.
     """
@@ -145,14 +145,14 @@ class Recovery:
     """The contents of a ledger when it was opened.
 
     Args:
-        facts: The newest good checkpoint's facts, then every fact after it. To be iterated
-            once, before the ledger is closed. Raises `LedgerCorrupt` or `FactUnknown` at the
-            first fact that cannot be read.
+        facts: The newest good checkpoint's facts, then every fact after it. To be iterated once,
+            before the ledger is closed. Raises `LedgerCorrupt` or `FactUnknown` at the first fact
+            that cannot be read.
         last_seq: The last fact of the history; 0 if it is empty.
         checkpoint_seq: The fact as of which the checkpoint was taken; 0 if there is none.
         warnings: Damage that was survived, each a sentence for the log.
-        fencing: Fencing numbers up to this one may have been given out, whatever the facts say.
-        goes_on: The facts are only those after the position that the opener knows.
+        fencing: Fencing numbers up to this one may be in use, even if no fact has them.
+        goes_on: Whether the facts are only those after the position given at `open`.
     """
 
     facts: Iterator[Fact]
@@ -164,11 +164,11 @@ class Recovery:
 
 
 class LedgerHistory(Protocol):
-    """Facts, in order, as they can be read. The oldest may be pruned. Used from one event loop."""
+    """Readable facts, in order. The oldest may be pruned. Used from one event loop."""
 
     @property
     def last_seq(self) -> int:
-        """The last durable fact that this process knows; 0 without facts."""
+        """Seq of the last durable fact that this process knows; 0 without facts."""
 
     async def history(
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
@@ -195,7 +195,7 @@ class LedgerHistory(Protocol):
 
         Args:
             after: As in `history`.
-            limit: Likewise.
+            limit: As in `history`.
             kind: Facts of other kinds may be left out, but not the first and the last of the page.
         """
 
@@ -213,7 +213,7 @@ class Ledger(LedgerHistory, Protocol):
 
     @property
     def checkpoint_seq(self) -> int:
-        """The last fact that the newest checkpoint includes; 0 without a checkpoint."""
+        """Seq of the last fact in the newest checkpoint; 0 without a checkpoint."""
 
     @property
     def is_full(self) -> bool:
@@ -221,20 +221,20 @@ class Ledger(LedgerHistory, Protocol):
         ...
 
     def check(self) -> None:
-        """Refuse to go on after a failure, also where nothing is being written.
+        """Raise an error after a failure, even if nothing is being written.
 
         Raises:
             LedgerFailed: Writing failed, or another server writes.
         """
 
     async def open(self) -> Recovery:
-        """Take the single-writer lock, verify, and return the contents.
+        """Lock the ledger, verify it, and return its contents.
 
         Its cost depends on the checkpoint and the facts after it, not on the whole history.
 
         Raises:
             LedgerLocked: Another process has it.
-            LedgerCorrupt: What is there cannot be trusted.
+            LedgerCorrupt: The stored data is damaged.
             FactUnknown: A newer release wrote the checkpoint. (Later facts are read as
                 `Recovery.facts` is iterated.)
             LedgerError: It cannot be opened, or is open already.
@@ -304,7 +304,7 @@ class Ledger(LedgerHistory, Protocol):
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turn the errors of the storage into those of the ledger."""
+    """Turn the storage's errors into the ledger's errors."""
     try:
         yield
     except StorageLocked as no:

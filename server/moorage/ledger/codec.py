@@ -52,7 +52,7 @@ from moorage.records.json_values import JsonObject
 from moorage.storage.base import FactRow
 
 Upgrade = Callable[[JsonObject], JsonObject]
-"""Turns the JSON object of one version into that of the next."""
+"""Turns the JSON object of one version into that of the next version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class FactKind:
     """One kind of fact on disk.
 
     Args:
-        name: Its name there, for ever, whatever becomes of the class's name.
-        version: The version of its shape that is written now, from 1.
+        name: Its permanent name on disk, even if the class is renamed.
+        version: The current version of its shape, from 1.
         record: The class.
     """
 
@@ -105,12 +105,12 @@ KINDS: Final = (
 
 
 def _same(record: JsonObject) -> JsonObject:
-    """Return a record to which only fields with defaults were added."""
+    """Return the record unchanged: the newer version only added fields with defaults."""
     return record
 
 
 def _with_devices(record: JsonObject) -> JsonObject:
-    """Return a cluster with the UUIDs of devices that the first version of the fact implies.
+    """Return a cluster of the first version with the UUIDs of devices that its `identity` implies.
 
     Its `identity` has the UUIDs of all devices in their order, and those that have instances.
     """
@@ -128,7 +128,7 @@ UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {
     ("granted", 1): _same,
     ("carried", 1): _same,
 }
-"""By kind and old version: the step to the version after it. Steps are chained, and stay."""
+"""By kind and old version: the step to the next version. Steps are chained and never removed."""
 
 
 class _Line(msgspec.Struct):
@@ -143,7 +143,7 @@ class Codec:
     """Encodes and decodes records of a closed set of kinds.
 
     Args:
-        kinds: All of them.
+        kinds: All kinds.
         upgrades: As `UPGRADES`.
 
     Raises:
@@ -201,7 +201,7 @@ class Codec:
 
         Raises:
             FactUnknown: The kind or the version is newer than this release.
-            LedgerCorrupt: It is of a known version and not of that version's shape.
+            LedgerCorrupt: The fact does not match its version's shape.
         """
         known = self._kinds.get(kind)
         if known is None or not 1 <= version <= known.version:
@@ -265,12 +265,12 @@ def seal(seq: int, at: float, fact: Fact, chain: int) -> FactRow:
 
 
 def link(checksum: int, chain: int) -> int:
-    """Return the chain of a fact, of its own checksum and the chain of the one before it."""
+    """Return the chain checksum of a fact, from its own checksum and the chain before it."""
     return zlib.crc32(checksum.to_bytes(4), chain)
 
 
 def is_sealed(row: FactRow) -> bool:
-    """Return whether a stored fact is as it was written."""
+    """Return whether a stored fact is unchanged since it was written."""
     return _checksum(*row[:-2]) == row.checksum
 
 
@@ -288,7 +288,7 @@ def unseal(row: FactRow, place: str) -> LedgerEntry:
 
 
 def subject_of(fact: Fact) -> str:  # noqa: C901, PLR0912  # One case per fact.
-    """Return the id of the one lease, request or cluster that a fact is about; empty: of none."""
+    """Return the id of the only lease, request or cluster that a fact is about; empty: none."""
     match fact:
         case Granted(lease=lease) | Carried(lease=lease):
             return lease.id

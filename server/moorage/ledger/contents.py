@@ -1,4 +1,4 @@
-"""The names of leases, waiters and clusters in a ledger: `repair` counts its losses from them."""
+"""Names of the leases, waiters and clusters in a ledger, by which `repair` counts losses."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ def changes_of(fact: Fact) -> tuple[ContentChange, ...]:
 
 @dataclass(slots=True)
 class LedgerContents:
-    """Names of one kind, in the order of the facts."""
+    """The names of each kind, in the order of the facts."""
 
     names: dict[Noun, dict[str, None]] = field(
         default_factory=lambda: {"lease": {}, "waiting request": {}, "cluster": {}}
@@ -92,7 +92,7 @@ class LedgerContents:
 
 
 def count_names(noun: str, names: list[str]) -> str:
-    """Return their number and the first names."""
+    """Return the number of names, and the first few of them."""
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     ending = "es" if noun.endswith("s") else "s"
     plural = (

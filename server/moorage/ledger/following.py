@@ -20,7 +20,7 @@ from moorage.ledger.reading import StoredHistory
 from moorage.storage.base import FollowedFacts
 
 PIECE_FACTS: Final = 200
-"""Facts that are taken at a time, before others have their turn."""
+"""Facts taken at a time before other tasks run."""
 
 
 class FollowedLedger(StoredHistory):
@@ -39,16 +39,16 @@ class FollowedLedger(StoredHistory):
 
     @property
     def last_seq(self) -> int:
-        """See `LedgerHistory.last_seq`: the last one that was taken."""
+        """See `LedgerHistory.last_seq`: the last fact that was taken."""
         return self._taken_seq
 
     @property
     def position(self) -> Position | None:
-        """The part that was read; None if a piece was not read whole."""
+        """The position up to which facts were taken; None if a piece was not read completely."""
         return Position(self._taken_seq, self._chain) if self._is_whole else None
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connection to the database."""
         self._facts.close()
 
     async def load(self, take: Callable[[Sequence[Fact]], None]) -> None:
@@ -64,13 +64,14 @@ class FollowedLedger(StoredHistory):
         self._is_whole = True
 
     async def follow(self, take: Callable[[Sequence[Fact]], None]) -> bool:
-        """Read facts that were written since; return whether these were all.
+        """Take facts that were written since the last call; return whether these were all.
 
         Where it is cancelled, what was taken is whole pieces, and the next call goes on from there.
 
         Raises:
             LedgerFailed: The database cannot be read now.
-            LedgerError: What it holds does not go on from what was taken: load it again.
+            LedgerError: The stored facts do not continue those that were taken: load the ledger
+                again.
         """
         entries, last_seq = await asyncio.to_thread(self._since)
         for start in range(0, len(entries), PIECE_FACTS):

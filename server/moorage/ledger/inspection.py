@@ -8,7 +8,7 @@ from moorage.storage.base import FactRow, run
 
 
 def without_checkpoint(pruned: int) -> str:
-    """Return the fault if facts were deleted for their age without a checkpoint in their place."""
+    """Return a fault if facts were pruned although no checkpoint replaces them; else None."""
     return f"{run(1, pruned)} were deleted for their age, and no checkpoint after them can be read"
 
 

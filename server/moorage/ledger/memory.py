@@ -1,4 +1,4 @@
-"""The ledger in memory: for tests, trials and demonstrations. What it holds ends with the process.
+"""The ledger in memory, for tests, trials and demonstrations. Its facts end with the process.
 
 Facts go through the same codec and the same checks as on disk, so that a fact which the disk
 could not hold fails here too. Calls give way to others once, as they would wait for a disk.
@@ -36,7 +36,7 @@ class MemoryStorage:
     Args:
         rows: The facts.
         checkpoints: Seq, bytes and checksum of each, oldest first.
-        taken: A ledger has it open.
+        taken: Whether a ledger has it open.
         pruned: The last fact that was deleted.
     """
 
@@ -50,7 +50,7 @@ class MemoryLedger:
     """`ledger.base.Ledger` in memory. Read the contract there.
 
     Args:
-        storage: What an earlier one left; None for an empty one.
+        storage: The storage of an earlier ledger; None: an empty one.
     """
 
     def __init__(self, storage: MemoryStorage | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Reading the facts in a database: recovery, and questions about the past."""
+"""Reads the facts in a database: for recovery, and for questions about the past."""
 
 import asyncio
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class StoredHistory:
         self._lost: list[tuple[int, int]] = []
 
     def _check_readable(self) -> None:
-        """Raise a `LedgerError` where it cannot be read now."""
+        """Raise a `LedgerError` if the facts cannot be read now."""
 
     async def history(
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
@@ -50,7 +50,7 @@ class StoredHistory:
     def newest_good(
         self, facts: Facts, last_seq: int
     ) -> tuple[Checkpoint | None, list[bytes], list[Checkpoint]]:
-        """Return the newest checkpoint that can be read, its parts, and newer ones that cannot."""
+        """Return the newest readable checkpoint, its parts, and newer ones that are damaged."""
         finished = facts.checkpoints()
         if finished and finished[0].seq > last_seq:
             raise LedgerCorrupt(

@@ -1,4 +1,4 @@
-"""A ledger without its lost part: only on a user's order. `moored ledger repair` calls this.
+"""Rebuilds a ledger without its lost part: only on a user's order.
 
 The state is rebuilt from the newest good checkpoint and the facts behind it, up to the first that
 is missing: what came after that is not taken, since it speaks of what is unknown.
@@ -25,10 +25,10 @@ class Salvage:
 
     Args:
         rows: The facts that stay, in order, linked again.
-        filler: Stands for the fact that the checkpoint is as of, where that one is gone.
-        lost: Runs of facts that are not there.
-        checkpoint: As of which fact the state is rebuilt; None if nothing is left of the state.
-        said: What is lost, each a sentence.
+        filler: Replaces the last fact of the checkpoint if that fact is lost.
+        lost: Ranges of missing facts.
+        checkpoint: The fact of the checkpoint to rebuild from; None if no state is left.
+        said: One sentence per loss.
     """
 
     rows: list[HeldFacts]
@@ -48,7 +48,7 @@ def salvage(found: LedgerWalk) -> Salvage:
     """Return the readable rest of a ledger.
 
     Raises:
-        LedgerError: A newer release wrote facts; nothing of them may be left out.
+        LedgerError: A newer release wrote facts, which must not be dropped.
     """
     if found.unknown:
         raise LedgerError(f"{found.unknown[0]} Nothing was changed.")
@@ -77,7 +77,7 @@ def salvage(found: LedgerWalk) -> Salvage:
 
 
 def _link_again(rows: Sequence[HeldFacts]) -> list[HeldFacts]:
-    """Return facts linked again, each to the fact before it if that fact exists."""
+    """Return facts linked again, each to the preceding fact if that exists."""
     linked: list[HeldFacts] = []
     for row in rows:
         if linked and linked[-1].seq == row.seq - 1:

@@ -1,4 +1,4 @@
-"""The ledger in a database: the one that the daemon uses.
+"""The ledger in a database, which the daemon uses.
 
 A thread writes (`ledger.writer.GroupCommit`); questions and recovery read beside it.
 """
@@ -26,7 +26,7 @@ from moorage.ledger.writer import GroupCommit, WriteJob
 from moorage.storage.base import Checkpoint, Facts, FactStore
 
 CHECKPOINT_PART_FACTS: Final = 200
-"""Facts encoded and written at a time: about a millisecond of the interpreter lock."""
+"""Facts encoded and written at a time: about a millisecond with the interpreter lock held."""
 
 
 class _Opened(NamedTuple):
@@ -54,7 +54,7 @@ class StoredLedger(StoredHistory):
         self._pending = 0
         self._append_lock = asyncio.Lock()
         self._late = 0
-        """Calls of `append` that wait for room, or for others that do."""
+        """Calls of `append` that wait for room, or for earlier calls that wait."""
         self._space = asyncio.Event()
         self._checkpointing = asyncio.Lock()
         self._checkpoint_seq = 0
@@ -80,8 +80,8 @@ class StoredLedger(StoredHistory):
         """See `Ledger.open`.
 
         Args:
-            known: What a follower has taken: where this history goes on from there, only the facts
-                after it are read.
+            known: A follower's position: if the history continues from it, only newer facts are
+                read.
         """
         if self._writer is not None:
             raise LedgerError(f"{self._place} is open already.")
@@ -119,7 +119,7 @@ class StoredLedger(StoredHistory):
         return self._pending > 0 and self._pending + len(facts) > PENDING_FACTS_MAX
 
     def _submit(self, facts: Sequence[Fact], at: float) -> tuple[int, WriteJob]:
-        """Hand facts over to the writing thread; return the seq of the last one, and the job."""
+        """Hand facts to the writing thread; return the seq of the last one, and the job."""
         writer = self._usable()
         rows, chain = [], self._chain
         for seq, fact in enumerate(facts, self._given_seq + 1):
@@ -274,7 +274,7 @@ def _drop(checkpoint: Checkpoint) -> Callable[[Facts], object]:
 
 
 def _prune(facts: Facts, before: float, bytes_max: int) -> bool:
-    """Delete some of the oldest facts, but only facts that both checkpoints include."""
+    """Delete some of the oldest facts, only if both checkpoints include them."""
     finished = facts.checkpoints()
     if len(finished) < CHECKPOINTS_KEPT:
         return False

@@ -1,4 +1,4 @@
-"""Everything that a ledger holds, damaged or not; `verify` and `repair` ask for it.
+"""Reads everything in a ledger, damaged or not, for `verify` and `repair`.
 
 Unlike a start, this looks at the whole history, and goes on behind what cannot be read.
 """
@@ -22,20 +22,20 @@ from moorage.storage.sqlite.files import UNREADABLE, find_log_damage, log_damage
 from moorage.storage.sqlite.marks import Found
 
 _WINDOW: Final = 1_000
-"""Facts that are read at once; where that fails, one by one."""
+"""Facts read at once; if that fails, they are read one by one."""
 FINDINGS_MAX: Final = 100
-"""Of one file; more only say the same."""
+"""Findings per file; further ones would only repeat them."""
 
 
 class HeldFacts(NamedTuple):
-    """A fact that is as it was written; its body stays on the disk.
+    """A fact that is unchanged since it was written; its body stays on disk.
 
     Args:
         seq: Its place.
         at: When it was appended.
-        checksum: Its own.
+        checksum: Its own checksum.
         chain: As it is stored.
-        changes: What it brings or takes away.
+        changes: The names that it adds and removes.
     """
 
     seq: int
@@ -50,16 +50,16 @@ class LedgerWalk:
     """The contents of a ledger.
 
     Attributes:
-        findings: What is wrong, each a sentence that says where.
+        findings: Faults, one sentence with the place for each.
         unknown: Facts of a newer release: no damage, and nothing that may be left out.
         rows: The facts that are as they were written, in order.
         checkpoints: Those that are, newest first, with their parts.
         pruned: The last fact that was deleted on purpose.
         lost: Facts whose loss was accepted before.
-        mark: How far it had come.
+        mark: The last seq that the ledger recorded as written.
         fencing: The numbers that are reserved.
         fencing_seen: The highest number in what can be read.
-        unread: Something of the file could not be looked at, so more may be lost than is known.
+        unread: Whether parts of the file were unreadable, so that more may be lost than is known.
     """
 
     findings: list[str] = field(default_factory=list[str])
@@ -76,13 +76,13 @@ class LedgerWalk:
     unread: bool = False
 
     def say(self, finding: str) -> None:
-        """Note something that is wrong."""
+        """Add a fault to the findings."""
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(finding)
 
 
 def walk(ledger: Path) -> LedgerWalk:
-    """Look at all of a ledger, which may be in use. Changes nothing.
+    """Read all of a ledger, which may be in use. Changes nothing.
 
     Raises:
         LedgerError: There is none, or it is none of this release.
@@ -115,7 +115,7 @@ def walk(ledger: Path) -> LedgerWalk:
 
 @contextlib.contextmanager
 def _continue_after_errors(ledger: Path, found: LedgerWalk) -> Iterator[None]:
-    """Let one check fail by itself, so that the others still run."""
+    """Let one check fail without ending the others; its error becomes a finding."""
     try:
         yield
     except UNREADABLE as no:

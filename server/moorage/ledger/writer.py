@@ -1,4 +1,4 @@
-"""Group commit: one thread, one transaction for everything that waits. `StoredLedger` owns one.
+"""Group commit: one thread commits everything that waits in one transaction.
 
 While a transaction is being synced, the next ones' jobs gather in the queue and then share one
 sync: the slower the disk, the larger the groups.

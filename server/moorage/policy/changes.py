@@ -1,4 +1,4 @@
-"""Common steps of policies, each in one call, so that a policy has only lines of its own.
+"""Common steps of policies, each in one call, so that a policy's code is only its own idea.
 
 Called by authors' policies inside a cell:
 
@@ -30,8 +30,8 @@ from moorage.policy.view import FleetView
 from moorage.records.json_values import JsonMapping, JsonObject
 
 Score = Callable[[FleetView, Demand], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
-"""Returns one finite number per node, the higher the better, or named terms whose sum is that;
-what it says of nodes where the demand does not fit is not looked at."""
+"""Returns one finite number per node, the higher the better, or named terms whose sum is this
+number; values of nodes where the demand does not fit are ignored."""
 Gang = Literal["pack", "spread"]
 
 _CLOSE: Final[tuple[Literal["nvlink", "numa"], ...]] = ("nvlink", "numa")
@@ -52,8 +52,8 @@ def place(
         score: Says how good each node is. Equal ones go by the order of their names.
         close: Choose GPUs of one NVLink group, else of one NUMA domain, where the node has the
             room, also where the request does not ask for it.
-        gang: Several nodes from one rack or cluster where one has the room, or from as many
-            racks as there are.
+        gang: Several nodes from one rack or cluster where one has the room, or from as many racks
+            as there are.
 
     Raises:
         TypeError: `input_data` is something else, or `score` takes other arguments.

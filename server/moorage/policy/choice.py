@@ -1,4 +1,4 @@
-"""From scores to an answer: the steps that every policy shares, so that a policy is its scores.
+"""The steps from scores to an answer, shared by all policies: a policy only makes scores.
 
 Called by authors' policies inside a cell, and by the policies that ship with Moorage:
 
@@ -31,8 +31,8 @@ def read_demand(input_data: JsonMapping) -> Demand | None:
         input_data: As `eval` got it.
 
     Returns:
-        None if neither says it, or where `inputs` says it in values that cannot be meant
-        (text for a number, a share above 1000): the policy then has nothing to place.
+        None if neither says it, or where `inputs` says it in values that cannot be meant (text for
+        a number, a share above 1000): the policy then has nothing to place.
     """
     demand: Demand | None = input_data["fleet"].demand
     if demand is not None:
@@ -79,7 +79,7 @@ class _Printed:
 
     nodes = 0
     terms: Mapping[str, npt.NDArray[np.float64]] = {}
-    """What the scores of the choice under way are the sum of, where their policy named it."""
+    """The named terms whose sum is the present scores, if the policy named them."""
 
 
 def sum_terms(fleet: FleetView, terms: Mapping[str, npt.ArrayLike]) -> npt.NDArray[np.float64]:
@@ -108,7 +108,7 @@ def sum_terms(fleet: FleetView, terms: Mapping[str, npt.ArrayLike]) -> npt.NDArr
 
 
 def show_scores(fleet: FleetView, scores: npt.NDArray[Any]) -> None:
-    """Print the best nodes where `print_scores` was called. Those below 0 do not fit."""
+    """Print the best nodes if the policy called `print_scores`. Scores below 0 do not fit."""
     terms, _Printed.terms = _Printed.terms, {}
     if not _Printed.nodes:
         return

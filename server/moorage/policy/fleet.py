@@ -1,4 +1,4 @@
-"""The fleet in columns: totals and free amounts of each node, and checks of what fits there.
+"""The fleet in columns: totals and free amounts of each node, and checks of what fits.
 
 One class, three places. The core keeps its truth in it, every cell keeps its replica in it, and an
 author's policy reads it as `input_data["fleet"]`. So the policy that proposes, the allocator that
@@ -19,7 +19,7 @@ from moorage.policy.inventory import Bools, Ints, NodeInventory
 from moorage.policy.matching import Matching
 
 ELIGIBLE_MAX: Final = 256
-"""Device masks cached, one per demanded (models, memory, share); then the cache starts afresh."""
+"""Cached device masks, one per demanded (models, memory, share); beyond it they are made again."""
 
 
 class Misfit(IntEnum):
@@ -45,9 +45,9 @@ class Misfit(IntEnum):
 
 
 COPIES_MAX: Final = 1_000_000
-"""How often a demand for nothing fits on a node."""
+"""The number of times that an empty demand fits on a node."""
 NEVER: Final = Misfit.MEMORY
-"""Misfits up to this one do not depend on what is running."""
+"""Misfits up to this one do not depend on the present leases."""
 
 
 class Fleet(NodeInventory):

@@ -1,4 +1,4 @@
-"""Totals and free amounts of all nodes in columns, brought up to date with the inventory.
+"""Totals and free amounts of all nodes in columns, kept up to date with the inventory.
 
 `policy.fleet.Fleet` is this with the feasibility on top. The core puts clusters in as they change;
 a cell's replica takes a snapshot once, and then the parts that changed.
@@ -20,20 +20,20 @@ from moorage.model import GPU_MILLI, Cluster, Demand, DeviceId, Gpu, Node
 from moorage.records.json_values import JsonObject
 
 CHANGES_MAX: Final = 65_536
-"""Changes remembered for `changed_since`; a reader further behind must look at all."""
+"""Changes stored for `changed_since`; a reader that is further behind must read all rows."""
 SPLICES_MAX: Final = 256
-"""Changed clusters remembered for `spliced_since`; a reader further behind takes a snapshot."""
+"""Changed clusters stored for `spliced_since`; a reader that is further behind takes a snapshot."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _AMOUNTS: Final = ("cpu_total", "cpu_free", "memory_total", "memory_free", "closed")
 _TOGETHER: Final = ("rack", "zone")
-"""What the nodes of a gang may have in common."""
+"""The domains that the nodes of a gang may share."""
 _NODE_COLUMNS: Final = (*_AMOUNTS, *_TOGETHER, "cluster")
 _GPU_COLUMNS: Final = ("gpu_total", "gpu_free", "gpu_model", "gpu_memory", "gpu_link", "gpu_numa")
 _NO_DEVICE: Final = {"gpu_model": -1, "gpu_link": -1, "gpu_numa": -1}
-"""What a GPU column has where a node has no device; 0 in the others."""
+"""Values of a GPU column for a missing device; other columns have 0."""
 
 
 class NodeInventory:
@@ -47,8 +47,8 @@ class NodeInventory:
         gpu_ids: Device ids per row, in column order.
         labels: Labels per row, as the inventory has them; empty in a replica, which learns what
             they come to.
-        devices: Which devices `gpu_ids` are, per row; empty if the inventory does not say, and
-            in a replica.
+        devices: Which devices `gpu_ids` are, per row; empty if the inventory does not say, and in a
+            replica.
         models: Model names; `gpu_model` holds indices into it, -1 for no device.
         cpu_total, cpu_free: int64 `[nodes]`, milli.
         memory_total, memory_free: int64 `[nodes]`, MiB.
@@ -75,7 +75,7 @@ class NodeInventory:
     # Inventory -----------------------------------------------------------------------------
 
     def install(self, clusters: Iterable[Cluster]) -> None:
-        """Take over a new inventory; every node is then empty and every row counts as changed."""
+        """Take over a new inventory: all nodes are empty, and all rows count as changed."""
         self._fill(sorted(clusters, key=lambda cluster: cluster.id))
         self._renew()
 
@@ -171,7 +171,7 @@ class NodeInventory:
         self.splice(cluster_id, None)
 
     def part(self, cluster_id: str) -> Self | None:
-        """Return a fleet of one cluster, for a replica to `splice`; None if there is none."""
+        """Return a fleet of one cluster, for a replica's `splice`; None: no such cluster."""
         if cluster_id not in self._spans:
             return None
         start, end = self._spans[cluster_id]
@@ -189,7 +189,7 @@ class NodeInventory:
         return part
 
     def sample(self, rows: npt.NDArray[np.intp]) -> Self:
-        """Return an inventory of some of the rows, to look at only."""
+        """Return an inventory of some of the rows, for reading only."""
         part = type(self)()
         for name in (*_NODE_COLUMNS, *_GPU_COLUMNS, "gpu_exclusive"):
             setattr(part, name, getattr(self, name)[rows])
@@ -238,7 +238,7 @@ class NodeInventory:
                 setattr(self, name, (*ours[:start], *theirs, *ours[end:]))
 
     def _merge_devices(self, part: Self, start: int, end: int) -> None:
-        """Replace the GPU columns of some rows; model codes and the width follow."""
+        """Replace the GPU columns of some rows; adjust model codes and the width."""
         codes = np.unique(self.gpu_model[start:end])
         gone = {
             self.models[code]
@@ -265,7 +265,7 @@ class NodeInventory:
                 setattr(self, name, getattr(self, name)[:, :width].copy())
 
     def _note_splice(self, cluster_id: str, start: int, end: int, moved: int) -> None:
-        """Renumber rows and changes; -1 stands for changes that a splice has applied."""
+        """Renumber rows and changes; -1 marks changes that a splice has already applied."""
         self._changes = [
             row if row < start else -1 if row < end else row + moved for row in self._changes
         ]
@@ -307,7 +307,7 @@ class NodeInventory:
         }
 
     def restore(self, snapshot: JsonObject) -> None:
-        """Become the replica of the fleet that `snapshot` was taken of."""
+        """Load the state of another fleet's `snapshot`, to become its replica."""
         rows, width = len(snapshot["node_ids"]), snapshot["width"]
         for name in _NODE_COLUMNS:
             setattr(self, name, _unpack(snapshot[name]))
@@ -367,7 +367,7 @@ class NodeInventory:
         return None if version < self._layout_version else self.rows_since(version)
 
     def rows_since(self, version: int) -> list[int] | None:
-        """Return the same for a reader that also follows `spliced_since`: rows as they are now."""
+        """Return changed rows to a reader that follows `spliced_since`, too: rows of now."""
         if version < self._changes_base:
             return None
         rows = dict.fromkeys(self._changes[version - self._changes_base :])
@@ -396,7 +396,7 @@ def _number(names: Sequence[tuple[int, str]]) -> Ints:
 
 
 def _counted_part(node: Node) -> Node:
-    """Return a node with its counted capacity: none if its machine counts as another node."""
+    """Return a node without capacity if its machine counts as another node, else unchanged."""
     return (
         replace(node, cpu_milli=0, memory_mib=0, gpus=(), devices=()) if node.duplicate_of else node
     )
@@ -411,7 +411,7 @@ def _splice(column: npt.NDArray[Any], rows: npt.NDArray[Any], start: int, end: i
 
 
 def _recode(codes: Ints, before: Sequence[str], after: Sequence[str]) -> Ints:
-    """Return model codes in the numbers of other names; -1 stays."""
+    """Translate model codes to the numbering of another list of names; -1 stays."""
     numbers = {model: code for code, model in enumerate(after)}
     table = np.array([*(numbers.get(model, -1) for model in before), -1], np.int64)
     recoded: Ints = table[codes]

@@ -21,7 +21,7 @@ from moorage.records.json_values import JsonMapping
 T = TypeVar("T")
 
 COLUMNS_MAX: Final = 64
-"""Columns cached; a policy that reads more makes them again."""
+"""Cached columns; if a policy reads more, they are made again."""
 _NO_LABELS: Final[Mapping[str, str]] = {}
 
 CAPACITY_LABELS: Final = (
@@ -31,7 +31,7 @@ CAPACITY_LABELS: Final = (
     "kubernetes.azure.com/scalesetpriority",
     "ray.io/market-type",
 )
-"""Labels that say how a machine is bought; the first that a node has counts."""
+"""Labels that say how a machine is bought; the first one that a node has is used."""
 _SPOT_FLAGS: Final = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
 _SAME: Final = {
     "preemptible": "spot",
@@ -62,8 +62,8 @@ class NodeLabels:
 
         Args:
             fleet: The view whose rows are meant.
-            cluster_data: As in `input_data`; its clusters are the ones whose labels are known.
-                The others' nodes may not be used anyway, and count as having none.
+            cluster_data: As in `input_data`; its clusters are the ones whose labels are known. The
+                others' nodes may not be used anyway, and count as having none.
             read: A function of the labels alone, the same object every time: its values are cached
                 until the inventory changes. The same tuple is returned as long as they are.
         """

@@ -17,14 +17,14 @@ CLUSTER_KEY: Final = "moorage/cluster"
 NODE_KEY: Final = "moorage/node"
 
 MASKS_MAX: Final = 256
-"""Answers, and columns, in the cache; beyond it they start afresh."""
+"""Cached masks, and cached columns; beyond it the cache starts afresh."""
 
 
 class _Column:
     """One label of all nodes.
 
     Args:
-        values: It, by node; None if a node has none.
+        values: The label by node; None if a node lacks it.
     """
 
     def __init__(self, values: list[str | None]) -> None:
@@ -33,7 +33,7 @@ class _Column:
         self._column: npt.NDArray[Any] = np.array(numbers, np.int32)
 
     def meets(self, requirement: Requirement) -> Bools:
-        """Return which nodes meet a requirement of this label."""
+        """Return which nodes meet a requirement of the label in this column."""
         if requirement.operator in {"Exists", "DoesNotExist"}:
             exists: Bools = self._column > 0
             return exists if requirement.operator == "Exists" else ~exists
@@ -43,7 +43,7 @@ class _Column:
 
 
 class Matching:
-    """Which nodes of one inventory meet requirements, remembered until the inventory changes."""
+    """Finds the nodes that meet requirements; caches the results until the inventory changes."""
 
     def __init__(self) -> None:
         self._layout = -1

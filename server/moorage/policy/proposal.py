@@ -17,7 +17,7 @@ SHARES_MAX: Final = 1024
 GPUS_MAX: Final = 1024
 """Devices in one share."""
 AMOUNT_MAX: Final = 2**53
-"""Any whole number of a proposal: what every JSON reader and every column holds exactly."""
+"""Largest whole number in a proposal: every JSON reader and every column holds it exactly."""
 
 
 class ProposedShare(msgspec.Struct, frozen=True, gc=False):
@@ -113,7 +113,7 @@ def has_empty_parts(value: JsonValue, demand: Demand | None) -> bool:
 
 
 def _join(shares: Sequence[ProposedShare]) -> list[ProposedShare]:
-    """Return shares of several requests by node: each of its own GPUs, as one share."""
+    """Merge shares of several requests by node into one share each."""
     joined: list[ProposedShare] = []
     for share in shares:
         for place, other in enumerate(joined):

@@ -1,4 +1,4 @@
-"""The libraries that a policy can import. Nothing is ever installed for one.
+"""The libraries that a policy can import. The server never installs any for a policy.
 
 `sandbox.cell.preload` has what is listed here ready in every cell; `catalog.documents.requirements`
 refuses a policy that wants more.
@@ -20,4 +20,4 @@ IMPORTABLE: Final = (
     "sys", "textwrap", "threading", "time", "timeit", "tokenize", "traceback", "types", "typing",
     "typing_extensions", "unicodedata", "urllib.parse", "uuid", "warnings", "weakref", "zlib",
 )  # fmt: skip
-"""Importable by a policy, besides the other files of its own archive."""
+"""Modules that a policy can import, besides the other files of its own archive."""

@@ -1,4 +1,4 @@
-"""The number of further requests of each kind that fit, and the price of a place for one.
+"""Counts how many more requests of each kind fit, and prices a place for one.
 
 Called by policies that keep places for the requests that find the fewest: `expected_fill`.
 """
@@ -14,9 +14,9 @@ from moorage.policy.typical import RequestKind
 from moorage.policy.view import FleetView
 
 ROWS_MAX: Final = 4096
-"""Nodes counted at once: bounds the memory of it."""
+"""Nodes counted at once, to bound memory."""
 COPIES_MAX: Final = (1 << 16) - 1
-"""The count of copies on one node is cut off here."""
+"""Highest count of copies on one node."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

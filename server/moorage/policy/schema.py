@@ -26,7 +26,7 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 __all__ = ["Schema", "SchemaError", "SchemaPattern"]
 
 VALUES_MAX: Final = 20_000
-"""Values and fields looked at in one check: some milliseconds. More are refused."""
+"""Values and fields checked in one call, some milliseconds; more are refused."""
 MATCHED_TEXT_CHARS_MAX: Final = 4096
 """Characters of one text that a pattern may read, as in queries."""
 MATCHED_CHARS_MAX: Final = 100_000
@@ -52,7 +52,7 @@ class SchemaError(ValueError):
     """A schema without a meaning, or a value that breaks its schema.
 
     Args:
-        path: Where, as a dotted path; list elements as `[3]`.
+        path: The place, as a dotted path; list elements as `[3]`.
         expected: What was expected there.
         found: What is there instead.
     """
@@ -64,15 +64,15 @@ class SchemaError(ValueError):
         self.found = found
 
     def within(self, place: str) -> "SchemaError":
-        """Return the same error, with its path in the value around it."""
+        """Return the same error with `path` made relative to the enclosing value."""
         return SchemaError(under(place, self.path), self.expected, self.found)
 
 
 class SchemaPattern(Protocol):
-    """A pattern ready to match in time linear in the text; the reader of schemas brings it."""
+    """A compiled pattern that matches in time linear in the text; the schema reader makes it."""
 
     def matches(self, text: str) -> bool:
-        """Return whether it occurs in a text."""
+        """Return whether the pattern occurs in a text."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bounds of the length of a text or a list."""
+    """Limits of the length of a text or a list."""
 
     exactly: int | None = None
     least: int | None = None
@@ -110,7 +110,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The bounds of a number; excluded bounds are not allowed values."""
+    """Limits of a number; excluded limits are not allowed values."""
 
     low: float | None = None
     high: float | None = None
@@ -128,7 +128,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class FieldSchema:
-    """The schema of one field; each constraint is about values of its own type alone."""
+    """The schema of one field; each constraint applies only to values of its type."""
 
     kinds: tuple[str, ...] = ("any",)
     default: JsonValue = NO_VALUE
@@ -140,10 +140,10 @@ class FieldSchema:
     properties: "Schema | None" = None
     items: "FieldSchema | None" = None
     expected: str = "a value"
-    """All of it in words, for the refusal of a value."""
+    """The whole constraint in words, for refusals."""
 
     def check(self, value: JsonValue, budget: Budget) -> JsonValue:
-        """Return the value, completed where a default within it was missing.
+        """Return the value with defaults filled in for missing parts.
 
         Raises:
             SchemaError: Its path starts at this value; the caller adds the place.
@@ -194,9 +194,9 @@ class Schema:
 
     Attributes:
         required: The fields that may not be left out.
-        defaults: What fields get that are left out, by name.
-        null_is_value: As JSON Schema has it; otherwise what is null counts as left out.
-        others: What fields may be that it does not name: anything, what is said, or not there.
+        defaults: Values of missing fields, by name.
+        null_is_value: Whether null is a value, as in JSON Schema; otherwise it counts as missing.
+        others: What other fields may be: anything, values of a schema, or nothing.
     """
 
     _entries: Mapping[str, FieldSchema]
@@ -211,7 +211,7 @@ class Schema:
         return self._entries.keys()
 
     def takes_nothing(self, known: Collection[str]) -> bool:
-        """Return whether an empty object is valid, with the defaults `known` beneath it."""
+        """Return whether an empty object is valid if it is laid over the fields `known`."""
         if not self.required and not self.defaults:
             return True
         return all(name in known for name in (*self.required, *self.defaults))
@@ -221,13 +221,13 @@ class Schema:
 
         Args:
             value: JSON data.
-            path: Its place, with which the places in errors start, e.g. `inputs`.
+            path: Its place, a prefix of the places in errors, e.g. `inputs`.
             known: Fields that have a value where this object will be laid over: they may be left
                 out, and get no default here.
 
         Returns:
-            The object itself, or a copy with the defaults of what was left out, and without what
-            is null: that means left out, except where `any` value may stand.
+            The object itself, or a copy with the defaults of what was left out, and without what is
+            null: that means left out, except where `any` value may stand.
 
         Raises:
             SchemaError: It is not what the schema says.
@@ -259,7 +259,7 @@ class Schema:
     def check_value(
         self, value: JsonValue, budget: Budget, known: Collection[str] = ()
     ) -> JsonMapping:
-        """As `check`, of a part of a larger value; the path of an error starts at this part."""
+        """Check one value as `check` does; the path of an error starts at this value."""
         if not isinstance(value, Mapping):
             raise SchemaError("", "an object", f"found {quote(value)}")
         given = cast("JsonMapping", value)
@@ -315,7 +315,7 @@ def _each(
     budget: Budget,
     first: int = 0,
 ) -> Iterator[JsonValue]:
-    """Check the elements of a list and yield them, completed; places are worked out on errors."""
+    """Check and complete the elements of a list, one by one; compute places only for errors."""
     done = first
     try:
         for each in values:
@@ -329,7 +329,7 @@ def _each(
 
 
 def finite(value: float) -> bool:
-    """Return whether a number is one in JSON; an int may be too large to become a float."""
+    """Return whether a number can be written in JSON; an int may be too large for a float."""
     return not isinstance(value, bool) and (isinstance(value, int) or math.isfinite(value))
 
 
@@ -341,7 +341,7 @@ def comparable(value: JsonValue) -> tuple[type, JsonValue]:
 
 
 def under(path: str, name: str) -> str:
-    """Return the place of a field, or of an element such as `[3]`, within a place."""
+    """Return the place of a field, or of an element such as `[3]`, inside a place."""
     joint = "." if path and name and not name.startswith("[") else ""
     joined = f"{path}{joint}{name}"
     return joined if len(joined) <= PATH_CHARS_MAX else f"{joined[:PATH_CHARS_MAX]}…"

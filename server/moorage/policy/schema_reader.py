@@ -31,15 +31,15 @@ from moorage.policy.schema import (
 from moorage.records.json_values import JsonMapping, JsonValue
 
 DEPTH_MAX: Final = 16
-"""Objects and arrays within each other that a schema may describe."""
+"""Nesting depth of objects and arrays in a schema."""
 ENTRIES_MAX: Final = 500
-"""Entries of one schema, on all levels together."""
+"""Entries of one schema, over all levels."""
 PATTERNS_MAX: Final = 32
-"""Patterns of one schema; turning one into its table may take milliseconds."""
+"""Patterns of one schema; compiling one may take milliseconds."""
 PATTERN_CHARS_MAX: Final = 256
 CHOICES_MAX: Final = 1000
 NOTES_MAX: Final = 20
-"""Errors of one schema that are listed; further ones are only mentioned."""
+"""Listed errors of one schema; further ones are only counted."""
 
 _NOUNS: Final[Mapping[str, str]] = {
     "string": "a text",
@@ -70,13 +70,13 @@ _WHERE: Final[Mapping[str, Collection[str]]] = {
     "additionalProperties": ("object",),
     "items": ("array",),
 }
-"""Which types a constraint is for."""
+"""The types that each constraint applies to."""
 _ENFORCED: Final = ("type", "required", "default", "enum", "const", "nullable", *_WHERE)
 _NOTES: Final = frozenset(
     ("description", "title", "examples", "example", "format", "deprecated", "readOnly", "writeOnly",
      "$schema", "$id", "$comment", "$defs", "definitions", "id")
 )  # fmt: skip
-"""What is said to readers alone."""
+"""Keywords that only inform readers."""
 _OTHER_NAMES: Final[Mapping[str, str]] = {
     "str": "`string`",
     "text": "`string`",
@@ -100,8 +100,8 @@ def read_schema(
         compile_pattern: Makes a pattern of a text and its place; raises `SchemaError`.
 
     Returns:
-        The schema, None if nothing of it can be enforced; and a note for each part that cannot
-        be: its path says where, and `expected` what may stand there.
+        The schema, None if nothing of it can be enforced; and a note for each part that cannot be:
+        its path says where, and `expected` what may stand there.
     """
     if document is None or document == {}:
         return None, ()
@@ -111,7 +111,7 @@ def read_schema(
 
 
 def _is_json_schema(document: JsonValue) -> bool:
-    """Return whether a document is JSON Schema; the other dialect has an object for each field."""
+    """Return whether a document is JSON Schema; in the other dialect each field is an object."""
     if not isinstance(document, dict):
         return False
     properties = document.get("properties")
@@ -125,7 +125,7 @@ def _is_json_schema(document: JsonValue) -> bool:
 
 
 class _Reader:
-    """One schema on its way from JSON to `FieldSchema`, with its use of the bounds."""
+    """Reads one schema from JSON to `FieldSchema`, within limits."""
 
     def __init__(
         self, compile_pattern: Callable[[str, str], SchemaPattern], *, json_schema: bool
@@ -375,7 +375,7 @@ def _unknown_kind(kind: JsonValue, path: str) -> SchemaError:
 
 
 def _required_fields(given: JsonMapping, path: str) -> tuple[str, ...]:
-    """Return the required fields of an object, as JSON Schema lists them."""
+    """Return the required fields of an object in JSON Schema."""
     value = given.get("required", False)
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(dict.fromkeys(value[:ENTRIES_MAX]))

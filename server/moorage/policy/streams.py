@@ -13,14 +13,14 @@ from moorage.model import GPU_MILLI
 from moorage.policy.typical import RequestKind
 
 STREAMS: Final = 32
-"""Streams a node is filled from; more are more exact, and cost as much more."""
+"""Streams per kind of node; more make the result more exact, at proportional cost."""
 STREAM_LENGTH: Final = 40
 """Requests in a stream: enough to fill a node of eight GPUs."""
 LEVELS_MAX: Final = 16
-"""Steps of free CPU, and of free GPUs, between which the walk along a stream tells the difference
-when it looks for the next request that fits. More kinds share a step, and are tried in vain."""
+"""Levels of free CPU, and of free GPUs, that the search for the next fitting request tells apart.
+With more kinds, several share a level, and some are tried in vain."""
 COMPRESSED_MIN: Final = 1024
-"""Lanes below which walking the finished ones along is cheaper than leaving them out."""
+"""Number of lanes below which it is cheaper to process finished ones, too, than to remove them."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -76,7 +76,7 @@ class RequestStreams:
         self._next = self._nexts(fits & (cpu_level[:, None, None] <= np.arange(shape[1])), drawn)
 
     def _draw(self, weights: Floats, length: int, seed: int) -> Ints:
-        """Return balanced streams: each has every kind about as often as is expected."""
+        """Return streams in which each kind occurs about as often as expected."""
         chance = np.random.default_rng(seed)
         steps = np.arange(length)[:, None] + chance.random((length, STREAMS))
         shares = np.cumsum(weights)
@@ -85,7 +85,7 @@ class RequestStreams:
         return shuffled
 
     def _nexts(self, fits: Bools, drawn: Ints) -> Ints:
-        """Return `_next`, flat: filled from the end of the streams to their beginning."""
+        """Return `_next` as a flat array, computed from the end of the streams to their start."""
         length = self._length
         shape = *drawn.shape[:2], length + 2, *fits.shape[1:]
         table = np.full(shape, length, np.min_scalar_type(length))
@@ -145,7 +145,7 @@ class RequestStreams:
         return mean
 
     def _take_several(self, several: Ints, free: npt.NDArray[Any], takes: Ints, left: Ints) -> Ints:
-        """Take whole GPUs where a stream's request wants several; none if they do not suffice."""
+        """Place requests for several whole GPUs; place none where too few are free."""
         lanes = np.flatnonzero(several)
         these, whole = free[:, lanes], GPU_MILLI * self._width
         rank = (these >= whole).cumsum(0)

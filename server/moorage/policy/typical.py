@@ -17,12 +17,12 @@ from moorage.policy.view import FleetView
 from moorage.records.json_values import JsonMapping, JsonObject
 
 KINDS_MAX: Final = 512
-"""Kinds of request in a mix; of more, the most frequent count."""
+"""Kinds of request in a mix; if there are more, the most frequent ones."""
 KIND_CHARACTERS_MAX: Final = 200
-"""A request whose description is longer (a long list of models) is not learnt from."""
+"""Longest description of a request that is counted (a long list of models is not)."""
 
 SORTS_MAX: Final = 64
-"""Sorts of node; further ones count as the first."""
+"""Kinds of node; further ones count as the first kind."""
 
 
 @dataclass(frozen=True)

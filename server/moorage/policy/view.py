@@ -29,7 +29,7 @@ _CHANGING: Final = frozenset(
         "touch",
     }
 )
-"""What changes a fleet (or copies all of it); what a policy did would reach the next evaluation."""
+"""Methods of the fleet that change it (or copy all of it), which policies may not call."""
 
 
 class FleetView:
@@ -47,8 +47,8 @@ class FleetView:
 
     Attributes:
         demand: As given.
-        allowed: bool `[nodes]`: candidates that are not reserved and have the required labels;
-            None when every node is.
+        allowed: bool `[nodes]`: candidates that are not reserved and have the required labels; None
+            when every node is.
     """
 
     def __init__(

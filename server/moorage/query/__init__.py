@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 _HOMES = {"DEFAULT_WEIGHTS": "ranking", "DocumentIndex": "index", "nearest": "ranking"}
-"""What needs numpy is imported when it is first used."""
+"""Names that need numpy; their modules are imported when first used."""
 
 
 def __getattr__(name: str) -> object:

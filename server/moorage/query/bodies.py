@@ -1,4 +1,4 @@
-"""Parse the bodies of a filter and of a similarity search, bare or in their envelope.
+"""Parses the bodies of filters and similarity searches, bare or in their envelope.
 
 The catalog and the daemon call `parse_filter` and `parse_search` for the `filter` and `search` of
 an allocation request and for the search service's endpoints.
@@ -30,13 +30,13 @@ COMPANIONS: Final[Mapping[MatchType, tuple[str, ...]]] = {
     "policyFunction": (),
     "policyGraph": (),
 }
-"""By what is searched: the other documents that may be searched first, in this order."""
+"""By searched kind: the other kinds that a filter may search first, in this order."""
 
 SEARCHED: Final[tuple[MatchType, ...]] = ("cluster", "block", "policy")
-"""Kinds of which a server keeps documents: what an error offers."""
+"""Kinds of documents that a server stores; errors list them."""
 
 NO_POLICY: Final = "default"
-"""What existing bodies have for a URI where they name no policy."""
+"""The URI by which existing bodies say that they name no policy."""
 _RULE_KEYS: Final = ("policyRuleURI", "settings", "parameters", "executionMode", "policyCodePath")
 
 
@@ -45,8 +45,8 @@ class Filter:
     """A filter: the kind of documents to search, and their condition.
 
     Args:
-        match_type: What is searched.
-        condition: What its documents must meet.
+        match_type: The kind of documents to search.
+        condition: The condition on these documents.
         companions: Conditions on other documents, by their kind, in the order to ask them; what
             they find limits the answer (`restrict`). Without a hit, nothing is found.
     """
@@ -61,11 +61,11 @@ class Search:
     """A similarity search.
 
     Args:
-        match_type: What is searched.
-        filter: What is ranked; None ranks everything.
+        match_type: The kind of documents to search.
+        filter: Selects the documents to rank; None: all.
         limit: Results at most: the documented `return`, or `RETURN_MAX` without it.
         policy_rule_uri: The policy that ranks; empty for the built-in ranking (`nearest`).
-        settings: For the policy.
+        settings: Settings of the policy.
         parameters: For the policy, as they were given, `return` and `filterRule` among them.
         like: The reference of the built-in ranking: a document's id, or a part of a document.
         weights: Weights of the built-in ranking by path; None takes its own.
@@ -85,8 +85,8 @@ def parse_filter(body: JsonValue, at: str = "") -> Filter:
     """Parse the body of a filter.
 
     Args:
-        body: `{"matchType", "filter": {"<type>Query": …}}`, or that within
-            `{"header", "body": {"values": …}}`. Without a `matchType`, the queries say it.
+        body: `{"matchType", "filter": {"<type>Query": …}}`, or that within `{"header", "body":
+            {"values": …}}`. Without a `matchType`, the names of the queries decide.
         at: The place of the body, with which the paths in errors start.
 
     Raises:
@@ -100,10 +100,10 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
     """Parse the body of a similarity search.
 
     Args:
-        body: `{"matchType", "rankingPolicyRule": {"policyRuleURI", "settings", "parameters"}}`,
-            the rule's keys also under `values`, the whole also in an envelope. Parameters that
-            mean something here: `filterRule` and `return`; without a `policyRuleURI` also `like`
-            and `weights`.
+        body: `{"matchType", "rankingPolicyRule": {"policyRuleURI", "settings", "parameters"}}`, the
+            rule's keys also under `values`, the whole also in an envelope. Parameters that mean
+            something here: `filterRule` and `return`; without a `policyRuleURI` also `like` and
+            `weights`.
         at: The place of the body, with which the paths in errors start.
 
     Raises:
@@ -154,7 +154,7 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
 
 
 def _open(body: JsonValue, at: str) -> tuple[JsonObject, str]:
-    """Return the content of the envelope with its place, or the bare body."""
+    """Return the content of the envelope with its place; a bare body is returned as it is."""
     given = an_object(body, at)
     if "body" not in given:
         return given, at
@@ -197,7 +197,7 @@ def _match_type(given: JsonMapping, at: str) -> MatchType:
 
 
 def _match_type_of(queries: JsonValue) -> dict[str, MatchType]:
-    """Return the `matchType` of a filter without one, by the names of its queries."""
+    """Return the `matchType` of a filter that has none, from the names of its queries."""
     kinds = [name.removesuffix("Query") for name in queries] if isinstance(queries, dict) else []
     able = [kind for kind, more in COMPANIONS.items() if {*kinds} <= {kind, *more}]
     return {"matchType": able[0]} if kinds and able else {}

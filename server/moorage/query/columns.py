@@ -1,4 +1,4 @@
-"""The values of an index's documents at one path, as arrays, for `index` and `ranking`.
+"""The values of an index's documents at one path, in arrays, for `index` and `ranking`.
 
 A column answers a leaf for all rows at once. Of the numbers of a row it keeps the smallest and the
 largest, which is all that `<` and `>` need, and with the texts it keeps every distinct one as a
@@ -34,11 +34,11 @@ _MARKS: Final[dict[Hashable, int]] = {Mark.NULL: 0, Mark.TRUE: 1, Mark.FALSE: 2}
 
 
 class Cells:
-    """The values of rows, any number per row, in two long arrays.
+    """The values of rows, any number per row, in two arrays.
 
     Args:
         rows: Rows there can be.
-        hole: What stands where a value was removed; no value equals it.
+        hole: Marks a removed value; no value equals it.
     """
 
     def __init__(self, rows: int, hole: float) -> None:
@@ -96,7 +96,7 @@ class Cells:
         self._lengths = _longer(self._lengths, rows, 0)
 
     def _compact(self, wanted: int) -> None:
-        """Remove the holes, and leave free space of the same size as the used one."""
+        """Remove the holes, and leave as much free space as is used."""
         held = np.flatnonzero(self._lengths)
         lengths = self._lengths[held]
         places = self._places(held)
@@ -125,9 +125,9 @@ class Column:
         self.high = np.full(rows, np.nan)
         self.present: Mask = np.zeros(rows, np.bool_)
         self.structured: Mask = np.zeros(rows, np.bool_)
-        """Rows that have an object or a list among their values."""
+        """Rows with an object or a list among their values."""
         self.inexact: Mask = np.zeros(rows, np.bool_)
-        """Rows with a number that a float cannot hold."""
+        """Rows with a number that no float can represent exactly."""
         self.numbers = Cells(rows, np.nan)
         self.codes = Cells(rows, -1)
         self._codes: dict[str, int] = {}
@@ -196,7 +196,7 @@ class Column:
     # Answers ---------------------------------------------------------------------------------
 
     def mask(self, leaf: Leaf) -> Mask:
-        """Return the rows that meet a simple condition, apart from the rows in `unsure`.
+        """Return the rows that meet a simple condition, except the rows in `unsure`.
 
         Raises:
             QueryError: `too_large`: a `$regex` would read more than `SEARCH_CHARS_MAX`.
@@ -273,7 +273,7 @@ class Column:
         return self._vocabulary
 
     def common(self, texts: Iterable[str]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return for each row how many of these texts it has, and how many texts in total."""
+        """Return per row how many of these texts it has, and how many texts it has in total."""
         values, rows = self.codes.values, self.codes.rows
         wanted = np.zeros(len(self._uses) + 1, np.bool_)
         wanted[[self._codes[text] for text in texts if text in self._codes]] = True
@@ -284,7 +284,7 @@ class Column:
 
 @dataclass(slots=True)
 class _Held:
-    """The values of one row."""
+    """The values of one row, by the columns' arrays."""
 
     present: bool
     numbers: AbstractSet[float] = frozenset()
@@ -321,10 +321,10 @@ def _split_array(found: Sequence[JsonValue]) -> _Held:
 
 
 class _Vocabulary:
-    """Sorted texts, also joined in one long text; a change makes a new vocabulary.
+    """Sorted texts, also joined into one long text; a change makes a new vocabulary.
 
     Args:
-        codes: What stands for each text.
+        codes: The code of each text.
     """
 
     def __init__(self, codes: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Conditions: the tree that `parse` makes from a query, and that the other modules use.
+"""Conditions: the tree that `parse` makes from a query, for all other modules.
 
 A leaf tests the values that a source finds in a document and holds if any of them passes. The
 negations (`!=`, `$nin`, `$nor`, …) are `Not` around the leaf, as in Mongo: they hold if none does.
@@ -26,7 +26,7 @@ class Path:
 class Fold:
     """An aggregate of all numbers at a path, such as their sum; `count` counts the elements.
 
-    Nothing there has no average, minimum or maximum; its sum and count are 0.
+    Without numbers there is no average, minimum or maximum; sum and count are 0.
     """
 
     how: FoldName
@@ -45,7 +45,7 @@ class TextPattern(Protocol):
 
     @property
     def costly(self) -> bool:
-        """Whether a match reads a text character by character, in Python."""
+        """Whether a match reads a text character by character in Python, which is slow."""
 
     def matches(self, text: str) -> bool:
         """Return whether the pattern occurs in a text."""

@@ -1,4 +1,4 @@
-"""Refusals of queries: one exception for this package, which names the place of the fault."""
+"""Refusals of queries: one exception for this package, with the place of the fault."""
 
 from typing import Final
 

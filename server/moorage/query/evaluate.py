@@ -1,4 +1,4 @@
-"""Evaluate a condition on a document; the index must give the same results.
+"""Evaluates a condition on a document; the index must give the same results.
 
 `predicate` compiles a condition to closures, once; the index calls it for what its columns cannot
 hold, and callers with a document or two call `evaluate`.

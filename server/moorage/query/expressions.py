@@ -21,11 +21,11 @@ from moorage.query.patterns import ACCEPTED, REJECTED, Expression, TransitionRow
 
 GROUPS_DEPTH_MAX: Final = 16
 REPEATS_MAX: Final = 100
-"""The largest number within `{}`."""
+"""Largest number inside `{}`."""
 _LAST_CODE_POINT: Final = 0x10FFFF
 
 Ranges = tuple[tuple[int, int], ...]
-"""Code points, first and last included."""
+"""Ranges of code points, both ends included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ _EXPECTED: Final = (
 
 @dataclass(slots=True)
 class _Reader:
-    """The parser that turns a pattern into a tree."""
+    """Parses a pattern into a tree."""
 
     text: str
     ignores_case: bool
@@ -222,7 +222,7 @@ class _Reader:
         return _only(character)
 
     def _fold(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
-        """Return the ranges; if case is ignored, also with the other case of their letters."""
+        """Return the ranges; if case is ignored, add the other case of their letters."""
         given = tuple(ranges)
         if not self.ignores_case:
             return given
@@ -364,7 +364,7 @@ class _Machine:
         return entry
 
     def closure(self, states: Iterable[int], edges: str) -> frozenset[int]:
-        """Return the states that can be reached without a character, at these edges of the text."""
+        """Return the states that are reachable without a character, at these edges of the text."""
         reached = set(states)
         waiting = list(reached)
         while waiting:
@@ -433,7 +433,7 @@ def _reach(
 
 
 def _reject_early(rows: list[tuple[int, ...]], last: set[int]) -> list[tuple[int, ...]]:
-    """Return the table with `REJECTED` for states from which no match is possible."""
+    """Return the table with `REJECTED` for states from which no match can be reached."""
     dead = {
         number
         for number, row in enumerate(rows)

@@ -32,7 +32,7 @@ from moorage.records.json_values import JsonMapping
 
 ROWS_AT_FIRST: Final = 64
 SCAN_MAX: Final = 32
-"""So few documents are looked at one by one, rather than making a column for them."""
+"""Most documents that are checked one by one, without making a column for them."""
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class DocumentIndex:
 
     Args:
         columns_max: Columns in memory.
-        cells_max: Values in all columns together, 12 bytes each; a query has the columns that
-            it needs, whatever their size.
+        cells_max: Values in all columns together, 12 bytes each; a query has the columns that it
+            needs, whatever their size.
     """
 
     def __init__(self, columns_max: int = COLUMNS_MAX, cells_max: int = CELLS_MAX) -> None:

@@ -1,4 +1,4 @@
-"""Parse a query in any of its spellings to a `Condition`.
+"""Parses a query in any of its forms to a `Condition`.
 
 The documented conditions, the aggregate conditions (docs/reference/allocation-server.md,
 "Aggregate conditions") and Mongo filters say the same things, so one `Parser` makes one tree of
@@ -224,7 +224,7 @@ class Parser:
     # Leaves, whatever the spelling -----------------------------------------------------------
 
     def _among(self, source: Source, values: JsonValue, place: str, one: str = "") -> Leaf:
-        """Parse the values to compare for equality; `one` is the place of a single value."""
+        """Parse the values to compare for equality; `one` is the place if it is a single value."""
         self._count(one or place)
         listed = a_list(values, place, "a list of values", limits.VALUES_MAX, least=0)
         for number, value in enumerate(listed):

@@ -1,4 +1,4 @@
-"""Read the values at a path of a document, for `evaluate` and the columns of the index.
+"""Reads the values at a path of a document, for `evaluate` and the columns of the index.
 
 Arrays on the way are looked into (any element, as in Mongo), and a number in the path picks an
 element. The spellings that clients and writers disagree on find each other: `load5m` and
@@ -28,8 +28,8 @@ class _Step:
     """One part of a path.
 
     Args:
-        name: As it was given.
-        number: The element that it picks from an array, or -1.
+        name: The name as given.
+        number: The array element that it selects, or -1.
         others: Keys to look for where `name` is not there: another spelling, and dotted keys for
             this part and some after it; each with the number of the part that follows.
     """
@@ -40,7 +40,7 @@ class _Step:
 
 
 def reader(source: Source) -> Reader:
-    """Return a function that finds the values of a source in a document."""
+    """Return a function that finds the values of a path or aggregate in a document."""
     match source:
         case Path():
             steps = _steps(source.text)

@@ -1,4 +1,4 @@
-"""Match a pattern in a text, always in time linear in the text.
+"""Matches patterns in texts, always in time linear in the text.
 
 `LIKE` is a sequence of pieces, found one after another. `$regex` is turned into a table of at most
 a bounded size when the query is parsed (`moorage.query.expressions`), and then reads each character
@@ -14,17 +14,17 @@ from typing import Final
 from moorage.query.limits import EXPRESSION_TEXT_CHARS_MAX
 
 ACCEPTED: Final = -1
-"""Stands for a state of a table: there is a match, whatever follows."""
+"""A state of a table: the pattern matches, whatever follows."""
 REJECTED: Final = -2
-"""Stands for a state of a table: there is none, whatever follows."""
+"""A state of a table: the pattern cannot match, whatever follows."""
 
 
 @dataclass(frozen=True)
 class Like:
     """A LIKE pattern: `*` matches any text; the pattern may occur anywhere in a text.
 
-    Case counts. The documented form is a regular expression without anchors and flags, which is
-    what this comes to.
+    Matching is case-sensitive. The documented form is a regular expression without anchors and
+    flags, which is equivalent.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Like:
 
 
 class TransitionRow(dict[str, int]):
-    """The next state for each character, or `ACCEPTED` or `REJECTED`.
+    """The next state for each character; may be `ACCEPTED` or `REJECTED`.
 
     Args:
         starts: Code points at which a class of characters starts, ascending, the first one 0.
@@ -80,11 +80,11 @@ class Expression:
     """A `$regex` as a deterministic table.
 
     Args:
-        text: As it was written.
+        text: The pattern as written.
         options: `i` or empty.
-        rows: By state; the first is the one to start in.
-        last: The states in which a text may end.
-        needles: What every match contains.
+        rows: Transitions by state; the first state is the start.
+        last: The accepting states at the end of a text.
+        needles: Texts that every match contains.
     """
 
     text: str
@@ -95,7 +95,7 @@ class Expression:
 
     @property
     def costly(self) -> bool:
-        """True: each character is looked up in Python."""
+        """True: a match looks up each character in Python, which is slow."""
         return True
 
     def matches(self, text: str) -> bool:

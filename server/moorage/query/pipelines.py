@@ -1,4 +1,4 @@
-"""Aggregation pipelines: a list of stages, each of which turns documents into new documents.
+"""Aggregation pipelines: lists of stages, each of which turns documents into new documents.
 
 The catalog runs what `parse_pipeline` read for `POST /cluster/aggregate`. The stages are the plain
 ones of Mongo; nothing in them runs code, joins or writes.
@@ -27,7 +27,7 @@ _STAGES: Final = ("$match", "$unwind", "$group", "$project", "$sort", "$skip", "
 
 
 _OPTIONS: Final = ("sort", "skip", "limit")
-"""In the order in which Mongo applies them, whatever the order in which they are written."""
+"""The options of a page, in the order in which Mongo applies them, however they are written."""
 
 
 class Pipeline:
@@ -92,8 +92,8 @@ def parse_page(options: JsonValue, at: str = "options") -> Pipeline:
     """Return the pipeline for a query's `options`: sort, skip and limit.
 
     Args:
-        options: `{"sort": {path: 1 or -1}, "skip": number, "limit": number}`, each optional;
-            a limit of 0 is none, as in Mongo.
+        options: `{"sort": {path: 1 or -1}, "skip": number, "limit": number}`, each optional; a
+            limit of 0 is none, as in Mongo.
         at: The place of the options, with which the paths in errors start.
 
     Raises:
@@ -193,7 +193,7 @@ def _group(parser: Parser, value: JsonValue, at: str) -> Stage:
 
 
 def _fold(how: str, read: _Expression) -> Callable[[list[JsonMapping]], JsonValue]:
-    """Return one field of a group; `$sum` and similar operators also read elements of lists."""
+    """Return one field of a group; `$sum` and similar operators also read the elements of lists."""
     if how == "$count":
         return len
     if how in {"$first", "$last"}:

@@ -1,4 +1,4 @@
-"""Rank documents by similarity to a reference, for searches without a ranking policy.
+"""Ranks documents by similarity to a reference, for searches without a ranking policy.
 
 The distance is Gower's (Biometrics 27, 1971, "A general coefficient of similarity and some of its
 properties"): per path a distance from 0 to 1, then their weighted mean. It takes numbers and texts,
@@ -34,7 +34,7 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = {
     "nodes.nodeData.gpus.modelNames": 1.0,
     "regionId": 1.0,
 }
-"""What makes cluster documents alike."""
+"""Default weights for the similarity of cluster documents."""
 
 
 def nearest(

@@ -1,4 +1,4 @@
-"""Equality of JSON values, and texts that count as numbers, for the whole package.
+"""Equality of JSON values, and texts that count as numbers, for this package.
 
 Numbers equal numbers (4 and 4.0), texts equal texts, true is not 1. A text in the query that reads
 as a number also equals that number (`"value": "4"`), because the documented samples write numbers

@@ -1,1 +1,1 @@
-"""The nouns of the house, each defined once: wire, core, ledger and clients share them."""
+"""The shared records, each defined once, for the protocol, the core, the ledger and the clients."""

@@ -9,9 +9,9 @@ from typing import Final
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 PATHS_MAX: Final = 32
-"""Fields of one change that are named; of more, only that there are."""
+"""Changed fields that are listed; if there are more, only that fact is noted."""
 CHARS_MAX: Final = 8_192
-"""Of the values of each side, together; containers beyond it are counted, not shown."""
+"""Characters of the values on each side in total; beyond it containers are counted, not shown."""
 TEXT_MAX: Final = 200
 """Characters of a text, or of a path."""
 ITEMS_MAX: Final = 16
@@ -22,7 +22,7 @@ _INTEGER_MAX: Final = 1 << 63
 
 
 class _Missing:
-    """Stands where one side has no such field."""
+    """Marks a field that is missing on one side."""
 
 
 _MISSING: Final = _Missing()
@@ -102,7 +102,7 @@ class _Sides:
 
 
 def _members(before: JsonValue, after: JsonValue) -> tuple[JsonMapping, JsonMapping] | None:
-    """Return what two values consist of, by name; None: they are to be shown as a whole."""
+    """Return the members of two values by name; None: show the values as a whole."""
     if isinstance(before, dict) and isinstance(after, dict):
         return before, after
     if not (isinstance(before, list) and isinstance(after, list) and before and after):
@@ -118,7 +118,7 @@ def _members(before: JsonValue, after: JsonValue) -> tuple[JsonMapping, JsonMapp
 
 
 def _by_id(values: list[JsonValue]) -> JsonMapping | None:
-    """Return the members of a list by their ids; None where one has none, or the same."""
+    """Return the members of a list by id; None if a member lacks an id, or ids repeat."""
     found = {each["id"]: each for each in values if isinstance(each, dict) and "id" in each}
     ok = len(found) == len(values) and all(isinstance(name, str) for name in found)
     return found if ok else None

@@ -1,4 +1,4 @@
-"""The fields of the records: their types, their bounds, and how each is described to a person.
+"""The fields of the records: their types, limits, and descriptions for people.
 
 Messages and replies are made of these. A bound is written once: msgspec enforces it, and the
 description beside it becomes the `expected` of the failure reply that a client gets.
@@ -19,45 +19,45 @@ NAME_CHARS_MAX: Final = 256
 CLUSTERS_MAX: Final = 10_000
 """Candidate clusters in one request; the setting `candidates_max` may allow fewer."""
 LEASES_MAX: Final = 100
-"""Leases that one dry run takes to end together."""
+"""Leases that one dry run may assume to end together."""
 MODELS_MAX: Final = 64
 """GPU models in one request."""
 TOPICS_MAX: Final = 64
 """Topics in one `watch`."""
 REQUIREMENTS_MAX: Final = 64
-"""Requirements of labels in one request."""
+"""Label requirements of one request."""
 ALTERNATIVES_MAX: Final = 7
-"""Beside `resources` itself."""
+"""Alternatives of one request, in addition to `resources`."""
 LABEL_VALUES_MAX: Final = 1024
-"""Values in one of them."""
+"""Values in one label requirement."""
 GPUS_MAX: Final = 1024
-"""GPUs of one node in one request."""
+"""GPUs per node in one request."""
 NODES_MAX: Final = 1024
 """Nodes of one gang."""
 CPU_MILLI_MAX: Final = 1_000_000_000
 MEMORY_MIB_MAX: Final = 1_000_000_000_000
 DEADLINE_SECONDS_MAX: Final = 3600
-"""What one evaluation may take; the setting `policy_deadline_seconds_max` may allow less."""
+"""Seconds of one evaluation; the setting `policy_deadline_seconds_max` may allow less."""
 PRIORITY_MAX: Final = 1_000_000
-"""Priorities run from minus this to this."""
+"""Largest priority; the smallest is its negative."""
 MOMENT_MAX: Final = 253_402_300_799
 """The end of the year 9999, in seconds since the epoch."""
 TTL_SECONDS: Final = 300.0
-"""How long a lease lasts by default: on the wire, in the library, on the command line."""
+"""Default TTL of a lease, in the protocol, the library and the command line."""
 TTL_SECONDS_MAX: Final = 604_800
 """A lease lasts at most seven days from its grant or last renewal."""
 WAIT_SECONDS_MAX: Final = 604_800
 """A request waits at most seven days."""
 COMMAND_PARTS_MAX: Final = 4096
-"""Strings of one command, and variables that go with it."""
+"""Parts of one command, and environment variables for it."""
 COMMAND_CHARS_MAX: Final = 131_072
-"""Characters of one of them: what Linux takes."""
+"""Characters of one part or variable: the limit of Linux."""
 LOG_WAIT_SECONDS_MAX: Final = 30
-"""How long one `logs` waits for something to be written."""
+"""Seconds that one `logs` waits for new output."""
 ATTEMPTS_MAX: Final = 100
-"""Starts of one workload that a request may ask for."""
+"""Starts of one workload that a request may allow."""
 EXEC_SECONDS_MAX: Final = 3600
-"""How long one `exec` may run."""
+"""Seconds that one `exec` may run."""
 PAGE_MAX: Final = 1000
 """Objects on one page of a list."""
 SHOWN_NAMES: Final = {
@@ -71,9 +71,9 @@ SHOWN_NAMES: Final = {
     "ttl_max_seconds": "longest lease (seconds)",
     "where": "`where`",
 }
-"""What fields are called in sentences for people; others by their names, with spaces."""
+"""Names of fields in sentences for people; other fields use their names, with spaces."""
 DEPTH_MAX: Final = 128
-"""Arrays and objects within one another in one message."""
+"""Nesting depth of arrays and objects in one message."""
 
 _UNSHOWN: Final = (
     r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -83,7 +83,7 @@ UNSHOWN: Final = f"[{_UNSHOWN}]"
 come to see, in a log, a terminal, the console or a metric, has none of them."""
 _ALL_SHOWN: Final = rf"[^{_UNSHOWN}]*(?![\s\S])"
 SHOWN: Final = f"^{_ALL_SHOWN}"
-"""A text without them."""
+"""A text without the characters in `UNSHOWN`."""
 
 _INT64_MAX: Final = 2**63 - 1
 _NAMED = Annotated[str, Meta(pattern=rf"^(?=\s*\S){_ALL_SHOWN}", max_length=NAME_CHARS_MAX)]
@@ -108,7 +108,7 @@ Seconds = Annotated[float, Meta(description="Seconds since the epoch.")]
 StartNumber = Annotated[int, Meta(ge=0, le=ATTEMPTS_MAX)]
 """Which start of a workload a reply is about."""
 ExitCode = Annotated[int, Meta(ge=-64, le=255)]
-"""Of a process that ended; negative: the signal that ended it."""
+"""Exit code of a process that ended; negative: the signal that ended it."""
 Next = Annotated[str | None, Meta(description="`after` of the next page; null: this is the last.")]
 MessageId = Annotated[
     Annotated[str, Meta(max_length=ID_CHARS_MAX)]

@@ -25,7 +25,7 @@ _EMPTY: Final[Mapping[type[inspect.Type], object]] = {
     inspect.VarTupleType: (),
     inspect.DictType: {},
 }
-"""What there is where nothing is said; of an object, or of one of some words, none is empty."""
+"""The empty value of each type, used if a field is missing."""
 
 
 def read_record(kind: type[T], document: JsonValue) -> T:

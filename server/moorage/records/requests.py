@@ -68,11 +68,11 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     ] = ()
 
     def requirements(self) -> tuple[model.Requirement, ...]:
-        """Return `where` as the core knows it."""
+        """Convert `where` to the label requirements of the core."""
         return tuple([model.Requirement(w.key, w.operator, w.values) for w in self.where])
 
     def demand(self) -> model.Demand:
-        """Return it as the core knows it."""
+        """Convert these resources to a `Demand` of the core."""
         amounts = astuple(self)[:-1]  # The fields of both are in the same order.
         return model.Demand(*(*amounts, self.requirements()))
 
@@ -136,7 +136,7 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise ValueError("`ttl_seconds_min` of at most `ttl_seconds`")
 
     def terms(self) -> model.LeaseTerms:
-        """Return it as the core knows it."""
+        """Convert these fields to the lease terms of the core."""
         apart = self.anti_affinity
         near = None if apart is None else model.AntiAffinity(apart.group, apart.topology)
         return model.LeaseTerms(**asdict(self) | {"anti_affinity": near})
@@ -160,7 +160,7 @@ class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_def
     keep_warm_seconds: f.KeepSeconds = 0.0
 
     def provisioning(self) -> model.Provision:
-        """Return it as the core knows it."""
+        """Convert these fields to a `Provision` of the core."""
         attempts = model.ATTEMPTS_MAX if self.attempts_max is None else self.attempts_max
         return model.Provision(**asdict(self) | {"attempts_max": attempts})
 
@@ -179,7 +179,7 @@ class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     memory_mib: f.MemoryMib | None = None
 
     def amounts(self) -> model.Amounts:
-        """Return them as the core knows them."""
+        """Convert these amounts to the form of the core."""
         return model.Amounts(self.gpu_milli, self.cpu_milli, self.memory_mib)
 
 
@@ -195,7 +195,7 @@ class QuotaChange(
     notice_seconds: f.WaitSeconds = 0.0
 
     def quota(self) -> model.Quota:
-        """Return it as the core knows it."""
+        """Convert these fields to a quota of the core."""
         limits = (self.nominal.amounts(), self.borrow.amounts(), self.lend.amounts())
         return model.Quota(self.weight, *limits, self.notice_seconds)
 

@@ -39,7 +39,7 @@ def alive_nodes() -> dict[str, RayNode]:
 
 
 def addresses() -> dict[str, str]:
-    """Return the addresses of all nodes by id, also of dead ones."""
+    """Return the addresses of all nodes by id, dead ones included."""
     return {
         each["NodeID"]: each["NodeManagerAddress"]
         for each in ray.nodes()  # type: ignore[no-untyped-call]  # As above.
@@ -54,7 +54,7 @@ def draining(node_id: str) -> bool:
 
 
 def largest_resources(nodes: Sequence[RayNode]) -> Mapping[str, float] | None:
-    """Return the maximum of each resource that the cluster can ever have; None if unknown.
+    """Return the most of each resource that the cluster can ever have; None if unknown.
 
     An autoscaler may report its limits. Where there is none, the nodes that are here are all,
     until a user adds one by hand.
@@ -77,7 +77,7 @@ def _state() -> RayValue:
 
 
 def _autoscaler_is_absent(nodes: Sequence[RayNode]) -> bool:
-    """Return whether Ray's monitor launches no nodes, so that each node is its own type."""
+    """Return whether Ray's monitor adds no nodes: then each node is a type of its own."""
     from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # An extra.
 
     try:

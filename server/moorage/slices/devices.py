@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 DEVICE_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""As Ray counts GPUs; CUDA by itself puts the fastest one first."""
+"""The order in which Ray counts GPUs; CUDA's own order puts the fastest first."""
 METADATA_SECONDS_MAX: Final = 1.0
 _METADATA_HOST: Final = "metadata.google.internal"
 _PREEMPTED: Final = "computeMetadata/v1/instance/preempted"
@@ -17,10 +17,10 @@ _LOCK: Final = Path("/tmp/libtpu_lockfile")  # noqa: S108  # Where libtpu has it
 
 
 def is_reclaimed() -> bool:
-    """Return whether Google Cloud reports that this machine is being preempted.
+    """Return whether Google Cloud says that this machine is being preempted.
 
-    `GCE_METADATA_HOST` names another server of metadata, as for Google's own libraries. Where
-    none answers, the machine is taken for one that stays.
+    `GCE_METADATA_HOST` names another server of metadata, as for Google's own libraries. Without an
+    answer, the result is False.
     """
     host = os.environ.get("GCE_METADATA_HOST", _METADATA_HOST)
     request = urllib.request.Request(

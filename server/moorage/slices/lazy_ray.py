@@ -28,8 +28,8 @@ class RemoteClass:
     """The result of `ray.remote` for a class, created at first use, with `remote` and `options`.
 
     Args:
-        of: The class.
-        options: Options of every actor of it, unless `options` says otherwise.
+        of: The class of the actors.
+        options: Default options of its actors.
     """
 
     def __init__(self, of: type, **options: RayValue) -> None:

@@ -16,11 +16,11 @@ from moorage.slices.ray_values import RayValue
 from moorage.slices.shapes import GpuSlices, Shape
 
 GROUP_PREFIX: Final = "moorage-lease/"
-"""Names of placement groups begin with it, and end with the lease: the server knows them by it."""
+"""Prefix of placement groups' names; a lease id follows, by which the server recognises them."""
 NODE_ID_LABEL: Final = "ray.io/node-id"
 RACK_LABEL: Final = "rack"
 GROUP_SECONDS_MAX: Final = 10
-"""How long Ray may take to reserve what a lease holds."""
+"""Seconds that Ray may take to reserve the resources of a lease."""
 _LOOK_SECONDS: Final = 0.2
 _MIB: Final = 1 << 20
 
@@ -40,9 +40,9 @@ class LeasedHosts:
 
     Args:
         client: Connected to the server; it renews the leases while the pool has them.
-        policy: Chooses the nodes.
+        policy: The policy that chooses the nodes.
         cluster: Id of the Ray cluster at the server.
-        ttl_seconds: How long after this program was killed its GPUs are free.
+        ttl_seconds: Seconds until its GPUs are free after this program was killed.
         priority: Higher goes first.
         preemptible: A slice may be taken back for a request of higher priority.
     """
@@ -58,7 +58,7 @@ class LeasedHosts:
         """Refuse slices that a lease cannot hold.
 
         Raises:
-            ValueError: It says which.
+            ValueError: The slices cannot be held; the message says why.
         """
         if not isinstance(shape, GpuSlices):
             raise ValueError("slices on leases are GPU slices: give shape=GpuSlices(…)")  # noqa: TRY004  # As all wrong shapes.
@@ -71,11 +71,11 @@ class LeasedHosts:
         """Take the hosts of one slice.
 
         Args:
-            shape: What it is made of.
+            shape: The shape of the slice.
             seconds: How long to wait in the server's queue.
 
         Raises:
-            Exception: Whatever the client raises where the answer is no.
+            Exception: Whatever the client raises for a refusal.
         """
         held = shape.host_resources
         resources = {
@@ -102,8 +102,8 @@ class SliceLease:
     """The lease of one slice.
 
     Args:
-        guard: Ends it.
-        held: What the client has of it.
+        guard: Ends the lease.
+        held: The client's held lease.
     """
 
     def __init__(self, guard: AbstractContextManager[RayValue], held: RayValue) -> None:
@@ -159,7 +159,7 @@ class SliceLease:
         threading.Thread(target=watch, name="slice-lease", daemon=True).start()
 
     def close(self) -> None:
-        """Release the hosts; if the server cannot be reached, they are free after the TTL."""
+        """Release the hosts; if the server is unreachable, they are freed after the TTL."""
         if not self._closed.is_set():
             self._closed.set()
             with contextlib.suppress(Exception):  # It was lost, or will run out.
@@ -167,7 +167,7 @@ class SliceLease:
 
 
 def _exactly(holders: RayValue, shares: Sequence[RayValue], take: Callable[[], bool]) -> bool:
-    """Call `take` while the devices of a lease are the first that Ray chooses on each node."""
+    """Call `take` while a lease's devices are the first that Ray would choose on each node."""
     if not shares:
         return take()
     first, *others = shares

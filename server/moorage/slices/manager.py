@@ -25,11 +25,11 @@ from moorage.slices.shapes import GpuSlices, Shape, TpuSlices, find_degraded, sl
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 SCALE_UP_SECONDS_MIN: Final = 60
-"""How long after a scaling another one is worth while."""
+"""Least seconds between two attempts to scale up."""
 ANSWER_SECONDS: Final = 10
-"""What the answer to a call may take on top of what the call itself may take."""
+"""Extra seconds for the answer to a call, beyond the limit of the call itself."""
 _REPORT_SECONDS_MAX: Final = 20
-"""How long Ray's monitor may take to say whether there is an autoscaler; 5 where Ray idles."""
+"""Seconds for Ray's monitor to report whether there is an autoscaler; an idle Ray takes 5."""
 
 logger: Final = logging.getLogger("ray")
 
@@ -44,8 +44,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         tpu_type: Of TPU slices, such as `v4-8`.
         shape: What slices are made of, instead: `GpuSlices`, or `TpuSlices` with details.
         settings: Bounds of all waits; without, the environment has them.
-        hosts: Takes the hosts of each slice as a lease of a Moorage server; without, Ray gives
-            what is free.
+        hosts: Takes the hosts of each slice as a lease of a Moorage server; without, Ray gives what
+            is free.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     def _wait(
         self, reservations: Reservations, size: int, held: int, share: Deadline, *, last: bool
     ) -> bool:
-        """Wait for a size; return whether it was reached.
+        """Wait until the pool has a size; return whether it was reached.
 
         A Ray that has just started does not know yet what its cluster can hold.
         """
@@ -331,7 +331,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return bool(seconds) and reservations.wait(size - held, Deadline(seconds))
 
     def _share(self, size: int, seconds: float, *, last: bool) -> float:
-        """Return the seconds to wait for a size; 0 to skip it."""
+        """Return the seconds to wait for a size; 0: skip the size."""
         possible = self._most()
         if possible is None or size <= possible:
             return seconds
@@ -341,7 +341,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return min(seconds, self._settings.host_health_seconds_max) if may_come else 0
 
     def _most(self) -> int | None:
-        """Return the maximal number of slices of the cluster; None if unknown."""
+        """Return the largest number of slices that the cluster can hold; None if unknown."""
         without = {each.slice_name for each in self._degraded_slices()}
         return slices_possible(self._shape, list(alive_nodes().values()), without)
 
@@ -366,7 +366,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return found
 
     def _short(self, message: str, kind: type[SlicesError]) -> SlicesError:
-        """Return the error for missing slices: `SliceDegraded` if some lost hosts."""
+        """Return the error for too few slices: `SliceDegraded` if some lost hosts."""
         each_once = {each.slice_name: each for each in [*self._losses, *self._degraded_slices()]}
         if not each_once:
             return kind(message)
@@ -423,7 +423,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return [{info.slice_name: 1} for info in infos for _ in range(info.num_hosts)]
 
     def _answers(self, calls: list[RayValue], seconds: float) -> list[RayValue]:
-        """Return the answers of the slices."""
+        """Return the answers of all slices to a call."""
         answers = outcomes(calls, seconds)
         for slot, answer in enumerate(answers):
             if not isinstance(answer, Exception):

@@ -6,4 +6,4 @@ from typing import Any, TypeAlias
 RayValue: TypeAlias = Any
 """A value that Ray does not type: an actor, a reference, a group, an argument or a result."""
 UserFunction: TypeAlias = Callable[..., RayValue]
-"""A function that runs on hosts."""
+"""A user's function that runs on hosts."""

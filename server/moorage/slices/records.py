@@ -27,8 +27,8 @@ class SliceInfo:
 
     Args:
         slice_name: What Ray or the label of its hosts calls it.
-        num_hosts: How many hosts it has.
-        ip_address: Of its first host.
+        num_hosts: Number of its hosts.
+        ip_address: Address of its first host.
         num_accelerators_per_host: TPU chips or GPUs of each host.
         node_ids: Ray's ids of its hosts, in their order; None until they are prepared.
         host_infos: For each host `ip`, `node_id`, `pod_name`, `num_devices` and `num_hosts`.
@@ -47,10 +47,10 @@ class DegradedSlice:
     """A slice that lacks hosts.
 
     Args:
-        slice_name: Which one.
+        slice_name: The name of the slice.
         num_hosts: How many hosts it has when it is whole.
-        hosts: Addresses of those that are there.
-        lost: Addresses of those that were lost, as far as Ray knows.
+        hosts: Addresses of the existing hosts.
+        lost: Addresses of the lost hosts, as far as Ray knows.
     """
 
     slice_name: str
@@ -70,11 +70,11 @@ class HostInfo:
     """A host of a slice.
 
     Args:
-        host_id: Its place in the slice, counted from 0.
+        host_id: Index of the host in the slice, from 0.
         slice_name: The slice.
         num_devices: TPU chips or GPUs that its tasks get.
         healthy: Neither failed nor being preempted, when this was said.
-        failed: It was shut down.
+        failed: Whether it was shut down.
         node_id: Ray's id of its node.
     """
 
@@ -88,12 +88,12 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class MultisliceInfo:
-    """The facts about the other slices that a slice needs.
+    """Facts that a slice needs about the others of a job.
 
     Args:
         coordinator_ip: Address of the first host of slice 0.
         slice_id: This slice, counted from 0.
-        num_slices: How many there are.
+        num_slices: Number of slices.
         port: The coordinator's port.
     """
 

@@ -38,7 +38,7 @@ class Reservation:
     def open(
         cls, shape: Shape, settings: SliceSettings, without: frozenset[str] = frozenset()
     ) -> "Reservation":
-        """Request from Ray the hosts or the head of a slice, and an actor on the first host.
+        """Request a slice's hosts or its head from Ray, and an actor on the first host.
 
         Args:
             shape: What the slice is made of.
@@ -61,7 +61,7 @@ class Reservation:
         """Take a lease on the hosts of a slice, and reserve these hosts in Ray.
 
         Raises:
-            Exception: There is no lease to be had, or Ray has not what it holds.
+            Exception: The lease is refused, or Ray lacks its resources.
         """
         lease = hosts.take(shape, seconds)
         try:
@@ -95,7 +95,7 @@ class Reservation:
         remove_groups(self.group)
 
     def close(self) -> None:
-        """Give everything back."""
+        """End the actors, free Ray's reservation, and release the lease, if there is one."""
         self.end()
         if self.lease is not None:
             self.lease.close()
@@ -106,7 +106,7 @@ class Reservation:
         return bool(ray.util.placement_group_table(self.group).get("state") == "CREATED")
 
     def overdue(self, seconds: float) -> bool:
-        """Return whether the hosts are reserved for a while, but the actor has not started."""
+        """Return whether the hosts have been reserved for a while but the actor has not started."""
         if self.start is None and self.placed:
             self.start = Deadline(seconds)
         return self.start is not None and not self.start.left
@@ -131,7 +131,7 @@ class Reservations:
         self._held = held
         self._open: list[Reservation] = []
         self.trouble: RayValue = None
-        """Why a slice last failed to start."""
+        """Why the last failed slice did not start."""
 
     @property
     def ready(self) -> list[Reservation]:
@@ -176,7 +176,7 @@ class Reservations:
         self._want(0)
 
     def _want(self, count: int, deadline: Deadline | None = None) -> None:
-        """Reserve this number of slots; prefer slots that have started."""
+        """Reserve this many slots; keep started ones if possible."""
         self._open.sort(key=lambda each: each.member is None)
         while len(self._open) > count:
             self._open.pop().close()
@@ -187,14 +187,14 @@ class Reservations:
             self._open.append(opened)
 
     def _without(self) -> frozenset[str]:
-        """Return the names of slices that lost hosts and must not be taken."""
+        """Return the names of slices that lost hosts and must not be used."""
         if self._settings.moderate or self._hosts is not None:
             return frozenset()
         found = find_degraded(self._shape, list(alive_nodes().values()))
         return frozenset(each.slice_name for each in found)
 
     def _opened(self, deadline: Deadline | None) -> Reservation | None:
-        """Open one more reservation; None if the server grants no lease for it now."""
+        """Open one more reservation; None if the server refuses the lease for now."""
         if self._hosts is None:
             return Reservation.open(self._shape, self._settings, self._without())
         assert isinstance(self._shape, GpuSlices)

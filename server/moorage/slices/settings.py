@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 HEALTH_CHECK_TIMEOUT_S: Final = 60
-"""How long the members of a pool have to say that they are healthy, unless settings differ."""
+"""Default seconds for the members of a pool to report that they are healthy."""
 SLICE_ACTOR_START_TIMEOUT_S: Final = 4 * 60 * 60
-"""How long a slice may take to start, and its hosts to be ready, unless settings differ."""
+"""Default seconds for a slice to start and its hosts to be ready."""
 
 NAMES: Final[Mapping[str, str]] = {
     "scale_poll_seconds": "SCALE_POLL_S",
@@ -28,7 +28,7 @@ NAMES: Final[Mapping[str, str]] = {
     "kill_vfio": "KILL_VFIO",
     "coordinator_port": "COORD_PORT",
 }
-"""What each setting is called in the environment, behind `MOORAGE_` or `EFORMER_`."""
+"""Names of the settings in the environment, after `MOORAGE_` or `EFORMER_`."""
 
 _YES: Final = frozenset({"1", "yes", "on", "true"})
 _NO: Final = frozenset({"0", "no", "off", "false", ""})
@@ -40,29 +40,29 @@ class SliceSettings:
     """The time limits of all waits, and three permissions."""
 
     scale_poll_seconds: float = 30
-    """How often the autoscaler gets the request again while a pool waits for slices."""
+    """Seconds between repeated requests to the autoscaler while a pool waits for slices."""
     scale_add_seconds_max: float = 604800
-    """How long `scale_multislice` waits for slices by default."""
+    """Seconds that `scale_multislice` waits for slices by default."""
     slice_start_seconds_max: float = SLICE_ACTOR_START_TIMEOUT_S
-    """How long a reserved slice may take to start, and `prepare_all_slices` for all hosts."""
+    """Seconds that a reserved slice may take to start, and `prepare_all_slices` for all hosts."""
     health_check_seconds_max: float = HEALTH_CHECK_TIMEOUT_S
-    """How long the members of a pool have to say that they are healthy."""
+    """Seconds for the members of a pool to report that they are healthy."""
     host_health_seconds_max: float = 60
-    """How long a new host may take to start and be healthy."""
+    """Seconds that a new host may take to start and be healthy."""
     scale_retry_seconds: float = 60
-    """How long a resumable job pauses when there are too few slices."""
+    """Seconds that a resumable job pauses when there are too few slices."""
     task_cancel_seconds_max: float = 240
-    """How long a cancelled task may take to end."""
+    """Seconds that a cancelled task may take to end."""
     drain_seconds_max: float = 5
-    """How long actors have to shut down before they are killed."""
+    """Seconds that actors get to shut down before they are killed."""
     safe_gather: bool = True
-    """Whether `prepare_all_slices` replaces slices that do not answer, rather than fail."""
+    """Whether `prepare_all_slices` replaces slices that do not answer instead of failing."""
     moderate: bool = False
-    """Whether a TPU slice that lost hosts counts as whole, with as many as are there."""
+    """Whether a TPU slice that lost hosts counts as whole, with its remaining hosts."""
     kill_vfio: bool = False
-    """Whether a task's start kills every process that holds /dev/vfio, of any user."""
+    """Whether the start of a task kills every process that has /dev/vfio open, of any user."""
     coordinator_port: int = 8081
-    """The port that `MEGASCALE_COORDINATOR_ADDRESS` names."""
+    """The port in `MEGASCALE_COORDINATOR_ADDRESS`."""
 
     def __post_init__(self) -> None:
         for each in fields(self):

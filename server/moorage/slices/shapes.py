@@ -14,7 +14,7 @@ from moorage.slices.cluster import NODE_ID_LABEL, SLICE_LABEL, RayNode, largest_
 from moorage.slices.records import DegradedSlice
 
 CHIPS_ASSUMED: Final = 4
-"""Chips of a TPU host that does not say how many it has."""
+"""Assumed number of chips of a TPU host that does not tell it."""
 _SPREAD: Final = "STRICT_SPREAD"
 _TYPE_LABEL: Final = "ray.io/tpu-pod-type"
 _TYPE: Final = re.compile(r"(v\d+\w*)-(\d+)")
@@ -30,7 +30,7 @@ class TpuSlices:
     its slice, and `TPU` chips.
 
     Args:
-        tpu_type: Such as `v4-8`.
+        tpu_type: The type, such as `v4-8`.
         host_resources: What each host takes beyond its chips, such as `{"CPU": 8}`.
         chips_per_host: Chips that a slice takes of each host; None: all that it has.
     """
@@ -46,11 +46,11 @@ class TpuSlices:
 
     @property
     def head(self) -> str:
-        """The resource that only the first host of each slice has."""
+        """The resource that only the first host of each slice has, and that a slot requests."""
         return f"TPU-{self.tpu_type}-head"
 
     def bundles(self) -> list[dict[str, float]]:
-        """Return the bundles that a slot reserves first."""
+        """Return the bundles that a slot reserves first: the head's resource."""
         return [{self.head: 1}]
 
     def topology(self) -> dict[str, str]:
@@ -77,8 +77,8 @@ class GpuSlices:
     Args:
         gpus_per_host: GPUs of each host that a slice takes.
         hosts: Hosts of a slice, each another node.
-        label: All hosts of a slice have one value of this node label, such as a rack; hosts
-            without it are left out. Empty: any hosts.
+        label: All hosts of a slice have one value of this node label, such as a rack; hosts without
+            it are left out. Empty: any hosts.
         resource: A resource that each host has, of which a slice takes 1; empty: none.
         gpu_model: Ray's name of the accelerator, such as `H100`; empty: any.
         host_resources: What each host takes beyond its GPUs, such as `{"CPU": 8}`.

@@ -10,7 +10,7 @@ from moorage.slices.lazy_ray import ray
 from moorage.slices.ray_values import RayValue
 
 _FETCH_SECONDS_MAX: Final = 30
-"""How long what is ready may take to come here."""
+"""Seconds that a finished result may take to be transferred here."""
 
 
 class Deadline:
@@ -31,7 +31,7 @@ class Deadline:
 
 
 def outcomes(refs: Sequence[RayValue], seconds: float) -> list[RayValue]:
-    """Return for each reference its value, or its exception; nothing is raised here.
+    """Return each reference's value, or its exception as a value; raises nothing.
 
     What has not come within `seconds` is a `SliceTimeoutError`.
     """
@@ -55,7 +55,7 @@ def value(ref: RayValue, seconds: float, awaited: str) -> RayValue:
 
 
 def kill(actor: RayValue) -> None:
-    """End an actor for good; do nothing if it has ended already."""
+    """Kill an actor for good; do nothing if it has ended already."""
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
         ray.kill(actor, no_restart=True)
 

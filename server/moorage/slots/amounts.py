@@ -1,4 +1,4 @@
-"""Numbers of slots: ints and floats for users, exact fractions inside.
+"""Numbers of slots: ints and floats for users, exact fractions inside the pool.
 
 A pool that adds and subtracts floats drifts: 0.3 - 0.1 - 0.1 - 0.1 is not 0. So inside the pool a
 slot is a great many units, and a number of slots is a whole number of them. A float counts as the
@@ -11,17 +11,17 @@ from decimal import Decimal
 from typing import Any, Final, NewType
 
 Slots = int | float
-"""A number of slots as users write it."""
+"""A number of slots as the user writes it."""
 Amount = NewType("Amount", int)
-"""A number of slots as it is counted, in units. Only `exact` makes one of what users write."""
+"""A number of slots in internal units. Only `exact` makes one from a user's number."""
 
 SLOTS_MAX: Final = 10**9
-"""Slots of one instance, and of one member of a request."""
+"""Largest number of slots of one instance, or of one member of a request."""
 DECIMALS_MAX: Final = 24
-"""Digits behind the point; a third, as Python writes it, has 16."""
+"""Digits after the decimal point; Python writes a third with 16."""
 
 _UNITS: Final = 10**DECIMALS_MAX
-"""Of one slot."""
+"""Internal units per slot."""
 
 ONE: Final = Amount(_UNITS)
 NONE: Final = Amount(0)

@@ -29,10 +29,10 @@ from moorage.slots.views import FreeResources, ResourceOwner
 
 
 class _Place:
-    """An instance, with its free slots.
+    """An instance with its free slots.
 
-    While any slot of a whole is in use its parts are blocked, and the other way round: `relatives`
-    are the places that this one blocks, `blocked_by` counts those that block it.
+    While a slot of a whole instance is in use, its parts are blocked, and the other way round.
+    `relatives` are the places that this one blocks; `blocked_by` counts the places that block it.
     """
 
     __slots__ = ("blocked_by", "bucket", "free", "instance", "position", "relatives")
@@ -57,7 +57,7 @@ class _Place:
         self.become(free, self.instance.slots)
 
     def become(self, free: Amount, slots: Amount) -> None:
-        """Set the free slots and all slots."""
+        """Set the free slots and the total slots."""
         was_idle = self.idle
         self._leave()
         self.free = free
@@ -103,7 +103,7 @@ class _Bucket:
         return self.places[self.order[at][1]] if at < len(self.order) else None
 
     def most(self) -> Amount:
-        """Return the largest number of free slots of one place."""
+        """Return the largest number of free slots that one place has."""
         return self.order[-1][0] if self.order else NONE
 
     def insert(self, place: _Place) -> None:
@@ -383,7 +383,7 @@ def _put_back(
     before: Mapping[tuple[str, str], tuple[Amount, Amount]],
     listed: JsonMapping,
 ) -> None:
-    """Restore an inventory to its state before an allocator failed."""
+    """Restore an inventory to its state before an allocator raised an error."""
     if inventory.standing().keys() != before.keys():
         inventory.write(listed, whole=True)
     for (kind, name), (free, has) in before.items():
@@ -396,9 +396,9 @@ def allocate(
     """Take all slots of a request, or none.
 
     Args:
-        inventory: Where from.
+        inventory: The inventory to take from.
         request: Its members.
-        allocator: What takes them, one by one.
+        allocator: Takes the members one by one.
 
     Returns:
         `{type: [{"id", "slots"}]}`, in the order of the request.
@@ -489,7 +489,7 @@ def check_slots(slots: Any, at: str) -> Amount:
     """Return an assigned number of slots, or refuse it.
 
     Raises:
-        InvalidSpecification: It is none.
+        InvalidSpecification: The value is no number of slots.
     """
     amount = exact(slots)
     if amount is None:

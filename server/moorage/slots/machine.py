@@ -1,4 +1,4 @@
-"""Make the pool of this machine from its hardware and the user's configuration.
+"""Makes the pool of this machine from its hardware and the user's configuration.
 
 A hook is a plain function `(config, pool)` that changes the description of the pool before the pool
 is made of it. Those of this module find the CPUs and devices, and apply what the configuration
@@ -14,7 +14,7 @@ from moorage.slots.pool import ResourcePool, cpus_here
 from moorage.slots.specification import count_instances, documents, parse_specification
 
 Hook = Callable[[Any, JsonObject], None]
-"""Changes `pool`, a description, by `config`."""
+"""A function that changes `pool`, a description, according to `config`."""
 
 
 def make_resource_pool(
@@ -23,12 +23,12 @@ def make_resource_pool(
     """Make the pool of this machine.
 
     Args:
-        config: What the hooks read: an object with keys, or with attributes of the same names.
-            For those of this module, each of them optional and None if left out:
-            `cpu_ids` and `gpu_ids`, ids of devices (default: the CPUs of this process, no GPUs);
-            `resource_pool`, a description that is used instead;
-            `resources`, `{type: count}`; `slots_per`, `{type: slots of each instance}`;
-            `oversubscribe`, `{type: factor}`. Types in singular or plural.
+        config: What the hooks read: an object with keys, or with attributes of the same names. For
+            those of this module, each of them optional and None if left out: `cpu_ids` and
+            `gpu_ids`, ids of devices (default: the CPUs of this process, no GPUs); `resource_pool`,
+            a description that is used instead; `resources`, `{type: count}`; `slots_per`, `{type:
+            slots of each instance}`; `oversubscribe`, `{type: factor}`. Types in singular or
+            plural.
         hooks: Functions of `config` and the description, in order; default `HOOKS`.
 
     Raises:
@@ -41,7 +41,7 @@ def make_resource_pool(
 
 
 def find_devices(config: Any, pool: JsonObject) -> None:
-    """Add the CPUs and GPUs by their own ids; for a GPU divided by MIG, only its instances."""
+    """Add the CPUs and GPUs by their ids; a GPU divided by MIG is represented by its instances."""
     cpus = _setting(config, "cpu_ids")
     for kind, found in (
         ("cpus", cpus_here() if cpus is None else cpus),

@@ -11,7 +11,7 @@ from moorage.slots.requests import MEMBERS_MAX, parse_request
 from moorage.slots.specification import NODE_NAMES
 
 NODES_MAX: Final = 100_000
-"""Nodes of one request."""
+"""Most nodes of one request."""
 
 
 class NodeRequest:

@@ -1,4 +1,4 @@
-"""A pool of nodes: a node request gets all its slots from one node.
+"""A pool of nodes: each node request gets all its slots from one node.
 
 A request is a list of `NodeRequest`s. Each of them gets a node of its own, so two of them are two
 nodes; the largest is placed first, each on the node that has most left afterwards, and where that
@@ -52,7 +52,7 @@ Wish = TypeVar("Wish", bound=Hashable)
 
 
 class _Node:
-    """A node: its free slots, all its slots, and the number of allocations that use it."""
+    """A node with its free slots, its total slots, and the number of allocations that use it."""
 
     __slots__ = ("additional_properties", "closed", "id", "idle", "now", "users")
 
@@ -488,7 +488,7 @@ class NodeResourcePool:
         return [_place_one(r, [node], idle=idle) for r, node in zip(wanted, nodes, strict=True)]
 
     def _able(self, request: NodeRequest, *, idle: bool) -> Iterator[str]:
-        """Yield the nodes that could take a request if they had no other request of its group."""
+        """Yield the nodes that could take a request if no other request of its group used them."""
         for node in self._nodes.values():
             if idle or node.open_to(request):
                 with suppress(ResourceUnavailable):
@@ -587,7 +587,7 @@ def _add(nodes: dict[str, _Node], document: Any, at: str) -> None:
 
 
 class _Placed(NamedTuple):
-    """The slots for one node request."""
+    """The slots taken for one node request."""
 
     node: _Node
     inventory: Inventory
@@ -601,7 +601,7 @@ class _Placed(NamedTuple):
 
 
 def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _Placed:
-    """Take the slots from the node with the most free slots afterwards."""
+    """Take the slots from the node that keeps the most free slots afterwards."""
     ranked = []
     members = request.members
     for node in nodes:
@@ -689,11 +689,11 @@ def matched(wishes: Sequence[Wish], able: Callable[[Wish], Iterable[str]]) -> li
     interchangeable, so each kind of them is looked at once per chain.
 
     Args:
-        wishes: What is wanted, one by one.
-        able: Returns the ids of all that would do for a wish, the preferred ones first.
+        wishes: The requests to assign.
+        able: Returns the ids of all acceptable candidates for a wish, the preferred ones first.
 
     Returns:
-        One id for each wish; None: they cannot all have one.
+        One id for each wish; None: not every wish can get a candidate.
     """
     choices = {request: list(able(request)) for request in dict.fromkeys(wishes)}
     holder: dict[str, int] = {}

@@ -16,7 +16,7 @@ from moorage.slots.errors import InvalidCheckin
 from moorage.slots.views import in_yaml
 
 _LAST: Final = {"number": 0}
-"""Of all pools of this process, so that no pool takes an allocation of another for its own."""
+"""The last number, shared by all pools of a process: no pool accepts another's allocation."""
 _LOCK: Final = threading.Lock()
 
 
@@ -65,7 +65,7 @@ class Allocation(dict[str, list[JsonObject]]):
 
 
 class Outstanding:
-    """The members of all allocations of a pool that are not checked in yet."""
+    """The members of all allocations of a pool that are still checked out."""
 
     __slots__ = ("_holders",)
 
@@ -160,7 +160,7 @@ def parse_allocation(resources: Any) -> list[Held]:
 
 
 def _some(holders: Mapping[int, int], enough: int) -> int:
-    """Return the number of holders, and stop counting at a limit."""
+    """Return the number of holders as text; counting stops at a limit."""
     found = 0
     for each in holders.values():
         found += each

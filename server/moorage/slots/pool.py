@@ -32,7 +32,7 @@ from moorage.slots.specification import (
 from moorage.slots.views import FreeResources, ResourceOwner, Totals, refuse_totals
 
 ALWAYS: Final = "gpus"
-"""A type that every pool has, with no instances if need be: jobs may ask for 0 of it."""
+"""A type that every pool has, if need be without instances: jobs may request 0 of it."""
 
 
 class ResourcePool:

@@ -10,7 +10,7 @@ from moorage.slots.errors import InvalidRequest
 from moorage.slots.specification import MISSPELT
 
 MEMBERS_MAX = 1_000_000
-"""Members of one request."""
+"""Most members of one request."""
 _KEYS: Final = ("type", "slots")
 
 
@@ -19,8 +19,8 @@ class Member(NamedTuple):
 
     Args:
         type: The type.
-        slots: How many.
-        extra: Whatever else the member says; it means nothing here.
+        slots: The number of slots.
+        extra: Other keys of the member, which are ignored.
     """
 
     type: str
@@ -34,7 +34,7 @@ def parse_request(request: Any) -> list[Member]:
     A member may have other keys, unless they are nearly one of these.
 
     Raises:
-        InvalidRequest: It is malformed; the message names the member.
+        InvalidRequest: The request is malformed; the message names the member.
     """
     if isinstance(request, str | Mapping) or not isinstance(request, Iterable):
         raise InvalidRequest(f"expected a list of members, found {type(request).__name__}")

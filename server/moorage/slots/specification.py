@@ -1,4 +1,4 @@
-"""Descriptions of a pool: parse the documented layouts, and write a description.
+"""Descriptions of a pool: parses the documented layouts, and writes descriptions.
 
 A description names instances by type, each with an id and its slots. It comes as
 
@@ -29,14 +29,14 @@ from moorage.slots.errors import InvalidSpecification, SchemaMissingKeyError
 Format = Literal["yaml", "json"]
 
 INSTANCES_MAX: Final = 1_000_000
-"""Instances of one type."""
+"""Most instances of one type."""
 
 OUTER_KEY: Final = "resource_pool"
 _OF_INSTANCES: Final = ("id", "slots", "part_of")
 MISSPELT: Final = 0.85
-"""A key that resembles one of these is an error, not an extra key: `slot` would go unnoticed."""
+"""A key similar to one of these is an error, not an extra key: a typo `slot` would be ignored."""
 NODE_NAMES: Final = frozenset({"node", "nodes"})
-"""No types: these names request nodes."""
+"""Names that cannot be types: requests use them for nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Instance:
 
     Args:
         id: Its id, unique within its type.
-        slots: How many it has.
+        slots: Its number of slots.
         part_of: Type and id of the instance that it is a part of.
-        extra: Whatever else its description says, e.g. its UUID.
+        extra: Other keys of its description, e.g. its UUID.
     """
 
     id: str
@@ -62,7 +62,7 @@ class Specification:
 
     Args:
         resources: The instances by type, in the order in which they are listed.
-        additional_properties: Whatever else its user keeps with it.
+        additional_properties: Other data of the user.
     """
 
     resources: dict[str, tuple[Instance, ...]]
@@ -183,7 +183,7 @@ def only_keys(document: JsonMapping, allowed: set[str], at: str) -> None:
     """Refuse a description with other keys than these, since a typo would have no effect.
 
     Raises:
-        InvalidSpecification: It has; the message names them.
+        InvalidSpecification: The description has other keys; the message names them.
     """
     if unknown := [key for key in document if key not in allowed]:
         raise InvalidSpecification(
@@ -247,7 +247,7 @@ def _check_parts(resources: Mapping[str, tuple[Instance, ...]], at: str) -> None
 
 
 def _local(document: JsonValue) -> JsonValue:
-    """Return ctest's resources; its files have a list with exactly one machine."""
+    """Return the resources of ctest's layout; its files list exactly one machine."""
     return document[0] if isinstance(document, list) and len(document) == 1 else document
 
 

@@ -1,4 +1,4 @@
-"""Views of a pool as dicts and lists: assignments change the pool; they dump to YAML.
+"""Views of a pool as dicts and lists: assignments change the pool; YAML dumps plain objects.
 
 `resources` is a copy of what is free; what is written into it is checked and takes effect on that
 of which it is a copy. What a write leaves alone is as it is there, not as it was when it was read.
@@ -26,8 +26,8 @@ class ResourceOwner:
     """The pool or node whose resources a view shows.
 
     Args:
-        rows: Returns the instances of a type as they are now; none of an unknown one.
-        write_slots: `(type, id, slots)`: sets what is free of one instance.
+        rows: Returns the present instances of a type; empty for an unknown type.
+        write_slots: `(type, id, slots)`: sets the free slots of one instance.
         write: Sets the instances of some types, all or nothing; None removes a type.
     """
 

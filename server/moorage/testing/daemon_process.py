@@ -25,12 +25,12 @@ NOT_INHERITED: Final = frozenset(
     | {*_ELSEWHERE}
     | {f"MOORAGE_{setting.upper()}" for setting in _ELSEWHERE.values()}
 )
-"""Variables of an operator's own daemon that a command does not follow: it plays on a loopback
-address, against what is built in, and has no token to show."""
+"""Variables of an operator's own daemon that child daemons must not inherit: they run on loopback,
+with built-in parts and without tokens."""
 READY_SECONDS_MAX: Final = 180.0
-"""How long a child may take to say that it is ready."""
+"""Seconds that a child process may take until it is ready."""
 STOP_SECONDS_MAX: Final = 60.0
-"""How long a child may take to stop before it is killed."""
+"""Seconds that a child process may take to stop before it is killed."""
 STDERR_LINES_SHOWN: Final = 20
 
 
@@ -86,7 +86,7 @@ def daemon(
 
 
 def _end_workloads(data: Path) -> None:
-    """End what outlives a daemon, by design, whose data folder goes: no other daemon finds it."""
+    """Stop the workloads of a daemon whose data folder is removed: no other one finds them."""
     for folder in (data / "local" / "running").glob("*"):
         with contextlib.suppress(ProcessLookupError):  # It has ended meanwhile.
             if (supervisor := holder(folder)) is not None:
@@ -131,7 +131,7 @@ def child(
 
 @contextlib.contextmanager
 def _defer_sigterm() -> Iterator[None]:
-    """Handle SIGTERM after the block: amid the start of a child it would leave the child behind."""
+    """Handle SIGTERM after the block: during a child's start it would leave the child running."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Handlers run in the main thread alone.
         return
@@ -146,7 +146,7 @@ def _defer_sigterm() -> Iterator[None]:
 
 
 def stop(process: "subprocess.Popen[str]") -> None:
-    """Ask a child to stop, and kill it where it does not."""
+    """Ask a child process to stop; kill it if it does not."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:

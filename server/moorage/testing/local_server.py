@@ -1,4 +1,4 @@
-"""`moored serve` as a child process, with clusters and policies in it."""
+"""Runs `moored serve` as a child process, with clusters and policies."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from moorage_policies import catalog
 
 Document = JsonMapping
 HTTP_SECONDS_MAX: Final = 30.0
-"""How long the server may take to register a cluster or a policy."""
+"""Seconds that the server may take to register a cluster or a policy."""
 
 
 class Server(Running):

@@ -1,4 +1,4 @@
-"""Fixtures of pytest; a `conftest.py` says `pytest_plugins = ["moorage.testing.plugin"]`.
+"""Fixtures for pytest; enable them in `conftest.py`: `pytest_plugins = ["moorage.testing.plugin"]`.
 
 pytest does not load this by itself: an entry point would cost every run of pytest the imports,
 wherever Moorage is installed.

@@ -1,1 +1,1 @@
-"""Feasibility now, later and ever; and the reservations that leases must leave room for."""
+"""Decides whether a demand fits now, later or ever, beside the reservations of others."""

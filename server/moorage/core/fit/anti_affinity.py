@@ -1,4 +1,4 @@
-"""Anti-affinity: nodes that a request may not use, since leases of its group are near.
+"""Anti-affinity: finds the nodes that a request may not use because leases of its group are near.
 
 `queue.exclusions` adds them to the nodes that others reserve, and to refusals.
 """
@@ -14,14 +14,14 @@ from moorage.core.state.state import State
 from moorage.model import Ask, Code, Lease, Nodes
 
 LEASES_TOLD_MAX: Final = 20
-"""Leases of its group that a refusal names."""
+"""Leases of its group that a refusal lists."""
 
 
 def near(state: State, ask: Ask) -> Nodes:
     """Return the nodes where a lease of this request would be too close to leases of its group.
 
-    It is too near where it shares what either of the two does not want to share. A node in no rack
-    or zone shares it with no other.
+    Two leases are too close if they share a node, rack or zone and one of them forbids that. A
+    node without a rack or zone shares none.
     """
     wanted = ask.terms.anti_affinity if ask.terms is not None else None
     if wanted is None:
@@ -41,7 +41,7 @@ def near(state: State, ask: Ask) -> Nodes:
 
 
 def add_reasons(refusal: Refusal, state: State, ask: Ask) -> Refusal:
-    """Add the leases to a refusal that exclude nodes by anti-affinity."""
+    """Add to a refusal the leases that exclude nodes by anti-affinity."""
     nodes = len(near(state, ask))
     if not nodes or refusal.code is not Code.NO_CAPACITY:
         return refusal
@@ -58,7 +58,7 @@ def add_reasons(refusal: Refusal, state: State, ask: Ask) -> Refusal:
 
 
 def _others(state: State, ask: Ask) -> Iterator[Lease]:
-    """Yield the leases of a request's group; a warm lease belongs to no group."""
+    """Yield the other leases of a request's group; a warm lease belongs to no group."""
     assert ask.terms is not None
     assert ask.terms.anti_affinity is not None
     for name in state.groups.of.get((ask.tenant, ask.terms.anti_affinity.group), ()):

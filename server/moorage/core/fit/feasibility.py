@@ -1,4 +1,4 @@
-"""Could it fit at all? Answers before any policy runs, with the reason of a no.
+"""Decides whether a demand can fit before any policy runs, and says why not.
 
 `Feasibility` remembers one node that fits per class of demand (the witness) and the classes that
 fit nowhere, so that thousands of identical asks cost one look at the fleet. All of it is a cache:
@@ -21,14 +21,14 @@ from moorage.policy import NEVER, Fleet, Misfit, gang_groups
 from moorage.records.json_values import JsonObject
 
 CLASSES_MAX: Final = 4_096
-"""Classes of demand remembered; beyond it the cache starts afresh."""
+"""Classes of demand that are cached; beyond it the cache starts afresh."""
 
 MODELS_TOLD_MAX: Final = 20
 """Models that a refusal lists."""
 _LIKENESS: Final = 0.9
-"""From which on a model is taken for a misspelt one: A100 is no H100."""
+"""Least similarity of a model to a known one to count as a misspelling: A100 and H100 differ."""
 TALLIES_BYTES_MAX: Final = 16 << 20
-"""Reasons of nodes remembered, for refusals; beyond it that cache starts afresh."""
+"""Bytes of cached reasons of nodes, for refusals; beyond it that cache starts afresh."""
 
 Candidates = tuple[ClusterId, ...] | None
 
@@ -52,7 +52,7 @@ _TEXT: Final = {
 
 @dataclass(slots=True)
 class _Verdict:
-    """The last result for a class: a fitting node, or that no node fitted after `gains`."""
+    """The last result for a class: a fitting node, or that no node fitted at this `gains`."""
 
     layout: int
     row: int | None
@@ -61,15 +61,16 @@ class _Verdict:
 
 @dataclass(slots=True)
 class _Tally:
-    """Why each node cannot take one class of demand, and how many nodes there are of each reason.
+    """Why each node cannot take one class of demand, and the number of nodes per reason.
 
     Attributes:
-        layout: `Fleet.layout` that the rows are of.
-        version: `Fleet.version` that it is as of.
+        layout: The `Fleet.layout` of the rows.
+        version: The `Fleet.version` at which the reasons were found.
         reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is no candidate.
-        counts: Nodes of each reason, int64 `[reasons]`.
-        never: What to change where it can never fit; it holds for this layout.
-        refusal: What it comes to, until a reason changes, with the nodes of `reserved` reserved.
+        counts: Number of nodes per reason, int64 `[reasons]`.
+        never: The change that would help a demand that can never fit; valid for this layout.
+        refusal: The resulting refusal if the nodes of `reserved` are reserved; valid until a reason
+            changes.
     """
 
     layout: int
@@ -82,7 +83,7 @@ class _Tally:
 
 
 class Feasibility:
-    """Feasibility of demands in the state as it is now.
+    """Decides which demands fit in the present state.
 
     Args:
         state: Read, never changed.
@@ -96,7 +97,7 @@ class Feasibility:
         self._beside: tuple[int, Placement, Fleet] | None = None
 
     def fits(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> bool:
-        """Return whether `demand` fits now on candidate nodes that are not reserved."""
+        """Return whether `demand` fits now on candidate nodes, without those in `reserved`."""
         fleet, gains = self._state.fleet, self._state.gains
         key = (demand, candidates)
         known = self._verdicts.get(key)
@@ -117,7 +118,7 @@ class Feasibility:
         return fits
 
     def beside(self, held: Placement) -> Fleet:
-        """Return a copy of the fleet in which `held` is taken, too. It is for reading only."""
+        """Return a copy of the fleet in which the shares in `held` are taken, too."""
         fleet = self._state.fleet
         if not held:
             return fleet
@@ -130,14 +131,14 @@ class Feasibility:
         return known[2]
 
     def avoided(self, ask: Ask, reserved: Nodes) -> Nodes:
-        """Return the nodes where the workload of `ask` failed, unless there is room on no other."""
+        """Return the nodes where the workload of `ask` failed; none if it fits on no other node."""
         if not ask.avoid or ask.demand is None:
             return ask.avoid
         elsewhere = self.fits(ask.demand, ask.candidates, (*reserved, *ask.avoid))
         return ask.avoid if elsewhere else ()
 
     def refusal(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> Refusal:
-        """Return why `demand` does not fit: never, or not now, with nodes counted by reason."""
+        """Return why `demand` does not fit, now or ever, with the number of nodes per reason."""
         tally = self._tally(demand, candidates)
         if tally.refusal is not None and tally.reserved == reserved:
             return tally.refusal
@@ -179,14 +180,14 @@ class Feasibility:
         return refusals.no_capacity(why, details)
 
     def _models(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> list[str]:
-        """Return the models in the fleet if it has none of the accepted ones."""
+        """Return the models in the fleet if none of them is an accepted one."""
         fleet = self._state.fleet
         codes = np.unique(fleet.gpu_model[rows])
         models = list(filter(None, (fleet.models[code] for code in codes[codes >= 0].tolist())))
         return [] if set(models) & set(demand.models) else models[:MODELS_TOLD_MAX]
 
     def _changes(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> JsonObject:
-        """Return the largest demand that could ever fit, since `demand` cannot."""
+        """Return the largest demand that could ever fit, and changes that make `demand` fit."""
         if self._kinds is None:
             self._kinds = NodeKinds(self._state.fleet)
         return self._kinds.changes(demand, rows, self.enough_nodes)
@@ -194,19 +195,19 @@ class Feasibility:
     def nodes(
         self, demand: Demand, candidates: Candidates, after: int, limit: int
     ) -> tuple[list[JsonObject], int | None]:
-        """Return one page of verdicts of candidate nodes on `demand` now, the nearest first."""
+        """Return one page of candidate nodes and their verdicts on `demand`, the nearest first."""
         reasons = self._tally(demand, candidates).reasons
         rows = np.flatnonzero(reasons != _ELSEWHERE)
         return node_verdicts(self._state.fleet, demand, rows, reasons[rows], (after, limit))
 
     def reasons(self, demand: Demand, candidates: Candidates) -> JsonObject:
-        """Return the nodes counted by reason, for the "yes" of an explained request."""
+        """Return the number of nodes per reason, to explain a request that was granted."""
         nodes, counts = _counts(self._tally(demand, candidates))
         fitting = nodes - sum(counts.values())
         return {"nodes": nodes, "nodes_fitting": fitting, "misfits": counts}
 
     def _tally(self, demand: Demand, candidates: Candidates) -> _Tally:
-        """Return the obstacle to `demand` on each node; nodes that changed are looked at again."""
+        """Return the obstacle to `demand` on each node; only changed nodes are examined again."""
         fleet, key = self._state.fleet, (demand, candidates)
         tally = self._tallies.get(key)
         changed = None
@@ -238,17 +239,17 @@ class Feasibility:
         fleet: Fleet | None = None,
         excluded: Nodes = (),
     ) -> Nodes:
-        """Return the nodes to keep for a waiter at the head of the queue.
+        """Return the nodes to reserve for a waiter at the head of the queue.
 
         Args:
-            demand: What it needs.
-            candidates: Where it may go.
-            fleet: As it will be when what ends for the waiter has ended; None: as it is now.
-            excluded: Nodes that it may not get.
+            demand: The waiter's demand.
+            candidates: The waiter's candidates.
+            fleet: The fleet after leases that end for the waiter; None: the present fleet.
+            excluded: Nodes that the waiter may not get.
 
-        Those that could take it when empty; of these such as fit now, then such as have the most
-        free: later asks may use all others, so a large waiter is not starved by small ones for
-        ever. For a gang that wants one rack or zone, all from one.
+        Nodes that could take the demand when empty: first those where it fits now, then those with
+        the most free capacity. Other requests may use all other nodes, so small ones do not starve
+        a large waiter. For a gang that wants one rack or zone, all nodes are in one.
         """
         fleet = fleet or self._state.fleet
         misfits = fleet.misfits(demand)
@@ -266,14 +267,14 @@ class Feasibility:
         return tuple(fleet.node_ids[row] for row in self.together(best, demand))
 
     def together(self, rows: list[int], demand: Demand) -> list[int]:
-        """Return the first rows that make a gang, of one rack or zone if it wants that."""
+        """Return the first rows that form a gang, in one rack or zone if the demand wants that."""
         together = gang_groups(self._state.fleet, demand)
         if together is not None:
             return _first_group(rows, together[rows].tolist(), demand.nodes)
         return rows[: demand.nodes]
 
     def allowed(self, candidates: Candidates, reserved: Nodes) -> npt.NDArray[np.bool_]:
-        """Return which nodes are candidates and not reserved: bool `[nodes]`."""
+        """Return a mask of the candidate nodes that are not reserved: bool `[nodes]`."""
         fleet = self._state.fleet
         if candidates is None:
             allowed = np.ones(len(fleet), np.bool_)
@@ -288,11 +289,11 @@ class Feasibility:
         return allowed
 
     def enough_nodes(self, nodes: npt.NDArray[np.bool_], demand: Demand) -> bool:
-        """Return whether nodes that fit one by one, bool `[nodes]`, are enough for a gang."""
+        """Return whether the nodes in a mask, bool `[nodes]`, are enough for a gang."""
         return self.most_together(nodes, demand) >= demand.nodes
 
     def most_together(self, nodes: npt.NDArray[np.bool_], demand: Demand) -> int:
-        """Return the largest number of `nodes`, bool `[nodes]`, that lie in one rack or zone."""
+        """Return the most nodes of a mask, bool `[nodes]`, that are in one rack or zone."""
         together = gang_groups(self._state.fleet, demand)
         if together is None:
             return int(np.count_nonzero(nodes))
@@ -309,7 +310,7 @@ def _counts(tally: _Tally) -> tuple[int, dict[str, int]]:
 
 
 def _first_group(rows: list[int], of: list[int], nodes: int) -> list[int]:
-    """Return the rows of the first group with enough nodes, in ranking order; [] if none."""
+    """Return the rows of the first rack or zone with enough nodes, in ranking order; [] if none."""
     groups: dict[int, list[int]] = {}
     for row, number in zip(rows, of, strict=True):
         group = groups.setdefault(number, [])
@@ -332,12 +333,12 @@ def _sentence(counts: dict[str, int], nodes: int, demand: Demand, together: int)
 
 
 def _part(count: int, text: str) -> str:
-    """Return the shortage of `count` nodes in words, with the verb in its number."""
+    """Return the shortage of `count` nodes in words, singular or plural."""
     return f"{count} {text.replace('have', 'has', 1) if count == 1 else text}"
 
 
 def _no_node_has(demand: Demand, models: list[str]) -> str:
-    """Say which models there are: “a100” may mean one that is written otherwise."""
+    """Return a sentence that lists the models in the fleet: “a100” may be a misspelling."""
     wanted = " or ".join(demand.models[:MODELS_TOLD_MAX])
     spelled = {model.casefold(): model for model in models}
     near = [
@@ -350,6 +351,6 @@ def _no_node_has(demand: Demand, models: list[str]) -> str:
 
 
 def _binding(counts: dict[str, int], *, never: bool) -> str:
-    """Return the constraint that the most capable nodes failed at: easing it would help first."""
+    """Return the constraint that the most suitable nodes fail: to relax it helps first."""
     names = [name for name in counts if (Misfit[name.upper()] <= NEVER) == never]
     return names[-1] if names else "nodes"

@@ -1,4 +1,4 @@
-"""A list that a policy returned for several requests in one: its parts are judged one by one.
+"""Judges each part of a list that a policy returned for several requests in one.
 
 What cannot be granted is replaced by the reason, in its place; the other parts stand. A gang is
 whole or not at all, and is judged as one by `verification`.
@@ -19,7 +19,7 @@ def with_reasons(
 
     Args:
         ask: The request.
-        value: What its policy returned: only lists with parts that name no cluster are changed.
+        value: The policy's value; only lists with parts that name no cluster are changed.
         fleet: The fleet as it is now.
         clusters: The inventory.
     """
@@ -40,7 +40,7 @@ def _refusal(
     fleet: Fleet,
     clusters: dict[ClusterId, Cluster],
 ) -> Refusal | None:
-    """Return why a part can never be granted beside those before it, which it then joins."""
+    """Return why a part can never be granted beside the parts in `taken`; else add it to them."""
     try:
         wishes = parse_proposal(part, ask.demand)
     except ProposalError as error:

@@ -1,4 +1,4 @@
-"""Reservations in advance: devices, or nodes, that from a moment on only one tenant gets.
+"""Advance reservations: nodes, or parts of them, that only one tenant gets from a moment on.
 
 What else holds something of them ends before: they are chosen where all leases of others do, no
 lease that would last longer is granted them any more, and none is renewed for longer. The allocator
@@ -30,16 +30,16 @@ from moorage.records.requests import resources_of
 RESERVATIONS_MAX: Final = 1_000
 """Reservations at one time; one more is refused."""
 NODES_MAX: Final = 1_000
-"""Nodes that are reserved at one time, counted once for each reservation; more are refused."""
+"""Reserved nodes at one time, counted once per reservation; more are refused."""
 NAMED_MAX: Final = 20
-"""Leases, and reservations, in the way of another reservation that a "no" names."""
+"""Leases and reservations that a refusal lists as obstacles."""
 
 
 class AdvanceReservations:
-    """The part for reservations.
+    """Creates, starts and ends reservations.
 
     Args:
-        writer: What the turn is written on.
+        writer: Writes the turn.
         feasibility: Knows what fits.
     """
 
@@ -49,7 +49,7 @@ class AdvanceReservations:
         self._feasibility = feasibility
 
     def apply(self, event: ReserveAsked) -> None:
-        """Reserve nodes for a tenant, or say why not."""
+        """Reserve nodes for a tenant, or answer why that is impossible."""
         starts_at = max(event.starts_at, self._turn.now)
         chosen = self._refusal_of(event) or self._choose(event, starts_at)
         if isinstance(chosen, Refusal):
@@ -73,7 +73,7 @@ class AdvanceReservations:
         self._turn.respond(event.to, Information(row(reservation)))
 
     def end(self, event: UnreserveAsked) -> None:
-        """End a reservation before its time."""
+        """End a reservation early."""
         known = self._state.reserved.by_id.get(event.reservation)
         if known is None:
             self._turn.respond(event.to, refusals.no_such_reservation(event.reservation))
@@ -82,7 +82,7 @@ class AdvanceReservations:
         self._turn.respond(event.to, Information(row(known)))
 
     def due(self, request: RequestId) -> None:
-        """Begin a reservation, or end one that expired or was not used in time."""
+        """Begin a reservation, or end one that has expired or was not used in time."""
         reservation = self._state.reserved.by_id[request]
         if not reservation.begun:
             self._turn.record(Reserved(replace(reservation, begun=True)))
@@ -95,7 +95,7 @@ class AdvanceReservations:
             self._over(request, f"unused for {reservation.lapse_seconds:g} s")
 
     def give_grace(self, grace: Grace) -> None:
-        """Postpone the lapse of unused reservations."""
+        """Postpone the moment at which unused reservations lapse."""
         for each in list(self._state.reserved.by_id.values()):
             due = each.lapses_at
             if due is None or (each.starts_at > grace.now and not each.begun):
@@ -105,7 +105,7 @@ class AdvanceReservations:
                 self._turn.record(Reserved(replace(each, lapse_seconds=until - each.starts_at)))
 
     def follow_clock(self, seconds: float) -> None:
-        """Update reservations after `ClockMoved`: hour and time until the lapse stay the same."""
+        """Update reservations after `ClockMoved`: their hours and times to lapse stay the same."""
         now = self._turn.now
         before = now - seconds
         for each in list(self._state.reserved.by_id.values()):
@@ -127,7 +127,7 @@ class AdvanceReservations:
         )
 
     def _refusal_of(self, event: ReserveAsked) -> Refusal | None:
-        """Return why a reservation is refused at once, or None."""
+        """Return why a reservation is refused before nodes are chosen, or None."""
         reserved = self._state.reserved.by_id
         if event.ends_at <= max(event.starts_at, self._turn.now):
             return refusals.ends_too_early()
@@ -137,7 +137,7 @@ class AdvanceReservations:
         return None if self._state.clusters else refusals.no_cluster()
 
     def _choose(self, event: ReserveAsked, starts_at: float) -> tuple[Nodes, Placement] | Refusal:
-        """Return nodes that can take the demand when it begins, the smallest, and their parts."""
+        """Return the smallest nodes that can take the demand at the start, and their parts."""
         state, demand, where = self._state, event.demand, event.candidates
         lasting = [x for x in state.leases.values() if x.expires_at > starts_at and not x.over]
         staying = [(x, state.held_by(x)) for x in lasting if x.tenant != event.tenant]
@@ -177,7 +177,7 @@ class AdvanceReservations:
         return tuple(fleet.node_ids[row] for row in best), tuple(parts) if demand.gpus else ()
 
     def _free_throughout(self, place: Place, starts_at: float, ends_at: float) -> Amounts | None:
-        """Return the part of a node that is free during the whole reservation; None: no part."""
+        """Return the part of a node that is free during all of the reservation; None: nothing."""
         begins = (each.starts_at for each in self._state.reserved.of_others(place, None))
         left = room.room(self._state, place, starts_at, None)
         for at in [each for each in begins if starts_at < each < ends_at]:
@@ -188,7 +188,7 @@ class AdvanceReservations:
         return left
 
     def _able(self, event: ReserveAsked) -> set[Place]:
-        """Return the nodes that could take a demand if they were empty and not reserved."""
+        """Return the nodes that could take a demand if they were empty and without reservations."""
         fleet = self._state.fleet
         misfits = fleet.misfits(event.demand)
         able = (misfits == Misfit.FITS) | (misfits > Misfit.UNAVAILABLE)
@@ -201,7 +201,7 @@ def _nodes(shares: Iterable[Share]) -> set[Place]:
 
 
 def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
-    """Return the reserved part of a node: devices, and as large a part of the rest, if free."""
+    """Return the part of a node to reserve: devices, and an equal share of the rest, if free."""
     part = fleet.share(row, demand, fleet.pick_gpus(row, demand))
     devices, every = demand.gpus * demand.gpu_milli, int(fleet.gpu_total[row].sum())
     cpu, memory = (
@@ -218,14 +218,14 @@ def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
 def _in_the_way(
     places: set[Place], staying: list[tuple[Lease, Placement]], others: list[NodeReservation]
 ) -> JsonObject:
-    """Return the leases and reservations that block nodes which would otherwise do, by name."""
+    """Return the leases and reservations that block otherwise suitable nodes."""
     leases = {x.id: x.expires_at for x, held in staying if touches(held, places)}
     ends = {each.id: each.ends_at for each in others if not places.isdisjoint(each.nodes)}
     return {"leases": _first(leases, "lease"), "reservations": _first(ends, "reservation")}
 
 
 def _first(ends: dict[RequestId, float], kind: str) -> list[JsonObject]:
-    """Return the first obstacles to end, each with its end, as JSON values."""
+    """Return the obstacles that end first, each with its end, as JSON values."""
     first = nsmallest(NAMED_MAX, ends.items(), key=lambda each: (each[1], each[0]))
     return [{kind: name, "until": until} for name, until in first]
 

@@ -1,4 +1,4 @@
-"""The part of a node that a lease may use until a later moment: reserved parts are excluded.
+"""Computes the part of a node that a lease may use until a later moment, beside reservations.
 
 At each moment at which a reservation begins, the leases that have not ended by then and what is
 reserved must fit on the node together. `reservations` chooses by that what to reserve; requests,
@@ -17,12 +17,12 @@ from moorage.model import Lease, Nodes, Placement, RequestId, Share, Tenant
 from moorage.policy import Fleet
 
 Amounts = Counter[tuple[str, str]]
-"""CPU in milli, memory in MiB, and milli of each device, by kind and device."""
+"""CPU in milli, memory in MiB, and milli of each device, by kind of resource and device."""
 _HOLDS: Final = frozenset({"granted", "starting", "active"})
 
 
 def amounts(share: Share) -> Amounts:
-    """Return the amounts that a share holds of its node."""
+    """Return the amounts of its node that a share holds."""
     found = Amounts({("cpu", ""): share.cpu_milli, ("memory", ""): share.memory_mib})
     for gpu in share.gpus:
         found["gpu", gpu] = share.gpu_milli
@@ -30,7 +30,7 @@ def amounts(share: Share) -> Amounts:
 
 
 def shares(place: Place, of: Amounts) -> Iterator[Share]:
-    """Yield shares that together hold a part of a node: devices have one share of each size."""
+    """Yield shares that together hold the given amounts: one share per size of device part."""
     cluster_id, node_id = place
     devices: dict[int, list[str]] = defaultdict(list)
     for (kind, gpu), milli in of.items():
@@ -45,17 +45,18 @@ def shares(place: Place, of: Amounts) -> Iterator[Share]:
 def room(
     state: State, place: Place, at: float, tenant: Tenant | None, without: RequestId | None = None
 ) -> Amounts | None:
-    """Return the part of a node that a lease of a tenant may have at a later moment.
+    """Return the part of a node that a lease of a tenant may use at a later moment.
 
     Args:
-        state: As it is now.
+        state: The present state.
         place: The node.
-        at: The moment, in seconds since the epoch. What ends by then, gives way or ends is free.
-        tenant: Whose reservations are no matter; None: all are.
-        without: A lease that is taken to hold nothing.
+        at: The moment, in seconds since the epoch. Leases that end by then, or have to give way,
+            count as free.
+        tenant: The tenant whose own reservations are ignored; None: no reservation is ignored.
+        without: A lease that counts as free.
 
     Returns:
-        Less than nothing of what is short; None if the whole node is reserved, or is gone.
+        The amounts, negative where short; None if the whole node is reserved or no longer exists.
     """
     row = state.fleet.row(*place)
     if row is None:
@@ -84,19 +85,19 @@ def parts_reserved_by_others(
     ignore_leases: bool = False,
     only_own: Nodes = (),
 ) -> Placement:
-    """Return the free part that a lease of a tenant that lasts until then may not take.
+    """Return the free parts of nodes that a tenant's lease may not take, if it lasts until `until`.
 
     Args:
-        state: As it is now.
-        tenant: Whose lease it is.
+        state: The present state.
+        tenant: The lease's tenant.
         now: Seconds since the epoch.
         until: When the lease ends.
-        ignore_leases: Assume that all leases have ended: return what is reserved, less what its
-            tenants hold of it.
-        only_own: Nodes of which it gets only what its tenant reserved there.
+        ignore_leases: Assume that all leases have ended: return the reserved parts, without those
+            that their own tenants hold.
+        only_own: Nodes on which the lease may use only the tenant's own reserved part.
 
     Returns:
-        Shares of nodes that are reserved in part; those that are reserved whole are shut.
+        Shares of nodes that are reserved in part; wholly reserved nodes are excluded elsewhere.
     """
     found: list[Share] = []
     for place in state.reserved.on:
@@ -119,12 +120,12 @@ def parts_reserved_by_others(
 
 
 def before(state: State, place: Place, tenant: Tenant, until: float) -> list[NodeReservation]:
-    """Return the reservations of a node that begin before a lease of another tenant ends."""
+    """Return the reservations of a node by other tenants that begin before `until`."""
     return [x for x in state.reserved.of_others(place, tenant) if x.starts_at < until]
 
 
 def own(state: State, place: Place, tenant: Tenant) -> Amounts:
-    """Return the free part of a node that a tenant reserved for a time that has begun."""
+    """Return the free part of a node that a tenant has reserved and may use already."""
     mine = [
         each
         for each in state.reserved.on.get(place, {}).values()
@@ -137,12 +138,12 @@ def own(state: State, place: Place, tenant: Tenant) -> Amounts:
 
 
 def begins(state: State, lease: Lease, after: float) -> float:
-    """Return when the first reservation begins that a lease must make room for; infinity.
+    """Return when the first reservation begins that a lease must make room for; inf if none does.
 
     Args:
-        state: As it is now.
-        lease: What holds something, or is about to.
-        after: Until when it is there, in seconds since the epoch.
+        state: The present state.
+        lease: A lease, granted or about to be.
+        after: The lease's end, in seconds since the epoch.
     """
     at = math.inf
     for share in state.held_by(lease) if state.reserved else ():
@@ -158,7 +159,7 @@ def begins(state: State, lease: Lease, after: float) -> float:
 
 
 def leaves_by(state: State, lease: Lease) -> float:
-    """Return the latest end of a lease: a drain or a reservation of its place ends it then."""
+    """Return when a lease must end: at its deadline, or before that by drain or reservation."""
     reserved = begins(state, lease, lease.expires_at)
     return min([reserved, *(each.until for each in _drains(state, lease))])
 
@@ -170,7 +171,7 @@ def drain_of(state: State, lease: Lease) -> str:
 
 
 def _drains(state: State, lease: Lease) -> list[Cordoned]:
-    """Return the drains on the nodes of a lease."""
+    """Return the drains of the nodes of a lease."""
     if not state.cordons:
         return []
     places = {(share.cluster_id, name) for share in lease.placement for name in (share.node_id, "")}
@@ -179,7 +180,7 @@ def _drains(state: State, lease: Lease) -> list[Cordoned]:
 
 
 def keeps_to_itself(state: State, lease: Lease) -> bool:
-    """Return whether a lease has devices that its tenant reserved; then it is not preempted."""
+    """Return whether a lease uses devices reserved by its tenant; such a lease is not preempted."""
     return bool(state.reserved) and any(
         each.tenant == lease.tenant and _is_of(share, each.part(place))
         for share in lease.placement
@@ -189,7 +190,7 @@ def keeps_to_itself(state: State, lease: Lease) -> bool:
 
 
 def _leases_on(state: State, place: Place) -> list[tuple[Lease, Share]]:
-    """Return the leases that hold a part of a node, with their shares."""
+    """Return the leases on a node, with their shares of it."""
     return [(state.leases[name], share) for name, share in state.places.get(place, {}).items()]
 
 
@@ -198,7 +199,7 @@ def _is_of(share: Share, part: Share | None) -> bool:
 
 
 def _fits(share: Share, left: Amounts | None) -> bool:
-    """Return whether a node has room for a share; devices that are gone do not count."""
+    """Return whether a node has room for a share; devices that no longer exist do not count."""
     needs = amounts(share).items()
     return left is not None and all(left.get(key, much) >= much for key, much in needs if much)
 
@@ -223,7 +224,7 @@ def _unused_reservations(
 def amounts_reserved_at(
     reservations: Iterable[NodeReservation], place: Place, at: float
 ) -> Amounts:
-    """Return the parts of a node that some partial reservations have at a moment."""
+    """Return the reserved parts of a node at a moment, by the given partial reservations."""
     found = Amounts()
     for each in reservations:
         if each.starts_at <= at < each.ends_at and (part := each.part(place)) is not None:
@@ -232,7 +233,7 @@ def amounts_reserved_at(
 
 
 def _unheld(state: State, place: Place, theirs: list[NodeReservation], at: float) -> Amounts:
-    """Return the reserved parts of a node at a moment that their tenants do not hold."""
+    """Return the parts of a node that are reserved at a moment and not held by their tenants."""
     here = _leases_on(state, place)
     holding = [(x, share) for x, share in here if x.notice is None and x.state in _HOLDS]
     return _unused_reservations(
@@ -252,7 +253,7 @@ def total(state: State, row: int) -> Amounts:
 
 
 def set_free(fleet: Fleet, row: int, left: Amounts) -> None:
-    """Set the free amounts of a node on an imagined fleet."""
+    """Set the free amounts of a node in a copy of the fleet."""
     devices = [left["gpu", gpu] for gpu in fleet.gpu_ids[row]]
     devices += [0] * (fleet.gpu_free.shape[1] - len(devices))
     fleet.set_capacity(row, left["cpu", ""], left["memory", ""], devices)

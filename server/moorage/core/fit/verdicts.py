@@ -1,4 +1,4 @@
-"""The details of a "no": the largest demand that could fit, and the shortage of each node.
+"""Details of a refusal: the largest demand that could fit, and the shortage on each node.
 
 `feasibility` adds the first to refusals, `explain` the second to `why` on request.
 """
@@ -20,9 +20,9 @@ from moorage.records.json_values import JsonObject, JsonValue
 
 Verdict = Literal["never", "not_now", "not_you"]
 NAMES_MAX: Final = 20
-"""Models, or clusters, that a verdict lists."""
+"""Models or clusters that a verdict lists."""
 NODES_MAX: Final = 1_000
-"""Nodes that the pages of one answer to `why` reach."""
+"""Nodes that the pages of one `why` can show."""
 
 _Bools = npt.NDArray[np.bool_]
 _WHICH: Final = {
@@ -40,10 +40,10 @@ _UNITS: Final = {"CPU": "CPU milli", "MEMORY": "MiB of memory"}
 
 
 class NodeKinds:
-    """One empty node of each kind: tens of kinds represent a hundred thousand nodes.
+    """One empty node of each kind of node: tens of kinds represent a hundred thousand nodes.
 
     Args:
-        fleet: Read, never changed.
+        fleet: The fleet; read only.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -53,15 +53,15 @@ class NodeKinds:
     def changes(
         self, demand: Demand, allowed: _Bools, enough: Callable[[_Bools, Demand], bool]
     ) -> JsonObject:
-        """Return the maximum in the fleet, and the change that lets a demand fit that never will.
+        """Return the largest fitting demand, and changes that would make an impossible demand fit.
 
         Args:
-            demand: What fits nowhere, even when all is empty.
+            demand: A demand that fits nowhere, even if all nodes are empty.
             allowed: The candidate nodes: bool `[nodes]`.
-            enough: Whether nodes that fit one by one are enough.
+            enough: Returns whether nodes that each fit are enough.
 
         Returns:
-            `largest`: the most of each that one candidate has, and the models that there are.
+            `largest`: the most of each resource on one candidate, and the existing models.
             `fits_if`: single changes of the request that would make it fit, the smallest first.
         """
         self._sort_nodes()
@@ -121,7 +121,7 @@ class NodeKinds:
             yield name, values[(values > 0) & (values < most)].tolist()
 
     def _sort_nodes(self) -> None:
-        """Group nodes of equal empty capacity by checksum, and check for collisions."""
+        """Group nodes of equal empty capacity by checksum; detect collisions."""
         fleet = self._fleet
         if self._layout == fleet.layout:
             return
@@ -143,7 +143,7 @@ class NodeKinds:
 
 
 def _scatter(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return well-mixed hashes of the numbers (the mix function of splitmix64)."""
+    """Return hashes of the numbers (the mix function of splitmix64)."""
     mixed = numbers * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     return mixed ^ (mixed >> np.uint64(27)) | np.uint64(1)
@@ -152,7 +152,7 @@ def _scatter(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _most(
     demand: Demand, name: str, values: Sequence[int], could: Callable[[Demand], bool]
 ) -> JsonObject | None:
-    """Return the largest of ascending values with which it could fit: less always is easier."""
+    """Return the largest of ascending values with which the demand could fit."""
     low, high = 0, len(values)
     if not values or not could(_with(demand, name, values[0])):
         return None
@@ -189,7 +189,7 @@ def change_in_words(change: JsonObject) -> str:
 
 
 def unmet_labels(fleet: Fleet, demand: Demand, candidates: _Bools) -> str:
-    """Say which label of `where` no candidate has, and which there are; empty if each is there."""
+    """Return which label in `where` no candidate has, and existing labels; empty if all exist."""
     rows = np.flatnonzero(candidates)
     some = rows[: refusals.NAMES_COMPARED_MAX].tolist()
     for each in (each for each in demand.where if each.operator in {"In", "Exists"}):
@@ -222,17 +222,17 @@ def node_verdicts(
     reasons: npt.NDArray[np.int8],
     page: tuple[int, int],
 ) -> tuple[list[JsonObject], int | None]:
-    """Return one page of verdicts of candidate nodes on a demand, the nearest first.
+    """Return one page of candidate nodes with their verdicts on a demand, the closest to fit first.
 
     Args:
-        fleet: As it is now.
-        demand: What is to fit.
+        fleet: The present fleet.
+        demand: The demand.
         candidates: The rows of the candidate nodes.
         reasons: `Misfit` of each of them.
-        page: How many to skip, and how many to return.
+        page: Number of nodes to skip, and to return.
 
     Returns:
-        The rows of the page, and how many to skip for the next one; None: there is none.
+        The rows of the page, and the number to skip for the next page; None: this is the last.
     """
     has, needs = _had(fleet, demand, candidates, reasons)
     missing = 1 - has / np.maximum(needs, 1)
@@ -250,7 +250,7 @@ def node_verdicts(
 def _had(
     fleet: Fleet, demand: Demand, rows: npt.NDArray[np.intp], reasons: npt.NDArray[np.int8]
 ) -> tuple[Ints, Ints]:
-    """Return, by node, the amount of the missing resource and the amount that is needed."""
+    """Return, per node, the existing and the needed amount of the missing resource."""
     has, needs = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
     amounts = {
         Misfit.CPU: (fleet.cpu_total, demand.cpu_milli),
@@ -269,7 +269,7 @@ def _had(
 
 
 def _devices(fleet: Fleet, demand: Demand, rows: npt.NDArray[np.intp], misfit: Misfit) -> Ints:
-    """Return the number of GPUs of each node that pass the constraint named by `misfit`."""
+    """Return the number of GPUs per node that satisfy the constraint named by `misfit`."""
     if misfit is Misfit.GPU_MODEL:
         demand = replace(demand, gpu_memory_mib=0)
     if misfit in {Misfit.GPU_MODEL, Misfit.GPU_MEMORY}:

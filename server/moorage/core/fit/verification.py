@@ -1,4 +1,4 @@
-"""Verifies a proposal against the current state. Asked right before the grant, of every proposal.
+"""Verifies a proposal against the current state, immediately before the grant.
 
 What a policy said counts for nothing here: `verification` judges it with the same feasibility
     function
@@ -20,18 +20,18 @@ from moorage.model import Ask, Cluster, ClusterId, Demand, NodeId, Placement, Sh
 from moorage.policy import Fleet, ProposedShare, gang_groups
 
 NAMES_SHOWN_MAX: Final = 5
-"""Names offered where a proposal has a wrong one."""
+"""Known names that a refusal suggests for a wrong one."""
 _NOTHING: Final = Demand()
 
 
 class Unsound(msgspec.Struct, frozen=True, gc=False):
-    """The proposal breaks the request, or names a thing that does not exist. A retry is no use."""
+    """The proposal breaks the request, or names a missing node or device. A retry is useless."""
 
     refusal: Refusal
 
 
 class Stale(msgspec.Struct, frozen=True, gc=False):
-    """The proposal was possible, but its place is not free now."""
+    """The proposal was possible, but its place is taken now."""
 
     refusal: Refusal
 
@@ -43,17 +43,17 @@ def verify(
     clusters: dict[ClusterId, Cluster],
     reserved: tuple[tuple[str, str], ...] = (),
 ) -> Placement | Unsound | Stale:
-    """Judge a proposal.
+    """Verify a proposal.
 
     Args:
         ask: The request.
-        wishes: What the policy proposed; not empty.
-        fleet: The fleet as it is now.
+        wishes: The proposed shares; not empty.
+        fleet: The present fleet.
         clusters: The inventory.
-        reserved: Nodes to leave alone where the policy left the choice of the node to us.
+        reserved: Nodes that must not be chosen if the policy left the choice of the node open.
 
     Returns:
-        The placement, completed where the policy left node or GPUs to the allocator; or why not.
+        The placement, with node and GPUs chosen here if the policy left them open; or the fault.
     """
     if ask.demand is not None and len(wishes) != ask.demand.nodes:
         wanted = refusals.counted(ask.demand.nodes, "node")
@@ -160,7 +160,7 @@ def _on_node(
 
 
 def _need(proposed: ProposedShare, demand: Demand) -> Demand:
-    """Return the demand on the node: the proposed amounts, with the request's constraints."""
+    """Return the demand on one node: the proposed amounts and the request's constraints."""
     return Demand(
         gpus=demand.gpus if proposed.gpus is None else len(proposed.gpus),
         gpu_milli=proposed.gpu_milli,
@@ -188,7 +188,7 @@ def _pair(share: Share) -> tuple[str, str]:
 def _choose_node(
     proposed: ProposedShare, demand: Demand, fleet: Fleet, used: tuple[tuple[str, str], ...]
 ) -> ProposedShare:
-    """Complete a proposal without a node: the cluster's first that fits and has the GPUs free."""
+    """Choose a node for a proposal without one: the first that fits and has its GPUs free."""
     need = _need(proposed, demand)
     for row in fleet.feasible(need).nonzero()[0].tolist():
         pair, ids = fleet.node_ids[row], fleet.gpu_ids[row]
@@ -203,7 +203,7 @@ def _choose_node(
 def _gpus_elsewhere(
     proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str
 ) -> Unsound | None:
-    """Refuse GPUs without a node if no node of the cluster has all of them."""
+    """Refuse a proposal that names GPUs but no node, if no node of the cluster has all of them."""
     if not proposed.gpus or not cluster.nodes:
         return None
     known: dict[str, None] = {}
@@ -238,7 +238,7 @@ def _no_node(name: str, cluster: Cluster, path: str) -> Unsound:
 
 
 def _unknown(name: str, known: Collection[str]) -> str:
-    """Return a sentence that a name is unknown, with the known names, the closest first."""
+    """Return a sentence that a name is unknown, with similar known names, the closest first."""
     near = refusals.closest(name, known, NAMES_SHOWN_MAX)
     shown = list(dict.fromkeys([*near, *islice(known, NAMES_SHOWN_MAX)]))[:NAMES_SHOWN_MAX]
     more = ", …" if len(known) > len(shown) else ""

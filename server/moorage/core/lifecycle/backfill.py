@@ -1,4 +1,4 @@
-"""The turns of waiters when capacity was freed, and the places that the head of the queue reserves.
+"""Gives waiters their turns when capacity is freed, and reserves nodes for the head of the queue.
 
 The allocator is the only caller: at the end of each turn in which capacity may have been freed.
 """
@@ -21,9 +21,9 @@ from moorage.core.state.waiters import WaiterLine
 from moorage.model import Ask, Nodes, PolicyRef, Tenant
 
 LOOKS_MAX: Final = 64
-"""Looks at waiters of one tenant in one turn; the other ones are looked at in the next turns."""
+"""Checks of one tenant's waiters per turn; the remaining waiters are checked in later turns."""
 NODES_OF_A_LOOK: Final = 256
-"""Nodes from which on a look counts twice, and so on."""
+"""Number of nodes from which a check counts twice, twice this number three times, and so on."""
 
 
 class Backfill:
@@ -31,10 +31,10 @@ class Backfill:
 
     Args:
         state: Read, never changed.
-        requests: Those that are open.
-        warm: Has warm leases give way.
-        asks: Consults for them, grants, and says no.
-        preemption: Has leases give way.
+        requests: The open requests.
+        warm: Evicts warm leases.
+        asks: Consults policies, grants and refuses.
+        preemption: Preempts leases.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Backfill:
         self._preemption = preemption
         self._reserved_at = (-1, 0)
         self._led_at = -1
-        """`queue.changes` when the head was last looked at, and nodes were reserved for it."""
+        """`queue.changes` when the head was last checked and nodes were reserved for it."""
         self._looks = Counter[Tenant]()
         self._spent = frozenset[Tenant]()
 
@@ -62,9 +62,9 @@ class Backfill:
         return bool(self._spent)
 
     def wake(self) -> None:
-        """Consult for the waiters that may now be served, in order, backfilling behind the head.
+        """Consult policies for waiters that may now be served, with backfill behind the head.
 
-        Of one tenant only so many are looked at in one turn: others wait for no more.
+        Only `LOOKS_MAX` checks are made per tenant and turn, so that other tenants wait no longer.
         """
         self._looks.clear()
         self._spent = frozenset()
@@ -94,7 +94,7 @@ class Backfill:
         return False
 
     def _any_before_head_took_over(self) -> bool:
-        """Wake the lines before the head; they cannot wait, so they have no reserved nodes."""
+        """Wake the lines before the head; they cannot wait, so no nodes are reserved for them."""
         queue = self._requests.queue
         head = queue.first()
         lines = queue.servable(self._limits, head)
@@ -108,7 +108,7 @@ class Backfill:
         """Wake the head of the queue, and reserve nodes for it while it waits.
 
         Args:
-            grown: Where capacity grew since the last call; None: everywhere.
+            grown: Places where capacity grew since the last call; None: everywhere.
         """
         queue = self._requests.queue
         head = queue.first()
@@ -141,7 +141,7 @@ class Backfill:
     def _grew_for_others(self, ask: Ask, grown: Collection[GrownPlace] | None) -> bool:
         """Return whether capacity grew only in clusters where a request cannot be placed.
 
-        Where quotas, warm leases or reservations of nodes may help it or not, this is not known.
+        False if quotas, warm leases or reservations make this uncertain.
         """
         state = self._state
         if grown is None or ask.candidates is None or ask.alternatives:
@@ -182,7 +182,7 @@ class Backfill:
         return False
 
     def _count_looks(self, line: WaiterLine, waiters: int) -> None:
-        """Count looks at waiters of a line; in a large fleet one takes as long as several."""
+        """Count checks of waiters in a line; in a large fleet, one counts as several."""
         tenant = line.of.tenant
         each = max(1, len(line.of.alternatives)) * (1 + len(self._state.fleet) // NODES_OF_A_LOOK)
         self._looks[tenant] += waiters * each
@@ -201,7 +201,7 @@ class Backfill:
         return WakeLimits(self._policies_at_cap(), self._spent)
 
     def _policies_at_cap(self) -> dict[PolicyRef, int]:
-        """Return the policies that can take no more consultations now, up to which priority."""
+        """Return the policies with no room for consultations, and up to which priority."""
         capped: dict[PolicyRef, int] = {}
         for policy, consulted in self._requests.undecided.waiters.items():
             ahead = 0

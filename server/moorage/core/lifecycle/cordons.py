@@ -1,4 +1,4 @@
-"""Clusters and nodes that operators take out of service, and the fate of the leases there.
+"""Takes clusters and nodes out of service for operators, and moves or ends the leases there.
 
 A cordon lets nothing new come, and ends the warm leases. A drain lets what is there leave, too: a
 workload whose request said `on_failure: requeue` is stopped, and starts elsewhere under its lease;
@@ -18,12 +18,12 @@ from moorage.model import Lease
 
 
 class Cordons:
-    """The nodes and clusters that are out of service.
+    """Cordons, drains and uncordons clusters and nodes.
 
     Args:
-        writer: What the turn is written on.
+        writer: Writes the turn.
         leases: Ends and moves them.
-        warm: Hears of changes of the inventory.
+        warm: Ends warm leases in a place.
     """
 
     def __init__(self, writer: TurnWriter, leases: LeaseLifecycle, warm: WarmReuse) -> None:
@@ -32,7 +32,7 @@ class Cordons:
         self._warm = warm
 
     def apply(self, event: CordonAsked) -> None:
-        """Cordon, drain or uncordon a place; answer with the leases that are still there."""
+        """Cordon, drain or uncordon a place; answer with the remaining leases there."""
         refusal = self.refusal(event)
         if refusal is not None:
             self._turn.respond(event.to, refusal)
@@ -58,7 +58,7 @@ class Cordons:
         )
 
     def refusal(self, event: CordonAsked) -> Refusal | None:
-        """Return the refusal of an unknown place, or None."""
+        """Return the refusal of an unknown cluster or node, or None."""
         cluster = self._turn.state.clusters.get(event.cluster)
         places = self._turn.state.fleet.node_ids
         if cluster is None:
@@ -85,7 +85,7 @@ class Cordons:
                 self._turn.record(Renewed(lease.id, until))
 
     def there(self, event: CordonAsked) -> list[Lease]:
-        """Return the leases that hold capacity of a place."""
+        """Return the leases that hold capacity in a cluster or on a node."""
         return [
             lease
             for lease in self._turn.state.leases.values()

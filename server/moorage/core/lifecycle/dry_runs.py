@@ -1,4 +1,4 @@
-"""Dry runs: the effect an operation would have now. Changes nothing; the allocator calls it."""
+"""Dry runs: predicts the effect of an operation, and changes nothing. The allocator calls it."""
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -24,12 +24,12 @@ class DryRuns:
     """Answers dry runs.
 
     Args:
-        state: What is true.
+        state: The present state.
         feasibility: Knows what fits.
-        requests: Those that are open.
-        leases: Knows whose they are.
+        requests: The open requests.
+        leases: Finds leases and their owners.
         warm: Knows the warm leases.
-        cordons: Knows what is in a place.
+        cordons: Finds the leases in a place.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DryRuns:
         return LeaseNews(ends, reasons=self._next_waiters(found, run, now), owner=False)
 
     def _next_waiters(self, lease: Lease, run: DryRun, now: float) -> JsonObject:
-        """Return the waiters that get a turn after a release, and the duration until then."""
+        """Return the waiters that could be served after a release, and the seconds until then."""
         beside = [self._state.leases.get(each) for each in run.beside]
         own = [each for each in beside if each is not None and each.tenant == lease.tenant]
         state, waiting = self._state, self._requests.queue.in_turn(forecast.WAITERS_MAX)

@@ -1,4 +1,4 @@
-"""The life of a lease after its grant: renewal, release, expiry, and reports of its backend.
+"""Handles leases after their grant: renewal, release, expiry, and reports of the backend.
 
 A lease whose workload failed may go back into the queue, if its request said so. It keeps its id,
 token and age there and holds nothing; the next grant is another start of the same lease.
@@ -62,7 +62,7 @@ _DEMANDED: Final = tuple(
 
 
 def _demand_fields(demand: Demand) -> list[JsonValue]:
-    """Return the fields of a demand; without `where`, as digests of earlier releases have them."""
+    """Return the fields of a demand; an empty `where` is left out, as in older digests."""
     fields = [getattr(demand, name) for name in _DEMANDED]
     return [*fields, demand.where] if demand.where else fields
 
@@ -84,13 +84,13 @@ def likeness(ask: Ask) -> str:
 
 
 class LeaseLifecycle:
-    """The part for leases, without the reuse of warm ones: see `warm_reuse`.
+    """Handles leases, except the reuse of warm ones: see `warm_reuse`.
 
     Args:
-        writer: What the turn is written on.
-        requests: Those that are open; leases that wait for another place are among them.
-        pause_seconds: How long a lease waits before its second start; twice as long before each
-            one after that. 0: not at all.
+        writer: Writes the turn.
+        requests: The open requests, including leases that wait for another place.
+        pause_seconds: How long a lease waits before its second start; twice as long before each one
+            after that. 0: not at all.
     """
 
     def __init__(self, writer: TurnWriter, requests: OpenRequests, pause_seconds: float) -> None:
@@ -101,15 +101,15 @@ class LeaseLifecycle:
     def grant(
         self, ask: Ask, placement: Placement, asked_at: float, warm: Lease | None = None
     ) -> Lease:
-        """Grant a placement to an ask, or to the lease that waits for another one.
+        """Grant a placement to a request, or to a lease that waits for another placement.
 
-        A lease that waited ends when it would have ended: its holder renews it meanwhile.
+        A lease that waited keeps its deadline, since its holder renews it while it waits.
 
         Args:
             ask: The request.
-            placement: What it gets.
-            asked_at: When it came, in seconds since the epoch.
-            warm: The lease whose workload it takes over; None if one is started.
+            placement: The placement to grant.
+            asked_at: Arrival of the request, in seconds since the epoch.
+            warm: The lease whose workload is taken over; None: a new workload is started.
         """
         inherited = "" if warm is None else warm.workload
         like = "" if not _stays_warm(ask) else likeness(ask) if warm is None else warm.likeness
@@ -164,7 +164,7 @@ class LeaseLifecycle:
         return lease
 
     def _devices(self, placement: Placement) -> tuple[tuple[DeviceId, ...], ...]:
-        """Return the devices of a placement; nothing if the inventory does not name them."""
+        """Return the devices of a placement; () if the inventory has no UUIDs for them."""
         fleet = self._turn.state.fleet
         found: list[tuple[DeviceId, ...]] = []
         for share in placement:
@@ -179,7 +179,7 @@ class LeaseLifecycle:
     def release(
         self, to: Address, request: RequestId, token_digest: str, tenant: Tenant | None = None
     ) -> None:
-        """End a lease for its owner. A second release answers the same."""
+        """End a lease for its owner. A repeated release gets the same answer."""
         lease = self.find_owned(request, token_digest, tenant)
         if isinstance(lease, Refusal):
             self._turn.respond(to, lease)
@@ -196,7 +196,7 @@ class LeaseLifecycle:
     def renew(
         self, to: Address, request: RequestId, token_digest: str, ttl_seconds: float | None
     ) -> None:
-        """Let a lease last `ttl_seconds` (its own by default) from now."""
+        """Extend a lease to `ttl_seconds` from now (by default, the lease's own TTL)."""
         lease = self.find_owned(request, token_digest)
         if isinstance(lease, Refusal):
             self._turn.respond(to, lease)
@@ -224,12 +224,12 @@ class LeaseLifecycle:
         self._turn.respond(to, LeaseNews(renewed, ttl_max_seconds=shortened, lost=lost))
 
     def move(self, lease: Lease, reason: str) -> None:
-        """Stop the workload of a lease here and start it elsewhere, if it may start again."""
+        """Stop a lease's workload and start it elsewhere, if the lease allows another start."""
         self._note_end(lease, "failed", WorkloadFailed(lease.id, lease.fencing, reason))
         self._turn.emit(Stop(lease))
 
     def end(self, lease: Lease, reason: str) -> None:
-        """End a lease: at once, or when its backend says that nothing of it is left."""
+        """End a lease: at once, or when its backend reports that its workload is gone."""
         if lease.state == "queued":
             self._requests.withdraw(self._turn.state.waiting[lease.id].ask)
         if lease.provision is None or lease.state == "queued":
@@ -283,7 +283,7 @@ class LeaseLifecycle:
             self._let_go(lease, "backend stopped")
 
     def _let_go(self, lease: Lease, reason: str) -> None:
-        """End a lease, or queue it again, once its workload is gone."""
+        """End a lease, or queue it again, after its workload has stopped."""
         if lease.state == "failing" and lease.may_start_again:
             self._turn.record(Requeued(lease.id, self._turn.now, _failure(lease)))
             self.pause(lease.id, self._pause_seconds * 2.0 ** (lease.attempt - 1))
@@ -292,12 +292,12 @@ class LeaseLifecycle:
         self._turn.wakes = True
 
     def pause(self, request: RequestId, seconds: float, faults: int = 0) -> None:
-        """Queue a lease again after a pause, in which the cause of its failure may pass.
+        """Queue a lease again after a pause, in which the cause of its failure may disappear.
 
         Args:
-            request: The lease. It stands in no line.
-            seconds: How long, up to a bound.
-            faults: How often in a row its policy did not get to answer.
+            request: The lease; it is in no line.
+            seconds: Length of the pause, limited by a maximum.
+            faults: Number of consultations in a row that failed through no fault of the policy.
         """
         seconds = min(seconds, REQUEUE_PAUSE_SECONDS_MAX)
         if seconds > 0:
@@ -306,7 +306,7 @@ class LeaseLifecycle:
             self._requests.queue.add(self._turn.state.waiting[request].ask)
 
     def due(self, lease: Lease) -> None:
-        """End an expired lease, or the pause of a queued lease that has time left."""
+        """End an expired lease, or end the pause of a lease in the queue."""
         if lease.retry_at and lease.expires_at > self._turn.now:
             self._turn.record(Resumed(lease.id, self._turn.now))
             self._requests.queue.add(self._turn.state.waiting[lease.id].ask)
@@ -335,7 +335,7 @@ class LeaseLifecycle:
         return self._turn.state.leases[lease.id]
 
     def engaged(self, request: RequestId, fencing: int) -> Lease | None:
-        """Return the lease that a backend reports about; None if that grant is over."""
+        """Return the lease that a backend's report is about; None if that grant has ended."""
         lease = self._turn.state.leases.get(request)
         if lease is None or lease.provision is None or lease.fencing != fencing:
             return None
@@ -364,7 +364,7 @@ class LeaseLifecycle:
             self._turn.record(notice)
 
     def restarted(self) -> None:
-        """Send backends their orders again."""
+        """Send the backends the orders for all leases again."""
         for lease in list(self._turn.state.leases.values()):
             if lease.state == "warm":
                 self._turn.emit(KeepWarm(lease))  # It may have died with the machine.
@@ -375,7 +375,7 @@ class LeaseLifecycle:
     def find_owned(
         self, request: RequestId, token_digest: str, tenant: Tenant | None = None
     ) -> Lease | Refusal:
-        """Return a lease if the token or the tenant is its own, else a refusal."""
+        """Return a lease if the caller has its token or is of its tenant, else a refusal."""
         lease = self._turn.state.lease(request)
         if lease is None:
             return refusals.unknown_lease(request)
@@ -387,7 +387,7 @@ class LeaseLifecycle:
 def _late_notices(
     leases: Iterable[Lease], grace: Grace, now: float
 ) -> Iterator[tuple[float, Preempted]]:
-    """Yield the original deadline and a postponed notice of each lease that has to give way."""
+    """Yield the old deadline and the postponed notice of each lease that is being preempted."""
     for lease in leases:
         notice = lease.notice
         if notice is None or lease.state not in {"granted", "starting", "active"}:
@@ -398,7 +398,7 @@ def _late_notices(
 
 
 def _failure(lease: Lease) -> str:
-    """Return a sentence about the failed start of a lease with several attempts; else ""."""
+    """Return a sentence about a failed start, if the lease allows several attempts; else ""."""
     provision, outcome = lease.provision, lease.outcome
     if provision is None or outcome is None or provision.on_failure == "end":
         return ""

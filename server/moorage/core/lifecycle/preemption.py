@@ -1,4 +1,4 @@
-"""Leases that give way to a request: preempted by a higher priority, or reclaimed from a borrower.
+"""Ends leases for a waiting request: of lower priority, or on quota borrowed from its tenant.
 
 Only the head of the queue has others give way: nodes are reserved for it, so that what they leave
 is its own. The fewest leases that make it fit get a notice, with by whom and why, and leave when it
@@ -26,13 +26,13 @@ from moorage.model import Ask, Demand, Lease, Nodes, Quota
 from moorage.policy import Fleet, gang_groups
 
 NODES_MAX: Final = 256
-"""Nodes that are looked at for one request: those where the fewest leases may give way."""
+"""Nodes that are examined for one request: those where the fewest leases may be preempted."""
 CHOICES_MAX: Final = 512
-"""Choices of leases that are tried on one node; beyond it the youngest go, as many as needed."""
+"""Combinations of leases tried on one node; beyond it the youngest leases are chosen."""
 
 
 class _Option(NamedTuple):
-    """The leases that must leave a node so that a request fits there; fewer sort first."""
+    """The leases to preempt on a node so that a request fits; fewer leases sort first."""
 
     victims: int
     lost_seconds: float
@@ -41,17 +41,17 @@ class _Option(NamedTuple):
 
 
 class Preemption:
-    """The part of preemption about leases that give way.
+    """Chooses leases to preempt, gives them notice, and ends them.
 
     Args:
-        writer: What the turn is written on.
+        writer: Writes the turn.
         feasibility: Knows what fits.
         leases: Ends and moves them.
-        requests: Those that are open.
+        requests: The open requests.
         exclusions: Computes what each request may not use.
 
     Attributes:
-        spared: How many with a notice need not leave, or would in vain: the head may need others.
+        spared: Number of withdrawn notices, which were not needed or would not help.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Preemption:
         """Preempt as few leases as possible so that the head of the queue fits.
 
         Returns:
-            The nodes on which there will be room once they have left; None if they would not
-            help, or none has to, and then none gets a notice.
+            The nodes that will have room once these leases end; None if preemption would not help
+            or is not needed, and no lease gets notice.
         """
         given, until = self._who_may(ask)
         leases = self._state.leases
@@ -97,7 +97,7 @@ class Preemption:
         return attempt.nodes if chosen or waits else None
 
     def due(self, lease: Lease) -> None:
-        """End a lease whose notice has expired, if that still helps a waiting request."""
+        """End a lease whose notice has expired, if that still helps a waiter."""
         assert lease.notice is not None
         waiter = self._state.waiting.get(lease.notice.by)
         if (
@@ -113,13 +113,13 @@ class Preemption:
             self._leave(lease, lease.notice.reason)
 
     def _helps(self, ask: Ask) -> bool:
-        """Return whether a request still fits once all leases with a notice have ended."""
+        """Return whether a request would fit once all leases with a notice have ended."""
         coming = [each for each in self._state.leases.values() if self._comes(each, ask)]
         assert ask.demand is not None
         return self._attempt(ask, ask.demand, self._turn.now).choose(coming, ()) is not None
 
     def _attempt(self, ask: Ask, demand: Demand, at: float) -> "_Attempt":
-        """Return a copy of the fleet as it will be for a request that is granted then."""
+        """Return a copy of the fleet for trials: the state when the request would be granted."""
         known, found = self._feasibility, self._exclusions.find_on_empty(ask, (), at)
         allowed = known.allowed(ask.candidates, found.nodes)
         fleet = known.beside(found.parts)
@@ -141,7 +141,7 @@ class Preemption:
             self._leave(self._state.leases[lease.id], reason)
 
     def _comes(self, lease: Lease, ask: Ask) -> bool:
-        """Return whether a lease ends soon, and for no other request than this one."""
+        """Return whether a lease ends soon anyway, or for this request or one of lower priority."""
         if lease.notice is not None:
             other = self._state.waiting.get(lease.notice.by)
             return lease.notice.by == ask.id or other is None or other.ask.priority < ask.priority
@@ -150,7 +150,7 @@ class Preemption:
     # Who may give way ------------------------------------------------------------------------
 
     def _who_may(self, ask: Ask) -> tuple[list[Lease], dict[str, float]]:
-        """Return the leases that may be preempted, with their latest ends."""
+        """Return the leases that may be preempted, with their latest ends by reservation."""
         deadline, now = self._state.waiting[ask.id].deadline, self._turn.now
         until: dict[str, float] = {}
         found: list[Lease] = []
@@ -170,7 +170,7 @@ class Preemption:
         return [lease for lease in in_time if not keeps_to_itself(self._state, lease)], until
 
     def _borrowing_leases(self, ask: Ask, quota: Quota) -> Iterator[Lease]:
-        """Yield others' leases on quota that this tenant lent them, the youngest first."""
+        """Yield other tenants' leases on quota that this tenant lent them, the youngest first."""
         accounts, needs = self._state.accounts, demand_amounts(ask)
         own = accounts.own_room((ask.tenant, None))
         if quota.nominal.gpu_milli is None or any(
@@ -196,15 +196,15 @@ def _lower(lease: Lease, ask: Ask) -> bool:
 
 
 def _stays(lease: Lease) -> bool:
-    """Return whether this lease is not known to end soon."""
+    """Return whether a lease runs on, as far as known."""
     return lease.state in {"granted", "starting", "active"} and lease.notice is None
 
 
 class _Attempt:
-    """A copy of the fleet on which leases are ended by trial.
+    """A copy of the fleet on which leases can be ended by trial.
 
     Attributes:
-        nodes: Where the request goes once all have left.
+        nodes: The nodes for the request once all chosen leases have ended.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class _Attempt:
         self.nodes: Nodes = ()
 
     def choose(self, coming: Iterable[Lease], given: Iterable[Lease]) -> list[Lease] | None:
-        """Return the leases that must leave beside those that do; None if they cannot help."""
+        """Return the leases to preempt beside those that end anyway; None: none would help."""
         for lease in coming:
             for share in self._held_by(lease):
                 self._fleet.give(share)
@@ -257,7 +257,7 @@ class _Attempt:
                 yield _Option(len(found), self._seconds_lost(found), row, found)
 
     def _fewest(self, row: int, leases: Sequence[Lease]) -> tuple[Lease, ...] | None:
-        """Return the fewest, youngest leases that must leave a node for the demand to fit."""
+        """Return the fewest, youngest leases to preempt on a node so that the demand fits."""
         if not self._fits_without(row, leases):
             return None
         for many in range(1, len(leases)):
@@ -275,7 +275,7 @@ class _Attempt:
         return tuple(chosen)
 
     def _without_spares(self, chosen: list[Lease], rows: list[int]) -> list[Lease]:
-        """Return the chosen leases that must still leave: a gang's may make room on two nodes."""
+        """Return the chosen leases without superfluous ones: one may make room on two nodes."""
         for lease in sorted(chosen, key=lambda each: each.granted_at):
             rest = [each for each in chosen if each is not lease]
             if all(self._fits_without(row, rest) for row in rows):
@@ -298,7 +298,7 @@ class _Attempt:
         return fits
 
     def _pick(self, options: list[_Option]) -> list[_Option] | None:
-        """Return the nodes of a gang where the fewest leave, of one rack or zone if it wants."""
+        """Return the nodes for a gang with the fewest leases to preempt, in one rack if wanted."""
         many, groups = self._demand.nodes, defaultdict[int, list[_Option]](list)
         together = gang_groups(self._fleet, self._demand)
         for option in sorted(options, key=lambda each: each[:3]):

@@ -1,4 +1,4 @@
-"""The life of an ask, from its arrival to its lease, its refusal, or its place in the queue.
+"""Handles requests from their arrival to a lease, a refusal, or a place in the queue.
 
 Policies propose; a proposal is verified against the state as it is now, and granted, asked
 for again, queued or refused. The allocator is the only caller.
@@ -42,29 +42,29 @@ from moorage.policy import ProposalError, ProposedShare, parse_proposal
 from moorage.records.json_values import JsonObject, JsonValue
 
 WAITING_MAX: Final = 100_000
-"""Asks in the queue; the next one is answered `busy`."""
+"""Waiters in the queue at a time; one more request is refused as `busy`."""
 CANDIDATES_KEPT_MAX: Final = 1_000
-"""Candidate clusters in the record of a decision; of more, `why` tells no nodes afterwards."""
+"""Candidate clusters stored with a decision; if there are more, `why` lists no nodes later."""
 CONSULTS_MAX: Final = 8
-"""Consultations for one ask before it is answered `conflict`, or takes a place in the queue if it
-may wait. A waiter's policy is consulted until its deadline: each conflict was another's grant."""
+"""Consultations for one request before it is refused as `conflict`, or queued if it may wait. The
+policy of a waiter is consulted until its deadline: each conflict was another request's grant."""
 FAULTS_MAX: Final = 6
-"""Times in a row that a policy may fail to answer about a lease in the queue, for reasons that say
-nothing about the lease, before that ends. With the pauses between them it is a minute."""
+"""Consultations in a row that may fail for a queued lease through no fault of the lease, before the
+lease ends. With the pauses between them, this takes a minute."""
 FAULT_PAUSE_SECONDS: Final = 1.0
-"""Pause before the next consultation, twice as long each time; in all longer than any rest."""
+"""First pause before another consultation; it doubles. In sum longer than a circuit is open."""
 _WITH_REASONS: Final = (LeaseNews, Advice)
 
 
 class Requests:
-    """The part for asks.
+    """Handles requests.
 
     Args:
-        writer: What the turn is written on.
+        writer: Writes the turn.
         feasibility: Knows what fits.
-        requests: Those that are open.
+        requests: The open requests.
         leases: Grants and ends leases.
-        warm: Knows the warm leases that the next like request takes over.
+        warm: Knows the warm leases that requests can take over.
         quotas: Knows the quota of each tenant and project.
         exclusions: Computes what each request may not use.
     """
@@ -126,7 +126,7 @@ class Requests:
             self._wait_or_refuse(pending, refusal, found, self._state.gains)
 
     def _fits(self, ask: Ask, exclusions: Exclusions) -> bool:
-        """Return whether a request fits, as far as the core knows."""
+        """Return whether a request fits; True if only its policy knows the demand."""
         demand = ask.demand
         return demand is None or self._feasibility.fits(demand, ask.candidates, exclusions.nodes)
 
@@ -137,8 +137,8 @@ class Requests:
 
         Args:
             pending: The request.
-            by_waiters: Nodes reserved for waiters that go before it.
-            asks: Some of its alternatives; None: all.
+            by_waiters: Nodes reserved for waiters ahead of the request.
+            asks: The alternatives to try; None: all.
         """
         for ask in alternatives.each(pending.ask) if asks is None else asks:
             over = self._quotas.refusal(ask) if ask.alternatives else None
@@ -150,7 +150,7 @@ class Requests:
         return None
 
     def _tries_next(self, pending: Pending, why: Refusal, exclusions: Exclusions) -> bool:
-        """Ask the policy about another alternative that fits; return whether there is one."""
+        """Consult the policy about another alternative that fits; return whether there is one."""
         if not pending.ask.alternatives:
             return False
         # While the policy thought, there may have come room for one that it did not see.
@@ -163,20 +163,20 @@ class Requests:
         return True
 
     def _beyond_quota(self, pending: Pending, over: Refusal, exclusions: Exclusions) -> None:
-        """Refuse a request that its quota can never allow; let another one wait."""
+        """Refuse a request that its quota can never allow; queue or refuse it otherwise."""
         if not over.details["never"]:
             self._wait_or_refuse(pending, over, exclusions, self._state.gains)
         elif not self._tries_next(pending, over, exclusions):
             self._refuse(pending, over, exclusions)
 
     def make_quota_room(self, ask: Ask) -> None:
-        """End warm leases for a waiter if only its quota prevents the grant."""
+        """End warm leases for a waiter that fits but for its quota."""
         over = None if ask.alternatives else self._quotas.refusal(ask)
         if over is not None:
             self._warm.room_after(over, ask, ())
 
     def _immediate_refusal(self, ask: Ask) -> Refusal | None:
-        """Return why a request is refused at once, or None."""
+        """Return why a request is refused on arrival, or None."""
         if self._requests.find(ask.id) or self._state.lease(ask.id):
             return refusals.duplicate_id(ask.id)
         if not self._pending.has_capacity(ask):
@@ -184,7 +184,7 @@ class Requests:
         return None if self._state.clusters else refusals.no_cluster()
 
     def _answer_repeat(self, to: Address, ask: Ask) -> bool:
-        """Answer a repeated request as the first one; False: the request is not a repetition."""
+        """Answer a repeated request like the first one; return False if it is not a repetition."""
         key = ask.terms.idempotency_key if ask.terms else ""
         first = self._requests.first_with(ask.tenant, key) if key else None
         if first is None:
@@ -200,7 +200,7 @@ class Requests:
         return True
 
     def consult(self, pending: Pending, exclusions: Exclusions) -> None:
-        """Ask the policy of a request for a place beside its exclusions."""
+        """Consult the policy of a request, with its exclusions."""
         self._number += 1
         pending.consultation = self._number
         pending.consultations += 1
@@ -214,7 +214,7 @@ class Requests:
         self._turn.emit(Consult(pending.ask, self._number, shut, exclusions.parts))
 
     def _insist(self, pending: Pending, exclusions: Exclusions) -> bool:
-        """Consult a policy again, about all nodes, after it declined those that it was offered."""
+        """Consult a policy again with all nodes, after it declined the offered ones."""
         if not pending.avoided:
             return False
         pending.insisted = True
@@ -222,7 +222,7 @@ class Requests:
         return True
 
     def take_answer(self, news: Proposed | ConsultFailed) -> None:
-        """Take a policy's answer; one to an earlier consultation is stale."""
+        """Handle a policy's answer; ignore it if it answers an earlier consultation."""
         pending = self._pending.get(news.request)
         if pending is None or pending.consultation != news.consultation:
             return
@@ -233,7 +233,7 @@ class Requests:
             self._refuse(pending, news.refusal, found)
 
     def _comes_back(self, pending: Pending, refusal: Refusal) -> bool:
-        """Pause a waiter whose policy had no chance to answer; return whether it pauses.
+        """Pause a waiter whose policy could not answer; return whether it pauses.
 
         Its workload has nothing to do with that, and it has been granted once.
         """
@@ -271,7 +271,7 @@ class Requests:
         value: JsonValue,
         exclusions: Exclusions,
     ) -> None:
-        """Grant the proposal of a policy, consult the policy again, or refuse with the reason."""
+        """Grant the policy's proposal, consult the policy again, or refuse with the reason."""
         ask = pending.ask
         nodes = exclusions.nodes
         fleet = self._feasibility.beside(exclusions.parts)
@@ -297,7 +297,7 @@ class Requests:
             self._propose_again(pending, verdict.refusal, exclusions)
 
     def _propose_again(self, pending: Pending, conflict: Refusal, exclusions: Exclusions) -> None:
-        """Consult the policy again about the present fleet: others hold the proposed devices."""
+        """Consult the policy again with the present fleet, since the proposed devices are taken."""
         ask = pending.ask
         if not self._fits(ask, exclusions):
             refusal = self.exclusions.refusal(ask, exclusions)
@@ -309,7 +309,7 @@ class Requests:
             self._wait_or_refuse(pending, refusal, exclusions, -1)  # It fits, so nothing stands.
 
     def _pass_on_value(self, pending: Pending, value: JsonValue, exclusions: Exclusions) -> None:
-        """The policy returned a value that names no cluster: it is passed on and grants nothing."""
+        """Return a value that names no cluster to the client; nothing is granted."""
         ask = pending.ask
         if self._insist(pending, exclusions):
             return
@@ -328,7 +328,7 @@ class Requests:
         self._wait_or_refuse(pending, refusal, seen, pending.gains)
 
     def _may_have_missed(self, pending: Pending, exclusions: Exclusions) -> bool:
-        """Return whether there may be room for a new ask that its policy did not see.
+        """Return whether a request may fit by capacity that its policy did not see.
 
         Capacity came back while it thought; or its cell held something free of another proposal
         that came to nothing; or something is no longer reserved for another request. All of these
@@ -357,7 +357,7 @@ class Requests:
         self._turn.wakes = True
 
     def take_over(self, pending: Pending, reserved: Nodes) -> bool:
-        """Grant an ask the warm lease that is like it, if there is one, without its policy."""
+        """Grant a request the matching warm lease, if there is one, without its policy."""
         ask = pending.ask
         warm = self._warm.like(ask, reserved)
         if warm is not None and self._quotas.refusal(ask, warm.placement, warm) is not None:
@@ -386,7 +386,7 @@ class Requests:
             self._turn.emit(Start(lease))
 
     def _reasons(self, pending: Pending) -> JsonObject:
-        """Return the reasons for the answer, for `explain` and `why`."""
+        """Return the reasons for an answer, for `explain` and `why`."""
         ask = pending.ask
         reasons: JsonObject = {
             "policy_rule_uri": ask.policy.uri,
@@ -400,7 +400,7 @@ class Requests:
     def _wait_or_refuse(
         self, pending: Pending, refusal: Refusal, exclusions: Exclusions, gains: int
     ) -> None:
-        """Refuse an ask, or queue it where it may wait; the refusal holds as of `gains`.
+        """Refuse a request, or queue it if it may wait; the refusal is valid as of `gains`.
 
         Warm leases give way first: an ask that would not wait does so until it has ended.
         """
@@ -443,7 +443,7 @@ class Requests:
         self._turn.wakes = True  # What is reserved for this line may have moved, or grown.
 
     def nodes_to_reserve(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:
-        """Return the nodes to reserve for a line's first, also while its policy is being consulted.
+        """Return the nodes to reserve for a line's first, also while its policy is consulted.
 
         None for one that would not wait: what it evicts comes soon, and others fit beside it.
         """
@@ -457,7 +457,7 @@ class Requests:
         return comes_back or (ask.terms is not None and ask.terms.wait_seconds > 0)
 
     def end_wait(self, request: RequestId) -> None:
-        """Refuse a request whose queue time has expired, with the current reason."""
+        """Refuse a request whose time in the queue has expired, with the current reason."""
         waiter = self._state.waiting[request]
         ask, last = waiter.ask, self.in_the_way(waiter.ask)
         details = {} if last is None else {"last": explain.refusal_object(last)}
@@ -472,7 +472,7 @@ class Requests:
         return None if self._fits(ask, found) else self.exclusions.refusal(ask, found)
 
     def _refuse(self, pending: Pending, refusal: Refusal, exclusions: Exclusions) -> None:
-        """Refuse an ask for a reason that waiting would not change."""
+        """Refuse a request for a reason that waiting would not change."""
         waiter = self._state.waiting.get(pending.ask.id)
         if waiter is not None and waiter.lease is not None:
             beyond = refusal.code is Code.QUOTA_EXCEEDED  # So it is on all nodes.
@@ -489,7 +489,7 @@ class Requests:
             self._turn.wakes = True  # What was reserved for it is for the others now.
 
     def _answer(self, pending: Pending, answer: Response) -> None:
-        """Answer all sessions that wait for this ask, and store the reason for `why`."""
+        """Answer all sessions that wait for this request, and store the reason for `why`."""
         ask = pending.ask
         listeners = self._requests.settle(ask)
         reasons = answer.reasons if isinstance(answer, _WITH_REASONS) else None
@@ -505,7 +505,7 @@ class Requests:
             self._turn.respond(to, answer)
 
     def cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
-        """Cancel an undecided ask, named by its id or by its idempotency key."""
+        """Cancel a request without an answer, named by its id or its idempotency key."""
         request = self._requests.first_with(tenant, name) or name
         waiter, ask = self._state.waiting.get(request), self._requests.find(request)
         if ask is None or ask.tenant != tenant:
@@ -521,7 +521,7 @@ class Requests:
         self._turn.respond(to, Information({"state": "cancelled", **row}))
 
     def _give_up(self, ask: Ask, refusal: Refusal) -> None:
-        """Refuse an ask that waits, or whose policy is being consulted."""
+        """Refuse a request that waits or whose policy is being consulted."""
         pending = self._pending.get(ask.id) or Pending(ask, self._state.waiting[ask.id].at)
         if pending.consultation:
             self._turn.emit(Forget(ask.id, pending.consultation))

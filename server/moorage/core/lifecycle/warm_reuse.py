@@ -1,4 +1,4 @@
-"""Warm leases: which requests take them over, and for which requests they end.
+"""Warm leases: lets requests take them over, and ends them for requests that need their place.
 
 A warm lease holds its place like any other, so no GPU is promised twice, and counts for its
 tenant's quota. But no client has its token. The next request like its own takes its workload
@@ -39,17 +39,17 @@ from moorage.model import (
 from moorage.policy import Fleet, ProposedShare
 
 WARM_MAX: Final = 256
-"""Warm workloads of one tenant; one more ends the one that would end next anyway."""
+"""Warm workloads of one tenant; one more ends the one with the earliest deadline."""
 ROOM_SECONDS_MAX: Final = 60.0
-"""How long a request that would not wait waits all the same while warm leases end for it."""
+"""Seconds that a request without a queue time waits anyway while warm leases end for it."""
 EVICTED: Final = "evicted: another request needs its place"
 
 
 class WarmReuse:
-    """The part for warm leases.
+    """Handles warm leases.
 
     Args:
-        writer: What the turn is written on.
+        writer: Writes the turn.
         feasibility: Knows what fits.
         leases: Ends leases.
         queue: Knows which requests wait for a quota.
@@ -74,7 +74,7 @@ class WarmReuse:
         self._hopeless: dict[tuple[Demand, Candidates, Nodes, Placement], int] = {}
 
     def restore(self) -> None:
-        """Find evictions that a crash interrupted; the requests behind them are not known."""
+        """Find evictions that a crash interrupted; the requests that caused them are unknown."""
         leases = self._turn.state.leases.values()
         evicted = (each.id for each in leases if (each.state, each.reason) == ("ending", EVICTED))
         self._evicted = dict.fromkeys(evicted, RequestId(""))
@@ -82,7 +82,7 @@ class WarmReuse:
     # Kept, and taken over ------------------------------------------------------------------
 
     def add(self, news: WorkloadKept) -> None:
-        """Keep a released lease whose workload is fit for its next user."""
+        """Keep a released lease as warm, since its workload is fit for the next user."""
         lease = self._leases.engaged(news.lease, news.fencing)
         if lease is None or lease.provision is None:
             return
@@ -99,7 +99,7 @@ class WarmReuse:
         self._turn.wakes = True
 
     def like(self, ask: Ask, reserved: Nodes) -> Lease | None:
-        """Return the warm lease that `ask` may take over, the last one released first; or None.
+        """Return the warm lease that `ask` may take over, the last released one first; or None.
 
         The same policy answered the same question with this place, so it is not consulted again.
         The place is verified as a proposal is.
@@ -116,7 +116,7 @@ class WarmReuse:
         return None
 
     def take_over(self, warm: Lease, by: RequestId) -> None:
-        """End a warm lease whose place and workload go to the lease `by` in the same turn."""
+        """End a warm lease whose place and workload the lease `by` gets in the same turn."""
         self._turn.record(Ended(warm.id, self._turn.now, f"lease {by} took its workload over"))
 
     def _may_reuse(self, ask: Ask, lease: Lease, exclusions: Exclusions) -> bool:
@@ -131,12 +131,12 @@ class WarmReuse:
     # Giving way ----------------------------------------------------------------------------
 
     def _is_in_the_way(self, lease: Lease) -> bool:
-        """Return whether other requests wait for the quota that a warm lease would keep using."""
+        """Return whether other requests wait for the quota that a warm lease would use."""
         borrows = any(self._turn.state.accounts.borrowed_amounts((lease.tenant, None)))
         return self._queue.waits_for_quota(None if borrows else lease.tenant)
 
     def room_after(self, refusal: Refusal, ask: Ask, reserved: Nodes) -> Nodes | None:
-        """Return the nodes of `capacity` if more room could change the refusal; else None."""
+        """Evict warm leases if more room could change the refusal; return the nodes, or None."""
         if refusal.code is Code.QUOTA_EXCEEDED:
             return self._quota(refusal, ask)
         declined = ask.demand is None and refusal.code is Code.POLICY_DECLINED
@@ -144,11 +144,11 @@ class WarmReuse:
         return self.capacity(ask, reserved) if wanting else None
 
     def capacity(self, ask: Ask, reserved: Nodes) -> Nodes | None:
-        """End as few warm leases as possible, the oldest first, so that `ask` fits.
+        """End the fewest warm leases, the oldest first, so that `ask` fits.
 
         Returns:
-            The nodes on which there will be room once they have ended (none if the request does
-            not say what it needs); None if ending them would not help, and nothing is ended.
+            The nodes on which there will be room once they have ended (none if the request does not
+            say what it needs); None if ending them would not help, and nothing is ended.
         """
         state = self._turn.state
         self._evicted = {name: by for name, by in self._evicted.items() if name in state.leases}
@@ -183,7 +183,7 @@ class WarmReuse:
         """End warm leases, the oldest first, so that `ask` fits into a quota.
 
         Returns:
-            No nodes: where there is room then is not known; None if ending all would not help.
+            No nodes, since they are not known; None if ending all would not help.
         """
         state, details = self._turn.state, over.details
         if ask.terms is None or ask.dry_run:
@@ -207,7 +207,7 @@ class WarmReuse:
         return ()
 
     def _remaining_quota(self, account: Account, lease: Lease, column: int) -> int:
-        """Return the amount of a resource that an account may still hold once a lease has ended."""
+        """Return how much of a resource an account may still hold once a lease has ended."""
         tenant, project = account
         its: Account = (lease.tenant, None if project is None else lease.terms.project)
         amount = placement_amounts(lease.placement)[column]
@@ -218,7 +218,7 @@ class WarmReuse:
         return min(amount, self._turn.state.accounts.borrowed_amounts(its)[column])
 
     def _room_unknown(self, ask: Ask, reserved: Nodes, coming: list[Lease]) -> Nodes | None:
-        """Evict for a request without `resources`: one after the other, until its policy agrees.
+        """Evict warm leases for a request without `resources`: one by one, until its policy agrees.
 
         Only the policy knows what it needs, and it has found nothing on what is free now.
         """
@@ -238,20 +238,20 @@ class WarmReuse:
             self._evicted[lease.id] = ask.id
 
     def _is_for(self, ask: Ask, name: RequestId) -> bool:
-        """Return whether an evicted lease's place is meant for `ask`, or for no open request."""
+        """Return whether the place of an evicted lease is for `ask`, or for no open request."""
         return self._is_left(self._evicted[name], ask.id)
 
     # What else ends them -------------------------------------------------------------------
 
     def end_vanished(self) -> None:
-        """End warm leases on nodes or devices that are no longer there."""
+        """End warm leases on nodes or devices that no longer exist."""
         for lease in [*self._oldest()]:
             if self._has_vanished(lease):
                 self._leases.end(lease, "its node or device left the inventory")
         self._turn.wakes = True
 
     def flush(self, to: Address, tenant: Tenant, cluster: ClusterId | None) -> None:
-        """End the warm leases of a tenant, in one cluster or everywhere; return which."""
+        """End the warm leases of a tenant, in one cluster or everywhere; return them."""
         flushed = self.warm_leases(tenant, cluster)
         for lease in flushed:
             self._leases.end(lease, "flushed")
@@ -277,7 +277,7 @@ class WarmReuse:
         return False
 
     def _resetting_for(self, ask: Ask) -> list[Lease]:
-        """Return the leases in reset for requests like `ask` that no other request waits for."""
+        """Return the leases in reset that match `ask` and that no other request waits for."""
         leases, resetting = self._turn.state.leases, self._turn.state.resetting
         self._awaited = {name: by for name, by in self._awaited.items() if name in resetting}
         if not resetting or ask.provision is None:
@@ -289,7 +289,7 @@ class WarmReuse:
         return []
 
     def _is_left(self, by: RequestId | None, to: RequestId) -> bool:
-        """Return whether room made for one request is open to another, maybe the same one."""
+        """Return whether room that was made for the request `by` may go to the request `to`."""
         waiter = None if by is None else self._turn.state.waiting.get(by)
         return by == to or waiter is None or waiter.pauses
 
@@ -299,7 +299,7 @@ class WarmReuse:
         yield from [self._turn.state.leases[name] for name in self._turn.state.resetting]
 
     def _idle(self) -> Iterator[Lease]:
-        """Yield the warm leases that no waiter will get."""
+        """Yield the warm leases that no waiter will take over."""
         no_request = RequestId("")
         yield from (
             each
@@ -308,14 +308,14 @@ class WarmReuse:
         )
 
     def _oldest(self) -> Iterator[Lease]:
-        """Yield the warm leases, the next to end first."""
+        """Yield the warm leases, the earliest deadline first."""
         leases = self._turn.state.leases
         warm = [leases[name] for name in self._turn.state.warm]
         yield from sorted(warm, key=lambda lease: (lease.expires_at, lease.fencing))
 
 
 class _Attempt:
-    """A fleet on which leases are ended to see what fits then."""
+    """A copy of the fleet on which warm leases are ended by trial."""
 
     def __init__(
         self, state: State, fleet: Fleet, feasibility: Feasibility, ask: Ask, reserved: Nodes
@@ -331,7 +331,7 @@ class _Attempt:
         self._fits = self._fleet.feasible(ask.demand) & self._allowed
 
     def choose(self, coming: Iterable[Lease], warm: Iterable[Lease]) -> list[Lease] | None:
-        """Return the fewest warm leases to end beside `coming`; None if all do not suffice."""
+        """Return the fewest warm leases to end beside `coming`; None: all do not suffice."""
         for lease in coming:
             self._free(lease, 1)
         chosen: list[Lease] = []
@@ -360,7 +360,7 @@ class _Attempt:
         return self._feasibility.enough_nodes(self._fits, self._demand)
 
     def _free(self, lease: Lease, sign: int) -> bool:
-        """Count a lease's share as free, or no longer; return whether that can matter."""
+        """Mark a lease's share as free, or as held again; return whether that can matter."""
         shares = self._held_by(lease)
         found = [self._fleet.row(share.cluster_id, share.node_id) for share in shares]
         rows = np.array([row for row in found if row is not None and self._allowed[row]], np.int64)

@@ -1,1 +1,1 @@
-"""The queue: its waiters, their order, and the limits that other requests set to one of them."""
+"""The queue: the waiters, their order, and the nodes that a request may not use."""

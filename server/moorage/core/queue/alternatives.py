@@ -1,4 +1,4 @@
-"""Requests that may be met in several ways: "8 GPUs, else 4", "one H100, else two A100".
+"""Requests with several alternative demands: "8 GPUs, else 4", "one H100, else two A100".
 
 Such a request has all its demands in `alternatives`, the preferred one first, and in `demand` the
 one that it is decided about now. It waits in a class of its own whose demand is the loosest of all:
@@ -31,16 +31,16 @@ def following(ask: Ask) -> Iterator[Ask]:
 
 
 def choice(ask: Ask) -> int | None:
-    """Return the index of the request's present alternative, from 0; None without alternatives."""
+    """Return the index of the request's current alternative, from 0; None without alternatives."""
     assert ask.demand is not None or not ask.alternatives
     return ask.alternatives.index(ask.demand) if ask.alternatives and ask.demand else None
 
 
 def waits_for(refused: Sequence[tuple[Ask, Refusal]]) -> tuple[Ask, Refusal]:
-    """Return the last alternative that may fit later, else the last one; and its refusal.
+    """Return the last alternative that may fit later, or else the last one; and its refusal.
 
     Args:
-        refused: All of them, each with why it cannot be met now.
+        refused: All alternatives, each with the reason why it does not fit now.
     """
     later = [(ask, why) for ask, why in refused if not _is_final(why)]
     ask, why = (later or refused)[-1]
@@ -54,7 +54,7 @@ def _is_final(refusal: Refusal) -> bool:
 
 
 def loosest(ask: Ask) -> Demand | None:
-    """Return a demand that fits wherever one of the request's own does."""
+    """Return a demand that fits wherever one of the request's alternatives fits."""
     some = ask.alternatives
     if not some:
         return ask.demand

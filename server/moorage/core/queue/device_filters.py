@@ -1,4 +1,4 @@
-"""Which devices of a node each waiting demand accepts: each release looks this up.
+"""Caches which devices of a node each waiting demand accepts; every release looks this up.
 
 A filter is the part of a demand that cannot be compared as a number. Their answers about a node are
 remembered while the inventory is the same, so that a release asks new filters only. `ranking` and
@@ -17,7 +17,7 @@ from moorage.model import ClusterId, Requirement
 from moorage.policy.inventory import Bools
 
 NEWS_MAX: Final = 65_536
-"""Filters that came since the oldest answers; beyond it all answers are forgotten."""
+"""New filters since the oldest cached answer; beyond it the cache is emptied."""
 
 DeviceFilter = tuple[tuple[str, ...], tuple[Requirement, ...], tuple[ClusterId, ...] | None]
 """Models of devices (none: any), labels of their node, and clusters (None: any)."""
@@ -30,12 +30,12 @@ def device_filter(shape: Shape) -> DeviceFilter:
 
 
 class _Answers:
-    """Answers about one node, by the number of a filter.
+    """The cached answers for one node, by the number of a filter.
 
     Attributes:
-        is_candidate: Whether the node is one for it at all: bool `[filters]`.
-        accepted: Which devices it accepts there: bool `[filters, devices]`.
-        seen: How many filters had come when they were given.
+        is_candidate: Whether the node is a candidate for the filter: bool `[filters]`.
+        accepted: Which devices of the node the filter accepts: bool `[filters, devices]`.
+        seen: Number of filters at the time of the answers.
     """
 
     def __init__(self, width: int) -> None:
@@ -45,7 +45,7 @@ class _Answers:
 
 
 class DeviceFilters:
-    """The filters of all waiters, numbered; a number is given again when it is free.
+    """The filters of all waiters, by number; the number of a dropped filter is used again.
 
     Args:
         state: Read, never changed.
@@ -81,7 +81,7 @@ class DeviceFilters:
             self._unused.append(self._numbers.pop(accepts))
 
     def accepted(self, row: int) -> tuple[Bools, Bools]:
-        """Return whether a node is a candidate, and which of its devices are accepted.
+        """Return which filters accept a node, and which of its devices each of them accepts.
 
         Returns:
             Bool `[filters]` and `[filters, devices]`; do not write.

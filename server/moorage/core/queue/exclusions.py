@@ -1,4 +1,4 @@
-"""Exclusions: nodes, and parts of nodes, that one request may not use.
+"""Exclusions: computes the nodes, and parts of nodes, that one request may not use.
 
 Other tenants reserved them for a time before its lease would end, waiters that go before it need
 them, or leases of its own group are too near. A policy sees excluded nodes as full and excluded
@@ -24,14 +24,14 @@ from moorage.policy import Fleet
 
 
 class Exclusions(msgspec.Struct, frozen=True, gc=False):
-    """The nodes, amounts and times that one request may not use.
+    """The nodes and parts of nodes that one request may not use.
 
     Args:
-        by_waiters: Nodes reserved for waiters that go before it.
-        by_others: Nodes that others reserve before its lease would end, and those too near to
-            leases of its group.
-        own: Nodes reserved for such waiters too, of which it may use what its tenant reserved.
-        parts: What others reserve of all other nodes before its lease would end.
+        by_waiters: Nodes reserved for waiters ahead of the request.
+        by_others: Nodes that other tenants reserve before its lease would end, and nodes too near
+            to leases of its group.
+        own: Nodes of `by_waiters` on which it may use the part that its tenant reserved.
+        parts: Parts of other nodes that other tenants reserve before its lease would end.
     """
 
     by_waiters: Nodes = ()
@@ -46,7 +46,7 @@ class Exclusions(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def by_waiters_only(self) -> Nodes:
-        """Nodes that the request could use if no waiter came before it."""
+        """Nodes that only waiters ahead of the request exclude."""
         if not self.by_others:
             return self.by_waiters
         return tuple(node for node in self.by_waiters if node not in self.by_others)
@@ -55,14 +55,14 @@ class Exclusions(msgspec.Struct, frozen=True, gc=False):
 NONE = Exclusions()
 
 _Lasting = tuple[Tenant, Demand | None, float, float]
-"""A lease: whose, what it needs, from when and until when."""
+"""A lease as (tenant, demand, start, end)."""
 
 
 class ExclusionRules:
     """Computes exclusions.
 
     Args:
-        writer: What the turn is written on.
+        writer: Writes the turn.
         feasibility: Knows what fits.
         queue: Reserves nodes for its head.
     """
@@ -79,7 +79,7 @@ class ExclusionRules:
 
         Args:
             ask: The request.
-            by_waiters: Nodes reserved for waiters that go before it; None: as the queue has them.
+            by_waiters: Nodes reserved for waiters ahead of the request; None: as the queue says.
         """
         if by_waiters is None:
             if self._excludes_nothing(ask):
@@ -103,12 +103,12 @@ class ExclusionRules:
     def find_on_empty(
         self, ask: Ask, by_waiters: Nodes = (), at: float | None = None
     ) -> Exclusions:
-        """Return the exclusions that stay when all leases of the fleet have ended.
+        """Return the exclusions of a request if all leases of the fleet had ended.
 
         Args:
             ask: The request.
-            by_waiters: Nodes reserved for waiters that go before it.
-            at: When its lease would begin, in seconds since the epoch; None: now.
+            by_waiters: Nodes reserved for waiters ahead of the request.
+            at: Start of its lease, in seconds since the epoch; None: now.
         """
         now = self._turn.now if at is None else at
         near = self._near(ask)
@@ -122,7 +122,7 @@ class ExclusionRules:
         return Exclusions(by_waiters, (*near, *reserved), (), parts)
 
     def _near(self, ask: Ask) -> Nodes:
-        """Return the nodes too near to leases of its group; a look at a waiter needs them twice."""
+        """Return the nodes too near to leases of the request's group, from a cache."""
         apart = ask.terms.anti_affinity if ask.terms is not None else None
         if apart is None:
             return ()
@@ -133,7 +133,7 @@ class ExclusionRules:
         return self._last_near[1]
 
     def _excludes_nothing(self, ask: Ask) -> bool:
-        """Return whether no node can be excluded, as on servers without reservations and queue."""
+        """Return whether nothing can be excluded, as on servers without reservations and queue."""
         terms = ask.terms
         return (
             self._queue.head is None
@@ -142,7 +142,7 @@ class ExclusionRules:
         )
 
     def _own(self, ask: Ask, by_waiters: Nodes) -> Nodes:
-        """Return the nodes reserved for waiters where the tenant has reserved enough itself."""
+        """Return the waiters' nodes on which the tenant's own reservation has enough room."""
         if not by_waiters:
             return ()
         fleet, rows = self._state.fleet.imagined(), dict[Place, int]()
@@ -157,7 +157,7 @@ class ExclusionRules:
         return tuple(place for place, fit in zip(rows, fits, strict=True) if fit)
 
     def _until(self, ask: Ask, excluded: Nodes, now: float) -> float:
-        """Return when a lease of a request that begins then would end, in seconds since the epoch.
+        """Return when a request's lease that begins then would end, in seconds since the epoch.
 
         A request that accepts a shorter lease gets one where it fits nowhere for the whole time.
         """
@@ -183,11 +183,11 @@ class ExclusionRules:
         return self._nodes_reserved(lease, self._feasibility.beside(parts))
 
     def _nodes_reserved(self, lease: _Lasting, beside: Fleet | None = None) -> Nodes:
-        """Return the nodes on which a lease would run into a reservation.
+        """Return the nodes on which a lease would overlap a reservation.
 
         Args:
-            lease: Whose, what it needs, from when and until when.
-            beside: The fleet as it is, less what others reserve; None: all leases have ended.
+            lease: The planned lease.
+            beside: The present fleet without what others reserve; None: an empty fleet.
         """
         tenant, demand, now, until = lease
         state, fleet = self._state, self._state.fleet
@@ -226,7 +226,7 @@ class ExclusionRules:
         return anti_affinity.add_reasons(refusal, self._state, ask)
 
     def _explain_reservations(self, refusal: Refusal, ask: Ask, exclusions: Exclusions) -> Refusal:
-        """Add to a refusal how long a lease could last, where only reservations exclude it."""
+        """Add to a refusal how long a lease could last, if only reservations exclude it."""
         assert ask.demand is not None
         state, now = self._state, self._turn.now
         if not state.reserved or ask.terms is None:
@@ -255,7 +255,7 @@ class ExclusionRules:
 
 
 def shortest_ttl(lease: Lease) -> float | None:
-    """Return the seconds that a new lease may last, if that is less than the request wants."""
+    """Return the seconds that a new lease may last; None if that is as long as requested."""
     if lease.attempt > 1 or lease.expires_at >= lease.granted_at + lease.terms.ttl_seconds:
         return None
     return lease.expires_at - lease.granted_at

@@ -1,4 +1,4 @@
-"""A request that comes again with its idempotency key: is it the same one?
+"""Compares a repeated request with the first one of the same idempotency key.
 
 The allocator is the only caller.
 """
@@ -12,13 +12,13 @@ from moorage.model import AntiAffinity, Ask, Demand, Lease, Placement, RequestId
 def mismatch(
     ask: Ask, first: RequestId, earlier: Ask | None, lease: Lease | None
 ) -> Refusal | None:
-    """Return why a repeated request is not the first one, or None if it is.
+    """Return why a repeated request differs from the first one, or None if it does not.
 
     Args:
-        ask: The request as it came now.
-        first: The id of the first one.
-        earlier: The first one, as long as it is known.
-        lease: What it was granted, where only that is known.
+        ask: The repeated request.
+        first: The id of the first request.
+        earlier: The first request, if it is still known.
+        lease: The lease granted to it, if only that is known.
     """
     if earlier is not None:
         same = _gist(earlier) == _gist(ask)

@@ -1,4 +1,4 @@
-"""Open requests, which are being decided or wait, and the sessions that await the answers.
+"""Open requests, which are being decided or wait, and the sessions that wait for the answers.
 
 The one owner of what is known of a request between its arrival and its answer. The parts of the
 core read and change it; it calls none of them.
@@ -18,14 +18,14 @@ from moorage.core.turns.turn import TurnWriter
 from moorage.model import Ask, Nodes, PolicyRef, RequestId, SessionId, Tenant
 
 PENDING_MAX: Final = 10_000
-"""Asks being consulted about; the next one is answered `busy`, see `TenantLoads`."""
+"""Requests that policies are deciding; one more is refused as `busy`, see `TenantLoads`."""
 ASKS_BYTES_MAX: Final = 128 << 20
-"""What all asks being consulted about may bring along as JSON, and as much again those that wait;
-the next one is answered `busy`."""
+"""Bytes of JSON of all requests being decided, and again of those that wait; more is refused as
+`busy`."""
 
 
 class Pending(msgspec.Struct):
-    """An ask that its policy is being consulted about."""
+    """A request that its policy is deciding."""
 
     ask: Ask
     since: float
@@ -34,28 +34,28 @@ class Pending(msgspec.Struct):
     version: int = 0
     """`Fleet.version` when the policy was consulted."""
     layout: int = 0
-    """`Fleet.layout` then: what it names may have existed."""
+    """`Fleet.layout` when the policy was consulted: nodes it names may have existed then."""
     gains: int = 0
-    """`State.gains` when the policy was consulted: what it declines, it declines as of then."""
+    """`State.gains` when the policy was consulted: its refusal is valid for that value."""
     waits: bool = False
-    """It stands in the queue meanwhile."""
+    """Whether the request is in the queue meanwhile."""
     turned_down: int = 0
-    """How many proposals had been turned down then: a policy may have missed what they were for."""
+    """Number of rejected proposals at that time: their capacity may have come free since."""
     exclusions: Exclusions = NONE
-    """What it could not use then."""
+    """The exclusions that the policy was consulted with."""
     avoided: Nodes = ()
-    """Nodes that were left out because its workload has failed there."""
+    """Nodes left out because the request's workload failed on them."""
     insisted: bool = False
-    """The policy wants none of the others, so nothing is left out any more."""
+    """Whether the policy declined all other nodes, so that no node is left out any more."""
     over: Refusal | None = None
-    """Why one of its alternatives was passed over, where that is its quota."""
+    """Why an alternative was passed over, if its quota is the reason."""
 
 
 class Undecided:
-    """All asks that policies are being consulted about, and the idempotency keys they came with.
+    """All requests that policies are deciding, and their idempotency keys.
 
     Attributes:
-        waiters: How many of them stand in the queue meanwhile, by policy and priority.
+        waiters: Number of these requests in the queue, by policy and priority.
     """
 
     def __init__(self) -> None:
@@ -68,15 +68,15 @@ class Undecided:
         return len(self._asks)
 
     def get(self, request: RequestId) -> Pending | None:
-        """Return an open request by its id, or None."""
+        """Return a request by its id, or None."""
         return self._asks.get(request)
 
     def named(self, tenant: Tenant, idempotency_key: str) -> RequestId | None:
-        """Return the id of the one that came with this key, or None."""
+        """Return the id of the request with this idempotency key, or None."""
         return self._keys.get((tenant, idempotency_key))
 
     def has_capacity(self, ask: Ask) -> bool:
-        """Return whether the core may decide one more request."""
+        """Return whether one more request may be decided."""
         return self._loads.has_room(ask, PENDING_MAX, ASKS_BYTES_MAX)
 
     def add(self, pending: Pending) -> None:
@@ -120,13 +120,13 @@ class OpenRequests:
     """All requests that have no final answer yet.
 
     Args:
-        writer: What the turn is written on.
-        overtaken_max: As `OVERTAKEN_MAX` of the queue.
+        writer: Writes the turn.
+        overtaken_max: How often a waiter may be overtaken.
 
     Attributes:
-        undecided: Those that policies are being consulted about.
-        queue: Those that wait, in their order.
-        listeners: Who gets the outcome of each, in the order of their requests.
+        undecided: The requests that policies are deciding.
+        queue: The waiting requests, in order.
+        listeners: The addresses that get each outcome, in order of arrival.
     """
 
     def __init__(self, writer: TurnWriter, overtaken_max: int) -> None:
@@ -138,12 +138,12 @@ class OpenRequests:
         self._of_session: dict[SessionId, dict[RequestId, None]] = {}
 
     def first_with(self, tenant: Tenant, idempotency_key: str) -> RequestId | None:
-        """Return the id of the request that came first with this key, or None."""
+        """Return the id of the first request with this idempotency key, or None."""
         known = self._state.keys.get((tenant, idempotency_key))
         return known or self.undecided.named(tenant, idempotency_key)
 
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the URI of the policy that the first request with this key went to, or ""."""
+        """Return the URI of the policy that the first request with this key used, or ""."""
         first = self.first_with(tenant, idempotency_key) or RequestId("")
         known, lease = self.find(first), self._state.lease(first)
         return known.policy.uri if known else lease.policy.uri if lease else ""
@@ -154,12 +154,12 @@ class OpenRequests:
         return found.ask if found else None
 
     def listen(self, request: RequestId, to: Address) -> None:
-        """Register an address that awaits the answer of a request."""
+        """Add an address that waits for the answer to a request."""
         self.listeners.setdefault(request, []).append(to)
         self._of_session.setdefault(to.session, {})[request] = None
 
     def settle(self, ask: Ask) -> list[Address]:
-        """Remove a request that has its answer; return the addresses that await the answer."""
+        """Remove an answered request; return the addresses that wait for the answer."""
         self.undecided.settle(ask)
         listeners = self.listeners.pop(ask.id, [])
         for session in {to.session for to in listeners}:
@@ -170,14 +170,14 @@ class OpenRequests:
         return listeners
 
     def withdraw(self, ask: Ask) -> None:
-        """Take a lease that waits for another place out of the queue."""
+        """Remove a lease that waits for another place from the queue."""
         self._forget(ask.id)
         self.settle(ask)
         if not self._state.waiting[ask.id].pauses:
             self.queue.remove(ask)
 
     def drop_session_requests(self, session: SessionId) -> None:
-        """Drop the requests that only this session awaited, except those in the queue."""
+        """Drop the requests that only this session waits for, except those in the queue."""
         for request in self._of_session.pop(session, {}):
             others = [to for to in self.listeners.pop(request) if to.session != session]
             if others:

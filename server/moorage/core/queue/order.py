@@ -1,4 +1,4 @@
-"""The order of the queue: priority, then fair share, then age; identical waiters judged once.
+"""The order of the queue: priority, then fair share, then age; like waiters are judged once.
 
 An index over `State.waiting`, less those that pause, built from it at start and updated with each
 change, be it decided here or by another server. `Backfill` asks it whose turn it is when capacity
@@ -57,23 +57,24 @@ from moorage.model import (
 )
 
 CONSULTED_MAX: Final = 8
-"""Waiters of one policy that are consulted about at the same time, and of lower priority none."""
+"""Waiters of one policy that are consulted at a time; then none of lower priority is consulted."""
 CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
-"""Classes that are put in order at a time: a wake seldom needs more."""
+"""Classes that are sorted at a time: a wake seldom needs more."""
 PIECE: Final = 200
-"""Waiters that are indexed at a time, before others have their turn."""
+"""Waiters that are indexed at a time, before other tasks run."""
 
 
 class WaitingQueue:
     """The waiters, in lines.
 
     Args:
-        state: Read, never changed, but for what it notes for the queue (`growth`).
-        overtaken_max: As `OVERTAKEN_MAX`.
+        state: Read only, except for its notes for the queue (`growth`).
+        overtaken_max: How often a waiter may be overtaken.
 
     Attributes:
-        head: The line that nodes are reserved for, or None.
-        reservation: Those nodes. They stay the same until capacity grows, so that they can drain.
+        head: The line for which nodes are reserved, or None.
+        reservation: The reserved nodes, the same until capacity grows, so that leases on them can
+            end.
     """
 
     def __init__(self, state: State, overtaken_max: int = OVERTAKEN_MAX) -> None:
@@ -82,7 +83,7 @@ class WaitingQueue:
         self._begin()
 
     def restore(self) -> None:
-        """Index all waiters again, after their times were moved."""
+        """Index all waiters again, since their times were moved."""
         for _ in self.index():
             pass
 
@@ -111,18 +112,18 @@ class WaitingQueue:
         self.reservation: Nodes = ()
 
     def __bool__(self) -> bool:
-        """Return whether anybody waits for a place."""
+        """Return whether the queue has a waiter."""
         return bool(self._lines)
 
     @property
     def changes(self) -> int:
-        """Counts gains of capacity and ends of reservations; a refusal holds until the next one."""
+        """Counter of capacity gains and ended reservations; a refusal is valid until it changes."""
         return self._state.gains + self._unreserved
 
     # Who waits -------------------------------------------------------------------------------
 
     def add(self, ask: Ask) -> None:
-        """Put a waiter into its line: at the end, or where its age says if it comes back."""
+        """Add a waiter to its line: at the end, or by its age if it returns."""
         key = self._key(ask)
         line = self._lines.get(key)
         if line is None:
@@ -150,7 +151,7 @@ class WaitingQueue:
         return self._ranking.has_room(ask.tenant, _shape(ask))
 
     def remove(self, ask: Ask) -> None:
-        """Take a waiter out: granted or given up."""
+        """Remove a waiter that was granted or that gave up."""
         line = self._line_of.pop(ask.id)
         del line.waiters[ask.id]
         oldest_first = self._by_seniority
@@ -193,7 +194,7 @@ class WaitingQueue:
         return LineKey(waiters, inputs, ask.avoid, apart)
 
     def _aged(self, line: WaiterLine) -> None:
-        """Place a line by the age of its first waiter."""
+        """Move a line to its place by the age of its first waiter."""
         since = self._state.waiting[next(iter(line.waiters))].at
         if since != line.since:
             if not line.declined:
@@ -214,7 +215,7 @@ class WaitingQueue:
             self._first_as_of = UNJUDGED
 
     def _leave(self, line: WaiterLine) -> None:
-        """Remove a line from the ready lines, or from those that are passed over."""
+        """Remove a line from the ready lines, or from the lines that are passed over."""
         its = self._classes[line.of]
         if line in its.declined:
             del its.declined[line], self._declined[line]
@@ -242,7 +243,7 @@ class WaitingQueue:
             self._ranking.note_refused_class(its.row, UNJUDGED)
 
     def _ready_from(self, its: ClassLines, visited: int) -> None:
-        """Report to the ranking the first of a class that a wake has not visited yet."""
+        """Report the first line of a class that the current wake has not visited to the ranking."""
         since, number = its.ready[visited][:2] if visited < len(its.ready) else (math.inf, 0)
         oldest = its.ready[0][0] if its.ready else math.inf
         self._ranking.ready_since(its.row, since, number, oldest)
@@ -250,7 +251,7 @@ class WaitingQueue:
     # Facts of another server -----------------------------------------------------------------
 
     def take_out(self, fact: Fact) -> None:
-        """Remove the waiter that leaves its line by this fact, which another server decided."""
+        """Remove the waiter that a fact of another server takes out of its line."""
         match fact:
             case Granted(lease=Lease(id=request)) | Dequeued(request) | Ended(request):
                 waiter = self._state.waiting.get(request)
@@ -260,7 +261,7 @@ class WaitingQueue:
                 self.remove(self._state.waiting[request].ask)
 
     def put_in(self, fact: Fact) -> None:
-        """Add or move the waiter that joins its line by this fact, or changes its place."""
+        """Add or move the waiter that a fact of another server queues or moves."""
         match fact:
             case Queued(ask=Ask(id=request)) | Requeued(request) | Resumed(request):
                 self.add(self._state.waiting[request].ask)
@@ -272,14 +273,14 @@ class WaitingQueue:
     # Why they wait --------------------------------------------------------------------------
 
     def does_not_fit(self, ask: Ask, gains: int, reserved: Nodes, excluded: bool = False) -> None:
-        """Note that no demand like that of `ask` fits now.
+        """Record that no demand like that of `ask` fits now.
 
         Args:
-            ask: One of them.
-            gains: `State.gains` when that was found; where they are more now, it does not stand.
-            reserved: The nodes that were reserved for others then.
-            excluded: Reservations keep nodes from its line, which says nothing of other lines.
-                True also where another tenant reserved a part of the head's nodes.
+            ask: A waiter with this demand.
+            gains: `State.gains` at the time of the check; if it has grown, the result is void.
+            reserved: The nodes that were reserved for others during the check.
+            excluded: Reservations keep nodes from its line, which says nothing of other lines. True
+                also where another tenant reserved a part of the head's nodes.
         """
         excluded = excluded or self._partly_open(reserved) != reserved
         line = self._line_of[ask.id]
@@ -297,14 +298,14 @@ class WaitingQueue:
             self._ranking.note_refused_class(its.row, self.changes)
 
     def declined(self, ask: Ask, refusal: Refusal, gains: int, excluded: Nodes) -> None:
-        """Pass over the waiters in the line of `ask`, since its policy declines all that is free.
+        """Pass over the waiters in the line of `ask`: its policy declines all free capacity.
 
         Args:
-            ask: One of them.
-            refusal: Their answer if their time is up before that changes.
-            gains: `State.gains` when the policy was consulted; where they are more now, it is
-                consulted again.
-            excluded: Nodes that it was not offered: they are reserved for the head of the queue.
+            ask: A waiter in the line.
+            refusal: The answer to these waiters if their time expires before that changes.
+            gains: `State.gains` at the consultation; if it has grown, the policy is consulted
+                again.
+            excluded: Nodes not offered to the policy: they are reserved for the head of the queue.
         """
         line = self._line_of[ask.id]
         its = self._classes[line.of]
@@ -320,22 +321,22 @@ class WaitingQueue:
         line.over_quota_at = self._ranking.rooms() if over else 0
 
     def last_decline(self, ask: Ask) -> Refusal | None:
-        """Return the refusal by the policy of a waiter, if that is the reason why it waits."""
+        """Return the last refusal by a waiter's policy, if the waiter waits for that reason."""
         line = self._line_of.get(ask.id)
         return line.declined if line is not None else None
 
     def is_over_quota(self, ask: Ask) -> bool:
-        """Return whether the quota of a waiter has no room; then its line is passed over."""
+        """Return whether a waiter exceeds its quota; then its line is passed over."""
         return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
 
     def take_over_quota(self) -> list[Ask]:
-        """Return one waiter of each class that was found beyond its quota since the last call."""
+        """Return one waiter per class that was found over its quota since the last call."""
         rows = self._ranking.take_over_quota(CLASSES_AT_ONCE)
         lines = [self._classes[self._ranking.waiters(row)].ready[0][2] for row in rows]
         return [self._state.waiting[next(iter(line.waiters))].ask for line in lines]
 
     def waits_for_quota(self, tenant: Tenant | None) -> bool:
-        """Return whether a request of `tenant` (None: of any tenant) waits for room in a quota."""
+        """Return whether a request of `tenant` (None: of any tenant) waits for quota."""
         if not self._state.accounts.quotas:
             return False
         declined = any(
@@ -345,9 +346,9 @@ class WaitingQueue:
         return declined or self._ranking.is_any_over(number)
 
     def quota_reservation(self, ask: Ask, account: Account) -> tuple[Amounts, RequestId] | None:
-        """Return the amounts of an account's quota that another request reserves, and that request.
+        """Return how much of an account's quota another request reserves, and that request.
 
-        That one was overtaken too often. None: nothing is.
+        That request was overtaken too often. None: nothing is reserved.
         """
         row = self._ranking.claims().get(self._state.accounts.number(account))
         if row is None:
@@ -360,7 +361,7 @@ class WaitingQueue:
     # Whose turn it is ------------------------------------------------------------------------
 
     def grew(self, places: Collection[GrownPlace] | None) -> None:
-        """Note where capacity grew, or may be had; None is everywhere."""
+        """Record the places where capacity grew or may be freed; None: everywhere."""
         if places is not None and not places:
             return
         for row in self._ranking.grew(places, wanted=bool(self._declined)):
@@ -369,7 +370,7 @@ class WaitingQueue:
                 self._ask_again(line)
 
     def rethink(self) -> None:
-        """Consult policies again that declined without nodes that they may now use."""
+        """Consult policies again that declined without the nodes which they may use now."""
         rooms = self._ranking.rooms()
         for line in [each for each in self._declined if each.excluded or each.over_quota_at]:
             room = line.over_quota_at not in {0, rooms}
@@ -377,7 +378,7 @@ class WaitingQueue:
                 self._ask_again(line)
 
     def retry(self, ask: Ask) -> None:
-        """Consider a waiter again after the duration of its lease changed."""
+        """Check a waiter again, since its lease may now have another duration."""
         line = self._line_of[ask.id]
         line.refused_at = line.looked_at = UNJUDGED
         self._ask_again(line)
@@ -388,7 +389,7 @@ class WaitingQueue:
         self._ranking.judge_again(self._classes[line.of].row)
 
     def first(self) -> WaiterLine | None:
-        """Return the line that heads the queue: nodes are to be reserved for it."""
+        """Return the first line of the queue, for which nodes are to be reserved."""
         if self._first_as_of != self._state.accounts.version:
             row = self._ranking.head()
             ready = [] if row is None else self._classes[self._ranking.waiters(row)].ready
@@ -397,7 +398,7 @@ class WaitingQueue:
         return self._first
 
     def reserve(self, head: WaiterLine | None, nodes: Nodes) -> None:
-        """Reserve nodes for a line. Those that were reserved before are open to others again."""
+        """Reserve nodes for a line; formerly reserved nodes are open to others again."""
         free = set(self.reservation) - set(nodes)
         self.head, self.reservation = head, nodes
         if free:
@@ -405,17 +406,17 @@ class WaitingQueue:
             self._ranking.grew(free, wanted=False)
 
     def _partly_open(self, nodes: Nodes) -> Nodes:
-        """Return the head's nodes of which no other tenant reserved a part."""
+        """Return the head's reserved nodes on which no other tenant has a reservation."""
         on = self._state.reserved.on
         return tuple(node for node in nodes if node not in on) if on else nodes
 
     def nodes_reserved_for(self, line: WaiterLine) -> Nodes:
-        """Return the nodes reserved for a line that is served before this one."""
+        """Return the nodes reserved for the head if it is served before this line."""
         ahead = self.head is not None and self._rank(self.head) < self._rank(line)
         return self.reservation if ahead and line is not self.head else ()
 
     def nodes_reserved_ahead(self, ask: Ask) -> Nodes:
-        """Return the nodes reserved for a waiter ahead of `ask`, which may be new or wait itself.
+        """Return the nodes reserved for a waiter ahead of `ask`, a new request or a waiter.
 
         Advice holds nothing, so it delays no request and everything is open to it.
         """
@@ -428,13 +429,13 @@ class WaitingQueue:
         return self.reservation if self._rank(self.head) < newest else ()
 
     def overtaken_by(self, ask: Ask, placement: Placement, since: float) -> RequestId | None:
-        """Return the oldest waiter that a placement overtakes: it came before, and still waits.
+        """Return the oldest waiter that a grant overtakes: it came earlier and still waits.
 
         Args:
-            ask: The request; those of lower priority are not overtaken.
-            placement: What it gets. Who never could be there is not overtaken, unless their quota
-                is the same.
-            since: When it came, in seconds since the epoch.
+            ask: The granted request; waiters of lower priority are not overtaken.
+            placement: The granted placement; waiters that could not use it are not overtaken,
+                unless they share a quota.
+            since: Arrival of the request, in seconds since the epoch.
         """
         if not self._lines:
             return None
@@ -458,7 +459,7 @@ class WaitingQueue:
         return self.head is not None and len(self._lines) == 1
 
     def note_exhausted(self) -> None:
-        """Note that all lines that may be served now have been looked at."""
+        """Record that all lines that may be served now have been checked."""
         self._ranking.note_exhausted()
 
     def servable(
@@ -466,11 +467,11 @@ class WaitingQueue:
     ) -> Generator[WaiterLine, None, None]:
         """Yield the lines that may be served now, in order, without the head.
 
-        The caller asks for them, or says what stands in their way, before it takes the next one.
+        The caller consults for a line, or records its obstacle, before it takes the next one.
 
         Args:
-            limits: Returns whose turn it is not now.
-            before: The line before which to stop; None: at the end.
+            limits: Returns the classes that are not served now.
+            before: The line to stop at; None: yield all lines.
         """
         seen: dict[int, ClassLines] = {}
         last = None if before is None else self._rank(before)
@@ -503,7 +504,7 @@ class WaitingQueue:
         return line is not self.head
 
     def _passes_by(self, row: int, seen: dict[int, ClassLines]) -> bool:
-        """Pass by the next lines of a class that were looked at since capacity grew last."""
+        """Skip the next lines of a class that were checked since capacity last grew."""
         its = seen[row] = self._classes[self._ranking.waiters(row)]
         ready, changes, visited = its.ready, self.changes, its.visited
         if its.passed_at != changes:
@@ -524,14 +525,14 @@ class WaitingQueue:
         return True
 
     def _next(self, row: int) -> WaiterLine:
-        """Return the first line of a class that the wake under way has not visited."""
+        """Return the first line of a class that the current wake has not visited."""
         its = self._classes[self._ranking.waiters(row)]
         return its.ready[its.visited][2]
 
     def _in_order(
         self, rows: list[int], seen: dict[int, ClassLines], last: Rank | None
     ) -> Iterator[WaiterLine]:
-        """Yield the lines of classes, merged: to the first of the last class of many, or `last`."""
+        """Yield the lines of classes in order, as far as `last` or the classes reach."""
         merged: list[tuple[Rank, int, ClassLines]] = []
         for row in rows:
             its = seen[row]
@@ -569,7 +570,7 @@ class WaitingQueue:
     # Listings --------------------------------------------------------------------------------
 
     def lines(self) -> list[WaiterLine]:
-        """Return all lines in the order in which their first waiters are to be served."""
+        """Return all lines, in the order in which their first waiters are served."""
         return sorted(self._lines.values(), key=self._rank)
 
     def positions(self, requests: Iterable[RequestId]) -> dict[RequestId, int]:
@@ -590,10 +591,10 @@ class WaitingQueue:
         return {request: at for request, at in positions.items() if at}
 
     def by_seniority(self, after: Any = None) -> Iterator[Waiter]:
-        """Yield all waiters, also paused ones, in an order that other waiters cannot change.
+        """Yield all waiters, also paused ones, in an order that other waiters do not change.
 
         Args:
-            after: What `seniority` returned of the one before; anything else: from the first.
+            after: The `seniority` key of the previous waiter; other values: start with the first.
         """
         waiting, ranked, start = self._state.waiting, self._by_seniority, 0
         if after is not None:
@@ -606,7 +607,7 @@ class WaitingQueue:
         yield from (waiting[each.request] for each in keys)
 
     def in_turn(self, most: int) -> list[Waiter]:
-        """Return the first that wait for a place, in the order in which they are served now."""
+        """Return the first waiters in the order in which they are served now."""
         waiting = self._state.waiting
         # No other line has one of them: its first would be one, too.
         lines = [self._numbers[number] for number in self._ranking.first_lines(most)]
@@ -626,7 +627,7 @@ def _shape(ask: Ask) -> Shape:
 def _count(
     line: Iterable[RequestId], before: int, wanted: int, positions: dict[RequestId, int]
 ) -> None:
-    """Note the positions in a line of `wanted` requests, then stop."""
+    """Store the positions of `wanted` requests in a line, then stop."""
     for at, request in enumerate(line, before + 1):
         if request in positions:
             positions[request] = at

@@ -1,4 +1,4 @@
-"""Quotas: operators set them; a request beyond one is refused with the numbers.
+"""Quotas: sets the limits of tenants and projects, and refuses requests that exceed them.
 
 The allocator is the only caller. What is held, and what that leaves, is in `core.state.accounts`.
 The queue passes over who waits for its quota, and keeps no nodes for them; quota itself it keeps
@@ -29,14 +29,14 @@ from moorage.records.replies import QuotaTerms
 from moorage.records.requests import QuotaAmounts
 
 QUOTAS_MAX = 10_000
-"""Quotas that are set at one time; one more is refused."""
+"""Quotas that exist at a time; one more is refused."""
 
 
 class Quotas:
-    """The limits of tenants and their projects.
+    """Sets and checks the limits of tenants and their projects.
 
     Args:
-        writer: What the turn is written on.
+        writer: Writes the turn.
         queue: Knows which waiters reserve quota.
     """
 
@@ -46,7 +46,7 @@ class Quotas:
         self._accounts = writer.state.accounts
 
     def apply(self, event: QuotaAsked) -> None:
-        """Apply an order of an operator, or the configuration."""
+        """Apply a quota that an operator or the configuration sets."""
         account, before = (event.tenant, event.project), self._accounts.quotas
         if event.quota is not None and account not in before and len(before) >= QUOTAS_MAX:
             if event.to is not None:
@@ -59,18 +59,18 @@ class Quotas:
             self._turn.respond(event.to, Information(row(self._accounts, account)))
 
     def half_life(self, seconds: float) -> None:
-        """Set the half-life, in seconds, of past use."""
+        """Set the half-life of past use, in seconds."""
         if seconds != self._accounts.half_life:
             self._turn.record(HalfLifeSet(seconds, self._turn.now))
 
     def refusal(
         self, ask: Ask, placement: Placement | None = None, ends: Lease | None = None
     ) -> Refusal | None:
-        """Return why an ask is beyond a quota, or None.
+        """Return why a request exceeds a quota, or None.
 
         Args:
-            ask: Asks for a lease; advice holds nothing.
-            placement: What it would be granted; None: it is not known yet.
+            ask: The request; advice needs no quota.
+            placement: The planned placement; None: not known yet.
             ends: A lease that would end in the same turn.
         """
         if ask.terms is None or not self._accounts.quotas:

@@ -1,4 +1,4 @@
-"""The classes of waiters in columns: which of them may be served now, and which come first.
+"""The classes of waiters in columns: finds which may be served now, and which come first.
 
 A class is what waiters share that decides about their turn: tenant, policy, demand, priority. The
 columns are updated as classes come and go, so a wake looks at arrays and at the first few classes;
@@ -25,29 +25,29 @@ Bools = npt.NDArray[np.bool_]
 T = TypeVar("T", bound=Hashable)
 _Key = Callable[[Rows], Column]
 Kind = tuple[DeviceFilter, int, int]
-"""A filter, memory of a device, and thousandths of it that must be free."""
+"""What a demand needs of a device: the filter, its memory, and free thousandths."""
 Rank = tuple[int, float, float, float, int]
-"""Its precedence, negated; the share of the tenant; that of its project; since when; which came
-first then. Less comes first."""
+"""Sort key: negated precedence, share of the tenant, that of the project, arrival, serial number.
+Smaller keys come first."""
 
 ALTERNATIVES_WIDTH: Final = 8
-"""Alternatives that there is room for from the start."""
+"""Number of alternatives per request for which the table has columns at first."""
 FILTERS_OF_TENANT_MAX: Final = 4_096
-"""Choices of GPU models, labels and clusters among the waiters of a tenant; a request with another
-one is answered `busy`. A release takes some microseconds for each."""
+"""Different choices of GPU models, labels and clusters among a tenant's waiters; a request with one
+more is refused as `busy`. Each costs a release some microseconds."""
 COUNTED_MAX: Final = 16
-"""Lines that are counted to one by one; all are sorted for more of them."""
+"""Lines that are counted one by one; for more, all lines are sorted."""
 
 
 def _kind(shape: Shape) -> Kind:
-    """Return the attributes of a demand that decide on which nodes and devices it fits."""
+    """Return the attributes of a demand that decide which nodes and devices it fits."""
     demand, _, _ = shape
     milli = GPU_MILLI if demand.gpu_milli == GPU_MILLI else 1  # A share: any device has a part.
     return device_filter(shape), demand.gpu_memory_mib, milli
 
 
 def _alternatives(shape: Shape) -> list[Shape]:
-    """Return the shapes of the demands that a demand is the loosest of."""
+    """Return the shapes of the alternatives in a demand."""
     _, candidates, demands = shape
     return [(each, candidates, ()) for each in demands]
 
@@ -57,7 +57,7 @@ def _filters(shape: Shape) -> set[DeviceFilter]:
 
 
 class Table(Generic[T]):
-    """A table of numbered rows; a free number is used again."""
+    """A table of numbered rows; the number of a removed row is used again."""
 
     def __init__(self, **columns: npt.DTypeLike) -> None:
         self.columns = {name: np.zeros(16, kind) for name, kind in columns.items()}
@@ -71,7 +71,7 @@ class Table(Generic[T]):
         return self.columns[name][: self.rows]
 
     def add(self, item: T, **values: object) -> int:
-        """Count one more user of an item; return the item's number; a new item gets `values`."""
+        """Count one more user of an item; return its row. A new item gets `values`."""
         number = self.numbers.get(item)
         self.users[item] = self.users.get(item, 0) + 1
         if number is not None:
@@ -86,7 +86,7 @@ class Table(Generic[T]):
         return number
 
     def drop(self, thing: T) -> bool:
-        """Decrease a row's user count by one; return whether no user is left."""
+        """Count one user less of a row; return whether no user is left."""
         self.users[thing] -= 1
         if self.users[thing]:
             return False
@@ -99,8 +99,8 @@ class WakeLimits(NamedTuple):
     """Classes of waiters that are not served now.
 
     Args:
-        capped: Policies that can take no more consultations, up to which priority.
-        spent: Tenants of whose waiters enough were looked at in this turn.
+        capped: Policies that take no more consultations, up to the given priority.
+        spent: Tenants whose waiters were checked often enough in this turn.
     """
 
     capped: Mapping[PolicyRef, int]
@@ -108,7 +108,7 @@ class WakeLimits(NamedTuple):
 
 
 class Ranking:
-    """The classes, in no order: the columns give an order where one is needed.
+    """The classes, unsorted; the columns yield an order when needed.
 
     Args:
         state: Read, never changed.
@@ -142,7 +142,7 @@ class Ranking:
             several=np.bool_,  # It is met where one of several others is, which have their rows.
         )
         self._others = np.zeros((16, ALTERNATIVES_WIDTH), np.int64)
-        """Of a shape that is met where another is: the rows of these, the last one repeated."""
+        """By shape with alternatives: the rows of its alternatives, padded with the last one."""
         self._kinds = Table[Kind](filter=np.int64, gpu_memory=np.int64, milli=np.int64)
         self._filters = DeviceFilters(state)
         self._filters_of: dict[Tenant, Counter[DeviceFilter]] = {}
@@ -161,7 +161,7 @@ class Ranking:
         self._rooms = 0
 
     def add(self, waiters: WaiterClass) -> int:
-        """Return the row of a class that is new here."""
+        """Add a class, and return its row."""
         number = self._add_shape(waiters.shape)
         accounts = accounts_of(waiters.tenant, waiters.project)
         tenant, project = map(self._state.accounts.number, accounts)
@@ -189,13 +189,13 @@ class Ranking:
         return row
 
     def has_room(self, tenant: Tenant, shape: Shape) -> bool:
-        """Return whether one more of a tenant may wait: a release looks at all their filters."""
+        """Return whether one more waiter of a tenant may wait: every release checks all filters."""
         known = self._filters_of.get(tenant, Counter())
         more = sum(each not in known for each in _filters(shape))  # Not all known ones are read.
         return len(known) + more <= FILTERS_OF_TENANT_MAX
 
     def _add_shape(self, shape: Shape) -> int:
-        """Return the row of a shape; of alternatives, each has its own row, too."""
+        """Return the row of a shape; each of its alternatives gets a row, too."""
         demand = shape[0]
         others = list(map(self._add_shape, _alternatives(shape)))
         number = self._shapes.add(
@@ -227,7 +227,7 @@ class Ranking:
             self._shapes.drop(each)
 
     def remove(self, waiters: WaiterClass) -> None:
-        """Forget a class that has no waiters any more."""
+        """Remove a class without waiters."""
         row = self._classes.numbers[waiters]
         self._classes["oldest"][row] = self._classes["since"][row] = np.inf
         del self._by_row[row]
@@ -248,21 +248,21 @@ class Ranking:
         return self._by_row[row]
 
     def ready_since(self, row: int, since: float, number: int, oldest: float) -> None:
-        """Note since when the first ready waiter of a class waits; inf without one.
+        """Store since when the first ready waiter of a class waits; inf if none is ready.
 
         Args:
-            row: The class.
-            since: In seconds since the epoch; of those that a wake has not visited yet.
-            number: Tells who is first of several that came at that time.
-            oldest: Of all that are ready.
+            row: The row of the class.
+            since: Arrival of the first that the wake has not visited, in seconds since the epoch.
+            number: Sequence number among equal arrivals.
+            oldest: Arrival of the first of all ready waiters.
         """
         self._classes["since"][row], self._classes["number"][row] = since, number
         self._classes["oldest"][row] = oldest
 
     def line(self, number: int, row: int, since: float, waiters: int) -> None:
-        """Store a line by its number: its class, the arrival of its first waiter, its waiters.
+        """Store a line by its number: its class, the arrival of its first waiter, its length.
 
-        It is forgotten where none is left.
+        A line without waiters is removed.
         """
         lines = self._lines
         if not waiters:
@@ -277,19 +277,19 @@ class Ranking:
     # What may be served ----------------------------------------------------------------------
 
     def judge_again(self, row: int) -> None:
-        """Mark a class so that it is looked at again wherever capacity grows."""
+        """Mark a class to be checked again at the next growth of capacity, wherever that is."""
         self._classes["fresh"][row] = True
 
     def note_refused_class(self, row: int, changes: int) -> None:
-        """Mark that a class did not fit at a count of changes; `UNJUDGED`: it is not known."""
+        """Store the `changes` at which a class did not fit; `UNJUDGED`: not known."""
         self._classes["refused_at"][row] = changes
 
     def note_judgement(self, row: int) -> None:
-        """Mark that all ready waiters of a class have been considered."""
+        """Record that all ready waiters of a class have been checked."""
         self._classes["fresh"][row] = False
 
     def note_refusal(self, row: int, changes: int, reserved: Nodes) -> None:
-        """Note that the demand of a class did not fit at a count of changes (see `servable`)."""
+        """Store the `changes` at which the demand of a class did not fit (see `servable`)."""
         shapes = self._classes["shape"]
         alike: Bools | int = row
         if self._shapes.users[self._by_row[row].shape] > 1:
@@ -300,14 +300,14 @@ class Ranking:
         self._classes["fresh"][alike] = False
 
     def is_refused(self, row: int, changes: int) -> bool:
-        """Return whether the demand of a class did not fit at this count of changes."""
+        """Return whether the demand of a class did not fit at this value of `changes`."""
         return bool(self._classes["refused_at"][row] == changes)
 
     def grew(self, places: Collection[GrownPlace] | None, *, wanted: bool) -> list[int]:
-        """Note where capacity grew, or may be had; None is everywhere.
+        """Record the places where capacity grew or may be freed; None: everywhere.
 
         Returns:
-            Rows of the classes that may be served there, if they are wanted.
+            Rows of the classes that may be served there, if the caller wants them.
         """
         if places is None or self._grown is None:
             self._grown = None
@@ -321,17 +321,18 @@ class Ranking:
         return [row for row in found if row in self._by_row]
 
     def note_exhausted(self) -> None:
-        """Note that all waiters have been considered that may be served where capacity grew."""
+        """Record that all waiters that may be served on the grown capacity have been checked."""
         self._grown = {}
 
     def servable(self, changes: int, limits: "WakeLimits", reserved: Nodes) -> tuple[Rows, bool]:
-        """Return the classes that may be served now, and whether others only wait for their policy.
+        """Return the classes that may be served now, and whether others wait only for their policy.
 
         Args:
-            changes: Counts the times that capacity grew, or was reserved no longer. What did not
-                fit is not looked at again before this changes.
-            limits: Whose turn it is not.
-            reserved: Nodes reserved for the head of the queue, against all that reserve as it does.
+            changes: The counter of capacity gains and ended reservations. A class that did not fit
+                is not checked again before it changes.
+            limits: Classes that are not served now.
+            reserved: Nodes reserved for the head, excluded for classes that would reserve nodes,
+                too.
         """
         self.rooms()
         if not self._grown and self._grown is not None and not self._classes["fresh"].any():
@@ -361,14 +362,14 @@ class Ranking:
         return np.flatnonzero(live & ~waits), bool((live & waits).any())
 
     def is_over(self, row: int) -> bool:
-        """Return whether a class is beyond its quota; it is looked at again when that has room."""
+        """Return whether a class exceeds its quota; it is checked again when the quota has room."""
         over = bool(self._over(np.array([row], np.int64))[0])
         if over:
             self._classes["over"][row] = True
         return over
 
     def take_over_quota(self, many: int) -> list[int]:
-        """Return which classes `servable` has found beyond their quota, the first ones, and forget.
+        """Return, and forget, the first classes that `servable` found over their quota.
 
         Only while a warm lease may give way to them.
         """
@@ -379,14 +380,14 @@ class Ranking:
         return self.first(rows[np.isfinite(self._classes["oldest"][rows])], many)
 
     def is_any_over(self, tenant: int | None) -> bool:
-        """Return whether a class, of one tenant's account where given, is beyond its quota."""
+        """Return whether any class, or any of one tenant, exceeds its quota."""
         live = np.isfinite(self._classes["since"])
         if tenant is not None:
             live &= self._classes["tenant"] == tenant
         return bool(self._over(np.flatnonzero(live)).any())
 
     def rooms(self) -> int:
-        """Count the times that quotas may have got more room, from 1 on.
+        """A counter, from 1 on, of the moments at which quotas may have gained room.
 
         Who is beyond its quota no more is looked at then, wherever there is capacity.
         """
@@ -401,7 +402,7 @@ class Ranking:
         return self._rooms
 
     def claims(self) -> dict[int, int]:
-        """Return, by account number, the row of the class that reserves its quota.
+        """Return, by account number, the row of the class that reserves the account's quota.
 
         It is the first that was overtaken too often. It reserves nothing of what it would borrow.
         """
@@ -415,11 +416,11 @@ class Ranking:
         return claims
 
     def _over(self, rows: Rows) -> Bools:
-        """Return which classes are beyond the quota of their tenant or project: bool `[rows]`."""
+        """Return which classes exceed the quota of their tenant or project: bool `[rows]`."""
         return self._short(rows, "tenant") | self._short(rows, "project")
 
     def _short(self, rows: Rows, column: str) -> Bools:
-        """Return which classes are beyond the quota of their tenant, or their project."""
+        """Return which classes exceed the quota of their `column`, tenant or project."""
         if not self._state.accounts.quotas or not len(rows):
             return np.zeros(len(rows), np.bool_)
         classes, accounts = self._classes, self._classes[column][rows]
@@ -435,7 +436,7 @@ class Ranking:
     def _open(self, places: Collection[GrownPlace] | None, *, empty: bool = False) -> Bools:
         """Return which shapes may fit at some places (None: anywhere): bool `[shapes]`.
 
-        Now, or if they were empty.
+        Checks the present free capacity, or with `empty` the total.
         """
         shapes, fleet = self._shapes, self._state.fleet
         rows = None if places is None else _rows(fleet, places)
@@ -468,16 +469,16 @@ class Ranking:
     def overtaken(
         self, nodes: Nodes, of: tuple[Account, Account], priority: int, since: float
     ) -> int | None:
-        """Return the oldest class whose first waiter is passed over by a request that is placed.
+        """Return the oldest class whose first waiter a grant overtakes.
 
         It came before, is of no lower priority and not overdue yet, and might be on one of these
         nodes if they were empty. Or it is beyond a quota that the request takes a part of.
 
         Args:
-            nodes: What the request gets.
-            of: The accounts that it counts on.
-            priority: Of the request.
-            since: When it came, in seconds since the epoch.
+            nodes: The granted nodes.
+            of: The accounts of the request.
+            priority: The request's priority.
+            since: Arrival of the request, in seconds since the epoch.
         """
         classes = self._classes
         older = (classes["oldest"] < since) & (classes["priority"] >= priority)
@@ -493,7 +494,7 @@ class Ranking:
         return int(rows[classes["oldest"][rows].argmin()]) if len(rows) else None
 
     def head(self) -> int | None:
-        """Return the class whose first waiter heads the queue and has nodes reserved."""
+        """Return the class of the queue's first waiter for which nodes are reserved."""
         reserves = self._classes["reserves"] & np.isfinite(self._classes["since"])
         rows = np.flatnonzero(reserves)
         first = self.first(rows[~self._over(rows)], 1)
@@ -512,7 +513,7 @@ class Ranking:
         return numbers
 
     def ahead(self, lines: Sequence[int]) -> list[int]:
-        """Return the number of waiters in the lines before each of these, by line number."""
+        """Return the number of waiters before each of these lines, by line number."""
         rows, waiters = [self._lines.numbers[each] for each in lines], self._lines["waiters"]
         if len(rows) <= COUNTED_MAX:
             return [self._ahead(row) for row in rows]
@@ -524,7 +525,7 @@ class Ranking:
         return counted
 
     def _ahead(self, row: int) -> int:
-        """Count the waiters before one line: all classes are compared, then all lines."""
+        """Return the number of waiters before one line; compares all classes, then all lines."""
         lines, classes = self._lines, np.arange(self._classes.rows)
         of, since, number = lines["of"], lines["since"], lines["number"]
         sooner, tied = np.zeros(len(classes), np.bool_), np.ones(len(classes), np.bool_)
@@ -538,7 +539,7 @@ class Ranking:
 
     @property
     def _shared(self) -> tuple[_Key, ...]:
-        """Return the keys that order classes, before the age of their waiters."""
+        """Return the keys that order classes, except the age of their waiters."""
         return self._precedence, self._held_by_tenant, self._held_by_project
 
     def _line_keys(self) -> list[_Key]:
@@ -569,7 +570,7 @@ class Ranking:
 
 
 def _first(rows: Rows, many: int, keys: Sequence[_Key]) -> list[int]:
-    """Return the first rows by some keys, in order: at most `many`."""
+    """Return the first rows by some sort keys, in order: at most `many`."""
     chosen, tied = [rows[:0]], rows
     for key in keys:
         if len(tied) <= many:
@@ -586,7 +587,7 @@ def _first(rows: Rows, many: int, keys: Sequence[_Key]) -> list[int]:
 
 
 def _rows(fleet: Fleet, places: Collection[GrownPlace]) -> list[int] | None:
-    """Return the rows of places that still exist; None if they are many."""
+    """Return the rows of those places that still exist; None if they are many."""
     rows: list[int] = []
     for cluster, node in places:
         if node:

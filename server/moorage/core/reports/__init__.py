@@ -1,1 +1,1 @@
-"""Answers about the state, and estimates of when a waiter has its turn."""
+"""Answers questions about the state, and estimates when waiters are served."""

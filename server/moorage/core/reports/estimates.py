@@ -1,4 +1,4 @@
-"""The estimates of `forecast`, made once for all who read them within a moment.
+"""Shares the estimates of `forecast` among all who read them within a moment.
 
 The allocator and the progress of streamed requests share one: fifty open consoles cost what one
 costs. An estimate may be `SHARED_SECONDS` old, and is made again for a waiter that came after it.
@@ -14,11 +14,11 @@ from moorage.core.state.state import State
 from moorage.model import Demand, RequestId
 
 SHARED_SECONDS: Final = 2.0
-"""How old a shared estimate may be, where the fleet or the queue has changed since."""
+"""Greatest age of a shared estimate after the fleet or the queue has changed, in seconds."""
 AWAITED_SECONDS: Final = 10.0
-"""How old the leases may be that a demand waits for; those that have ended are left out."""
+"""Greatest age of the awaited leases of a demand, in seconds; ended leases are left out."""
 AWAITED_MAX: Final = 256
-"""Demands whose awaited leases are remembered."""
+"""Demands whose awaited leases are cached."""
 
 
 class Estimates:
@@ -39,10 +39,10 @@ class Estimates:
         self._awaited: dict[tuple[Demand, Candidates], forecast.Awaited] = {}
 
     def turns(self, requests: Iterable[RequestId], now: float) -> Mapping[RequestId, float]:
-        """Return when the first waiters of the queue can be served, as far as known.
+        """Return when the first waiters of the queue are served, as far as known.
 
         Args:
-            requests: Whose turns are read; none of them waits for less time than the estimate.
+            requests: The requests to be read; all of them are older than the estimate.
             now: In seconds since the epoch.
         """
         waiting, made_at = self._state.waiting, self._made_at
@@ -56,7 +56,7 @@ class Estimates:
         return self._turns
 
     def awaited(self, demand: Demand, where: Candidates, now: float) -> forecast.Awaited:
-        """Return the leases that a demand waits for, as `forecast.awaited` does."""
+        """Return the leases that a demand waits for; cached result of `forecast.find_awaited`."""
         if (
             not _is_shared(self._awaited_at, now, AWAITED_SECONDS)
             or len(self._awaited) >= AWAITED_MAX
@@ -78,5 +78,5 @@ class Estimates:
 
 
 def _is_shared(made_at: float, now: float, seconds: float = SHARED_SECONDS) -> bool:
-    """Return whether an estimate may still be read; within one moment, each is made again."""
+    """Return whether an estimate may still be shared; within one moment, each is made again."""
     return 0 < now - made_at < seconds

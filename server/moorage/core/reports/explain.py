@@ -72,12 +72,12 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
         *_NODE_FILTERS,
     ),
 }
-"""What each list can be filtered by; anything else would find nothing, and not say so."""
+"""Fields by which each list can be filtered; other filters are refused."""
 STATES: Final = get_args(LeaseState)
 NODE_ORDERS: Final = ("node", "node_ends", "node_gpus")
-"""Orders of whole nodes: by name, by what ends first there, by how much is held there."""
+"""Orders of leases by node: by name, by the first end on the node, by the amount held there."""
 ORDERED_CHARS_MAX: Final = 80
-"""Characters of a text by which leases are ordered; of those that begin alike, by fencing."""
+"""Characters of a text by which leases are ordered; equal ones are ordered by fencing number."""
 
 
 def answer(  # noqa: C901  # One case per question.
@@ -93,7 +93,7 @@ def answer(  # noqa: C901  # One case per question.
 
     Args:
         inquiry: The question.
-        state: What is true.
+        state: The present state.
         queue: The order of the waiters.
         decisions: Recent decision records, by request.
         feasibility: Knows what each node lacks.
@@ -146,7 +146,7 @@ def answer(  # noqa: C901  # One case per question.
 def _sort_leases(
     inquiry: Inquired, pool: Iterable[Lease], lost: Callable[[Lease], str]
 ) -> Response:
-    """Return a page of leases in the requested order, and their total number.
+    """Return a page of leases in the requested order, and the total number of leases.
 
     Answers are made of those on the page alone: consoles look every few seconds.
     """
@@ -170,7 +170,7 @@ def _sort_leases(
 
 
 def _lease_key(sort: str, leases: Iterable[Lease]) -> Callable[[Lease], tuple[Any, int]]:
-    """Return the sort key of a list of leases; of equal ones, the lease granted first is first."""
+    """Return the sort key of leases in a list; of equal leases, the one granted first leads."""
     if sort in {"granted_at", "expires_at"}:
         return attrgetter(sort, "fencing")  # What all open consoles ask for.
     name, falls = sort.lstrip("-"), sort.startswith("-")
@@ -184,7 +184,7 @@ def _lease_key(sort: str, leases: Iterable[Lease]) -> Callable[[Lease], tuple[An
 
 
 def _by_node(name: str, leases: Iterable[Lease]) -> Callable[[Lease], list[JsonValue]]:
-    """Return the key that orders leases node by node: all of the first node, then of the next.
+    """Return the key that orders leases node by node.
 
     A lease of several nodes comes with the first of them.
     """
@@ -211,7 +211,7 @@ def _node_of(share: Share) -> str:
 
 
 def _sort_key(lease: Lease, name: str) -> JsonValue:
-    """Return the key that orders leases; of texts only the beginning, as a cursor is short."""
+    """Return the key that orders leases; texts are cut, since a cursor is short."""
     match name:
         case "gpus":
             return sum(len(share.gpus) * share.gpu_milli for share in lease.placement)
@@ -234,7 +234,7 @@ def _by_start(row: JsonMapping) -> tuple[float, str]:
 
 
 def _refuse_filters(inquiry: Inquired) -> Refusal | None:
-    """Refuse unknown filters of the list, and states that no lease has."""
+    """Refuse unknown filters of a list, and states that no lease has."""
     known = _FILTERS.get(inquiry.question, ())
     for name in inquiry.filters:
         if name not in known:
@@ -265,7 +265,7 @@ def _queue(
 
 
 def _read(cursor: str) -> object:
-    """Return the value of a cursor of several parts; None for one that `page` refuses."""
+    """Return the value of a cursor with several parts; None for one that `page` refuses."""
     try:
         found = json.loads(cursor)
     except ValueError:
@@ -332,7 +332,7 @@ def _why(
 
 
 def _read_decision(decisions: Mapping[str, JsonObject], request: RequestId) -> JsonObject:
-    """Return a decision record; that of a grant is put into words only here."""
+    """Return a decision record; the record of a grant gets its sentence only here."""
     record = dict(decisions.get(request, {}))
     granted: Lease | None = record.pop("granted", None)
     if granted is not None:
@@ -352,7 +352,7 @@ def _add_nodes(
     question: tuple[Demand | None, Candidates] | None,
     feasibility: Feasibility,
 ) -> Refusal | None:
-    """Add what each candidate node says to the request now; null where that is not known."""
+    """Add the present verdict of each candidate node on the request; null if it is not known."""
     record |= {"node_verdicts": None, "next": None}
     demand, candidates = question or (None, None)
     if demand is None:
@@ -385,7 +385,7 @@ def _drift(lease: Lease, state: State) -> Iterable[str]:
 
 
 def outcome(given: Advice | Information | Refusal) -> JsonObject:
-    """Return the outcome of a request, from its answer, for its decision record."""
+    """Return the outcome of a request for its decision record, from its answer."""
     if isinstance(given, Refusal):
         return {"state": "refused", **refusal_object(given)}
     reasons = given.reasons if isinstance(given, Advice) else None
@@ -393,7 +393,7 @@ def outcome(given: Advice | Information | Refusal) -> JsonObject:
 
 
 def grant_reason(lease: Lease) -> str:
-    """Return one sentence on why a lease is where it is."""
+    """Return one sentence on why a lease is at its place."""
     where = ", ".join(f"{share.cluster_id}/{share.node_id}" for share in lease.placement)
     if lease.inherited:
         return f"A workload like it was warm at {where}, where {lease.policy.uri} had put it."
@@ -499,9 +499,9 @@ def _seniority(row: JsonObject) -> Seniority:
 def page(
     inquiry: Inquired, name: str, rows: Iterable[JsonValue], key: Callable[[JsonValue], JsonValue]
 ) -> Response:
-    """Return one page of `rows`, which ascend by `key`, and the key after which the next starts.
+    """Return one page of `rows`, sorted by `key`, and the key at which the next page starts.
 
-    That key is JSON on the wire, for those who read it: a number, a name, or a list of such.
+    The returned key is JSON in the reply: a number, a name, or a list of these.
     """
     # The cluster chose what is listed, but for leases: of those it is where they are.
     wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name == "leases"}
@@ -523,7 +523,7 @@ def page(
 
 
 def _cursor(like: JsonValue, after: str) -> JsonValue:
-    """Decode a cursor, the `next` of the previous page; refuse an invalid one."""
+    """Decode a cursor, the `next` of the previous page; refuse an invalid cursor."""
     if isinstance(like, str):
         return after
     found = json.loads(after)
@@ -543,7 +543,7 @@ def _matches(row: JsonValue, key: str, value: JsonValue) -> bool:
 
 
 def lost_machine_finder(state: State) -> Callable[[Lease], str]:
-    """Return a function that names the lost machine of a lease; "" if none is lost."""
+    """Return a function that names the lost machine of a lease; "" if no machine is lost."""
     lost: dict[ClusterId, dict[NodeId, str]] = {}
 
     def of(lease: Lease) -> str:

@@ -1,4 +1,4 @@
-"""Estimates when a waiter is served, from the durations of like leases; `explain` shows it.
+"""Estimates when waiters are served, from the durations of similar leases; `explain` shows it.
 
 Leases are taken to last as long as like ones that lasted as long already
 (`core.state.durations`), and to their deadlines where too few are known; reservations to their
@@ -24,28 +24,28 @@ from moorage.model import ClusterId, Demand, Lease, Nodes, Placement, RequestId,
 from moorage.policy import NEVER, Misfit
 
 WAITERS_MAX: Final = 1_000
-"""Waiters that are estimated; of those behind them nothing is known."""
+"""Waiters with an estimate; nothing is known about those behind them."""
 LEASES_MAX: Final = 4_000
-"""Leases whose ends are estimated, those with the earliest deadlines: of more, the rest stay."""
+"""Leases whose ends are estimated, the earliest deadlines first; all others count as lasting."""
 LOOKS_MAX: Final = 1_000
-"""Looks of waiters at what ends leave; behind them nothing is known."""
+"""Checks of waiters against freed places; after these, nothing is known."""
 CLASSES_MAX: Final = 16
-"""Classes of waiters for which rows of no use are left out at once; of more, none are."""
+"""Classes of waiters for which useless rows are skipped; with more classes, no rows are skipped."""
 CHOSEN_AGAIN: Final = 32
 """Ends after which the rows for a gang at the head are chosen again."""
 FEW_ROWS: Final = 8
-"""Up to so many rows are judged one by one, as numpy is slow on few."""
+"""Most rows that are checked one by one, since numpy is slow on few rows."""
 ROWS_A_LOOK: Final = 100
-"""What has more nodes than this counts as several looks."""
+"""A check of more nodes than this counts as several checks."""
 CANDIDATES_MAX: Final = 64
-"""Clusters that an estimated waiter may choose from, where it may not go to all."""
+"""Most candidate clusters of an estimated waiter, unless it may use all."""
 
 AWAITED_MAX: Final = 20
-"""Leases that a "no" names."""
+"""Leases that a refusal lists."""
 
 
 class _Class(NamedTuple):
-    """Attributes of estimated waiters; the last three matter only beside reservations."""
+    """Attributes of estimated waiters; the last three matter only if there are reservations."""
 
     demand: Demand
     where: tuple[ClusterId, ...] | None
@@ -56,7 +56,7 @@ class _Class(NamedTuple):
 
 
 class _End(NamedTuple):
-    """The expected end of a lease or reservation, and its places."""
+    """The expected end of a lease or reservation, with its places."""
 
     at: float
     name: str
@@ -69,17 +69,17 @@ _Lines = dict[_Class, deque[tuple[int, Waiter]]]
 def expect_turns(
     state: State, feasibility: Feasibility, waiters: Iterable[Waiter], now: float
 ) -> dict[RequestId, float]:
-    """Return the estimated start of each waiter, in seconds since the epoch, if it is known.
+    """Return the estimated start of each waiter, in seconds since the epoch, as far as known.
 
     Args:
-        state: As it is now.
+        state: The present state.
         feasibility: Knows what fits.
         waiters: Of all tenants, in the order in which they are served.
         now: In seconds since the epoch.
 
     Returns:
-        No entry for who keeps apart, pauses, says not what it needs, is behind the bounds, or has
-        its turn after its deadline or after all ends that are known.
+        No entry for a waiter that has anti-affinity, pauses, names no demand, is beyond the limits,
+        or would be served after its deadline or after all known ends.
     """
     lines = _lines(state, waiters)
     if not lines:
@@ -100,13 +100,13 @@ def waiters_after(
     leases: Iterable[Lease],
     now: float,
 ) -> list[RequestId]:
-    """Return which waiters would have their turn if some leases ended now.
+    """Return the waiters that could be served if some leases ended now.
 
     Args:
-        state: As it is now.
+        state: The present state.
         feasibility: Knows what fits.
         waiters: Of all tenants, in the order in which they are served.
-        leases: Those that would end.
+        leases: The leases that would end.
         now: In seconds since the epoch.
     """
     lines = _lines(state, waiters)
@@ -119,7 +119,7 @@ def waiters_after(
 
 
 class _Course:
-    """The expected course: leases end, and waiters get the places in their order."""
+    """The expected course: leases end, and waiters get their places in order."""
 
     def __init__(self, state: State, feasibility: Feasibility, lines: _Lines) -> None:
         self._fleet = state.imagined(state.fleet)
@@ -131,12 +131,12 @@ class _Course:
         self._useful = self._rows_of_use()
         self._since_chosen = 0
         self._able: dict[_Class, tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], int]] = {}
-        """Of gangs: which rows can take a part, which may, and as of which version of the fleet."""
+        """Per gang: the rows that fit one member, the allowed rows, and the fleet's version."""
         self.found: dict[RequestId, float] = {}
         self.looks = 0
 
     def _rows_of_use(self) -> npt.NDArray[np.bool_]:
-        """Return the rows that could serve at least one of the waiters when they are empty."""
+        """Return the rows that could fit at least one of the waiters if they were empty."""
         if len(self._lines) > CLASSES_MAX:
             return np.ones(len(self._fleet), np.bool_)
         useful = np.zeros(len(self._fleet), np.bool_)
@@ -147,7 +147,7 @@ class _Course:
         return useful
 
     def passes(self, end: _End) -> list[_End]:
-        """End a lease, and serve waiters with its place; return the ends of their leases."""
+        """End a lease, and give its place to waiters; return the expected ends of their leases."""
         rows, coming, before = self._free_rows(end), list[_End](), self._reserved
         if not self._useful[rows].any():
             return []
@@ -177,7 +177,7 @@ class _Course:
         return coming
 
     def _leaves(self, at: int) -> RequestId:
-        """Remove the first waiter of a line; the next waiter goes behind all that were passed."""
+        """Remove the first waiter of a line; the next one goes behind all that were passed."""
         _, needs = self._order.pop(at)
         line = self._lines[needs]
         _, waiter = line.popleft()
@@ -188,7 +188,7 @@ class _Course:
         return waiter.ask.id
 
     def _free_rows(self, end: _End) -> list[int]:
-        """Free the places of an end; return the rows of its nodes."""
+        """Free the places of an end; return the rows of their nodes."""
         rows = []
         for each in end.leaves:
             if isinstance(each, Share):
@@ -201,7 +201,7 @@ class _Course:
     def _head_rows(
         self, first: _Class, rows: list[int], before: set[int], moment: float
     ) -> set[int]:
-        """Return the rows that are reserved for the head of the queue, after some came free.
+        """Return the rows reserved for the head of the queue, updated after some were freed.
 
         What comes free for a gang is reserved for it, too. All is chosen again after some ends.
         """
@@ -226,7 +226,7 @@ class _Course:
     def _place(
         self, needs: _Class, rows: list[int], reserved: set[int], moment: float
     ) -> Placement:
-        """Place a demand if it fits on rows that became free, or a gang on any rows.
+        """Place a demand on freed rows if it fits there, or a gang on any rows.
 
         What is reserved for the head of the queue is left out.
         """
@@ -266,7 +266,7 @@ class _Course:
         return shares
 
     def _able_rows(self, needs: _Class) -> npt.NDArray[np.bool_]:
-        """Return which rows can take a part of a gang; only changed ones are judged again."""
+        """Return the rows that fit a member of a gang; only changed rows are checked again."""
         fleet, demand = self._fleet, needs.demand
         known = self._able.get(needs)
         changed = None if known is None else fleet.changed_since(known[2])
@@ -282,23 +282,23 @@ class _Course:
         return able
 
     def _whole(self, able: list[int], demand: Demand) -> list[int]:
-        """Return the rows of a gang; [] if too few nodes are close enough."""
+        """Return the rows of a whole gang; [] if too few suitable nodes are close to each other."""
         mask = np.zeros(len(self._fleet), np.bool_)
         mask[able] = True
         enough = self._feasibility.enough_nodes(mask, demand)
         return self._feasibility.together(able, demand) if enough else []
 
     def _is_own(self, row: int, needs: _Class, moment: float) -> bool:
-        """Return whether its tenant reserved a part of a node that is reserved for another."""
+        """Return whether the waiter's tenant has itself reserved a part of this node."""
         return any(
             each.tenant == needs.tenant and each.starts_at <= moment < each.ends_at
             for each in self._reservations.get(self._fleet.node_ids[row], {}).values()
         )
 
     def _parts_reserved(self, row: int, needs: _Class, moment: float) -> Placement | None:
-        """Return the part of a node that others reserved during a lease that begins at `moment`.
+        """Return the part of a node that others reserve during a lease that begins at `moment`.
 
-        None if it has no place: they reserved all of it.
+        None: others reserve the whole node.
         """
         until, place = max(moment + needs.ttl, needs.ends_at), self._fleet.node_ids[row]
         parts = [
@@ -349,9 +349,9 @@ class Awaited(NamedTuple):
     """The leases that a demand waits for.
 
     Args:
-        leases: On the nodes on which it is the first to fit, where all last until their deadlines;
-            each with one place of it, the earliest end first; at most `AWAITED_MAX`.
-        room_at: When all of them have ended by then; None: that is not known.
+        leases: Leases on the nodes where the demand fits first if all leases last until their
+            deadlines; each with one of its places, the earliest end first; at most `AWAITED_MAX`.
+        room_at: When all of them will have ended; None: not known.
     """
 
     leases: list[tuple[Lease, Share]]
@@ -361,7 +361,7 @@ class Awaited(NamedTuple):
 def find_awaited(
     state: State, feasibility: Feasibility, demand: Demand, where: tuple[ClusterId, ...] | None
 ) -> Awaited:
-    """Return which leases a demand waits for; none if it fits now, or not after all of them."""
+    """Return the leases that a demand waits for; none if it fits now, or not even after all end."""
     fleet, allowed = state.imagined(state.fleet), feasibility.allowed(where, ())
     fits = fleet.feasible(demand) & allowed
     if feasibility.enough_nodes(fits, demand):
@@ -390,5 +390,5 @@ def find_awaited(
 
 
 def _end(lease: Lease) -> tuple[bool, float, str]:
-    """Return the key that orders leases by their end; ending ones come first."""
+    """Return the key that orders leases by end; leases that are ending come first."""
     return lease.state != "ending", lease.expires_at, lease.id

@@ -1,4 +1,4 @@
-"""Use, limits and past use of tenants and their projects, which decide about turns and room.
+"""Tracks use, limits and past use of tenants and their projects.
 
 `State` keeps it as it applies facts. The queue reads shares (who holds less goes first) and room
 (what a quota leaves). A change costs the same however many accounts there are.
@@ -16,13 +16,13 @@ from moorage.model import GPU_MILLI, RESOURCES, Ask, Cluster, Lease, Placement, 
 Amounts = tuple[int, ...]
 """GPU milli, CPU milli, memory in MiB: as `RESOURCES`."""
 Account = tuple[Tenant, str | None]
-"""A tenant as a whole (None), or one of its projects; "" is what names no project."""
+"""A tenant as a whole (None), or one of its projects; "" for requests that name no project."""
 EVERYONE: Final = Tenant("*")
-"""Whose quota is that of each tenant that has none."""
+"""The account whose quota applies to each tenant without one of its own."""
 UNLIMITED: Final = 1 << 60
 STEPS: Final = 64
-"""Steps of time in a half-life. What was held is forgotten step by step, so that it comes out the
-same whether it is added up once or a thousand times, here or in a replay."""
+"""Steps of time per half-life. Past use decays step by step, so that the result is the same whether
+it is added up once or a thousand times, here or in a replay."""
 _HALVING: Final = np.array([2.0 ** (-step / STEPS) for step in range(STEPS)])
 
 Numbers = npt.NDArray[np.int64]
@@ -34,8 +34,8 @@ class Past(NamedTuple):
     """The past use of one account.
 
     Args:
-        share: The average of its dominant share, where what is longer ago counts less.
-        step: As of when, in steps of the half-life.
+        share: The average of its dominant share; the past counts less the older it is.
+        step: The time of the average, in steps of the half-life.
     """
 
     share: float
@@ -52,7 +52,7 @@ def demand_amounts(ask: Ask) -> Amounts:
 
 
 def placement_amounts(placement: Placement) -> tuple[int, int, int]:
-    """Return the GPU milli, CPU milli and memory that a placement holds."""
+    """Return the GPU milli, CPU milli and memory MiB that a placement holds."""
     gpus = cpu = memory = 0
     for share in placement:
         gpus += len(share.gpus) * share.gpu_milli
@@ -71,7 +71,7 @@ def capacity_of(cluster: Cluster | None) -> tuple[int, int, int]:
 
 
 def accounts_of(tenant: Tenant, project: str) -> tuple[Account, Account]:
-    """Return the accounts that a lease counts on."""
+    """Return the accounts that a lease counts toward."""
     return (tenant, None), (tenant, project)
 
 
@@ -79,10 +79,10 @@ class Accounts:
     """All accounts, in columns.
 
     Attributes:
-        version: Counts the changes of what anybody holds or may hold.
-        falls: Counts the changes after which there may be more room than before.
-        quotas: What operators set; (tenant, None) is the tenant as a whole.
-        half_life: Of what was held, in seconds; 0: only what is held now counts.
+        version: Counts changes of held amounts and limits.
+        falls: Counts changes that may leave more room.
+        quotas: The quotas set by operators; (tenant, None) is the tenant as a whole.
+        half_life: Half-life of past use, in seconds; 0: only present use counts.
     """
 
     def __init__(self) -> None:
@@ -104,17 +104,17 @@ class Accounts:
             "group": np.zeros(16, np.int64),
         }
         self._pool = np.zeros((16, len(RESOURCES)), np.int64)
-        """By group: what its members leave unused and lend, less what they borrow."""
+        """Per group: the unused quota that members lend, less the amounts that members borrow."""
         self._totals = np.ones(len(RESOURCES), np.int64)
         self._capacity = np.zeros(len(RESOURCES), np.int64)
         self._outdated = False
         """Whether the capacity changed since all shares were computed."""
         self._stale: set[int] = set()
-        """The accounts whose share is to be computed. Each grant changes two, and few read one."""
+        """The accounts whose share must be computed again. Each grant changes two; few are read."""
         self._clock = 0
         self._uncounted: dict[tuple[Tenant, str], Amounts] = {}
-        """What leases of a tenant and project took since the columns were last read. Most servers
-        never read them: no quota is set, and no request waits for a fair share."""
+        """Amounts that leases of a tenant and project took since the columns were last read. Most
+        servers never read them: no quota is set, and no request waits for a fair share."""
 
     def __getitem__(self, name: str) -> Column:
         if self._uncounted:
@@ -122,7 +122,7 @@ class Accounts:
         return self._columns[name]
 
     def number(self, account: Account) -> int:
-        """Return the account's number: its place in the columns, for good."""
+        """Return an account's number: its fixed row in the columns."""
         if self._uncounted:
             self._count()
         number = self._numbers.get(account)
@@ -150,7 +150,8 @@ class Accounts:
         Args:
             lease: The lease.
             sign: 1 or -1.
-            at: Since when, in seconds since the epoch; None: a checkpoint says so.
+            at: Time of the change, in seconds since the epoch; None: the lease is from a
+                checkpoint.
         """
         self.version += 1
         self.falls += sign < 0
@@ -170,7 +171,7 @@ class Accounts:
         )
 
     def _count(self) -> None:
-        """Add the changes of all leases since the last call to the columns."""
+        """Add the amounts collected since the last call to the columns."""
         changes, self._uncounted = self._uncounted, {}
         for holder, change in changes.items():
             for account in accounts_of(*holder):
@@ -199,7 +200,7 @@ class Accounts:
         return share + past
 
     def share(self, account: Account) -> float:
-        """Return the value of one account for the queue; the same, bit by bit, as in `shares`."""
+        """Return the queue's value of one account; bit by bit the same as in `shares`."""
         number = self.number(account)
         self._up_to_date()
         share = float(self["share"][number])
@@ -210,7 +211,7 @@ class Accounts:
         return share + (float(self["past"][number]) * decay + share * (1.0 - decay))
 
     def _up_to_date(self) -> None:
-        """Compute the shares that have changed."""
+        """Compute the outdated shares."""
         if self._uncounted:
             self._count()
         if self._outdated:
@@ -229,7 +230,7 @@ class Accounts:
         return int(at * STEPS // self.half_life)
 
     def _remember(self, number: int) -> None:
-        """Add the use of an account until now to its past."""
+        """Add an account's use until now to its past use."""
         if self.half_life:
             one = np.array([number], np.int64)
             self["past"][number] = (self.shares(one) - self["share"][one])[0]
@@ -257,7 +258,7 @@ class Accounts:
             self["step"][: len(self._names)] += steps
 
     def as_of(self) -> float:
-        """Return the time that the shares are of, amid its step, in seconds since the epoch."""
+        """Return the time of the shares, in the middle of its step, in seconds since the epoch."""
         return (self._clock + 0.5) * self.half_life / STEPS
 
     def past(self) -> Iterator[tuple[Account, Past]]:
@@ -298,12 +299,12 @@ class Accounts:
         self.falls += 1
 
     def quota(self, account: Account) -> Quota | None:
-        """Return the quota that holds for an account, its own or everyone's."""
+        """Return the quota that applies to an account, its own or that of `*`."""
         own = self.quotas.get(account)
         return own if own or account[1] is not None else self.quotas.get((EVERYONE, None))
 
     def _limit(self, number: int) -> None:
-        """Write a quota into the columns."""
+        """Write an account's limits into the columns."""
         account = self._names[number]
         quota = self.quota(account)
         own = account in self.quotas
@@ -320,7 +321,7 @@ class Accounts:
             self["lend"][number, column] = given
 
     def _offer(self, number: int, sign: int) -> None:
-        """Add quota that an account lends to its group, or (`sign` -1) take it back."""
+        """Add the quota that an account lends to its group, or (`sign` -1) remove it."""
         over = self["held"][number] - self["nominal"][number]
         spare = np.minimum(np.maximum(-over, 0), self["lend"][number])
         self._pool[self["group"][number]] += sign * (spare - np.maximum(over, 0))
@@ -328,12 +329,12 @@ class Accounts:
     def room(self, numbers: Numbers, freed: Amounts | None = None) -> npt.NDArray[np.int64]:
         """Return the amounts that accounts may still hold: int64 `[accounts, resources]`.
 
-        What is left of their own; and beyond that what the others of their group lend, up to their
-        own bound on borrowing.
+        This is the rest of their own quota, plus what the others of their group lend, up to their
+        own limit on borrowing.
 
         Args:
             numbers: The accounts: int64 `[accounts]`.
-            freed: What each of them would give back first.
+            freed: The amounts that each of them would give back first.
         """
         over = self["held"][numbers] - self["nominal"][numbers]
         spare = np.minimum(np.maximum(-over, 0), self["lend"][numbers])
@@ -348,12 +349,12 @@ class Accounts:
     def over(
         self, numbers: Numbers, wanted: Iterable[Numbers], reserved: Numbers
     ) -> npt.NDArray[np.bool_]:
-        """Return the accounts without room for the wanted amounts: bool `[accounts]`.
+        """Return which accounts lack room for the wanted amounts: bool `[accounts]`.
 
         Args:
             numbers: The accounts: int64 `[accounts]`.
-            wanted: By resource: int64 `[accounts]`.
-            reserved: What of their room is for others: int64 `[accounts, resources]`.
+            wanted: The wanted amounts, by resource: int64 `[accounts]`.
+            reserved: Room reserved for other requests: int64 `[accounts, resources]`.
         """
         room = self.room(numbers) - reserved
         short = np.zeros(len(numbers), np.bool_)
@@ -402,6 +403,6 @@ class Accounts:
 
 
 def _decay(steps: Numbers) -> npt.NDArray[np.float64]:
-    """Return the weight of use of an age in steps."""
+    """Return the weight of past use by its age in steps."""
     decay: npt.NDArray[np.float64] = np.ldexp(_HALVING[steps % STEPS], -(steps // STEPS))
     return decay

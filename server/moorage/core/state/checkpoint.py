@@ -24,10 +24,10 @@ from moorage.model import Tenant
 
 
 def condense(state: State) -> Iterator[Fact]:
-    """Return the fewest facts that make `state` from nothing, as it is now: a checkpoint's body.
+    """Return the fewest facts that restore `state`: the body of a checkpoint.
 
-    Those of leases and waiters are made only as they are read, later and piece by piece: there may
-    be very many.
+    The facts of leases and waiters are made only while they are read, later and piece by piece, as
+    there may be very many.
     """
     leases = (*state.ended.values(), *state.leases.values())
     waiters, overtaken = (*state.waiting.values(),), (*state.overtaken.items(),)
@@ -64,7 +64,7 @@ def _past(state: State) -> Iterator[Fact]:
 
 
 def _shares(state: State) -> Iterator[Fact]:
-    """Yield the limits of accounts, which come before their use."""
+    """Yield the limits of accounts, which must come before their use."""
     accounts = state.accounts
     if accounts.half_life:
         yield HalfLifeSet(accounts.half_life, accounts.as_of())

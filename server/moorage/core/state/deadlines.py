@@ -1,4 +1,4 @@
-"""Deadlines: the next one, and all of them after a stall.
+"""Deadlines: the next one, and new ones after a stall.
 
 `Deadlines` is a part of `State`; only `apply` adds to it.
 """
@@ -14,14 +14,14 @@ import msgspec
 from moorage.model import RequestId
 
 SPARE: Final = 1_000
-"""Outdated deadlines that stay, beyond two for every lease and waiter, before a sweep."""
+"""Outdated deadlines that may stay in the heap, beyond two per lease and waiter, before a sweep."""
 
 
 class Deadlines:
     """Deadlines of leases, waiters and reservations; outdated ones are dropped when they come up.
 
     Args:
-        of: Returns when something is due as it is now, in seconds since the epoch; None: never.
+        of: Returns the present deadline of an object, in seconds since the epoch; None: none.
     """
 
     def __init__(self, of: Callable[[RequestId], float | None]) -> None:
@@ -32,7 +32,7 @@ class Deadlines:
         return len(self._due)
 
     def first(self) -> tuple[float, RequestId] | None:
-        """Return the next deadline, with its time; None if there is none."""
+        """Return the next deadline and the id of its object; None if there is none."""
         while self._due:
             at, request = self._due[0]
             if at == self._of(request):
@@ -46,11 +46,11 @@ class Deadlines:
         self._due = sorted((at, request) for at, request in due if at is not None)
 
     def note(self, request: RequestId, live: int) -> None:
-        """Note when something is due. A lease renewed each second leaves many behind: a sweep.
+        """Add a deadline; sweep the heap when it has too many outdated ones.
 
         Args:
-            request: What; it is due some time.
-            live: How many things may have a deadline.
+            request: The object; it has a deadline.
+            live: Number of objects that may have a deadline.
         """
         at = self._of(request)
         assert at is not None
@@ -65,8 +65,8 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
     Args:
         now: The end of the stall, in seconds since the epoch.
         seconds: Its length.
-        grace_seconds: Time left, at least, for what ran out meanwhile. Anything else has the length
-            of the stall, at most this: its holder may have tried to renew it in vain.
+        grace_seconds: Least time left for deadlines that expired during the stall. All others get
+            the length of the stall, at most this: a renewal may have failed.
     """
 
     now: float
@@ -79,9 +79,9 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
         return max(due, self.now + least)
 
     def outlasting(self, moved: Iterable[tuple[float, float]]) -> Callable[[float], float]:
-        """Return a function that moves deadlines of waiters after those of leases.
+        """Return a function that moves deadlines of waiters behind those of leases.
 
-        Each by as much as it would have, but at most by the grace.
+        Each moves by its usual time, but at most by the grace.
 
         Args:
             moved: Old and new deadlines of the leases that have one.

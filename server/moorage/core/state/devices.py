@@ -1,4 +1,4 @@
-"""Tracks the devices that leases and reservations hold when nodes rename devices.
+"""Renames the devices in leases and reservations when nodes rename devices.
 
 A placement names devices as their node does. A card that is lost, added or swapped changes the
 names of others, so what is held moves with its device, by its UUID. Where the inventory has no
@@ -16,7 +16,7 @@ from moorage.core.state.state import State
 from moorage.model import Cluster, DeviceId, Lease, Node, NodeId, RequestId
 
 _Names = Mapping[str, DeviceId]
-"""The devices of a node, by their ids there."""
+"""The device ids of a node, by name or UUID."""
 _UNKNOWN: Final = DeviceId()
 
 
@@ -49,7 +49,7 @@ def follow(
 
 
 class _Holder:
-    """A lease or a reservation whose devices are being renamed."""
+    """A lease or reservation whose devices are being renamed."""
 
     def __init__(self, owner: Lease | NodeReservation) -> None:
         self.owner = owner
@@ -58,7 +58,7 @@ class _Holder:
         self.lost = dict.fromkeys(owner.lost if isinstance(owner, Lease) else ())
 
     def index(self, place: Place) -> int:
-        """Return which of its shares is of a node."""
+        """Return the index of its share on the node."""
         places: list[Place] = [(share.cluster_id, share.node_id) for share in self.shares]
         return places.index(place)
 
@@ -70,7 +70,7 @@ class _Holder:
         return [each if any(each) else names.get(gpu, _UNKNOWN) for gpu, each in pairs]
 
     def fact(self, now: float) -> Moved | Reserved | None:
-        """Return the fact that records new names or lost devices; None: nothing has changed."""
+        """Return the fact that records new names or lost devices; None if nothing changed."""
         shares, devices, lost = tuple(self.shares), tuple(self.devices), tuple(self.lost)
         if isinstance(self.owner, NodeReservation):
             is_new = shares != self.owner.parts or (bool(lost) and devices != self.owner.devices)
@@ -82,7 +82,7 @@ class _Holder:
 
 
 def _rename(holders: list[_Holder], place: Place, were: _Names, are: _Names) -> None:
-    """Rename the held devices of a node.
+    """Return new names for the held devices of a node.
 
     A device that is gone keeps its name, so that its holder, who may still use that, meets no
     other. Where another held device has come under the name, the UUID stands in its place.
@@ -114,7 +114,7 @@ def _nodes(cluster: Cluster | None) -> dict[tuple[str, NodeId], Node]:
 
 
 def _names(node: Node | None) -> _Names:
-    """Return the devices of a node, by name; none where its machine counts as another node."""
+    """Return the devices of a node, by name; empty if its machine counts as another node."""
     if node is None or node.duplicate_of:
         return {}
     devices = node.devices or [_UNKNOWN] * len(node.gpus)

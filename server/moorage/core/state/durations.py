@@ -1,4 +1,4 @@
-"""Real durations of leases: many are released long before their time, or renewed beyond it.
+"""Learns how long leases really last: many are released early, or renewed.
 
 A part of `State`; only `apply` adds to it, and `forecast` asks it. Durations are counted in steps
 of a quarter of a doubling, by what leases have in common, the closest likeness first.
@@ -13,17 +13,17 @@ from moorage.core.state.accounts import demand_amounts, placement_amounts
 from moorage.model import Ask, Lease
 
 Likeness = tuple[str, str, int]
-"""Tenant, policy and GPU milli; "" and -1: of any."""
+"""Tenant, policy and GPU milli of similar leases; "" and -1: any."""
 STEPS: Final = 4
-"""Steps in a doubling: what is estimated is known to a fifth."""
+"""Steps per doubling of a duration: estimates are accurate to a fifth."""
 STEPS_MAX: Final = 128
-"""Durations of 136 years and more are one."""
+"""The highest step: longer durations, from 136 years on, count as this one."""
 ENOUGH: Final = 8
-"""Like leases that lasted as long: fewer tell nothing."""
+"""Fewest similar leases that lasted as long; with fewer, there is no estimate."""
 COUNT_MAX: Final = 1_024
-"""Durations of one likeness; when there are more, each counts half, so that old ones fade."""
+"""Durations of one likeness; beyond it all counts are halved, so that old ones lose weight."""
 LIKENESSES_MAX: Final = 2_000
-"""Of more, the one that was seen least recently is forgotten."""
+"""Stored likenesses; beyond it the least recently seen is forgotten."""
 
 
 class Durations:
@@ -32,16 +32,16 @@ class Durations:
     def __init__(self) -> None:
         self._counts: dict[Likeness, dict[int, int]] = {}
         self._medians: dict[tuple[str, str, int, int], float | None] = {}
-        """Those computed since something was counted."""
+        """Medians computed since the last change."""
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both have counted the same, in the same order."""
+        """Return whether both have the same counts, in the same order."""
         return isinstance(other, Durations) and list(self.counts()) == list(other.counts())
 
     __hash__ = None  # type: ignore[assignment]  # It changes.
 
     def add(self, lease: Lease, at: float) -> None:
-        """Count the duration of a lease that ends now, unless it was over, failed or gave way."""
+        """Count the duration of a lease that ends now, unless it ended, failed or was preempted."""
         failed = lease.outcome is not None and lease.outcome.phase == "failed"
         if lease.over or failed or lease.notice is not None:
             return
@@ -69,21 +69,21 @@ class Durations:
         self._medians.clear()
 
     def of_lease(self, lease: Lease, age: float) -> float | None:
-        """Return the expected seconds of a lease, from its grant on.
+        """Return the expected duration of a lease, from its grant, in seconds.
 
         Args:
-            lease: It holds something.
-            age: How long it has lasted, in seconds.
+            lease: A lease that holds capacity.
+            age: Seconds since its grant.
 
         Returns:
-            The median of like leases that lasted as long; None if too few did.
+            The median of similar leases that lasted at least this long; None if there are too few.
         """
         return self._lasts(
             lease.tenant, lease.policy.uri, placement_amounts(lease.placement)[0], age
         )
 
     def of_request(self, ask: Ask) -> float | None:
-        """Return the expected seconds of the lease of a request; None if unknown."""
+        """Return the expected duration of a request's lease, in seconds; None if unknown."""
         return self._lasts(ask.tenant, ask.policy.uri, demand_amounts(ask)[0], 0.0)
 
     def _lasts(self, tenant: str, policy: str, gpu_milli: int, age: float) -> float | None:
@@ -113,7 +113,7 @@ def _step(seconds: float) -> int:
 
 
 def _likenesses(tenant: str, policy: str, gpu_milli: int) -> Iterator[Likeness]:
-    """Yield attributes that a lease shares with similar leases, the most similar first."""
+    """Yield the keys of leases similar to a lease, the most similar first."""
     yield tenant, policy, gpu_milli
     yield tenant, "", -1
     yield "", "", gpu_milli

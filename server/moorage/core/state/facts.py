@@ -25,12 +25,12 @@ from moorage.records.json_values import JsonMapping, JsonObject
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """A refusal as a value. `why` and every failure reply are made of it.
+    """A refusal as a value. `why` and all failure replies are made from it.
 
     Args:
         reason: One sentence for a person.
-        field: The field of the request that was wrong, or empty.
-        expected: What was expected there, or empty.
+        field: The wrong field of the request, or empty.
+        expected: The expected value of the field, or empty.
         details: More data, e.g. `nodes` counted by constraint.
     """
 
@@ -42,7 +42,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClusterSet(msgspec.Struct, frozen=True, gc=False):
-    """The inventory has this cluster, exactly as it is here."""
+    """The inventory has this cluster, in exactly this form."""
 
     cluster: Cluster
 
@@ -54,13 +54,13 @@ class ClusterRemoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cordoned(msgspec.Struct, frozen=True, gc=False):
-    """A cordon: no new lease on a node or a whole cluster, whatever its document says.
+    """A cordon: a node or a cluster gets no new leases, whatever its document says.
 
     Args:
         node: Empty: all nodes of the cluster, those that come later included.
-        who: The tenant whose request it is.
-        drains: What is there shall leave: see `core.lifecycle.cordons`.
-        until: When leases there end at the latest, in seconds since the epoch; 0: when they will.
+        who: The tenant that sent the request.
+        drains: The leases there must leave, too: see `core.lifecycle.cordons`.
+        until: Latest end of leases there, in seconds since the epoch; 0: their own ends.
     """
 
     cluster: ClusterId
@@ -73,13 +73,13 @@ class Cordoned(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def why(self) -> str:
-        """Why nothing is placed there, in words."""
+        """The reason, in words, why nothing is placed there."""
         done = "drained" if self.drains else "cordoned"
         return f"{done} by {self.who}" + (f": {self.reason}" if self.reason else "")
 
 
 class Uncordoned(msgspec.Struct, frozen=True, gc=False):
-    """A `Cordoned` fact about this cluster or node holds no longer."""
+    """The cordon of a cluster or node is over."""
 
     cluster: ClusterId
     node: NodeId
@@ -88,13 +88,13 @@ class Uncordoned(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reserved(msgspec.Struct, frozen=True, gc=False):
-    """Nodes are reserved for a tenant, exactly as it is here."""
+    """A reservation exists, in exactly this form."""
 
     reservation: NodeReservation
 
 
 class Unreserved(msgspec.Struct, frozen=True, gc=False):
-    """A reservation is over: its time is up, it was not used, or an operator says so."""
+    """A reservation is over: it expired, was not used in time, or was ended by an operator."""
 
     reservation: RequestId
     at: float
@@ -105,10 +105,10 @@ class QuotaSet(msgspec.Struct, frozen=True, gc=False):
     """A tenant, or one of its projects, has this quota from now on.
 
     Args:
-        tenant: `*`: each tenant that has no quota of its own.
-        project: None: the tenant as a whole; empty: what names no project.
-        quota: None: no quota of its own any more.
-        who: Which tenant said so.
+        tenant: The tenant; `*`: each tenant that has no quota of its own.
+        project: None: the tenant as a whole; empty: requests that name no project.
+        quota: The quota; None: its own quota is removed.
+        who: The tenant that sent the request.
     """
 
     tenant: Tenant
@@ -119,7 +119,7 @@ class QuotaSet(msgspec.Struct, frozen=True, gc=False):
 
 
 class HalfLifeSet(msgspec.Struct, frozen=True, gc=False):
-    """Past use counts half as much after these seconds; 0: not at all."""
+    """The half-life of past use, in seconds; 0: past use does not count."""
 
     seconds: float
     at: float
@@ -130,7 +130,7 @@ class UsageCarried(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         share: See `core.state.accounts.Past`.
-        step: As of when, in steps of the half-life.
+        step: The time of the share, in steps of the half-life.
     """
 
     tenant: Tenant
@@ -143,7 +143,7 @@ class DurationsCarried(msgspec.Struct, frozen=True, gc=False):
     """Counts of durations of like leases. Only checkpoints hold this fact.
 
     Args:
-        tenant: Empty: of any. As are `policy`, and `gpu_milli` where it is -1.
+        tenant: Empty: any. The same holds for an empty `policy`, and for `gpu_milli` -1.
         counts: Steps (see `core.state.durations`), and how many lasted that long.
     """
 
@@ -154,7 +154,7 @@ class DurationsCarried(msgspec.Struct, frozen=True, gc=False):
 
 
 class Queued(msgspec.Struct, frozen=True, gc=False):
-    """An ask waits, at most until `deadline`."""
+    """A request waits in the queue, at most until `deadline`."""
 
     ask: Ask
     at: float
@@ -162,7 +162,7 @@ class Queued(msgspec.Struct, frozen=True, gc=False):
 
 
 class WaitExtended(msgspec.Struct, frozen=True, gc=False):
-    """An ask in the queue waits until `deadline`."""
+    """A request in the queue may wait until `deadline`."""
 
     request: RequestId
     deadline: float
@@ -177,10 +177,10 @@ class Dequeued(msgspec.Struct, frozen=True, gc=False):
 
 
 class Granted(msgspec.Struct, frozen=True, gc=False):
-    """A lease exists.
+    """A lease was granted.
 
     Args:
-        overtakes: Who came before it, might have been where it is, and waits on; None: none does.
+        overtakes: The earlier waiter that could have used its place and still waits; None: none.
     """
 
     lease: Lease
@@ -188,7 +188,7 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Overtaken(msgspec.Struct, frozen=True, gc=False):
-    """The number of times that a waiter was overtaken. Only checkpoints hold this fact."""
+    """How often a waiter was overtaken. Only checkpoints hold this fact."""
 
     request: RequestId
     times: int
@@ -210,10 +210,10 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):
-    """The workload of a lease came to an end by itself: it did not start, died, or did its work.
+    """The workload of a lease ended by itself: it did not start, crashed, or completed.
 
-    What is left of it still holds what the lease holds. Another fact says what follows: the lease
-    is `Ending` or `Ended`, or `Requeued` when its backend has let go.
+    The lease keeps its capacity for now. Another fact follows: the lease is `Ending` or `Ended`, or
+    `Requeued` once its backend has cleaned up.
     """
 
     lease: RequestId
@@ -221,7 +221,7 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
 
 
 class Requeued(msgspec.Struct, frozen=True, gc=False):
-    """A lease whose workload failed waits for another place, and holds nothing meanwhile."""
+    """A lease whose workload failed waits for another place, and holds no capacity meanwhile."""
 
     lease: RequestId
     at: float
@@ -229,10 +229,10 @@ class Requeued(msgspec.Struct, frozen=True, gc=False):
 
 
 class Paused(msgspec.Struct, frozen=True, gc=False):
-    """A lease in the queue is not tried again before `retry_at`.
+    """A lease in the queue is not considered again before `retry_at`.
 
     Args:
-        faults: How often in a row its policy did not get to answer; 0: its workload failed.
+        faults: Consultations in a row that failed; 0: the workload failed instead.
     """
 
     lease: RequestId
@@ -242,14 +242,14 @@ class Paused(msgspec.Struct, frozen=True, gc=False):
 
 
 class Resumed(msgspec.Struct, frozen=True, gc=False):
-    """The pause of a lease in the queue is over: it stands in line again."""
+    """The pause of a lease in the queue is over."""
 
     lease: RequestId
     at: float
 
 
 class Preempted(msgspec.Struct, frozen=True, gc=False):
-    """A lease has to give way to a request that waits; see `model.Notice`."""
+    """A lease has notice to end for a waiting request; see `model.Notice`."""
 
     lease: RequestId
     at: float
@@ -259,7 +259,7 @@ class Preempted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Spared(msgspec.Struct, frozen=True, gc=False):
-    """A lease need not give way any more: the request is served, gave up, or would not fit."""
+    """The notice of a lease is withdrawn: the request was served, gave up, or would not fit."""
 
     lease: RequestId
     at: float
@@ -269,7 +269,7 @@ class Moved(msgspec.Struct, frozen=True, gc=False):
     """A node renamed devices that a lease holds, or lost them.
 
     Args:
-        placement: What it holds, by the names that are valid now.
+        placement: The placement, with the present device names.
         devices: As `model.Lease.devices`.
         lost: As `model.Lease.lost`.
     """
@@ -282,7 +282,7 @@ class Moved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):
-    """A lease is over, but its backend has not let go: its share is not free yet."""
+    """A lease has ended, but its backend still cleans up: its share is not free yet."""
 
     lease: RequestId
     at: float
@@ -290,7 +290,7 @@ class Ending(msgspec.Struct, frozen=True, gc=False):
 
 
 class Warmed(msgspec.Struct, frozen=True, gc=False):
-    """A released lease, now without owner, holds its share for the next like request."""
+    """A released lease, now without an owner, keeps its share for the next matching request."""
 
     lease: RequestId
     at: float
@@ -298,7 +298,7 @@ class Warmed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """A lease is over and its share is free."""
+    """A lease has ended and its share is free."""
 
     lease: RequestId
     at: float
@@ -306,15 +306,15 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Carried(msgspec.Struct, frozen=True, gc=False):
-    """A lease as a checkpoint found it, held or ended. Only checkpoints hold this fact."""
+    """A lease, held or ended, in a checkpoint. Only checkpoints hold this fact."""
 
     lease: Lease
 
 
 class ClockMoved(msgspec.Struct, frozen=True, gc=False):
-    """The calendar was set: it is `at` now, and was `at - seconds` just before.
+    """The calendar was set: it says `at` now, and said `at - seconds` just before.
 
-    Times of leases, waiters and drains move along, so that the time left stays the same.
+    Times of leases, waiters and drains shift too, so that the remaining time stays the same.
     Reservations keep their calendar times.
     """
 
@@ -323,7 +323,7 @@ class ClockMoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Counted(msgspec.Struct, frozen=True, gc=False):
-    """Fencing numbers up to this one were given out. Only checkpoints, which forget, hold it."""
+    """The last fencing number given out. Only checkpoints, which drop leases, hold this fact."""
 
     fencing: int
 

@@ -1,4 +1,4 @@
-"""Notes where capacity grew, so that the queue looks only there.
+"""Records where capacity grew, so that the queue checks only those places.
 
 `State` notes it as it applies facts. The queue reads who may be served now that could not
 be before.
@@ -10,14 +10,14 @@ from typing import Final
 from moorage.model import ClusterId, Lease
 
 PLACES_MAX: Final = 64
-"""Places that are remembered one by one; of more, all count as grown."""
+"""Places that are stored one by one; if there are more, all places count as grown."""
 
 GrownPlace = tuple[str, str]
-"""A cluster and a node of it; an empty node stands for all of the cluster."""
+"""A cluster and one of its nodes; an empty node means the whole cluster."""
 
 
 class Growth:
-    """The nodes whose capacity grew, or began to be freed, since the last call."""
+    """The nodes whose capacity grew, or is about to, since the last `take`."""
 
     def __init__(self) -> None:
         self._places: dict[GrownPlace, None] = {}
@@ -32,11 +32,11 @@ class Growth:
             self._everywhere = True
 
     def note_everywhere(self) -> None:
-        """Mark that capacity may have grown on all nodes."""
+        """Record that capacity may have grown on all nodes."""
         self._everywhere = True
 
     def note_cluster(self, cluster: ClusterId) -> None:
-        """Add a whole cluster."""
+        """Add all nodes of a cluster."""
         self.note([(cluster, "")])
 
     def take(self) -> list[GrownPlace] | None:

@@ -1,4 +1,4 @@
-"""Maps nodes of the inventory to machines, so that no machine counts twice.
+"""Maps nodes to machines, so that no machine counts twice.
 
 The same machine may be in the inventory under two clusters or two names. What was there first is
 the one that counts; the other is a duplicate and has no capacity. The allocator has that decided
@@ -15,16 +15,16 @@ from moorage.model import DEVICE, Cluster, ClusterId, Node
 Place = tuple[str, str]
 """A node by name: cluster and node."""
 Leased = Callable[[], Collection[Place]]
-"""Returns the nodes that leases hold something of; it takes time in the number of leases."""
+"""Returns the nodes on which leases hold capacity; takes time in the number of leases."""
 
 
 @dataclass(slots=True)
 class Identities:
-    """All nodes that say which machine they are, and that count.
+    """The counted nodes that identify their machine.
 
     Attributes:
-        duplicates: Clusters with nodes that do not count.
-        freed: Grows when a machine is no node's any more, so that a duplicate may count.
+        duplicates: Clusters with nodes that do not count, as their machine counts elsewhere.
+        freed: Grows when a machine loses its counted node, so that a duplicate may count.
     """
 
     duplicates: dict[ClusterId, None] = field(default_factory=dict[ClusterId, None])
@@ -33,7 +33,7 @@ class Identities:
     _holders: dict[str, Place] = field(default_factory=dict[str, Place])
     _by_cluster: dict[str, set[Place]] = field(default_factory=dict[str, set[Place]])
     _left: set[Place] = field(default_factory=set[Place])
-    """Nodes that left the inventory under leases: the workloads there may still run."""
+    """Nodes that left the inventory while they had leases: workloads may still run there."""
 
     def with_decisions(self, cluster: Cluster, leased: Leased) -> Cluster:
         """Return a cluster with its duplicates marked: their machine counts as another node."""
@@ -57,7 +57,7 @@ class Identities:
     def _other(
         self, node: Node, ignored: Collection[Place], counting: dict[str, tuple[Place, Node]]
     ) -> Place | None:
-        """Return the counted node of the same machine; None if no node is counted."""
+        """Return another counted node of the same machine; None if there is none."""
         for key in node.identity:
             place = self._holders.get(key)
             if place is not None and place not in ignored:
@@ -68,11 +68,11 @@ class Identities:
         return None
 
     def place_of(self, key: str) -> Place | None:
-        """Return the counted node that has this key in its identity; None without one."""
+        """Return the counted node with this key in its identity; None if there is none."""
         return self._holders.get(key)
 
     def put(self, cluster_id: ClusterId, nodes: Sequence[Node], leased: Leased) -> None:
-        """Replace the nodes of a cluster; no nodes if the cluster is gone."""
+        """Replace the nodes of a cluster; None: the cluster is gone."""
         fresh: dict[Place, tuple[str, ...]] = {
             (cluster_id, node.id): node.identity
             for node in nodes

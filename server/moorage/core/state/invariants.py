@@ -10,10 +10,9 @@ from moorage.policy import Fleet
 
 
 def check(state: State) -> None:
-    """Assert what must hold between any two turns. Costs time in the size of the state.
+    """Assert the invariants of the state between two turns. Takes time in the size of the state.
 
-    The first law is the product's first promise: over all leases that hold, no device carries
-    more than its own 1000 milli.
+    The first invariant: the leases on a device hold at most its 1000 milli in total.
     """
     held: Counter[tuple[str, str, str]] = Counter()
     for lease in state.leases.values():
@@ -74,7 +73,7 @@ def check(state: State) -> None:
 
 
 def _check_devices(state: State) -> None:
-    """Assert that no device is over-allocated, also after its node renamed it."""
+    """Assert that no device is over-allocated, even after its node renamed it."""
     held: Counter[str] = Counter()
     parents = set[str]()
     for lease in state.leases.values():

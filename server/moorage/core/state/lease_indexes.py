@@ -1,4 +1,4 @@
-"""Indexes of leases: those that keep apart from each other, and those that lost devices.
+"""Indexes of leases: those with anti-affinity, and those with lost devices.
 
 Both are parts of `State`; only `apply` changes them.
 """
@@ -11,15 +11,15 @@ from moorage.model import DEVICE, ClusterId, DeviceId, Lease, NodeId, RequestId,
 from moorage.policy import Fleet
 
 _Finder = Callable[[str], Place | None]
-"""Returns the node that has a device, by the key of its UUID in `Node.identity`."""
+"""Returns the node with a device, by the UUID's key in `Node.identity`."""
 
 
 @dataclass(slots=True)
 class LostDevices:
-    """The devices that leases hold and their nodes have no more, by the lease.
+    """The devices that leases hold but their nodes no longer have, by lease.
 
-    Such a device is free for no other lease while its own lasts, wherever it turns up: in another
-    machine, as a whole after it was divided, or divided after it was whole.
+    No other lease gets such a device while its lease lasts, wherever the device appears again: in
+    another machine, whole after it was divided, or divided after it was whole.
     """
 
     of: dict[RequestId, tuple[DeviceId, ...]] = field(
@@ -34,14 +34,14 @@ class LostDevices:
             self.of.pop(lease.id, None)
 
     def withhold(self, fleet: Fleet, find: _Finder) -> None:
-        """Withhold lost devices that appear on a node again."""
+        """Withhold lost devices that have appeared again on a node."""
         every = {each: None for lost in self.of.values() for each in lost}
         for row, column in _columns(every, fleet, find):
             fleet.gpu_free[row, column] = 0
             fleet.touch(row)
 
     def shown(self, lost: Iterable[DeviceId], fleet: Fleet, find: _Finder) -> list[Share]:
-        """Return the devices that no new lease may use while a lease with lost devices lasts."""
+        """Return the devices that no new lease may use, since leases that lost them still last."""
         found = [
             (*fleet.node_ids[row], fleet.gpu_ids[row][c]) for row, c in _columns(lost, fleet, find)
         ]
@@ -51,7 +51,7 @@ class LostDevices:
 def _columns(
     devices: Iterable[DeviceId], fleet: Fleet, find: _Finder
 ) -> dict[tuple[int, int], None]:
-    """Return the rows and columns of devices, of their parts, and of their parents."""
+    """Return the (row, column) of devices, of their parts, and of their parent devices."""
     return {
         (row, column): None
         for device in devices
@@ -63,13 +63,13 @@ def _columns(
 
 
 def shown(device: DeviceId, find: _Finder) -> Iterator[Place]:
-    """Yield the nodes that list a device, one of its parts, or its parent device."""
+    """Yield the nodes that list a device, a part of it, or its parent device."""
     places = (find(f"{DEVICE}{uuid.lower()}") for uuid in device if uuid)
     yield from dict.fromkeys(place for place in places if place is not None)
 
 
 def _overlap(one: DeviceId, other: DeviceId) -> bool:
-    """Return whether two ids name the same device, or one a part of the other."""
+    """Return whether two ids name the same device, or one names a part of the other."""
     mine, theirs = _lower(one), _lower(other)
     same = ((mine.uuid, theirs.uuid), (mine.uuid, theirs.parent), (mine.parent, theirs.uuid))
     return any(first == second != "" for first, second in same)

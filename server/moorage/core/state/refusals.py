@@ -1,4 +1,4 @@
-"""Every refusal of the core, by name: its code, its sentence, the field and what was expected.
+"""All refusals of the core, each with its code, sentence, field and expected value.
 
 The rest of the core calls these, so that one "no" reads the same from wherever it comes.
 """
@@ -21,28 +21,28 @@ _NOT_NOW: Final = {"verdict": "not_now"}
 PASSING: Final = frozenset(
     {Code.BUSY, Code.POLICY_CRASHED, Code.POLICY_TIMEOUT, Code.SHUTTING_DOWN, Code.UNAVAILABLE}
 )
-"""What may be over at the next consultation."""
+"""Codes of refusals that may not recur at the next consultation."""
 REASON_CHARS_MAX: Final = 500
 """Characters of a policy's own reason that a refusal repeats; the whole is in its `data`."""
 
 NAME_CHARS_MAX: Final = 100
-"""Characters of a wrong name that count, and that a refusal repeats."""
+"""Characters of a wrong name that are compared and repeated in a refusal."""
 NAMES_COMPARED_MAX: Final = 1_000
-"""Known names that a wrong one is compared with: a cluster may have a hundred thousand nodes."""
+"""Known names that are compared with a wrong one: a cluster may have a hundred thousand nodes."""
 NAMES_SHOWN_MAX: Final = 5
-"""Known names that a refusal lists where none is like a wrong one."""
+"""Known names that a refusal lists if none is similar to the wrong one."""
 _POLICY_LIKENESS: Final = 0.65
-"""From which on the name of a policy is taken for a misspelt one."""
+"""Least similarity of a policy's name to a known one to count as a misspelling."""
 ALIKE_MAX: Final = 16
-"""Of those, the ones with the longest common beginning and end are compared letter by letter."""
+"""Names that are compared letter by letter: those with the longest common beginning and end."""
 
 
 def closest(name: str, known: Iterable[str], count: int) -> list[str]:
-    """Return the known names that are most like a wrong one, the closest first.
+    """Return the known names most similar to a wrong one, the closest first.
 
     Args:
-        name: At most `NAME_CHARS_MAX` characters of it count.
-        known: The first `NAMES_COMPARED_MAX` are looked at.
+        name: The wrong name; at most `NAME_CHARS_MAX` characters are compared.
+        known: The known names; the first `NAMES_COMPARED_MAX` are compared.
         count: How many to return at most.
     """
     name = name[:NAME_CHARS_MAX]
@@ -57,7 +57,7 @@ def closest(name: str, known: Iterable[str], count: int) -> list[str]:
 
 
 def closest_policies(uri: str, known: Iterable[str], count: int) -> list[str]:
-    """Return the known URIs whose name is most like that of a wrong one, the closest first.
+    """Return the known URIs with the names most similar to that of a wrong one, the closest first.
 
     Versions are compared last: nearly all have the same words in theirs.
     """
@@ -88,14 +88,14 @@ def nearest_or_known(name: str, known: Iterable[str]) -> str:
 
 
 def _nodes_by_name(name: str, places: Iterable[tuple[str, str]]) -> str:
-    """Return ` (did you mean node c/n?)` where nodes have this very name, else an empty text."""
+    """Return ` (did you mean node c/n?)` if nodes have exactly this name, else an empty text."""
     named = (f"{cluster}/{node}" for cluster, node in places if node == name)
     there = " or ".join(islice(named, NAMES_SHOWN_MAX))
     return f" (did you mean node {there}?)" if there else ""
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number of things in words: 1 node, 2 nodes."""
+    """Return a count of things in words: 1 node, 2 nodes."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -103,32 +103,32 @@ def counted(number: int, what: str) -> str:
 
 
 def duplicate_id(request: RequestId) -> Refusal:
-    """Another request has this id."""
+    """Another request has this id already."""
     return Refusal(Code.ALREADY_EXISTS, f"Request id {request} is taken.", "id")
 
 
 def too_many_undecided(most: int, most_bytes: int) -> Refusal:
-    """The bound of requests that are being decided is reached."""
+    """The limit of requests that are being decided is reached."""
     limit = f"{most} requests, or {most_bytes >> 20} MiB of them"
     reason = f"At most {limit}, are decided at one time; try again shortly."
     return Refusal(Code.BUSY, reason)
 
 
 def too_many_waiting(most: int, most_bytes: int) -> Refusal:
-    """The bound of the queue is reached."""
+    """The limit of waiters in the queue is reached."""
     limit = f"{most} requests, or {most_bytes >> 20} MiB of them"
     reason = f"At most {limit}, wait at one time; try again later."
     return Refusal(Code.BUSY, reason)
 
 
 def too_many_choices(most: int) -> Refusal:
-    """The waiters of a tenant choose their GPUs in as many ways as they may."""
+    """The limit of different GPU choices among a tenant's waiters is reached."""
     what = f"at most {most} choices of GPU models, labels (`where`) and clusters"
     return Refusal(Code.BUSY, f"The waiting requests of a tenant have {what}; try again later.")
 
 
 def no_cluster() -> Refusal:
-    """The inventory is empty: no cluster is registered, or those that are do not answer."""
+    """The inventory is empty: no cluster is registered, or no registered cluster answers."""
     reason = "No live cluster is registered; register one with POST /clusters."
     return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", "a live cluster")
 
@@ -136,7 +136,7 @@ def no_cluster() -> Refusal:
 def no_such_cluster(
     cluster: str, known: Iterable[str], places: Iterable[tuple[str, str]] = ()
 ) -> Refusal:
-    """The inventory has no such cluster; it may be the name of a node without its cluster."""
+    """The inventory has no such cluster; the name may be that of a node."""
     hint = _nodes_by_name(cluster, places) or nearest_or_known(cluster, known)
     reason = f"No live cluster “{cluster}” is registered{hint}."
     return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
@@ -145,21 +145,21 @@ def no_such_cluster(
 def no_such_node(
     cluster: str, node: str, known: Iterable[str], places: Iterable[tuple[str, str]] = ()
 ) -> Refusal:
-    """The cluster has no such node; another one may have it."""
+    """The cluster has no such node; another cluster may have it."""
     hint = _nodes_by_name(node, places) or nearest_or_known(node, known)
     reason = f"Cluster “{cluster}” has no node “{node}”{hint}."
     return Refusal(Code.NOT_FOUND, reason, "node", "the id of a node of this cluster")
 
 
 def key_of_another(key: str, first: RequestId) -> Refusal:
-    """The idempotency key came with a different request before."""
+    """The idempotency key was used with a different request before."""
     reason = f"Idempotency key “{key}” belongs to a different request, {first}."
     expected = "the same request as the first time, or a new key"
     return Refusal(Code.IDEMPOTENCY_MISMATCH, reason, "lease.idempotency_key", expected)
 
 
 def never_fits(why: str, details: JsonMapping) -> Refusal:
-    """Not even an empty fleet has room."""
+    """The demand would not even fit in an empty fleet."""
     return Refusal(
         Code.NEVER_FITS,
         f"It can never fit: {why}",
@@ -170,7 +170,7 @@ def never_fits(why: str, details: JsonMapping) -> Refusal:
 
 
 def no_capacity(why: str, details: JsonMapping) -> Refusal:
-    """There is no room now."""
+    """No node has room for the demand now."""
     return Refusal(
         Code.NO_CAPACITY,
         f"It does not fit now: {why}",
@@ -181,7 +181,7 @@ def no_capacity(why: str, details: JsonMapping) -> Refusal:
 
 
 def runs_into_reservation(refusal: Refusal, many: int, seconds: float) -> Refusal:
-    """There is room, but for less time: another tenant has reserved it from then on."""
+    """The demand fits for a shorter time only: another tenant's reservation begins."""
     details = {"reserved_in_advance": many, "ttl_max_seconds": round(seconds, 3)}
     why = "It would run into a reservation; there is room for a lease of"
     reason = f"{why} {seconds:.0f} s at most (`ttl_max_seconds`)."
@@ -192,7 +192,7 @@ def runs_into_reservation(refusal: Refusal, many: int, seconds: float) -> Refusa
 
 
 def reserved_for_others(refusal: Refusal, many: int) -> Refusal:
-    """There is no room, and reservations of others are among the reasons."""
+    """No node has room, partly because of other tenants' reservations."""
     are = "is" if many == 1 else "are"
     reason = f"{refusal.reason[:-1]}; {many} {are} reserved for other tenants."
     return replace(refusal, reason=reason, details={**refusal.details, "reserved_in_advance": many})
@@ -205,19 +205,19 @@ def ends_too_early() -> Refusal:
 
 
 def too_many_reservations(most: int, nodes: int) -> Refusal:
-    """The bound of reservations is reached."""
+    """The limit of reservations is reached."""
     reason = f"At most {most} reservations, of {nodes} nodes in all, are possible at one time."
     return Refusal(Code.BUSY, reason)
 
 
 def no_such_reservation(name: str) -> Refusal:
-    """There is no such reservation, or it is over."""
+    """The reservation does not exist, or is over."""
     reason = f"There is no reservation {name}, or it is over."
     return Refusal(Code.NOT_FOUND, reason, "reservation", "the id of a reservation")
 
 
 def not_free_then(nodes: int, free: int, reserved: int, leased: int) -> Refusal:
-    """Too few nodes are free of others' leases and reservations at that time."""
+    """Too few nodes are free of leases and reservations of others at that time."""
     has, needed = "has" if reserved == 1 else "have", "is" if nodes == 1 else "are"
     others = f"{reserved} {has} reservations, and on {leased} leases of others last longer"
     wanted = f"{counted(nodes, 'node')} {needed} needed"
@@ -228,7 +228,7 @@ def not_free_then(nodes: int, free: int, reserved: int, leased: int) -> Refusal:
 
 
 def too_many_quotas(most: int) -> Refusal:
-    """The bound of quotas is reached."""
+    """The limit of quotas is reached."""
     return Refusal(Code.BUSY, f"At most {most} quotas are set at one time; remove some first.")
 
 
@@ -239,7 +239,7 @@ def over_quota(
     figures: Mapping[str, int | None],
     reserved: tuple[int, str | None],
 ) -> Refusal:
-    """The request exceeds the quota of the tenant or project; if it always will, waiting is no use.
+    """The request exceeds the quota of the tenant or project; waiting may or may not help.
 
     Some of the room may be reserved for another request, which is named.
     """
@@ -276,7 +276,7 @@ def over_quota(
 
 
 def malformed(error: ProposalError) -> Refusal:
-    """The policy's answer cannot be read."""
+    """The policy's answer is malformed."""
     reason = f"The policy's answer is malformed: {error}."
     return Refusal(Code.POLICY_BAD_OUTPUT, reason, error.field, error.expected)
 
@@ -289,24 +289,24 @@ def unsound(field: str, expected: str, found: str) -> Refusal:
 
 
 def devices_in_use(stale: Refusal) -> Refusal:
-    """The policy proposed devices that it could see are taken."""
+    """The policy proposed devices that it saw as taken."""
     reason = f"The policy's proposal is not sound: {stale.reason}"
     return Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", stale.details)
 
 
 def not_free(node: str, details: JsonMapping) -> Refusal:
-    """The proposed devices were taken meanwhile."""
+    """The proposed devices have been taken since the policy saw them."""
     reason = f"{node} cannot take it: what the policy named is not free."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
 
 
 def nothing_fits_in(cluster: str) -> Refusal:
-    """The proposal names only a cluster, which has no room."""
+    """The proposal names only a cluster, and no node of it has room."""
     return Refusal(Code.CONFLICT, f"Nothing fits in “{cluster}” now.", details=_NOT_NOW)
 
 
 def reserved_for_head() -> Refusal:
-    """The proposed devices are reserved."""
+    """The proposed devices are reserved for another request."""
     reason = "The nodes it proposed are reserved for others."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)
 
@@ -337,7 +337,7 @@ def declined(value: JsonValue) -> Refusal:
 
 
 def not_waiting(name: RequestId) -> Refusal:
-    """There is no such waiter."""
+    """No waiter has this id."""
     reason = f"No request {name} is waiting."
     return Refusal(Code.UNKNOWN_REQUEST, reason, "request", "a waiting request")
 
@@ -348,7 +348,7 @@ def cancelled() -> Refusal:
 
 
 def waited(seconds: float, last: Refusal | None, details: JsonMapping, *, patient: bool) -> Refusal:
-    """The request has waited as long as it may."""
+    """The request's time in the queue has expired."""
     code = Code.WAIT_TIMEOUT if patient else Code.NO_CAPACITY
     reason = f"It waited {seconds:.1f} s and did not fit in that time."
     if last is not None and last.code is Code.POLICY_DECLINED:
@@ -362,19 +362,19 @@ def waited(seconds: float, last: Refusal | None, details: JsonMapping, *, patien
 
 
 def lease_over(lease: Lease) -> Refusal:
-    """It has ended, or is ending."""
+    """The lease has ended, or is ending."""
     reason = f"Lease {lease.id} is over: {lease.reason}."
     return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that still holds")
 
 
 def no_cursor(after: str) -> Refusal:
-    """The cursor names no page."""
+    """The cursor is invalid."""
     reason = f"after: “{after[:40]}” is not what a page of this list gave as its `next`."
     return Refusal(Code.BAD_MESSAGE, reason, "after", "`next` of the page before")
 
 
 def no_filter(name: str, known: Sequence[str]) -> Refusal:
-    """The list has nothing of this name."""
+    """The list cannot be filtered by this field."""
     expected = f"one of {', '.join(known)}"
     field = f"filters.{name[:40]}"
     reason = f"{field}: expected {expected}{nearest(name, known)}."
@@ -382,7 +382,7 @@ def no_filter(name: str, known: Sequence[str]) -> Refusal:
 
 
 def no_state(state: object, known: Sequence[str]) -> Refusal:
-    """No lease is ever in this state."""
+    """No lease can have this state."""
     expected = f"one of {', '.join(known)}"
     wrong = str(state)[:40]
     reason = f"state: there is no state “{wrong}”; expected {expected}{nearest(wrong, known)}."
@@ -390,7 +390,7 @@ def no_state(state: object, known: Sequence[str]) -> Refusal:
 
 
 def unknown_lease(request: RequestId) -> Refusal:
-    """There is no such lease."""
+    """No lease has this id."""
     reason = f"There is no lease {request}, or it ended long ago."
     return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease")
 

@@ -8,26 +8,26 @@ import msgspec
 from moorage.model import Demand, DeviceId, Lease, Nodes, Placement, RequestId, Share, Tenant
 
 Place = tuple[str, str]
-"""A node by name: its cluster, and its id there."""
+"""A node by cluster and node id."""
 
 
 class NodeReservation(msgspec.Struct, frozen=True, gc=False):
-    """Nodes, or parts of them, that only one tenant gets for a time, agreed on beforehand.
+    """Nodes, or parts of them, that only one tenant gets during a time agreed in advance.
 
     Args:
-        id: The server's name for it.
-        tenant: Who gets them.
-        nodes: On which nodes.
-        demand: The request, which each of them can take in that time.
-        starts_at: When leases of others there end at the latest, in seconds since the epoch.
-        ends_at: When the nodes are for everybody again.
-        lapse_seconds: It ends these seconds after its start if its tenant had no lease there; 0: it
-            does not.
-        used: Its tenant has had one.
-        begun: Its start is over, and waiters have been woken.
+        id: The server's id of the reservation.
+        tenant: The tenant that gets the nodes.
+        nodes: The reserved nodes.
+        demand: The demand that each of the nodes can take during the reservation.
+        starts_at: Latest end of other tenants' leases there, in seconds since the epoch.
+        ends_at: When the nodes are open to everybody again.
+        lapse_seconds: The reservation lapses these seconds after its start if its tenant had no
+            lease there; 0: it does not lapse.
+        used: Its tenant has had a lease there.
+        begun: The start has passed, and waiters have been woken.
         devices: As `model.Lease.devices`, of `parts`; noted once one of them has another name.
-        parts: What of each node, in their order: devices, and their part of its CPU and memory.
-            Without, the nodes are reserved whole, as for a request without devices.
+        parts: The reserved part of each node, in the order of `nodes`: devices, and their part of
+            CPU and memory. Empty: whole nodes are reserved, as for a request without devices.
     """
 
     id: RequestId
@@ -44,7 +44,7 @@ class NodeReservation(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def lapses_at(self) -> float | None:
-        """When it lapses if it is still unused, in seconds since the epoch; None: never."""
+        """When the reservation lapses if still unused, in seconds since the epoch; None: never."""
         lapses = self.lapse_seconds and not self.used
         return self.starts_at + self.lapse_seconds if lapses else None
 
@@ -61,8 +61,8 @@ class ReservedNodes:
     """The reservations that are not over.
 
     Attributes:
-        by_id: Each by its id, the oldest first.
-        on: Those of each node that has any.
+        by_id: The reservations by id, the oldest first.
+        on: The reservations of each node that has any.
     """
 
     by_id: dict[RequestId, NodeReservation] = field(
@@ -90,11 +90,11 @@ class ReservedNodes:
         return reservation
 
     def of_others(self, place: Place, tenant: Tenant | None) -> list[NodeReservation]:
-        """Return the reservations of a node that are not a tenant's; None: all of them."""
+        """Return the reservations of a node by tenants other than this one; None: by all."""
         return [each for each in self.on.get(place, {}).values() if each.tenant != tenant]
 
     def used_by(self, lease: Lease) -> list[NodeReservation]:
-        """Return the reservations that have not been used, and are by this new lease."""
+        """Return the unused reservations that a new lease uses."""
         found = {
             each.id: each
             for share in lease.placement
@@ -104,7 +104,7 @@ class ReservedNodes:
         return list(found.values())
 
     def due(self, request: RequestId) -> float | None:
-        """Return when a reservation begins, ends, or lapses; None if there is none."""
+        """Return when a reservation next begins, ends or lapses; None if there is none."""
         found = self.by_id.get(request)
         if found is None:
             return None
@@ -115,5 +115,5 @@ class ReservedNodes:
 
 
 def touches(placement: Placement, nodes: Collection[Place]) -> bool:
-    """Return whether a placement has something of any of these nodes."""
+    """Return whether a placement holds anything on one of these nodes."""
     return bool(nodes) and any((share.cluster_id, share.node_id) in nodes for share in placement)

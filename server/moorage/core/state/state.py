@@ -71,47 +71,47 @@ from moorage.model import (
 from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
-"""Ended leases that `release`, `status` and repeated requests still know; of more, the oldest of
-the tenant with most is in the ledger's history only."""
+"""Ended leases that `release`, `status` and repeated requests still find; beyond it the oldest of
+the tenant with most is found in the ledger's history only."""
 RELEASED: Final = "released"
-"""The reason of a lease that its owner ended: its workload may stay warm."""
+"""The end reason of a lease that its owner released: its workload may stay warm."""
 REPLACED_MAX: Final = 32
-"""Changed clusters whose rows are replaced one by one; of more, all columns are made again."""
+"""Changed clusters whose rows are replaced one by one; with more, all columns are rebuilt."""
 
 _Places = dict[Place, dict[RequestId, Share]]
 
 
 @dataclass(slots=True)
 class State:
-    """All that the ledger's facts say.
+    """All state that follows from the ledger's facts.
 
     Attributes:
         clusters: The inventory.
         leases: Leases that hold something.
         ended: `ENDED_MAX` leases that ended, oldest first.
-        ended_by_tenant: Which of them is forgotten next.
+        ended_by_tenant: Selects the ended lease to forget next.
         waiting: Asks and leases in the queue, in the order in which they came into it.
-        waiting_loads: How many each tenant has of them, and what they brought along.
+        waiting_loads: Number and bytes of each tenant's waiters.
         overtaken: How often a waiter was passed by a request that came after it.
         keys: Which request owns an idempotency key of a tenant.
         warm: The leases that no tenant owns and whose workloads wait for the next request.
-        resetting: Those that were released and whose workloads are made fit for that.
+        resetting: Released leases whose workloads are being reset to become warm.
         preemptible: The leases that may give way to requests of higher priority.
-        noticed: Those that have notice to do so.
-        groups: The leases that keep apart from each other.
-        places: What leases hold of each node that they hold something of.
+        noticed: Leases that have notice to give way.
+        groups: The leases with anti-affinity.
+        places: The shares that leases hold, by node.
         fencing: The last fencing number given out.
         clock_moved_at: When the calendar was last set, in seconds since the epoch. Leases granted
             before may last into reservations of others.
-        cordons: What operators took out of service: clusters, with "" for a node, and nodes.
-        reserved: Which nodes are reserved, for whom and when.
-        identities: Which node is which machine.
-        lost: The devices that leases hold and their nodes have no more.
-        durations: How long leases like others lasted.
-        gains: Counts the times capacity grew, or more of it began to give way; a "no" stands
-            until this changes.
-        growth: Where it did, since the queue last took note.
-        accounts: What each tenant and project holds, warm leases too, and may hold.
+        cordons: Nodes, and clusters (node ""), that operators took out of service.
+        reserved: The reservations.
+        identities: The machines of the nodes.
+        lost: The devices that leases hold but their nodes no longer have.
+        durations: Durations of ended leases.
+        gains: Counts capacity gains, and leases that begin to give way; a refusal is valid until
+            this changes.
+        growth: Where capacity grew since the queue last read it.
+        accounts: Use and limits of tenants and projects, warm leases included.
     """
 
     clusters: dict[ClusterId, Cluster] = field(default_factory=dict[ClusterId, Cluster])
@@ -152,7 +152,7 @@ class State:
 
     @property
     def fleet(self) -> Fleet:
-        """The inventory in columns, without the amounts held by leases.
+        """The inventory in columns; the free amounts exclude what leases hold.
 
         Brought up to date when first looked at after the inventory changed: the rows of a few
         clusters are replaced, and ten thousand registered in a row cost one rebuild. The object
@@ -178,7 +178,7 @@ class State:
         return self._fleet
 
     def offered(self, cluster: Cluster) -> Cluster:
-        """Return a copy of a cluster that marks the nodes which operators cordoned."""
+        """Return a copy of a cluster in which cordoned nodes are marked."""
         if not self.cordons:
             return cluster
         whole = self.cordons.get((cluster.id, ""))
@@ -190,20 +190,20 @@ class State:
         return replace(cluster, nodes=tuple(nodes))
 
     def held_by(self, lease: Lease) -> Placement:
-        """Return the share that no other lease may have during this one: lost devices included."""
+        """Return the share that no other lease may use during this one: lost devices included."""
         return (*lease.placement, *self.lost_by(lease)) if lease.lost else lease.placement
 
     def lost_by(self, lease: Lease) -> list[Share]:
-        """Return the devices that a lease has lost, where they are now: free for no other lease."""
+        """Return where the devices that a lease has lost are now: no other lease gets them."""
         return self.lost.shown(lease.lost, self.fleet, self.identities.place_of)
 
     def imagined(self, fleet: Fleet) -> Fleet:
-        """Return a fleet on which leases can be ended one by one, to see what fits then.
+        """Return a copy of the fleet on which leases can be ended one by one, as a trial.
 
-        Of a device that leases have lost, less than nothing is free: as much as all that holds it.
+        The free amount of a lost device is negative, by all that leases hold of it.
 
         Args:
-            fleet: That of this state, or one with less free.
+            fleet: The fleet of this state, or one with less free capacity.
         """
         imagined = fleet.imagined()
         lost = [share for name in self.lost.of for share in self.lost_by(self.leases[name])]
@@ -216,7 +216,7 @@ class State:
         return imagined
 
     def lease(self, request: RequestId) -> Lease | None:
-        """Return a lease that holds, or waits for another place, or is of the last that ended."""
+        """Return a lease that is held, waits for another place, or is among the last that ended."""
         waiter = self.waiting.get(request)
         if waiter is not None:
             return waiter.lease
@@ -244,7 +244,7 @@ class State:
         self.growth.note_cluster(cluster_id)
 
     def _count(self, before: Cluster | None, after: Cluster | None) -> None:
-        """Count how much more there is than before: shares are parts of all there is."""
+        """Add a change of the fleet's capacity to the accounts: shares are fractions of it."""
         now, then = capacity_of(after), capacity_of(before)
         gpus, cpu, memory = (new - old for new, old in zip(now, then, strict=True))
         self.accounts.add_capacity(gpus, cpu, memory)
@@ -300,7 +300,7 @@ class State:
         self.identities.forget_nodes(places, self.places_with_leases)
 
     def _gives_way(self, lease: Lease) -> None:
-        """Record that the share of a lease is free now, or may be evicted."""
+        """Record that a lease's share is free now, or may be evicted."""
         self.gains += 1
         self.growth.note(places_left_by(lease))
         for cluster_id in self._showing(lease.lost):
@@ -430,7 +430,7 @@ def _waits_no_longer(state: State, request: RequestId) -> Waiter:
 
 
 def _leave_to_others(state: State) -> None:
-    """Record that a request no longer waits: others may use the capacity being freed for it."""
+    """Record that a request no longer waits: others may use the capacity that was being freed."""
     for name in state.resetting:
         state._gives_way(state.leases[name])  # noqa: SLF001  # Called by apply().
 

@@ -1,4 +1,4 @@
-"""Bounds that no tenant uses up for others, and requests counted against one.
+"""Limits that one tenant cannot use up alone, and counts of requests against a limit.
 
 `State` counts those that wait, `core.queue.open_requests` those that are being decided.
 """
@@ -8,13 +8,13 @@ from typing import Final
 from moorage.model import Ask, Tenant
 
 OVERFLOW_SHARE: Final = 4
-"""A full bound has a fourth more, for tenants that hold little."""
+"""Additional part of a full limit, for tenants that hold little."""
 TENANT_SHARE: Final = 8
-"""A tenant holds little up to an eighth of the bound."""
+"""Part of a limit up to which a tenant holds little."""
 
 
 class TenantLoads:
-    """The number of requests of each tenant, and the bytes of their JSON."""
+    """The number of requests per tenant, and the bytes of their JSON."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,7 +37,7 @@ class TenantLoads:
         self.bytes -= ask.size
 
     def has_room(self, ask: Ask, count_max: int, bytes_max: int) -> bool:
-        """Return whether one more request may enter; see `fits`."""
+        """Return whether the limits have room for one more request; see `fits`."""
         count, size = self._of.get(ask.tenant, (0, 0))
         return fits(self.count + 1, count + 1, count_max) and fits(
             self.bytes + ask.size, size + ask.size, bytes_max
@@ -48,9 +48,9 @@ def fits(whole: int, own: int, most: int) -> bool:
     """Return whether a bound has room; a tenant cannot use up the part of small tenants.
 
     Args:
-        whole: The sum over all tenants, with the new one.
-        own: The same of the tenant that it is of.
-        most: The bound.
+        whole: The sum over all tenants, including the new one.
+        own: The sum of its tenant, including the new one.
+        most: The limit.
     """
     spare = own <= most // TENANT_SHARE and whole <= most + most // OVERFLOW_SHARE
     return whole <= most or spare

@@ -1,4 +1,4 @@
-"""Selects the entry of a tenant to forget first when too many are stored.
+"""Selects which tenant's entry is forgotten first when too many are stored.
 
 It is the oldest of the tenant with most, so that no tenant's push out those of one that has fewer.
 `State` asks about ended leases, `TurnWriter` about decisions, `daemon.history` about refusals.
@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 
 class TenantMemory(Generic[T]):
-    """The names of remembered values, by tenant."""
+    """The names of stored values, by tenant."""
 
     def __init__(self) -> None:
         # Of a plain `dict`, the oldest is found behind the places of all that were deleted.
         self._of: dict[Tenant, OrderedDict[T, None]] = {}
         self._holding: dict[int, dict[Tenant, None]] = {}
-        """The tenants that have as many."""
+        """The tenants by the number of their values."""
         self._most = 0
 
     def add(self, tenant: Tenant, name: T) -> None:
-        """Remember a name of a tenant; a name that is known becomes the newest again."""
+        """Add a name of a tenant; a known name becomes its newest again."""
         its = self._of.setdefault(tenant, OrderedDict())
         known = its.pop(name, 0) is None
         its[name] = None
@@ -33,7 +33,7 @@ class TenantMemory(Generic[T]):
         self._most = max(self._most, len(its))
 
     def forget(self) -> T:
-        """Forget the oldest of the tenant with most, and return it."""
+        """Remove and return the oldest name of the tenant that has most."""
         tenant = min(self._holding[self._most])  # The same after a restart.
         its = self._of[tenant]
         oldest = next(iter(its))

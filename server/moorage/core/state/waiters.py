@@ -1,4 +1,4 @@
-"""Waiters: one, classes of like ones, and the place of each. `State` has the first."""
+"""Waiters: single ones, classes of similar ones, and their places in the queue."""
 
 import math
 from dataclasses import dataclass, field
@@ -21,17 +21,17 @@ from moorage.model import (
 )
 
 UNJUDGED: Final = -1
-"""In the place of the count of changes at which a demand was found not to fit."""
+"""Value of `refused_at` and `looked_at` when there has been no check."""
 
 
 class Waiter(msgspec.Struct, frozen=True, gc=False):
     """An ask that waits, or a lease that waits for another place.
 
     Args:
-        ask: What for.
-        at: Since when; of a lease, of its first request.
-        deadline: Until when; of a lease, when it ends unless it is renewed.
-        lease: The lease, which holds nothing meanwhile; None for an ask that has none.
+        ask: The request.
+        at: Start of the wait; for a lease, the arrival of its request.
+        deadline: End of the wait; for a lease, its end unless it is renewed.
+        lease: The lease, which holds nothing meanwhile; None: a request without a lease.
     """
 
     ask: Ask
@@ -41,7 +41,7 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def pauses(self) -> bool:
-        """Whether the waiter is skipped now, even if it would fit."""
+        """Whether the waiter pauses: it is skipped now, even if it fits."""
         return self.lease is not None and self.lease.retry_at > 0
 
     @property
@@ -52,25 +52,25 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
         return min(self.deadline, self.lease.retry_at)
 
     def later(self, seconds: float) -> "Waiter":
-        """Return a copy with all times moved by some seconds."""
+        """Return a copy with all times shifted by some seconds."""
         lease = self.lease and self.lease.later(seconds)
         return Waiter(self.ask, self.at + seconds, self.deadline + seconds, lease)
 
 
 class WaiterClass(NamedTuple):
-    """Attributes of waiters that decide about their turn.
+    """Attributes of waiters that decide when they are served.
 
     Args:
-        tenant: Whose they are.
-        project: Which of the tenant's projects they count for.
-        needs: What each of them would add to what these hold.
-        policy: Who proposes for them.
-        demand: What each of them needs, if they say so; of alternatives, the loosest.
-        alternatives: All demands that would do for each of them, where there are several.
-        candidates: Where they may go; None for everywhere.
+        tenant: The tenant of the waiters.
+        project: The tenant's project that they count toward.
+        needs: The amounts that each would add to the use of both.
+        policy: The policy of the waiters.
+        demand: The demand of each, if known; of alternatives, the loosest.
+        alternatives: All demands of each, if there are several.
+        candidates: Their candidate clusters; None: all.
         priority: Higher goes first.
         reserves: Nodes are reserved for the first of them while it heads the queue.
-        overdue: They were overtaken as often as a waiter may be: shares do not count for them.
+        overdue: They were overtaken as often as allowed: shares do not count for them.
     """
 
     tenant: Tenant
@@ -86,21 +86,21 @@ class WaiterClass(NamedTuple):
 
     @property
     def precedence(self) -> int:
-        """The key before shares and age: priority, then whether the waiter is overdue."""
+        """The key before shares and age: priority, then whether the waiters are overdue."""
         return 2 * self.priority + self.overdue
 
     @property
     def shape(self) -> "Shape":
-        """The attributes that decide whether the waiter fits."""
+        """The attributes that decide whether the waiters fit."""
         return self.demand or Demand(), self.candidates, self.alternatives
 
 
 Shape = tuple[Demand, tuple[ClusterId, ...] | None, tuple[Demand, ...]]
-"""A demand, where it may be met, and what it is the loosest of."""
+"""A demand, its candidates, and the alternatives of which it is the loosest."""
 
 
 class LineKey(NamedTuple):
-    """Attributes of waiters that differ in age alone, down to the view of their policy."""
+    """Attributes of waiters that differ only in age; includes what their policy sees."""
 
     waiters: WaiterClass
     inputs: str
@@ -115,12 +115,12 @@ class WaiterLine:
     Attributes:
         waiters: Oldest first.
         since: Since when the first of them waits, in seconds since the epoch.
-        refused_at: `WaitingQueue.changes` when there was no room for them, with nothing reserved.
-        looked_at: The same with all that was reserved and excluded then.
-        declined: What their policy answered, where it wants nothing of what is free; they are
-            passed over until capacity grows where they fit.
-        excluded: Nodes that it was not offered: they are reserved for the head of the queue.
-        over_quota_at: `Ranking.rooms` when what it proposed was beyond their quota; 0: it was not.
+        refused_at: `WaitingQueue.changes` when they did not fit even without reserved nodes.
+        looked_at: `WaitingQueue.changes` when they did not fit beside reserved and excluded nodes.
+        declined: The refusal by their policy of all free places; they are passed over until
+            capacity grows where they fit.
+        excluded: Nodes not offered to their policy, as they are reserved for the head of the queue.
+        over_quota_at: `Ranking.rooms` when a proposal for them exceeded their quota; 0: none did.
     """
 
     key: LineKey
@@ -135,7 +135,7 @@ class WaiterLine:
 
     @property
     def of(self) -> WaiterClass:
-        """The class: waiters of like demand, whatever their policies see."""
+        """The class of the line: waiters with like demand, whatever their policies see."""
         return self.key.waiters
 
 
@@ -144,13 +144,13 @@ class ClassLines:
     """The lines of one class.
 
     Attributes:
-        row: In the ranking.
-        ready: Those that are not passed over, by age.
-        declined: Those that are.
-        visited: How many of `ready` the wake that is under way has seen.
+        row: Row in the ranking.
+        ready: The lines that are not passed over, by age.
+        declined: The lines that are passed over.
+        visited: Number of `ready` lines that the current wake has visited.
         passed: How many of the first of `ready` were looked at, and found not to fit, as of
             `passed_at`: a wake does not look at each of them again.
-        passed_at: `WaitingQueue.changes` then.
+        passed_at: `WaitingQueue.changes` of `passed`.
         alone: Its only line that is ready was refused for what is excluded from that line.
     """
 
@@ -166,14 +166,14 @@ class ClassLines:
 
 
 class Seniority(NamedTuple):
-    """The key of the pages of the queue: that of a waiter never changes, unlike its position."""
+    """The key that pages of the queue are sorted by: unlike a position, it never changes."""
 
     priority: int
-    """Negated."""
+    """Negated priority."""
     since: float
     request: RequestId
 
 
 def seniority(waiter: Waiter) -> Seniority:
-    """Return a waiter's place in the pages of the queue."""
+    """Return the key of a waiter in the pages of the queue."""
     return Seniority(-waiter.ask.priority, waiter.at, waiter.ask.id)

@@ -1,1 +1,1 @@
-"""Input and output of a turn of the core."""
+"""Input and output of one turn of the core: events, facts and effects."""

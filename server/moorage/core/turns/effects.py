@@ -1,4 +1,4 @@
-"""Effects: answers, and orders to the shells once the facts of a turn are durable.
+"""Effects: answers, and orders that are carried out once the facts of a turn are durable.
 
 A closed union of frozen records, as `events` and `facts` are. The daemon carries them out.
 """
@@ -33,11 +33,11 @@ class LeaseNews(msgspec.Struct, frozen=True, gc=False):
     data: JsonValue = None
     reasons: JsonMapping | None = None
     owner: bool = True
-    """Whether the receiver gets the token."""
+    """Whether the receiver is the owner, who gets the token."""
     ttl_max_seconds: float | None = None
-    """How long it may last from now, where it was to be renewed for longer than that."""
+    """Seconds that it may last from now, if a renewal asked for more than that; else None."""
     lost: str = ""
-    """Which machine of it is not heard of, and since when."""
+    """Which machine of it has stopped reporting, and since when."""
 
 
 class Information(msgspec.Struct, frozen=True, gc=False):
@@ -50,14 +50,14 @@ Response = Advice | LeaseNews | Information | Refusal
 
 
 class Respond(msgspec.Struct, frozen=True, gc=False):
-    """Answer a message."""
+    """Send an answer to an address."""
 
     to: Address
     answer: Response
 
 
 class Consult(msgspec.Struct, frozen=True, gc=False):
-    """Ask the policy of `ask` for a proposal.
+    """Consult the policy of `ask` for a proposal.
 
     It may leave before the facts of its turn are durable: a cell cannot pass on what it was
     asked, and its answer comes back as an event.
@@ -74,14 +74,14 @@ class Consult(msgspec.Struct, frozen=True, gc=False):
 
 
 class Forget(msgspec.Struct, frozen=True, gc=False):
-    """This consultation is not awaited any more."""
+    """This consultation is no longer awaited."""
 
     request: RequestId
     consultation: int
 
 
 class Look(msgspec.Struct, frozen=True, gc=False):
-    """Look whether the workload that a lease takes over is ready as it should be.
+    """Check whether a workload that a lease takes over is ready.
 
     It may leave before the facts of its turn are durable: no client sees it, and the answer comes
     back as an event. `Start` follows in any case, and says so again.
@@ -103,13 +103,13 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeepWarm(msgspec.Struct, frozen=True, gc=False):
-    """Make the workload of a lease fit for its next user, or stop it. Idempotent."""
+    """Reset the workload of a lease for its next user, or stop it. Idempotent."""
 
     lease: Lease
 
 
 class Recall(msgspec.Struct, frozen=True, gc=False):
-    """Answer "why" from the ledger's history: the core no longer remembers this subject."""
+    """Answer `why` from the ledger's history: the core no longer knows this subject."""
 
     to: Address
     tenant: Tenant

@@ -1,4 +1,4 @@
-"""Events: what happened outside of the core. They are never stored.
+"""Events: inputs of the core from outside. They are never stored.
 
 A closed union of frozen records. Time is never read here: `step` is given `now`.
 """
@@ -24,14 +24,14 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """A session asks for a placement."""
+    """A session requests a placement."""
 
     to: Address
     ask: Ask
 
 
 class Proposed(msgspec.Struct, frozen=True, gc=False):
-    """A policy answered a consultation with JSON values; answers to earlier ones are stale."""
+    """A policy answered a consultation with JSON values; an answer to an earlier one is ignored."""
 
     request: RequestId
     consultation: int
@@ -39,7 +39,7 @@ class Proposed(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConsultFailed(msgspec.Struct, frozen=True, gc=False):
-    """A consultation ended without a value: the policy raised, overran, died or lied."""
+    """A consultation failed: the policy raised, overran, crashed or returned an invalid value."""
 
     request: RequestId
     consultation: int
@@ -47,10 +47,10 @@ class ConsultFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReleaseAsked(msgspec.Struct, frozen=True, gc=False):
-    """A client wants a lease ended.
+    """A client releases a lease.
 
     Args:
-        tenant: The caller, if it shows no token: it may end its own leases.
+        tenant: The caller's tenant if it has no token: it may release its own leases.
     """
 
     to: Address
@@ -60,7 +60,7 @@ class ReleaseAsked(msgspec.Struct, frozen=True, gc=False):
 
 
 class RenewAsked(msgspec.Struct, frozen=True, gc=False):
-    """A client wants a lease to last longer. `ttl_seconds` None keeps the lease's own."""
+    """A client renews a lease. `ttl_seconds` None keeps the lease's own TTL."""
 
     to: Address
     lease: RequestId
@@ -69,7 +69,7 @@ class RenewAsked(msgspec.Struct, frozen=True, gc=False):
 
 
 class CancelAsked(msgspec.Struct, frozen=True, gc=False):
-    """A client gives up waiting."""
+    """A client cancels a request that waits."""
 
     to: Address
     request: RequestId
@@ -77,16 +77,16 @@ class CancelAsked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Inquired(msgspec.Struct, frozen=True, gc=False):
-    """A client wants to know. Questions are steps too, so no answer overtakes its facts.
+    """A client asks a question. Questions are steps too, so no answer overtakes its facts.
 
     Args:
-        tenant: Who asks; only its leases and waiters are shown.
+        tenant: The caller's tenant; only its leases and waiters are shown.
         subject: Id of a lease or request, for `status` and `why`.
         filters: Equalities on the listed objects, e.g. `{"state": "active"}`.
         after: The `next` of the page before; empty for the first page.
         limit: Objects on a page.
-        sees_all: Show those of all tenants.
-        sort: What leases are ordered by, with "-" before it the largest first; empty: by fencing.
+        sees_all: Show the leases and waiters of all tenants.
+        sort: Field that orders leases, descending with a "-" in front; empty: by fencing number.
     """
 
     to: Address
@@ -105,7 +105,7 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionLost(msgspec.Struct, frozen=True, gc=False):
-    """A socket closed. Its undecided asks without a place in the queue are dropped."""
+    """A socket closed. Its requests without an answer or a place in the queue are dropped."""
 
     session: SessionId
 
@@ -126,7 +126,7 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that a lease's workload did not start; nothing of it is left.
 
     Args:
-        fencing: As in `WorkloadStarted`.
+        fencing: Fencing number of the grant.
         reason: One sentence for a person.
         exit_code: Of a process; None if it is not known.
         log_tail: The last lines it wrote.
@@ -140,10 +140,10 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkloadEnded(msgspec.Struct, frozen=True, gc=False):
-    """A backend reports that a lease's workload ended by itself, and how: as `WorkloadFailed`.
+    """A backend reports that a lease's workload ended by itself; fields as in `WorkloadFailed`.
 
-    The backend keeps its end until it is stopped. That is ordered once the end is durable:
-    forgotten before, it would be started again after a crash.
+    The backend remembers the end until it is told to stop the workload, which happens once the end
+    is durable: forgotten earlier, the workload would start again after a crash.
     """
 
     lease: RequestId
@@ -155,11 +155,11 @@ class WorkloadEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkloadStopped(msgspec.Struct, frozen=True, gc=False):
-    """A backend reports that nothing of a lease's workload is left: it was stopped from here.
+    """A backend reports that a lease's workload was stopped as ordered; nothing of it is left.
 
     Args:
         fencing: As in `WorkloadStarted`.
-        unfit: Why it is not warm, where it should be.
+        unfit: Why the workload is not warm although it should be.
     """
 
     lease: RequestId
@@ -175,7 +175,7 @@ class WorkloadKept(msgspec.Struct, frozen=True, gc=False):
 
 
 class FlushAsked(msgspec.Struct, frozen=True, gc=False):
-    """A client wants the warm leases of a tenant ended, in all clusters or in one."""
+    """A client ends the warm leases of a tenant, in all clusters or in one."""
 
     to: Address
     tenant: Tenant
@@ -187,8 +187,8 @@ class CordonAsked(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         node: Empty: the whole cluster.
-        mode: `cordon`: nothing new is placed there; `drain`: what is there shall leave, too.
-        seconds: Of `drain`: how long leases may still last there; None: as long as they do.
+        mode: `cordon`: nothing new is placed there; `drain`: existing leases must leave, too.
+        seconds: For `drain`: how long leases there may still last; None: until they end.
     """
 
     to: Address
@@ -201,13 +201,13 @@ class CordonAsked(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReserveAsked(msgspec.Struct, frozen=True, gc=False):
-    """An operator wants nodes reserved.
+    """An operator reserves nodes.
 
     Args:
-        id: The reservation's id; the shell makes it.
+        id: The reservation's id, made by the daemon.
         tenant: As in `NodeReservation`, as are those that follow.
         candidates: Clusters to choose from; None: all.
-        dry_run: Say which nodes it would be, and reserve none.
+        dry_run: Only answer which nodes would be reserved.
     """
 
     to: Address
@@ -225,7 +225,7 @@ class UnreserveAsked(msgspec.Struct, frozen=True, gc=False):
     """An operator ends a reservation.
 
     Args:
-        who: The tenant whose request it is.
+        who: The tenant that sent the request.
     """
 
     to: Address
@@ -237,8 +237,8 @@ class QuotaAsked(msgspec.Struct, frozen=True, gc=False):
     """An operator sets the quota of a tenant, or of one of its projects.
 
     Args:
-        to: None: the configuration says so, and waits for no answer.
-        who: The tenant whose request it is.
+        to: Address of the answer; None: the configuration sets it, without an answer.
+        who: The tenant that sent the request.
         tenant: As in `QuotaSet`, as are the next two.
     """
 
@@ -256,12 +256,12 @@ class HalfLifeConfigured(msgspec.Struct, frozen=True, gc=False):
 
 
 class DryRun(msgspec.Struct, frozen=True, gc=False):
-    """A client asks for the consequences of an operation.
+    """A client asks for the effect of an operation.
 
     Args:
-        sees_all: Name the leases of other tenants; else they are counted.
-        beside: Of a release, further leases that are taken to end with it.
-        stop_seconds: Of a release, the most that a workload has to end; None: not known.
+        sees_all: Name the leases of other tenants; otherwise only count them.
+        beside: For a release: further leases that end with it.
+        stop_seconds: For a release: longest time to stop the workload; None: not known.
     """
 
     to: Address
@@ -284,17 +284,17 @@ class ClusterGone(msgspec.Struct, frozen=True, gc=False):
 
 
 class Restarted(msgspec.Struct, frozen=True, gc=False):
-    """The daemon came back. None could be renewed meanwhile: leases get `grace_seconds`."""
+    """The daemon has restarted. Leases get `grace_seconds`, as none could be renewed meanwhile."""
 
     grace_seconds: float
 
 
 class Stalled(msgspec.Struct, frozen=True, gc=False):
-    """The daemon runs again after a stall in which it read no renewal.
+    """The daemon continues after a stall in which it read no renewals.
 
     Args:
         seconds: Length of the stall.
-        grace_seconds: As in `Restarted`, for what ran out meanwhile.
+        grace_seconds: As in `Restarted`, for leases that expired meanwhile.
     """
 
     seconds: float
@@ -302,7 +302,7 @@ class Stalled(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClockSet(msgspec.Struct, frozen=True, gc=False):
-    """The calendar was set, or went on while the machine slept; `now` of this step follows it.
+    """The calendar was set, or advanced while the machine slept; `now` of this step follows it.
 
     Args:
         seconds: Calendar time minus the time until now; negative if the calendar went back.
@@ -345,4 +345,4 @@ Event = (
 )
 
 CONSULTED: Final = (Proposed, ConsultFailed)
-"""Events that say how a consultation ended."""
+"""Events that end a consultation."""

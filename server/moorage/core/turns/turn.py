@@ -1,4 +1,4 @@
-"""One turn of the core: its facts and effects, and the writer that the parts of the core share.
+"""One turn of the core: its facts and effects, and the writer that all parts of the core share.
 
 The allocator begins a turn at every event, and the daemon commits it. `record` is the one way to
 make a fact true and keep it.
@@ -25,18 +25,18 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
 
 DECISIONS_MAX: Final = 10_000
 """Decision records in memory for `why`; beyond it the oldest of the tenant with most is forgotten.
-What was granted or queued comes from the ledger's history then."""
+Grants and waits are then read from the ledger's history."""
 
 
 class TurnWriter:
     """The writer of one turn.
 
     Attributes:
-        state: What the facts say.
+        state: The state after the facts so far.
         now: Seconds since the epoch, for this turn.
-        turn: Facts and effects of this turn, so far.
+        turn: The facts and effects of this turn so far.
         decisions: Recent decision records, by request.
-        wakes: Whether what waits may be served now; the allocator looks when all else is decided.
+        wakes: Whether waiters may be served now; the allocator checks them at the end of the turn.
     """
 
     def __init__(self) -> None:
@@ -53,20 +53,20 @@ class TurnWriter:
         return self.turn
 
     def record(self, fact: Fact) -> None:
-        """Make a fact true and keep it."""
+        """Apply a fact to the state and add it to the turn."""
         apply(self.state, fact)
         self.turn.facts.append(fact)
 
     def emit(self, effect: Effect) -> None:
-        """Emit an effect, to be carried out once the facts are durable."""
+        """Add an effect to the turn; it is carried out once the facts are durable."""
         self.turn.effects.append(effect)
 
     def respond(self, to: Address, answer: Response) -> None:
-        """Answer a message."""
+        """Add the answer to a message as an effect."""
         self.turn.effects.append(Respond(to, answer))
 
     def explain(self, ask: Ask, record: JsonObject) -> None:
-        """Remember the reasons for the answer to a request."""
+        """Store the reasons for the answer to a request."""
         self.decisions[ask.id] = record
         self._by_tenant.add(ask.tenant, ask.id)
         if len(self.decisions) > DECISIONS_MAX:

@@ -33,7 +33,7 @@ class ChainError(Exception):
 
 
 def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:
-    """Return the chain after a line; the first line there is may follow deleted ones."""
+    """Check a line after `before`; return the new end. `begins`: older lines may be deleted."""
     body, found, tail = line.rpartition(_HASH_FIELD)
     try:
         entry = msgspec.json.decode(line, type=Sealed)
@@ -52,7 +52,7 @@ def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Ch
 
 
 def is_beyond_end(line: bytes) -> bool:
-    """Return whether there is more than the beginning of a line, its hash at the end."""
+    """Return whether a line without its newline already has its complete hash field."""
     _, found, tail = line.rpartition(_HASH_FIELD)
     return bool(found) and len(tail) >= _HASH_CHARS + len('"}\n')
 
@@ -66,7 +66,7 @@ class Sealed(msgspec.Struct):
 
 
 def chain_entries(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[str], ChainEnd]:
-    """Return entries as lines, and the end of the chain behind them. On the hot path."""
+    """Return entries as lines, and the chain's end after them. On the hot path."""
     lines: list[str] = []
     number, former, sha256 = end.number, end.hash, hashlib.sha256
     for text in _encode_lines(entries).decode().split("\n")[:-1]:
@@ -81,7 +81,7 @@ def check_note(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
     """Check that a log of these lines contains the noted line.
 
     Raises:
-        ChainError: It has not.
+        ChainError: The line is missing or differs.
     """
     if noted is not None and noted.number > end.number:
         reason = f"it ends at entry {end.number}, before entry {noted.number} that was noted"

@@ -28,18 +28,18 @@ from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
 
 FOLDER: Final = "audit"
-"""In the data folder."""
+"""Name of the log's folder in the data folder."""
 FILE_BYTES_MAX: Final = 16 << 20
-"""Beyond it a new file begins."""
+"""Size at which a new file begins."""
 PRUNE_SECONDS: Final = 60.0
-"""Between two looks for files that are too old, unless one begins."""
+"""Seconds between two deletions of old files; a new file starts one, too."""
 _TAIL_BYTES: Final = 1 << 20
-"""Longer than any line."""
+"""Bytes read from the end of a file; longer than any line."""
 _SEQ_FIELD: Final = b',"seq":'
 
 _flock: Final = ctypes.PyDLL(None).flock
-"""Keeps the interpreter's lock, which `fcntl.flock` lets go of: to get it back beside a busy event
-loop costs more than a call that does not wait."""
+"""`flock` without releasing the interpreter lock, as `fcntl.flock` does: beside a busy event loop,
+regaining that lock costs more than a call that does not wait."""
 
 log = structlog.get_logger("moored")
 
@@ -60,16 +60,16 @@ class AuditFiles:
         self._end = ChainEnd()
         self._pruned_at = 0.0
         self._seen: tuple[Path, int, int] | None = None
-        """File, its inode, and its size after the last line that `_end` is about."""
+        """The current file, its inode, and its size after the last line that `_end` covers."""
         self._lock: int | None = None
         self._file: int | None = None
-        """Open, as the lock is, until another process wrote: that spares most system calls."""
+        """Stays open, like the lock, until another process writes: this saves most system calls."""
 
     def append(self, entries: Sequence[AuditEntry], now: float) -> None:
         """Append entries, and delete lines that are too old or too many.
 
         Raises:
-            OSError: They cannot be written; then none of them is there.
+            OSError: The entries cannot be written; then none of them is stored.
         """
         with self._hold_lock():
             noted = self._end
@@ -126,7 +126,7 @@ class AuditFiles:
         _flock(self._lock, fcntl.LOCK_UN)
 
     def _is_seen(self) -> bool:
-        """Return whether nothing was written since, and there is room in the file."""
+        """Return whether the file is unchanged since the last write and has room for more lines."""
         if self._seen is None or self._seen[2] >= FILE_BYTES_MAX:
             return False
         path, *seen = self._seen
@@ -220,10 +220,10 @@ def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
 
 
 def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int) -> bool:
-    """Return whether a line has no end yet.
+    """Return whether a line is still being written: it lacks its newline.
 
     Raises:
-        ChainError: It never gets one, since a file follows, or had another one.
+        ChainError: The line can never be completed: a file follows, or its newline was changed.
     """
     if line.endswith(b"\n"):
         return False
@@ -245,7 +245,7 @@ def read_end(folder: Path) -> ChainEnd:
 
 
 def _files_after(folder: Path, number: int) -> list[Path]:
-    """Return the files with lines after a number: `--follow` reads them twice a second."""
+    """Return the files that may have lines after a number; `--follow` calls this twice a second."""
     files = _files(folder)
     for place in reversed(range(len(files))):
         with files[place].open("rb") as file, suppress(msgspec.MsgspecError):
@@ -285,7 +285,7 @@ def _drop_torn_line(path: Path) -> int:
 
 
 def _take(lock: int) -> None:
-    """Take a lock, in turn with other writers."""
+    """Lock the folder; wait until other writers release it."""
     if _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
         fcntl.flock(lock, fcntl.LOCK_EX)
 

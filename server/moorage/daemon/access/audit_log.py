@@ -21,14 +21,14 @@ from moorage.storage.base import AuditRows, StorageError
 PENDING_MAX: Final = 100_000
 """Entries that wait for the disk; further ones are dropped, and the log says how many."""
 GATHER_SECONDS: Final = 0.02
-"""How long entries are gathered before they are written together."""
+"""Seconds in which entries are gathered, to be written together."""
 GATHER_SECONDS_MAX: Final = 0.2
-"""How long under load: each wake-up of the thread takes the interpreter's lock from the event loop
-several times, which costs more than the entries."""
+"""Seconds in which entries are gathered under load: each wake-up of the thread takes the
+interpreter's lock from the event loop several times, which costs more than the entries."""
 BATCH_MANY: Final = 4
-"""Entries written together that mean load."""
+"""Number of entries in one write that counts as load."""
 FAILED_A_MINUTE_MAX: Final = 60
-"""Failed logins of one address in a minute that have an entry each; further ones are counted."""
+"""Failed logins of one address that get an entry each, per minute; more are only counted."""
 RETRY_SECONDS: Final = 1.0
 MINUTE_SECONDS: Final = 60.0
 
@@ -60,20 +60,20 @@ class AuditLog:
         self._lines = open_lines(folder, keep_days, keep_mib, rows)
         self.is_on = keep_days > 0
         self._pending: list[AuditEntry] = []
-        """Entries to be written; only the thread takes some away."""
+        """Entries to be written; only the thread removes them."""
         self._held: list[AuditEntry] | None = None
-        """Entries that come after those of before the start, which are not known yet."""
+        """Entries to be written after the recovered ones; None: entries are not held back."""
         self._goes_on = asyncio.Event()
         self._goes_on.set()
         self._bell = threading.Event()
         self._hurry = threading.Event()
-        """Set: what was taken is written without gathering more."""
+        """Set: the thread writes the queued entries at once."""
         self._closing = threading.Event()
         self._waiters: list[asyncio.Future[None]] = []
         self._failures: Counter[str] = Counter()
         self._failures_since = 0.0
         self._unsaid = 0
-        """Dropped entries that the log does not mention yet."""
+        """Number of dropped entries that the log does not mention yet."""
         self._thread: threading.Thread | None = None
         if keep_days:
             self._thread = threading.Thread(target=self._write_forever, name="audit", daemon=True)
@@ -118,7 +118,7 @@ class AuditLog:
         """Write the recovered entries, the start of the server, and the entries held back since.
 
         Args:
-            before: Entries of that.
+            before: Entries recovered from the time before the start.
             seq: The last fact of the ledger at the start.
         """
         held, self._held = self._held or [], None
@@ -130,7 +130,7 @@ class AuditLog:
     def note_server(self, what: str, seq: int = 0) -> None:
         """Queue the entry of a start, with the last fact in the ledger, or the entry of a stop.
 
-        Two starts in a row tell of a kill.
+        Two starts without a stop between them show that the server was killed.
         """
         about = {"version": version("moorage")}
         self.note(AuditEntry(time.time(), f"server.{what}", "moored", about=about, seq=seq))
@@ -151,7 +151,7 @@ class AuditLog:
         )
 
     def note_failed_login(self, remote: str, door: str) -> None:
-        """Note a wrong or missing token; of a flood of them, only the number.
+        """Queue the entry of a failed login: a wrong or no token. Of a flood, only the number.
 
         Args:
             remote: Address of the caller, without its port.
@@ -198,7 +198,7 @@ class AuditLog:
         self._write_all()
 
     def _write_all(self) -> bool:
-        """Write pending entries; return whether that was possible."""
+        """Write pending entries; return whether that succeeded."""
         now, unsaid, waiters = time.time(), self._unsaid, len(self._waiters)
         entries = self._pending[:]
         taken = len(entries)
@@ -217,7 +217,7 @@ class AuditLog:
         return True
 
     def _let_go(self, count: int) -> None:
-        """Wake the first waiters."""
+        """Wake the waiters whose entries are written."""
         for waiter in self._waiters[:count]:
             with suppress(RuntimeError):  # Its loop is gone, and who waited with it.
                 waiter.get_loop().call_soon_threadsafe(_end_wait, waiter)

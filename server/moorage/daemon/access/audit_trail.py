@@ -33,19 +33,19 @@ from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller
 
 Origin = tuple[Caller | None, str]
-"""Who caused a fact, and from which address."""
+"""The caller who caused a fact, and the caller's network address."""
 _UNKNOWN: Origin = (None, "")
 _SERVER = "moored"
 K = TypeVar("K")
 V = TypeVar("V")
 NODES_MAX: Final = 32
-"""Nodes of a reservation that an entry names; of more, only their number."""
+"""Nodes of a reservation that an entry names; if there are more, it has only their number."""
 REASON_CHARS_MAX: Final = 200
 
 
 @dataclass(slots=True)
 class Standing:
-    """The settings of operators before the next fact; entries quote them."""
+    """The operators' settings before the next fact; entries quote them as the old values."""
 
     quotas: dict[tuple[Tenant, str | None], Quota] = field(
         default_factory=dict[tuple[Tenant, str | None], Quota]
@@ -86,12 +86,12 @@ class AuditTrail:
         self._lease = lease
         self._standing = standing
         self._made: list[AuditEntry] = []
-        """Of facts that are not durable yet; numbered among those of this server."""
+        """Entries of facts that are not durable yet, with the facts' numbers since the start."""
         self._stepped = self._durable = 0
-        """Facts so far; durable ones among them."""
+        """Numbers of facts since the start: those stepped, and those durable."""
 
     def observe_step(self, event: Event, turn: Turn) -> None:
-        """Make the entries of a step, before its answer leaves. On the hot path."""
+        """Make the entries of a step before its answer leaves. On the hot path."""
         if not self._audit.is_on:
             return
         if turn.facts:
@@ -108,7 +108,7 @@ class AuditTrail:
                 self._note_refusal(effect.to, effect.answer)
 
     def observe_commit(self, facts: Sequence[Fact], last: int) -> None:
-        """Note the entries of facts that are on the disk, up to the `last` seq. On the hot path."""
+        """Write the entries of durable facts, up to seq `last`. On the hot path."""
         self._durable += len(facts)
         durable, before = self._durable, last - self._durable
         count = 0
@@ -122,7 +122,7 @@ class AuditTrail:
             del self._made[:count]
 
     def recovered(self, entries: Sequence[LedgerEntry]) -> list[AuditEntry]:
-        """Return the entries of facts of before a kill. Who caused them is unknown."""
+        """Return the entries of facts from before a kill. Their callers are unknown."""
         found = list[AuditEntry]()
         for each in entries:
             if (entry := self._entry(each.fact, None)) is not None:
@@ -137,7 +137,7 @@ class AuditTrail:
                 self._audit.note_refusal(caller, remote, "quota", refusal.reason)
 
     def _entry(self, fact: Fact, to: Address | None) -> AuditEntry | None:
-        """Return the audit entry of a fact, if its kind has one; `to` awaits the answer."""
+        """Return the audit entry of a fact, if its kind has one; the answer goes to `to`."""
         entry: AuditEntry | None = None
         match fact:
             case Granted():
@@ -163,7 +163,7 @@ class AuditTrail:
     def _about_operators(
         self, to: Address | None, fact: QuotaSet | Cordoned | Uncordoned | Reserved | Unreserved
     ) -> AuditEntry:
-        """Return the entry of what operators set, with what held before."""
+        """Return the entry of an operator's setting, with the old value."""
         standing, why = self._standing, ""
         match fact:
             case QuotaSet(tenant, project, after, at, who):
@@ -198,7 +198,7 @@ class AuditTrail:
                 assert_never(fact)
 
     def _grant(self, lease: Lease) -> AuditEntry:
-        """Return the entry of a grant. On the hot path: `_by` once more, without its arguments."""
+        """Return the entry of a grant. On the hot path: `_by` inlined."""
         to = self._asker(lease.id)
         caller, remote = _UNKNOWN if to is None else self._origin(to)
         who, role, token = (
@@ -239,7 +239,7 @@ class AuditTrail:
         after: JsonValue = None,
         why: str = "",
     ) -> AuditEntry:
-        """Return an entry of the one who awaits an answer `to`, or where none does, of `who`."""
+        """Return an entry that names the caller who awaits the answer at `to`, else `who`."""
         caller, remote = _UNKNOWN if to is None else self._origin(to)
         if caller is None:
             return AuditEntry(at, what, who, "", "", "", about, before, after, why)

@@ -1,4 +1,4 @@
-"""Logins to the console: cookies, and the token that each was exchanged for.
+"""Logins to the console: cookies, each exchanged for a token. Both ports read them.
 
 Both ports read them. They lie in the storage, so that they outlast a server, and other servers on
 one database know them. What is stored lets no one in: of a cookie the digest, and of its token what
@@ -24,9 +24,9 @@ from moorage.records.rights import Caller
 from moorage.storage.base import LoginRows, StorageError
 
 LOGINS_OF_TENANT_MAX: Final = 100
-"""Logins of one tenant at one time; beyond it its oldest is over."""
+"""Logins of one tenant at a time; one more ends the tenant's oldest."""
 LOGINS_MAX: Final = 1_000
-"""The same for all; beyond it the oldest is over of the tenant that has most."""
+"""Logins of all tenants at a time; one more ends the oldest of the tenant that has most."""
 
 log = structlog.get_logger("moored")
 
@@ -35,8 +35,8 @@ class _StoredLogin(msgspec.Struct, frozen=True):
     """A login as it is stored.
 
     Args:
-        caller: Whom its token stood for.
-        veiled: The token, which the cookie unveils.
+        caller: The caller whose token was exchanged.
+        veiled: The token, encrypted with the cookie.
         expires_at: When it is over, in seconds since the epoch.
     """
 
@@ -68,7 +68,7 @@ class ConsoleLogins:
         self._token_end = token_end
         self._version: object = None
         self._known: dict[str, _StoredLogin] = {}
-        """The oldest first."""
+        """Logins by digest, the oldest first."""
 
     def enter(self, token: str) -> tuple[str, Login] | None:
         """Exchange a token for a cookie; None: the token belongs to no tenant.
@@ -137,7 +137,7 @@ class ConsoleLogins:
 
 
 def _surplus(logins: dict[str, _StoredLogin], newest: _StoredLogin) -> Collection[str]:
-    """Return the login that is over for the newest one, if any is."""
+    """Return the digest of the login that must end to make room for the newest, if any must."""
     held = Counter(each.caller.tenant for each in logins.values())
     if held[newest.caller.tenant] > LOGINS_OF_TENANT_MAX:
         tenant = newest.caller.tenant
@@ -154,7 +154,7 @@ def _login(stored: _StoredLogin, token: str, cookie: str) -> Login:
 
 
 def _veil(text: bytes, cookie: str) -> bytes:
-    """Veil or unveil a token: a cookie is random, and veils one token alone."""
+    """Encrypt or decrypt a token with a cookie: a cookie is random and encrypts only one token."""
     key = b"moorage console token " + cookie.encode()
     stream = hashlib.shake_256(key).digest(len(text))
     return bytes(one ^ other for one, other in zip(text, stream, strict=True))

@@ -1,4 +1,4 @@
-"""The tokens of leases: made of a secret of this server and the lease's id, and never stored.
+"""The tokens of leases: derived from the server's secret and the lease's id, and never stored.
 
 `admission` makes one for every ask and sends it with the grant; the core, the ledger and its
 checkpoints know digests alone. A request that comes again with its idempotency key gets the

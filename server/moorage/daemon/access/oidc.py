@@ -1,4 +1,4 @@
-"""Callers who sign in with OpenID Connect: who holds a token of the issuer, and as what.
+"""Finds the callers who sign in with OpenID Connect, and their roles, by the issuer's tokens.
 
 The token is a JWT, verified here with the issuer's public keys: no request asks the issuer.
 """
@@ -19,17 +19,17 @@ from moorage.records.json_values import JsonMapping, JsonValue
 from moorage.records.rights import Caller, Role
 
 SKEW_SECONDS: Final = 60.0
-"""How far the issuer's clock may be from ours."""
+"""Seconds by which the issuer's clock may differ from ours."""
 VERIFIED_MAX: Final = 20_000
 """Tokens whose callers are remembered; beyond it, the oldest is verified again when it comes."""
 TOKEN_CHARS_MAX: Final = 16_384
 NAME_CHARS_MAX: Final = 200
 SUBJECT_CHARS_MAX: Final = 255
-"""OpenID Connect Core, 2."""
+"""Greatest length of a subject, as in OpenID Connect Core, section 2."""
 _TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
-"""Others are no tokens for callers, such as `logout+jwt`."""
+"""Accepted types of a JWT; other types, such as `logout+jwt`, do not identify callers."""
 _ROLES: Final = (Role.METRICS, *(each for each in Role if each is not Role.METRICS))
-"""The highest last."""
+"""Roles, the highest last."""
 _UNREADABLE: Final = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 
 log = structlog.get_logger("moored")
@@ -43,7 +43,8 @@ class ClaimSettings:
         issuer: Its `iss`.
         audience: In its `aud`.
         tenant: Claim with the tenant; `a.b` is also `b` in the object `a`.
-        role: Claim with a role, or with a list of which the highest counts; likewise.
+        role: Claim with a role, or with a list of roles, of which the highest counts; may be
+            dotted, too.
         roles: Role by value of that claim; empty: roles are called as ours.
     """
 
@@ -62,12 +63,12 @@ class OidcTokens:
         self._keys = keys
         self._roles = claims.roles or {each.value: each for each in Role}
         self._verified: dict[str, tuple[Caller, float]] = {}
-        """Caller and end, by the digest of the token."""
+        """Caller and expiry of each verified token, by the token's digest."""
         self._of_changes = 0
         self._have_ended = False
-        """Whether tokens that were let in may be void, since keys were withdrawn."""
+        """Whether accepted tokens may be void, since keys were withdrawn."""
         self._ends: set[int] = set()
-        """When tokens end that were let in, by the second."""
+        """Expiry times of accepted tokens, in seconds."""
 
     def caller(self, bearer: str) -> Caller | None:
         """Return the caller of a token; None if it is not valid, or its key is not known."""
@@ -91,7 +92,7 @@ class OidcTokens:
     def pending(self, bearer: str) -> Awaitable[bool] | None:
         """Return an awaitable if a token names an unknown key; else None.
 
-        It tells whether the keys could be fetched.
+        Its result: whether the keys could be fetched.
         """
         self._forget_withdrawn()
         if digest(bearer) in self._verified:
@@ -130,7 +131,7 @@ class OidcTokens:
         return lasts and claims.get("iss") == self._claims.issuer
 
     def _find_key(self, header: JsonMapping) -> jwt.PyJWK | None:
-        """Return the key that a header names; without a name, the only one that there is."""
+        """Return the key that a header names; if it names none, the only known key."""
         known, algorithm = self._keys.by_id, str(header.get("alg"))
         name = header.get("kid")
         if name is None and len(known) == 1:

@@ -20,11 +20,11 @@ from moorage.protocol.origins import is_loopback
 from moorage.records.json_values import JsonMapping, JsonObject
 
 REFRESH_SECONDS: Final = 300.0
-"""How old keys may become while no token names an unknown one."""
+"""Seconds after which the keys are fetched again even if no token names an unknown key."""
 REFRESH_PAUSE_SECONDS: Final = 2.0
-"""Between two fetches, whatever clients send."""
+"""Least seconds between two fetches, no matter how many tokens name unknown keys."""
 FETCH_SECONDS_MAX: Final = 5.0
-"""Time of one fetch: of the discovery document and the keys."""
+"""Seconds that one fetch of the discovery document and the keys may take."""
 WAITERS_MAX: Final = 1_000
 """Callers that wait for a fetch at one time; further ones are refused at once."""
 DOCUMENT_BYTES_MAX: Final = 1 << 20
@@ -34,13 +34,14 @@ _PUBLIC: Final = frozenset({"kty", "kid", "use", "alg", "n", "e", "crv", "x", "y
 _RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 ALGORITHMS: Final = (*_RSA, *_CURVES.values(), "EdDSA")
-"""Those with a public key; one with a shared secret would take a public key for the secret."""
+"""Accepted algorithms, all with public keys: one with a shared secret would accept the public key
+as the secret."""
 _HTTP_ERRORS: Final = (httpx.HTTPError, httpx.InvalidURL)
 
 log = structlog.get_logger("moored")
 
 Keys = Mapping[str, Mapping[str, jwt.PyJWK]]
-"""By their id, then by the algorithm."""
+"""Keys by id, then by algorithm."""
 
 
 class KeysUnavailableError(Exception):
@@ -55,8 +56,8 @@ class IssuerKeys:
 
     Attributes:
         by_id: The keys, as last fetched.
-        changes: How many times they were others than before.
-        discovered: What the issuer says of itself.
+        changes: How many times the keys have changed.
+        discovered: The issuer's discovery document.
     """
 
     def __init__(self, issuer: str) -> None:
@@ -72,7 +73,7 @@ class IssuerKeys:
         self._failing = False
 
     async def follow(self) -> None:
-        """Fetch the keys now, and again from time to time, until cancelled."""
+        """Fetch the keys now and repeatedly, until cancelled."""
         try:
             while True:
                 known = await self._refresh()
@@ -152,7 +153,7 @@ class IssuerKeys:
         """Return the answer of the issuer's endpoint to a form.
 
         Raises:
-            KeysUnavailableError: It says no, or nothing in time.
+            KeysUnavailableError: The issuer refuses, or does not answer in time.
         """
         if not _is_safe(url):
             raise KeysUnavailableError(f"{url}: expected a URL of https")
@@ -172,7 +173,7 @@ class IssuerKeys:
 
 
 def _is_safe(url: str) -> bool:
-    """Return whether a URL leads to its server for certain: https, or this machine."""
+    """Return whether a URL's traffic is safe from others: https, or to this machine."""
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
 
@@ -196,7 +197,7 @@ async def _document(
 
 
 def _readable(rows: list[JsonObject]) -> Keys:
-    """Return the keys that may verify; others, of kinds that are not known here, are left out."""
+    """Return the keys that can verify tokens; keys of unknown kinds are left out."""
     found: dict[str, dict[str, jwt.PyJWK]] = {}
     for row in rows:
         public = {name: value for name, value in row.items() if name in _PUBLIC}
@@ -208,7 +209,7 @@ def _readable(rows: list[JsonObject]) -> Keys:
 
 
 def _algorithms(row: JsonMapping) -> tuple[str, ...]:
-    """Return the algorithms of a key, by its kind; its own `alg` narrows them down."""
+    """Return the algorithms for a key of this kind; the key's own `alg` restricts them."""
     if row.get("use", "sig") != "sig":
         return ()
     of_kind: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Signing in to the console at the issuer: authorization code with PKCE, all of it by the server.
+"""Signs browsers in to the console at the issuer: authorization code with PKCE, on the server.
 
 The browser gets no token: only a cookie that proves, when it comes back, that it is the one that
 was sent (`state`), and holds the verifier of RFC 7636.
@@ -29,10 +29,10 @@ class BrowserSignIn:
         self._request = request
 
     async def begin(self, redirect_uri: str) -> tuple[str, str] | None:
-        """Return the issuer's URL to go to, and the proof for a cookie; None: it does not answer.
+        """Return the issuer's URL and the proof for a cookie; None: the issuer does not answer.
 
         Args:
-            redirect_uri: Where it sends the browser back to.
+            redirect_uri: Where the issuer sends the browser back to.
         """
         if not self._keys.discovered and not await self._keys.refresh():
             return None
@@ -54,12 +54,12 @@ class BrowserSignIn:
         return f"{place}{'&' if '?' in place else '?'}{urlencode(query)}", f"{state}.{verifier}"
 
     async def finish(self, proof: str, state: str, code: str, redirect_uri: str) -> list[str]:
-        """Return the tokens that the issuer gives for a code; none if anything is wrong.
+        """Return the issuer's tokens for a code; no tokens if anything is wrong.
 
         Args:
             proof: From the cookie.
             state: From the issuer, by way of the browser.
-            code: Likewise.
+            code: From the issuer, by way of the browser.
             redirect_uri: As at the beginning.
         """
         sent, _, verifier = proof.partition(".")

@@ -1,4 +1,4 @@
-"""Rates of requests and evaluations per tenant: a bucket each."""
+"""Limits the rates of requests and evaluations per tenant, with a token bucket each."""
 
 import time
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 
 TENANTS_MAX: Final = 10_000
-"""Token buckets in memory, one a tenant; beyond it the one that was full longest ago goes."""
+"""Token buckets in memory, one per tenant; one more drops the bucket that was full longest ago."""
 MINUTE_SECONDS: Final = 60.0
 RETRY_SECONDS_MIN: Final = 0.1
-"""When a tenant may come again that has nothing left, and owes nothing."""
+"""Least seconds until a retry, for a tenant whose bucket is exactly empty."""
 
 
 class _Buckets:
     """One bucket of tokens per tenant, which holds the tokens of one period.
 
     Args:
-        count: Tokens that one gets in a period; 0: it needs none.
+        count: Tokens that a tenant gets per period; 0: the rate is not limited.
         seconds: The period.
         clock: Seconds on a clock that never goes back.
     """
@@ -29,10 +29,10 @@ class _Buckets:
         self._per_second = count / seconds
         self._clock = clock
         self._left: dict[Tenant, tuple[float, float]] = {}
-        """Tokens of a tenant, and when they were counted."""
+        """Tokens left to a tenant, and the time as of which."""
 
     def take(self, tenant: Tenant) -> float:
-        """Take a token; return 0, or in how many seconds there will be one."""
+        """Take a token and return 0; if there is none, return the seconds until the next one."""
         if not self._size:
             return 0.0
         left = self.spend(tenant, 1.0)
@@ -53,7 +53,7 @@ class _Buckets:
 
 
 class EvaluationRate:
-    """Refuses evaluations of a tenant whose policies burnt more processor time than they may.
+    """Refuses evaluations of a tenant whose policies used too much processor time.
 
     What an evaluation burns is known afterwards, so that a tenant may come to owe some: nothing new
     is evaluated for it until time has made up for that. See `sandbox.host.contract.Meter`.
@@ -70,11 +70,11 @@ class EvaluationRate:
         self._left = _Buckets(seconds_per_minute, MINUTE_SECONDS, clock)
 
     def burnt(self, tenant: Tenant, seconds: float) -> None:
-        """Count the processor time of an evaluation."""
+        """Record the processor time of an evaluation."""
         self._left.spend(tenant, seconds)
 
     def refusal(self, tenant: Tenant) -> Refusal | None:
-        """Return why nothing new is evaluated for a tenant now, or None."""
+        """Return why a tenant may evaluate nothing new now, or None."""
         left = self._left.spend(tenant, 0.0)
         if left > 0:
             return None
@@ -107,7 +107,7 @@ class TenantRates:
         self._uploads = _Buckets(uploads_per_minute, MINUTE_SECONDS, clock)
 
     def refusal(self, tenant: Tenant) -> Refusal | None:
-        """Return why a request of a tenant is one too many, or None. On the hot path."""
+        """Return why a request exceeds its tenant's rate, or None. On the hot path."""
         wait = self._requests.take(tenant)
         if not wait:
             return None
@@ -118,7 +118,7 @@ class TenantRates:
         """Count a policy that a tenant publishes.
 
         Raises:
-            ServiceError: `busy`: it is one too many.
+            ServiceError: `busy`: the tenant exceeds its rate.
         """
         wait = self._uploads.take(tenant)
         if wait:

@@ -55,7 +55,7 @@ RIGHT_OF: Final[Mapping[type[Request], Right]] = {
 assert RIGHT_OF.keys() == {wire.AllocationRequest, wire.BlockRequest, *wire.OPERATIONS.values()}
 
 _DRY_RUNS_FOR_ALL: Final = wire.Cordon | wire.Drain | wire.Uncordon
-"""Operations whose dry runs only need the right to read: they count leases of others."""
+"""Operations whose dry runs need only the right to read: they count other tenants' leases."""
 _DETAILS: Final[JsonMapping] = {"verdict": "not_you"}
 
 
@@ -72,7 +72,7 @@ def refusal(caller: Caller, message: Request) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The owner of a document. Empty or None: unknown or none; then it belongs to all."""
+    """Functions that return the owner of a document; empty or None: it belongs to all."""
 
     cluster: Callable[[str], str]
     metrics: Callable[[str], str]
@@ -211,7 +211,7 @@ class Ownership:
         return next(((float(e["at"]), str(e["who"])) for e in entries), (0.0, ""))
 
     def _is_used_by_others(self, caller: Caller, cluster: ClusterId) -> bool:
-        """Return whether another tenant has a lease there, a warm one too, or a reservation."""
+        """Return whether another tenant has a lease, also a warm one, or a reservation there."""
         leases = self.state.leases
         return any(
             leases[name].tenant != caller.tenant

@@ -16,7 +16,7 @@ from moorage.records.rights import Caller
 TICKET_SECONDS: Final = 10.0
 """Lifetime of a ticket, from the HTTP answer to the handshake."""
 TICKETS_MAX: Final = 1_000
-"""Tickets at one time; beyond it the tenant that has most loses its oldest."""
+"""Tickets at a time; one more drops the oldest ticket of the tenant that has most."""
 
 
 class SocketTickets:
@@ -31,7 +31,7 @@ class SocketTickets:
         self._tickets: dict[str, IssuedTicket] = {}
 
     def issue(self, token: str | None) -> tuple[str, IssuedTicket]:
-        """Issue a ticket for a token, None on a server without tokens; return secret and record."""
+        """Issue a ticket for a token (None: the server has no tokens); return secret and record."""
         self._drop_expired()
         if len(self._tickets) >= TICKETS_MAX:
             owners = {name: self._owner(ticket) for name, ticket in self._tickets.items()}

@@ -1,4 +1,4 @@
-"""TLS of both doors: the server's certificate, and the authority of certificates of clients.
+"""TLS of both ports: the server's certificate, and the authorities of client certificates.
 
 Renewed files are in force soon after they changed: both doors hold one context, which makes the
 TLS of each new connection with another one, that of the files as they were last read. Connections
@@ -14,18 +14,18 @@ from weakref import WeakSet
 import structlog
 
 LOOK_SECONDS: Final = 2.0
-"""Between two looks at the files; they are read once they are the same at two of them, since a
-renewal writes one after the other."""
+"""Seconds between two checks of the files. They are read once two checks find them equal, since a
+renewal writes one file after the other."""
 
 _ADVICE: Final = b"This port speaks TLS: use https://, or wss:// for the WebSocket.\n"
 _PLAIN: Final = (
     b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: TLS/1.2, HTTP/1.1\r\nConnection: Upgrade, close\r\n"
     b"Content-Type: text/plain\r\nContent-Length: %d\r\n\r\n%s" % (len(_ADVICE), _ADVICE)
 )
-"""Answers HTTP without TLS (RFC 2817, 4.2)."""
+"""The answer to HTTP without TLS (RFC 2817, 4.2)."""
 
 _DER: Final = 2
-"""How `_ssl` calls the encoding of a certificate."""
+"""How `_ssl` names the DER encoding of a certificate."""
 
 log = structlog.get_logger("moored")
 
@@ -33,10 +33,10 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class _DoorContext(ssl.SSLContext):
-    """The context that the doors hold."""
+    """The one SSL context that the ports hold for as long as they are open."""
 
     current = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # Each has its own.
-    """Serves new connections."""
+    """The SSL context that serves new connections."""
 
     def wrap_bio(
         self,
@@ -51,7 +51,7 @@ class _DoorContext(ssl.SSLContext):
 
 
 class _Context(ssl.SSLContext):
-    """Answers clients that speak HTTP without TLS, instead of closing in silence."""
+    """An SSL context that answers plain HTTP with an error, instead of closing in silence."""
 
     connections = WeakSet["_Connection"]()  # noqa: RUF012  # Each has that of its `ServerTls`.
 
@@ -77,7 +77,7 @@ class _Connection(ssl.SSLObject):
     outgoing = ssl.MemoryBIO()  # The context gives each its own.
     has_replied = False
     is_refused = False
-    """The next bytes from the client end it: a message, or the answer to a ping."""
+    """True: the next bytes from the client, be it a message or a pong, close the connection."""
 
     def read(self, len: int = 1024, buffer: bytearray | None = None) -> int:  # type: ignore[override]  # noqa: A002  # As the ssl module has it.
         """Read received bytes, unless the client's authority is no longer trusted."""
@@ -98,7 +98,7 @@ class _Connection(ssl.SSLObject):
         return not authorities.isdisjoint(chain)
 
     def do_handshake(self) -> None:
-        """Go on with the handshake; bytes that are no TLS get one answer, then an error."""
+        """Continue the handshake; bytes that are not TLS get one HTTP answer, then an error."""
         try:
             super().do_handshake()
         except ssl.SSLError as error:
@@ -110,7 +110,7 @@ class _Connection(ssl.SSLObject):
 
 
 class ServerTls:
-    """The context of both doors.
+    """The context of both ports.
 
     Args:
         certificate: PEM file with the certificate, and those of authorities between.

@@ -1,4 +1,4 @@
-"""Tokens are read again while the daemon runs: at SIGHUP, and when the file with settings changes.
+"""Reads the tokens again while the daemon runs: at SIGHUP, and when the settings file changes.
 
 `daemon.main` runs it. Where what it reads is wrong, the tokens stay as they are, and the log says
 what is wrong and where. Other settings are in force from the next start on.
@@ -17,8 +17,8 @@ import structlog
 from moorage.config.settings import Config, ConfigError
 
 LOOK_SECONDS: Final = 1.0
-"""Between two looks at the file. It is read once it is the same at two of them: an editor may be
-in the middle of it."""
+"""Seconds between two checks of the file. It is read once two checks find it equal: an editor may
+be in the middle of writing it."""
 
 log = structlog.get_logger("moored")
 
@@ -26,7 +26,7 @@ _Stamp = tuple[int, int, int] | None
 
 
 class Rereading:
-    """Follows the tokens.
+    """Reads the tokens of the settings again when they may have changed.
 
     Args:
         config: The settings in force.
@@ -43,7 +43,7 @@ class Rereading:
         self._known = self._stamp()
 
     def hang_up(self, stop: Callable[[], None]) -> None:
-        """Take SIGHUP: read again; or stop, where it says that the daemon's terminal is gone."""
+        """Handle SIGHUP: read again; or stop the daemon, if its terminal is gone."""
         if self._terminal and not _has_terminal():
             stop()
         else:
@@ -53,7 +53,7 @@ class Rereading:
         """Read again after each change and each SIGHUP, until cancelled.
 
         Args:
-            change: Takes tokens that are different from those before.
+            change: Called with the new tokens if they differ from the old ones.
         """
         last = self._known
         while True:

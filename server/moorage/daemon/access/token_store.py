@@ -29,7 +29,7 @@ class NamedToken(msgspec.Struct, frozen=True):
         name: What `moored token list` calls it.
         digest: SHA-256 of the token, in hexadecimal.
         role: Decides what its holder may do.
-        tenant: Whose leases and policies its holder works with.
+        tenant: Owner of the leases and policies that its holder works with.
         created_at: In seconds since the epoch.
         expires_at: Likewise; None: it does not expire.
         revoked_at: Likewise; None: it is not revoked.
@@ -44,7 +44,7 @@ class NamedToken(msgspec.Struct, frozen=True):
     revoked_at: float | None = None
 
     def is_valid(self, now: float) -> bool:
-        """Return whether the token lets its holder in."""
+        """Return whether the token is neither expired nor revoked."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def state(self, now: float) -> str:

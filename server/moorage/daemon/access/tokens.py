@@ -1,4 +1,4 @@
-"""Verifies tokens: of the settings, named ones, and those of an OpenID Connect issuer.
+"""Verifies tokens: those of the settings, named ones, and those of an OpenID Connect issuer.
 
 Both doors use it. Tokens may change while the server runs: `token_refresh` changes those of the
 settings, `token_store` has the named ones, `oidc` verifies the issuer's.
@@ -19,12 +19,12 @@ from moorage.model import Tenant
 from moorage.records.rights import SERVER_ITSELF, Caller, Role
 
 FOLLOW_SECONDS: Final = 0.5
-"""Between two looks whether a token expired; then its open sessions end."""
+"""Seconds between two checks for expired tokens, whose open sessions then end."""
 LOOK_SECONDS: Final = 0.1
-"""Between two looks whether `moored token` changed one. SQLite has no other news of a change."""
+"""Seconds between two checks for changes by `moored token`: SQLite does not report changes."""
 LOCAL: Final = Caller(Tenant("local"), Role.ADMIN)
 _ITSELF: Final = Caller(Tenant("local"), Role.ADMIN, SERVER_ITSELF)
-"""All callers, where no tokens are configured (loopback only)."""
+"""The caller in every session where no tokens are configured (loopback only)."""
 
 log = structlog.get_logger("moored")
 
@@ -46,7 +46,7 @@ class IssuerTokens(Protocol):
 
 
 class Tokens:
-    """Finds the caller of a token by its digest: the time that takes says nothing of the token.
+    """Finds the caller of a token by its digest, so that timing reveals nothing of the token.
 
     Args:
         tokens: Token to tenant, from the settings. Their role is author.
@@ -55,7 +55,7 @@ class Tokens:
         issuer: Those of an issuer; None: there is none.
 
     Attributes:
-        own: The token by which the server asks itself, as the tenant `local`.
+        own: The token with which the server calls itself, as the tenant `local`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Tokens:
 
     @property
     def required(self) -> bool:
-        """Whether callers need a token: there are or were some, or there is an issuer of them."""
+        """Whether callers need a token: some are or were configured, or there is an issuer."""
         return bool(self._callers) or self._issuer is not None or self._read_named_tokens() != {}
 
     def caller(self, bearer: str | None) -> Caller | None:
@@ -104,7 +104,7 @@ class Tokens:
         return None if self._issuer is None or not bearer else self._issuer.caller(bearer)
 
     def pending(self, bearer: str | None) -> Awaitable[bool] | None:
-        """Return an awaitable, after which `caller` knows a token; None: it knows it now or never.
+        """Return an awaitable after which `caller` can judge a token; None: it can already.
 
         Its result: whether the token can be verified now. It cannot be if its issuer does not
         answer, or the store of named tokens cannot be read: a database that restarts, say.
@@ -118,7 +118,7 @@ class Tokens:
         return None if self._issuer is None else self._issuer.expires_at(bearer)
 
     async def follow(self, expel: Callable[[], None]) -> None:
-        """Call `expel` when tokens end, or there is a first one, until cancelled.
+        """Call `expel` when tokens end or the first one is created, until cancelled.
 
         Args:
             expel: Closes the sessions of callers who are no longer let in.

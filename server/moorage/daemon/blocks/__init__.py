@@ -1,1 +1,1 @@
-"""Block-level requests: advice about a cluster and a node for a whole block."""
+"""Block-level requests: advise on a cluster and a node for a whole block."""

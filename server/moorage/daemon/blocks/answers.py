@@ -1,4 +1,4 @@
-"""Checked answers of a block's policies: shapes, ids, scores, nodes.
+"""Checks the answers of a block's policies: shapes, ids, scores, nodes.
 
 `daemon.blocks.placement` lets nothing that a policy returned go further unless it passed here.
 Values only.
@@ -14,12 +14,12 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
 
 Nodes = Mapping[str, Sequence[str]]
-"""The healthy nodes of a cluster, and the ids of the devices of each."""
+"""The healthy nodes of a cluster, each with its device ids."""
 
 SCORE_BYTES_MAX: Final = 16 << 10
-"""One `selection_score_data`, packed: those of all clusters of a block are held at one time."""
+"""Bytes of one packed `selection_score_data`: a block holds those of all its clusters."""
 SHOWN_CHARACTERS_MAX: Final = 300
-"""Text of a policy in a reason; the rest of it is cut off."""
+"""Characters of a policy's text that a reason quotes; the rest is cut off."""
 
 
 def read_selection(value: JsonValue, offered: Container[str], at: str) -> list[str]:
@@ -111,19 +111,19 @@ def _check_node(info: JsonValue, nodes: Nodes, at: str) -> None:
 
 
 def _refuse_error(value: JsonValue, wanted: str, at: str) -> None:
-    """Refuse an answer with `error`: the policy found no place."""
+    """Raise `policy_declined` if an answer has `error`: the policy found no place."""
     if isinstance(value, dict) and value.get("error") and wanted not in value:
         reason = str(value["error"])[:SHOWN_CHARACTERS_MAX]
         raise ServiceError(Code.POLICY_DECLINED, f"{at}: the policy declined: {reason}", field=at)
 
 
 def _id(value: JsonValue) -> str | None:
-    """Return the id of a document, or the id itself."""
+    """Return the id of a document; an id given in its place is returned as it is."""
     return _name(value.get("id") if isinstance(value, dict) else value)
 
 
 def _name(value: JsonValue) -> str | None:
-    """Return an id as text: documents have numbers for devices, policies return either."""
+    """Return an id as text: documents number their devices, policies return numbers or texts."""
     if isinstance(value, str):
         return value
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None

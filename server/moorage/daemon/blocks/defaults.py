@@ -1,4 +1,4 @@
-"""The built-in policies of a block that names none, and what all of them see of a cluster's nodes.
+"""The built-in policies for a block that names none, and the nodes that all policies see.
 
 `daemon.blocks.placement` uses them for a role without a `policyRuleURI`, and only then. They
 read the fleet as the allocator knows it: what leases hold is not free.
@@ -87,5 +87,5 @@ def _rows(fleet: Fleet, cluster_id: str) -> slice:
 
 
 def _part(free: npt.NDArray[np.int64], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the free part of each total; 1 where the total is 0."""
+    """Return the free fraction of each total; 1 where the total is 0."""
     return np.where(total > 0, np.clip(free, 0, None) / np.maximum(total, 1), 1.0)

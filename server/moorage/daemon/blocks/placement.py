@@ -32,18 +32,18 @@ from moorage.sandbox.host.sandbox import Sandbox
 Mode = Literal["dry_run", "select_clusters"]
 
 CLUSTERS_MAX: Final = 1000
-"""Clusters one block is tried on; where there are more, the first by id are taken."""
+"""Most clusters that one block is tried on; of more, the first by id are taken."""
 RUNNING_MAX: Final = 32
-"""Blocks looked at at one time, one less of one tenant; further ones wait for their turn."""
+"""Blocks in progress at one time; one tenant gets at most one less. Further blocks wait."""
 WAITING_MAX: Final = 1024
-"""Blocks that wait for a turn. One more: the tenant with the most gets `busy` for its last."""
+"""Blocks that wait for a turn. One more: the tenant with most gets `busy` for its last one."""
 SECONDS_MAX: Final = 60.0
-"""Time for one block, its wait included; then the answer is `policy_timeout`."""
+"""Seconds for one block, its wait included; then the answer is `policy_timeout`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockOutcome:
-    """The outcome for a block.
+    """The result for a block.
 
     Args:
         result: The policy's own result: the answer of a block-level request, without an envelope.
@@ -59,7 +59,7 @@ class BlockPlacement:
 
     Args:
         catalog: Knows clusters and policies.
-        finder: Finds the clusters that a filter means.
+        finder: Finds the clusters that match a filter.
         sandbox: Runs the policies.
         fleet: Returns what is free, as the allocator knows it now; read only.
         clusters_max: Clusters that one request may find, as configured.

@@ -23,14 +23,14 @@ from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX, INPUT_BYTES_MAX
 
 CONCURRENT_MAX: Final = 4
-"""Clusters of one block that are scored at one time: as many as a policy may have cells."""
+"""Clusters of one block scored at one time: as many as the cells that a policy may have."""
 DRY_RUNS_SECONDS_MAX: Final = 40.0
-"""Time to score the clusters of one block; those not scored by then are left out."""
+"""Seconds to score the clusters of one block; clusters not scored by then are left out."""
 NAMED_MAX: Final = 20
-"""Clusters left out that are named one by one; the rest are counted."""
+"""Left-out clusters that are named; any further ones are only counted."""
 _ANSWERED_WHOLE_BYTES: Final = ANSWER_BYTES_MAX // 2
-"""Packed documents that a policy may give back whole: as JSON they are larger. Of more, only the
-ids come back, and the documents are put in their place again here."""
+"""Packed documents up to this size may come back whole from a policy: as JSON they are larger.
+Above it, only ids come back, and this module inserts the documents again."""
 
 
 class _Parts(msgspec.Struct):
@@ -71,7 +71,7 @@ class Candidate:
 
 
 class BlockRun:
-    """The steps, in the order of their methods.
+    """The steps of one block request, in the order of its methods.
 
     Args:
         sandbox: Runs the policies.
@@ -106,7 +106,7 @@ class BlockRun:
         """Let the clusterAllocator narrow the clusters.
 
         Returns:
-            Its result, None for the built-in one, which keeps all; and the clusters that are left.
+            The policy's result (None for the built-in one, which keeps all), and the clusters left.
         """
         if not self._allocator.uri:
             return None, list(found)
@@ -216,7 +216,7 @@ class BlockRun:
         }
 
     def sentences(self) -> list[str]:
-        """Return sentences that name the clusters that were left out, with the reasons."""
+        """Return one sentence, with the reason, for each cluster that was left out."""
         named = list(self.left_out.items())[:NAMED_MAX]
         lines = [f"Cluster {name} was left out: {error.reason}" for name, error in named]
         more = len(self.left_out) - len(named)
@@ -274,7 +274,7 @@ async def _open(given: JsonMapping, names: Collection[str]) -> JsonObject:
 
 
 async def _plain(value: JsonValue) -> JsonValue:
-    """Unpack the packed parts of a value; the event loop serves others in between."""
+    """Unpack the packed parts of a value; the event loop runs other tasks between two parts."""
     match value:
         case msgspec.Raw():
             await asyncio.sleep(0)

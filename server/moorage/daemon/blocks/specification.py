@@ -1,4 +1,4 @@
-"""The part of a block document about its own placement: policies, filter, needs.
+"""Reads the part of a block document about its own placement: policies, filter, resources.
 
 `daemon.blocks.placement` reads the `input` of a block-level request with it. Values in, values out;
 every refusal is a `ServiceError` that names the place in the document.
@@ -18,9 +18,9 @@ from moorage.records.requests import Resources
 Role = Literal["clusterAllocator", "resourceAllocator"]
 
 NO_POLICY: Final = "default"
-"""What existing documents have for a URI where they name no policy."""
+"""The URI by which existing documents say that they name no policy."""
 SECTIONS: Final = ("policies", "policyRulesSpec")
-"""Where a block names its policies; what the second says of a role wins over the first."""
+"""Sections in which a block names its policies; for each role, the second overrides the first."""
 _QUERIES: Final = frozenset({"clusterQuery", "clusterMetricsQuery"})
 
 
@@ -32,8 +32,8 @@ class PolicySpec:
         role: What it decides.
         at: Its place in the document, for errors.
         uri: The named policy; empty if none is named and the built-in one decides.
-        parameters: In the place of the policy's defaults.
-        settings: In the place of the policy's defaults.
+        parameters: Replace the policy's default parameters.
+        settings: Replace the policy's default settings.
     """
 
     role: Role
@@ -50,10 +50,10 @@ class BlockSpec:
     Args:
         cluster_allocator: Narrows the clusters, then chooses one of those that were scored.
         resource_allocator: Scores one cluster and names a node of it.
-        filter: Which clusters are looked at, and the place of that in the document; None: every
-            live one. It is a filter body, not read yet.
-        demand: What the built-in resource allocator makes fit: the block's `resources`, in the
-            form of an ad-hoc request's; None if it gives none.
+        filter: An unparsed filter body that selects the clusters to try, and its place in the
+            document; None: every live cluster.
+        demand: What the built-in resource allocator makes fit: the block's `resources`, in the form
+            of an ad-hoc request's; None if it gives none.
     """
 
     cluster_allocator: PolicySpec
@@ -66,10 +66,10 @@ def read_block(block: JsonMapping) -> BlockSpec:
     """Return the placement part of a block document.
 
     Args:
-        block: The document, whole; keys that mean nothing here are the policies' business.
+        block: The whole document; unknown keys are left to the policies.
 
     Raises:
-        ServiceError: A part that means something here is malformed or not served.
+        ServiceError: A known part is malformed or not supported.
     """
     specs: dict[Role, PolicySpec] = {}
     for section in SECTIONS:

@@ -1,4 +1,4 @@
-"""The block endpoints of the gateway: answered at once, or by a task to be read later.
+"""The block endpoints of the gateway: they answer at once, or start a task to be read later.
 
 `daemon.requests.services` hands the methods to the HTTP front door. Tasks live in memory: they are
 advice, and a client whose task is gone asks again.
@@ -19,10 +19,10 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
 
 TASKS_MAX: Final = 1024
-"""Stored tasks; of more, the oldest finished one of the tenant with most is forgotten. If none is
-finished: `busy`, but for tenants with few."""
+"""Stored tasks; one more drops the oldest finished task of the tenant with most. If none is
+finished, it is refused as `busy`, except for tenants with few."""
 TASKS_BYTES_MAX: Final = 64 << 20
-"""Stored results; of more, the oldest of the tenant whose results are largest are forgotten."""
+"""Bytes of stored results; beyond it, the oldest of the tenant with the largest are dropped."""
 
 
 @dataclass(slots=True)
@@ -55,17 +55,17 @@ class BlockServices:
         self._bytes = 0
 
     async def select_clusters(self, body: JsonObject, tenant: str) -> JsonValue:
-        """Answer `POST /blockActions/selectClusters`: the bare result."""
+        """Answer `POST /blockActions/selectClusters` with the bare result."""
         block = _block(body, "select_clusters")
         return (await self._blocks.place(Tenant(tenant), block, "select_clusters")).result
 
     async def dry_run(self, body: JsonObject, tenant: str) -> tuple[JsonValue, list[str]]:
-        """Answer `POST /blockActions/dryRun`: the result, and warnings beside it."""
+        """Answer `POST /blockActions/dryRun` with the result and warnings."""
         outcome = await self._blocks.place(Tenant(tenant), _block(body, "dry_run"), "dry_run")
         return outcome.result, outcome.warnings
 
     async def allocate(self, body: JsonObject, tenant: str) -> str:
-        """Answer `POST /blockActions/allocate`: the id of a task that makes the dry run.
+        """Answer `POST /blockActions/allocate` with the id of a task that makes the dry run.
 
         Raises:
             ServiceError: `busy` where too many tasks are pending.
@@ -79,7 +79,7 @@ class BlockServices:
         return task_id
 
     async def task(self, task_id: str, tenant: str) -> JsonObject:
-        """Answer `GET /api/tasks/{task_id}`: pending, completed with `result`, or failed.
+        """Answer `GET /api/tasks/{task_id}`: a task, pending, completed with `result`, or failed.
 
         Raises:
             ServiceError: `not_found`: there is none, it is forgotten, or it is another tenant's.
@@ -111,7 +111,7 @@ class BlockServices:
                 break
 
     def _is_full(self, tenant: str) -> bool:
-        """Return whether a tenant may store no further task, once finished ones have made room."""
+        """Return whether a tenant may store no more tasks even after finished ones go."""
         if len(self._tasks) < TASKS_MAX or self._forget_oldest(lambda _: 1):
             return False
         own = sum(task.tenant == tenant for task in self._tasks.values())
@@ -133,7 +133,7 @@ class BlockServices:
 
 
 def _block(body: JsonObject, mode: Mode) -> JsonObject:
-    """Return the block of a body: the document itself, or the message of the socket around it."""
+    """Return the block in a body: the whole body, or the `input` of the message around it."""
     block = body.get("input")
     if not isinstance(block, dict):
         return body

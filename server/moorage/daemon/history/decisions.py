@@ -1,4 +1,4 @@
-"""`decisions`: recent decisions, newest first, for the console.
+"""`decisions`: lists recent decisions, newest first, for the console.
 
 Grants, places in the queue and what became of them are in the ledger. What is refused at once is no
 fact: the last refusals are stored here, each beside the fact that was the last one then.
@@ -29,9 +29,9 @@ REFUSALS_MAX: Final = 10_000
 KEPT_BYTES_MAX: Final = 4_096
 """Largest request that is stored with its refusal, in bytes."""
 WINDOWS_MAX: Final = 5
-"""Pages of the ledger that are looked through for one answer; `next` goes on from there."""
+"""Pages of the ledger that one answer searches; the next call continues after them."""
 KINDS: Final = {"refused": "dequeued", "requeued": "requeued"}
-"""The kind of fact that holds the decisions of a state, by state."""
+"""The kind of fact that records each state of a decision, by state."""
 FILTERS: Final = ("state", "policy_rule_uri", "code", "request", "tenant")
 
 _CURSOR: Final = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
@@ -42,7 +42,7 @@ Subject = Ask | Lease
 
 @dataclass(frozen=True, slots=True, order=True)
 class LedgerPlace:
-    """The place of a decision: at a fact (`number` 0), or after it and after `number` refusals."""
+    """The place of a decision: at a fact (`number` 0), or at refusal `number` after that fact."""
 
     seq: int
     number: int
@@ -62,7 +62,7 @@ class Decisions:
     """Recent decisions.
 
     Args:
-        ledger: Has what are facts. No fact is stepped before this is made.
+        ledger: Has the facts. This object is made before any fact is stepped.
     """
 
     def __init__(self, ledger: LedgerHistory) -> None:
@@ -111,11 +111,11 @@ class Decisions:
             self._by_request.pop(oldest.ask.id, None)
 
     def refusal(self, request: str) -> RefusedAtOnce | None:
-        """Return a request that was refused at once, if it is one of the last ones."""
+        """Return a request that was refused at once, if its refusal is still stored."""
         return self._by_request.get(request)
 
     async def page(self, message: DecisionListing, caller: Caller) -> Response:
-        """Return one page of decisions: those for the caller's tenant, or all with the right."""
+        """Return one page of decisions: those of the caller's tenant, or all if it may see all."""
         wanted = message.equalities()
         for name in wanted:
             if name not in FILTERS:
@@ -222,7 +222,7 @@ class Decisions:
 
 
 def resources(subject: Subject) -> JsonObject | None:
-    """Return the demand; of a lease without a request any more, its grant."""
+    """Return the requested resources; of a lease whose request is forgotten, the granted ones."""
     ask = subject if isinstance(subject, Ask) else subject.ask
     if ask is not None:
         return None if ask.demand is None else resources_of(ask.demand)

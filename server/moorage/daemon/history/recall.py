@@ -1,4 +1,4 @@
-"""`why` about requests that the core has forgotten: from the ledger's history."""
+"""Answers `why` about requests that the core has forgotten, from the ledger's history."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ log = structlog.get_logger("moored")
 async def recall(question: Recall, ledger: LedgerHistory) -> Response:
     """Return the story of a lease or request from the ledger.
 
-    A fact that cannot be read fails this question only.
+    An unreadable fact fails only this question.
     """
     try:
         entries = await ledger.history(question.subject)
@@ -41,10 +41,10 @@ def answer(  # One case per fact.
     Args:
         question: The inquiry, and for which tenant.
         entries: The facts about the subject, oldest first.
-        since: When the oldest fact is from that is still there; None: none was pruned.
+        since: Time of the oldest remaining fact; None: no fact was pruned.
 
     Returns:
-        The story; a refusal where there is none, or where it is another tenant's.
+        The story; a refusal if there is none or it belongs to another tenant.
     """
     owners = [
         fact.ask.tenant if isinstance(fact, Queued) else fact.lease.tenant

@@ -1,4 +1,4 @@
-"""The fleet as it was when a request was decided, or at a time, made again of the ledger's facts.
+"""Rebuilds the fleet from the ledger's facts, as it was at a time or when a request was decided.
 
 The console's playground and its view of the fleet ask for it. A ledger whose first facts were
 pruned can tell no more.
@@ -25,16 +25,16 @@ from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller, Right
 
 RECALLS_OF_TENANT_MAX: Final = 4
-"""Fleets that are made for a tenant, or wait for that; further ones are refused as busy."""
+"""Fleets that are rebuilt, or wait for that, per tenant; one more is refused as `busy`."""
 RECALLS_MAX: Final = 32
-"""The same for all tenants."""
+"""Fleets that are rebuilt, or wait for that, for all tenants together."""
 FACTS_MAX: Final = 200_000
-"""Facts that are applied again for one answer."""
+"""Facts that are applied again for one answer, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecidedAt:
-    """A decision about `subject`: the facts before `seq` were true."""
+    """A decision about `subject`, made after all facts before `seq`."""
 
     seq: int
     at: float
@@ -42,7 +42,7 @@ class DecidedAt:
 
 
 class RecalledFleets:
-    """Makes fleets of facts.
+    """Rebuilds fleets from facts.
 
     Args:
         ledger: Has them.
@@ -56,7 +56,7 @@ class RecalledFleets:
         self._recalling: Counter[Tenant] = Counter()
 
     async def before(self, request: str, caller: Caller) -> JsonObject:
-        """Return the clusters as they were when a request was decided, with the leases there.
+        """Return the clusters and leases as they were when a request was decided.
 
         Raises:
             ServiceError: `unknown_request`, `unavailable`.
@@ -69,7 +69,7 @@ class RecalledFleets:
         }
 
     async def recall(self, request: str, caller: Caller) -> Response:
-        """Return the same for a page to draw, and the message that would send it again.
+        """Return the fleet of `before`, for a page to draw, and the message of the request.
 
         Raises:
             ServiceError: As `before`.
@@ -79,7 +79,7 @@ class RecalledFleets:
         return Information(answer | {"packed": await self._pack(state, caller)})
 
     async def at(self, at: float, caller: Caller) -> Response:
-        """Return the fleet at a time, as a page draws it.
+        """Return the fleet as it was at a time, for a page to draw.
 
         Raises:
             ServiceError: `unavailable`.
@@ -111,7 +111,7 @@ class RecalledFleets:
 
     @asynccontextmanager
     async def _turn(self, tenant: Tenant) -> AsyncIterator[None]:
-        """Make one fleet at a time, for tenants in turn."""
+        """Wait for the turn to rebuild a fleet: one is rebuilt at a time, for tenants in turn."""
         count, everyone = self._recalling[tenant], self._recalling.total()
         if count >= RECALLS_OF_TENANT_MAX or everyone >= RECALLS_MAX:
             holder = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"
@@ -142,7 +142,7 @@ class RecalledFleets:
         raise ServiceError(Code.UNKNOWN_REQUEST, reason, field="request")
 
     async def _state(self, was: Callable[[LedgerEntry], bool]) -> tuple[State, int]:
-        """Return the state after the facts that were true, and the last of them."""
+        """Return the state after the facts up to a point, and the last of these facts."""
         state, seq = State(), 0
         beyond = await self._ledger.read(FACTS_MAX, 1)
         if await self._ledger.history_start() is not None or any(map(was, beyond)):
@@ -182,7 +182,7 @@ def _subject(fact: Fact) -> Ask | Lease | None:
 
 
 def _message(subject: Ask | Lease) -> JsonObject:
-    """Return the message that would send the request again, as far as it is stored."""
+    """Return the message that repeats the request, as far as it is stored."""
     ask = subject if isinstance(subject, Ask) else subject.ask
     wanted = resources(subject)
     message = {"adhoc": True, "policy_rule_uri": subject.policy.uri, "inputs": {}}

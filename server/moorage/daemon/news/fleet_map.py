@@ -34,13 +34,13 @@ from moorage.policy.inventory import Ints
 from moorage.records.json_values import JsonObject, JsonValue
 
 STATES: Final = ("free", "held", "warm", "failing", "cordoned", "stale")
-"""What a slot may be: held in any way, or what keeps it from being free."""
+"""States of a slot: `free`, held in some way, or the reason why it is not free."""
 FREE, HELD, WARM, FAILING, CORDONED, STALE = range(6)
 VIEWED: Final = ("", "yours", "busy")
-"""Names in the place of tenants, for viewers who may not see the other tenants."""
+"""Shown instead of tenant names to viewers who may not see other tenants."""
 YOURS, BUSY = 1, 2
 _TELLING: Final = (0, 2, 1, 3)
-"""Which of several leases on one slot says what it is."""
+"""Rank of each state: of several leases on one slot, the highest decides the shown state."""
 COLUMNS: Final = ("state", "milli", "tenant", "ends")
 
 
@@ -64,11 +64,11 @@ class FleetMap:
     """Slots in the order of nodes and devices, with their content.
 
     Args:
-        state: Its inventory is taken over; its leases come by `put`.
+        state: Has the inventory; its leases are added by `put`.
 
     Attributes:
-        is_outdated: The inventory has changed since: another map is due.
-        tenants: Names, by the number that the columns have; "" is none.
+        is_outdated: The inventory has changed: a new map must be made.
+        tenants: Names, by their number in the columns; "" is none.
     """
 
     def __init__(self, state: State) -> None:
@@ -99,7 +99,7 @@ class FleetMap:
         self._layout = self._describe(state, counts)
 
     def _describe(self, state: State, counts: list[int]) -> JsonObject:
-        """Return the part of a snapshot that changes with the inventory only."""
+        """Return the part of a snapshot that changes only with the inventory."""
         fleet = state.fleet
         real = np.arange(fleet.gpu_total.shape[1]) < np.array(counts, np.int64)[:, None]
         links = fleet.gpu_link[real]
@@ -159,7 +159,7 @@ class FleetMap:
                 pass
 
     def _slots(self, lease: Lease) -> Iterator[tuple[int, int]]:
-        """Yield the slots that a lease holds, as far as the inventory still has them."""
+        """Yield the slots that a lease holds, without those that the inventory no longer has."""
         for share in lease.placement:
             row = self._rows.get((share.cluster_id, share.node_id))
             ids = () if row is None else self._devices[row]
@@ -207,8 +207,8 @@ class FleetMap:
         """Return the content of some slots, as columns.
 
         Args:
-            slots: Which, as `take_changes` returned them.
-            viewer: Whose leases are distinguished; None: all.
+            slots: The slots, as `take_changes` returned them.
+            viewer: The tenant that looks; other tenants are hidden. None: shows all.
         """
         number = None if viewer is None else self._numbers.get(viewer, 0)
         rows = [self._show(slot, number) for slot in slots]
@@ -217,7 +217,7 @@ class FleetMap:
         return {"slots": slots, **dict(columns), **names}
 
     def snapshot(self, viewer: Tenant | None) -> JsonObject:
-        """Return all that is shown as of the last `take_changes`, as values of their own.
+        """Return a copy of the whole map as of the last `take_changes`.
 
         Args:
             viewer: As for `delta`.
@@ -254,7 +254,7 @@ def _state(lease: Lease) -> int:
 
 
 def _rack_names(state: State, rows: list[int]) -> list[str]:
-    """Return the names of the racks of some nodes."""
+    """Return the names of the racks of the given nodes."""
     places = [state.fleet.node_ids[row] for row in rows]
     names = {
         (cluster.id, node.id): node.rack

@@ -1,4 +1,4 @@
-"""Topic `map`: the fleet as the console draws it, whole and then what changed, to all who watch.
+"""Topic `map`: sends the console's fleet map to all watchers, first whole, then its changes.
 
 A session is sent nothing while it has not taken what it was sent before, and then all of it afresh:
 so a slow browser misses news, and costs no memory. Where none watches, it holds nothing.
@@ -25,15 +25,15 @@ from moorage.records.rights import Caller, Right
 
 TOPIC: Final = "map"
 PAUSE_SECONDS: Final = 0.1
-"""Between two news, to few; to many, `PAUSE_EACH_SECONDS` for each that watches."""
+"""Least seconds between two messages; many watchers make it `PAUSE_EACH_SECONDS` per watcher."""
 PAUSE_EACH_SECONDS: Final = 0.02
 PAUSE_SECONDS_MAX: Final = 1.0
 REMAKE_SECONDS: Final = 1.0
-"""Between two maps, where the inventory changes."""
+"""Least seconds between two maps when the inventory changes."""
 FACTS_MAX: Final = 100_000
-"""Facts that wait for the next news; beyond it the map is made again."""
+"""Facts that wait for the next message; beyond it the map is made again."""
 PIECE: Final = 1_000
-"""Leases put on a new map before others have their turn."""
+"""Leases drawn on a new map before other tasks run."""
 
 
 @dataclass(slots=True)
@@ -46,9 +46,9 @@ class MapNews:
     """All sessions that watch the map.
 
     Args:
-        state: What the map is made of.
+        state: The state to draw.
         push: Sends news to a session.
-        reads_on: Tells whether a session has taken all that it was sent.
+        reads_on: Returns whether a session has read all that was sent to it.
         revision: Returns the number of the last durable fact.
     """
 
@@ -70,7 +70,7 @@ class MapNews:
         self._number = 0
 
     def add(self, session: SessionId, caller: Caller) -> None:
-        """Send a session the whole map soon, even if it has it already."""
+        """Send a session the whole map soon, even if it has the map already."""
         viewer = None if caller.may(Right.READ_ALL) else caller.tenant
         self._watching[session] = _Watching(viewer)
         self._wanted.set()
@@ -80,7 +80,7 @@ class MapNews:
         self._watching.pop(session, None)
 
     def note_durable(self, facts: Iterable[Fact]) -> None:
-        """Note facts that are on the disk. On the hot path."""
+        """Record durable facts for the next message. On the hot path."""
         if not self._watching:
             return
         self._facts.extend(facts)
@@ -89,10 +89,10 @@ class MapNews:
             self._too_many = True
 
     async def run(self, settle: Callable[[], Awaitable[object]]) -> None:
-        """Send news. Runs until cancelled.
+        """Send the map and its changes. Runs until cancelled.
 
         Args:
-            settle: Returns once all that the state says now is durable.
+            settle: Waits until all present facts of the state are durable.
         """
         while True:
             await self._wanted.wait()
@@ -108,7 +108,7 @@ class MapNews:
             self._facts.clear()
 
     async def _make(self, settle: Callable[[], Awaitable[object]]) -> FleetMap:
-        """Return a map of the state, all of it durable. Facts that come meanwhile wait."""
+        """Return a map of the state when all its facts are durable. New facts wait meanwhile."""
         self._facts.clear()
         self._too_many = False
         shown = FleetMap(self._state)
@@ -156,11 +156,11 @@ class MapNews:
 
 
 def pause_seconds(watching: int) -> float:
-    """Return the pause before the next news: many watchers cost a bounded share of a second."""
+    """Return the pause before the next message: many watchers get a bounded share of time."""
     return min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS, PAUSE_EACH_SECONDS * watching))
 
 
 def pack_text(snapshot: JsonObject) -> str:
-    """Return a snapshot as compressed JSON, in text: of a large fleet, that takes a while."""
+    """Return a snapshot as compressed JSON, as text: for a large fleet, this takes a while."""
     encoded = msgspec.json.encode(snapshot, enc_hook=np.ndarray.tolist)
     return base64.b64encode(zlib.compress(encoded, 6)).decode()

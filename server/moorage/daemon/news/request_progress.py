@@ -1,4 +1,4 @@
-"""`stream`: progress of a request for its client, in addition to its one reply.
+"""`stream`: sends a client the progress of its request, before and after the one reply.
 
 A request is `queued` with its position and when its turn is expected, `deciding` while its policy
 takes longer than a moment, `decided`, and where a workload is started for it `starting` and
@@ -20,13 +20,13 @@ from moorage.protocol.replies import MessageId, progress
 from moorage.records.json_values import JsonObject, JsonValue
 
 PAUSE_SECONDS: Final = 1.0
-"""Between two looks at the positions in the queue."""
+"""Seconds between two checks of the positions in the queue."""
 DECIDING_SECONDS_MAX: Final = 60.0
-"""Between two messages that a policy goes on: each comes after twice the time, up to this."""
+"""Most seconds between two `deciding` messages; each interval is twice the one before."""
 SHARE_MAX: Final = 0.05
-"""Of the time that looking at positions may take: the longer the queue, the seldomer."""
+"""Share of time for checking positions: the longer the queue, the rarer the checks."""
 MOVED_SECONDS_MIN: Final = 10.0
-"""By which an expected time has to move before it is sent again, and by a fifth of the wait."""
+"""Least change of an expected time that is sent, in seconds; also at least a fifth of the wait."""
 MOVED_SHARE_MIN: Final = 0.2
 
 
@@ -35,13 +35,13 @@ class _Streamed:
     session: SessionId
     message_id: MessageId
     position: int | None = None
-    """Its position where it waits; 0: not known yet; None: it does not wait."""
+    """Position in the queue; 0: not known yet; None: the request does not wait."""
     expected_at: float | None = None
-    """The expected time of its turn that was sent last, in seconds since the epoch."""
+    """The last sent estimate of when the request is served, in seconds since the epoch."""
     deciding_since: float | None = None
-    """When its policy began; None: it is not consulted now."""
+    """When the policy began to decide; None: it is not consulted now."""
     deciding_due: float = 0.0
-    """After how many seconds that is sent next."""
+    """Seconds of deciding after which the next `deciding` message is due."""
     sent: JsonObject = field(default_factory=JsonObject)
 
 
@@ -50,8 +50,8 @@ class RequestProgress:
 
     Args:
         push: Sends a message to a session, or counts it as missed there.
-        positions: Returns the places in the queue of those requests that wait.
-        expected: Returns when these requests have their turns, as far as that is known.
+        positions: Returns the positions of those requests that are in the queue.
+        expected: Returns when these requests are served, as far as known.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RequestProgress:
             del self._streamed[name]
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
-        """Note facts that are on the disk. On the hot path."""
+        """Send the progress that durable facts make. On the hot path."""
         if not self._streamed:
             return
         for fact in facts:
@@ -104,26 +104,26 @@ class RequestProgress:
                     pass
 
     def observe_consultation(self, request: RequestId) -> None:
-        """Note that the policy of a request begins. On the hot path."""
+        """Record that the policy of a request begins to decide. On the hot path."""
         streamed = self._streamed.get(request) if self._streamed else None
         if streamed is not None:
             streamed.deciding_since, streamed.deciding_due = time.monotonic(), PAUSE_SECONDS
             self._queued.set()
 
     def note_evaluation(self, request: RequestId) -> None:
-        """Note that the policy of a request has answered. On the hot path."""
+        """Record that the policy of a request has answered. On the hot path."""
         streamed = self._streamed.get(request) if self._streamed else None
         if streamed is not None:
             streamed.deciding_since = None
 
     def workload(self, workload: WorkloadReport) -> None:
-        """Note the progress of a workload."""
+        """Send the progress of a workload."""
         if not workload.phase.over:
             name = RequestId(workload.id)
             self._tell(name, "starting", phase=workload.phase, detail=workload.detail)
 
     def note_answer(self, to: Address, answer: Response) -> None:
-        """Note a reply: no progress follows it, unless a workload starts now."""
+        """Record a reply: no progress follows it, unless a workload starts."""
         request = self._by_address.pop(to, None)
         if request is None:
             return
@@ -131,7 +131,7 @@ class RequestProgress:
             self._streamed.pop(request, None)
 
     async def run(self) -> None:
-        """Send changed positions in the queue, and long decisions. Until cancelled."""
+        """Send changed positions, and messages about long decisions. Runs until cancelled."""
         while True:
             await self._queued.wait()
             self._queued.clear()
@@ -184,12 +184,12 @@ class RequestProgress:
 
 
 def _changes(streamed: _Streamed) -> bool:
-    """Return whether the progress of a request may change without an event."""
+    """Return whether a request's progress may change without an event: it waits or is deciding."""
     return streamed.position is not None or streamed.deciding_since is not None
 
 
 def _is_new_estimate(before: float | None, after: float | None, now: float) -> bool:
-    """Return whether an expected time changed by enough to report."""
+    """Return whether an expected time changed by enough to be sent again."""
     if before is None or after is None:
         return before is not after
     return abs(after - before) > max(MOVED_SECONDS_MIN, MOVED_SHARE_MIN * (before - now))

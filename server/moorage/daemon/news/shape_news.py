@@ -1,4 +1,4 @@
-"""Topic `shapes`: how often the most frequent demands fit, to all who watch.
+"""Topic `shapes`: tells all watchers how often the most frequent demands fit.
 
 The counts are those of `shapes`.
 """
@@ -18,16 +18,16 @@ from moorage.records.rights import Caller, Right
 
 TOPIC: Final = "shapes"
 PAUSE_SECONDS: Final = 1.0
-"""Between two news."""
+"""Seconds between two messages."""
 
 
 class ShapeNews:
-    """All sessions that watch shapes.
+    """All sessions that watch topic `shapes`.
 
     Args:
         state: Has the fleet.
         push: Sends news to a session.
-        reads_on: Tells whether a session has taken all that it was sent.
+        reads_on: Returns whether a session has read all that was sent to it.
         revision: Returns the number of the last durable fact.
 
     Attributes:
@@ -60,7 +60,7 @@ class ShapeNews:
         self._watching.pop(session, None)
 
     async def run(self) -> None:
-        """Send news. Runs until cancelled."""
+        """Send the shapes repeatedly. Runs until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()

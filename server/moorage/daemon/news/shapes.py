@@ -1,4 +1,4 @@
-"""How often the most frequent demands fit: now, and with free capacity gathered on few nodes.
+"""Counts how often the most frequent demands fit: now, and if free capacity were on few nodes.
 
 The daemon keeps one `ShapeCounts` for each shape that the console shows. A count is that of
 `Fleet.copies`, and only nodes that changed are counted again.
@@ -18,19 +18,19 @@ from moorage.records.json_values import JsonObject
 SHAPES_MAX: Final = 6
 """Shapes shown at one time."""
 ASKED_MAX: Final = 4_096
-"""Demands counted, by tenant; beyond it the least frequent are forgotten."""
+"""Counted pairs of tenant and demand; beyond it the least frequent are forgotten."""
 HALVED_AT: Final = 100_000
-"""Requests after which all counts are halved: recent requests count more."""
+"""Number of requests after which all counts are halved, so that recent requests count more."""
 PLACES_MAX: Final = 100
-"""Nodes listed of one shape."""
+"""Nodes listed for one shape, at most."""
 STRANDED_MAX: Final = 3
-"""Nodes listed on which most is free that a shape cannot use."""
+"""Listed nodes with the most free capacity that a shape cannot use, at most."""
 USUAL: Final = tuple(Demand(gpus=gpus) for gpus in (1, 2, 4, 8))
-"""Shown where requests had fewer shapes."""
+"""Shapes that fill the list if requests had fewer shapes."""
 
 
 class AskedShapes:
-    """The demands of requests, by tenant, and how often they came of late."""
+    """Counts requests by tenant and demand, recent ones more."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[Tenant, Demand], int] = {}
@@ -48,10 +48,10 @@ class AskedShapes:
             self._total = sum(self._counts.values())
 
     def most(self, viewer: Tenant | None) -> list[tuple[Demand, int]]:
-        """Return the shapes to show, the most frequent first, and the usual ones behind.
+        """Return the shapes to show, the most frequent first, filled up with the usual ones.
 
         Args:
-            viewer: Whose requests count; None: those of all.
+            viewer: The tenant whose requests count; None: all tenants.
         """
         counts: dict[Demand, int] = {}
         for (tenant, demand), count in self._counts.items():
@@ -64,11 +64,11 @@ class AskedShapes:
 
 
 class ShapeCounts:
-    """One shape on all nodes.
+    """One shape, counted on all nodes.
 
     Args:
         demand: The shape.
-        fleet: Where it is to fit; read, never changed.
+        fleet: The nodes to count on; read only.
     """
 
     def __init__(self, demand: Demand, fleet: Fleet) -> None:
@@ -83,7 +83,7 @@ class ShapeCounts:
         self._sent: JsonObject = {}
 
     def row(self) -> JsonObject:
-        """Return how often the demand fits now and could fit; count again only changed nodes."""
+        """Return how often the demand fits now and could fit; only recount changed nodes."""
         fleet = self._fleet
         same = self._layout == fleet.layout
         changed = fleet.changed_since(self._version) if same else None
@@ -118,7 +118,7 @@ class ShapeCounts:
         }
 
     def _sort_nodes(self) -> None:
-        """Sort nodes by their totals: free capacity is gathered among equal ones."""
+        """Sort nodes into classes of equal totals: free capacity is gathered within a class."""
         fleet, demand = self._fleet, self._demand
         empty = fleet.imagined()
         open_nodes = fleet.closed == 0
@@ -132,9 +132,9 @@ class ShapeCounts:
         self._sizes, self._empty = kinds[:, 0], kinds[:, 1]
 
     def _gather(self, eligible: Ints) -> Ints:
-        """Return the count that would fit among the nodes of each class: int64 `[classes]`.
+        """Return how often the demand would fit on each class of nodes: int64 `[classes]`.
 
-        Whole nodes are made free first, and what is left over lies on one more.
+        Whole nodes become free first; the rest of the free capacity lies on one more node.
         """
         demand, fleet = self._demand, self._fleet
 
@@ -158,7 +158,7 @@ class ShapeCounts:
         return np.maximum(gathered, now)
 
     def _gangs(self, copies: Ints) -> int:
-        """Return the number of gangs that fit on separate nodes, of one rack or zone if wanted."""
+        """Return how many gangs fit on separate nodes, in one rack or zone if so demanded."""
         demand = self._demand
         if demand.nodes == 1:
             return int(copies.sum())

@@ -1,4 +1,4 @@
-"""Sessions that watch topics, and the news of each topic.
+"""Sends the news of each topic to the sessions that watch it.
 
 `admission` adds watchers for the operation `watch`; `aliases` and the commit loop's durable facts
 are the news. What a watcher may leave unread is bounded by the gateway, which counts and tells it
@@ -55,15 +55,15 @@ from moorage.records.rights import Caller, Right
 from moorage.sandbox.host.sandbox import OpenCircuit
 
 TOPICS: Final = ("policies", "leases", "fleet", MAP, SHAPES)
-"""`policies`: what aliases mean, and which rest at one's own requests; `leases`: one's own;
-`fleet`: clusters that come and go; `map` and `shapes`: see `map_news` and `shape_news`. Who may
-see what all tenants hold hears of the leases of all."""
+"""`policies`: changes of aliases, and policies with an open circuit for one's requests; `leases`:
+one's own; `fleet`: clusters that come and go; `map` and `shapes`: see `map_news` and `shape_news`.
+Callers who may see all tenants get the news of all leases."""
 RECENT_MAX: Final = 100
-"""Events of the fleet and of policies that are remembered."""
+"""Events of the fleet and of policies that are remembered, at most."""
 FAILURES_MAX: Final = 100
-"""Failures of workloads that are remembered, whether or not a session watches."""
+"""Failures of workloads that are remembered, even if no session watches."""
 OTHERS_MAX: Final = 20
-"""News of other tenants' leases that are passed on in one second; of more, only their number."""
+"""News of other tenants' leases that are sent per second; of more, only the number is sent."""
 
 log = structlog.get_logger("moored")
 
@@ -88,11 +88,11 @@ class Watchers:
 
     Args:
         push: Sends news to a session, or counts it as missed there.
-        lease: Finds a lease that holds, or one of the last that ended.
+        lease: Finds a lease, also one of the last that ended.
         leases: All that hold something.
-        map_news: Tells the news of the map.
-        shape_news: Tells those of shapes.
-        progress: Tells how far requests are.
+        map_news: Sends topic `map`.
+        shape_news: Sends topic `shapes`.
+        progress: Sends the progress of requests.
 
     Attributes:
         progress, lease: As given.
@@ -145,7 +145,7 @@ class Watchers:
         return self._topics_of(session)
 
     def others(self, session: SessionId, tenant: Tenant) -> int:
-        """Return the number of other sessions of a tenant that watch something."""
+        """Return the number of a tenant's other sessions that watch something."""
         found = {
             each
             for watching in self._watching.values()
@@ -162,7 +162,7 @@ class Watchers:
         return self.add(session, caller, self._topics_of(session))
 
     def drop_session(self, session: SessionId) -> None:
-        """Forget a session."""
+        """Forget a session that has ended."""
         for watching in self._watching.values():
             watching.pop(session, None)
         self._map.drop_session(session)
@@ -170,18 +170,18 @@ class Watchers:
         self.progress.drop_session(session)
 
     def observe_step(self, event: Event) -> None:
-        """Count the demand of a request. On the hot path."""
+        """Count the demands of requests in this step. On the hot path."""
         if isinstance(event, Asked) and event.ask.demand is not None:
             self._shapes.counts.note(event.ask.tenant, event.ask.demand)
 
     def tell(self, topic: str, name: str, data: JsonValue, tenant: Tenant | None = None) -> None:
-        """Pass on news.
+        """Send an event to the watchers of a topic.
 
         Args:
             topic: One of `TOPICS`.
             name: What happened.
-            data: What JSON can say.
-            tenant: Whose news it is; None: everybody's.
+            data: Values for JSON.
+            tenant: The tenant that the news is about; None: everybody.
         """
         self._counts[topic] += 1
         if topic != "leases":
@@ -204,7 +204,7 @@ class Watchers:
                 self._push(session, frame)
 
     def recent(self, viewer: str | None) -> list[NewsEvent]:
-        """Return the last news of the fleet and of policies, and failures of workloads.
+        """Return recent events of the fleet and of policies, and failures of workloads.
 
         The newest comes first.
 
@@ -261,7 +261,7 @@ class Watchers:
             self.tell("leases", "workload", _about_workload(workload), lease.tenant)
 
     def circuits(self, circuit: OpenCircuit) -> None:
-        """Inform a tenant that a policy is not consulted for a while, at its requests."""
+        """Tell a tenant that a policy's circuit is open for its requests, for a while."""
         data = {
             "policy_rule_uri": circuit.ref.uri,
             "overruns": circuit.overruns,
@@ -270,7 +270,7 @@ class Watchers:
         self.tell("policies", "rests", data, circuit.tenant)
 
     def warn_of_examples(self, ref: PolicyRef, reason: str) -> None:
-        """Inform all that a policy of a mirrored store fails its own examples."""
+        """Tell all watchers that a policy of a mirrored store fails its own examples."""
         log.warning(
             "policy_examples_failed",
             policy_rule_uri=ref.uri,
@@ -279,7 +279,7 @@ class Watchers:
         self.tell("policies", "examples_failed", {"policy_rule_uri": ref.uri, "reason": reason})
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield how many watch, and how much happened, by topic."""
+        """Yield the numbers of watchers and of events, by topic."""
         watching = ((topic, float(len(each))) for topic, each in self._watching.items())
         yield gauges("moorage_watchers", "Sessions that watch a topic", "topic", watching)
         news = CounterMetricFamily("moorage_news", "News by topic", labels=["topic"])
@@ -289,7 +289,7 @@ class Watchers:
 
 
 class _Budget:
-    """A bound on news of other tenants: a flood of grants must not cost their readers."""
+    """Limits messages about other tenants: a flood of grants must not overload readers."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -314,7 +314,7 @@ class _Budget:
 
 
 def _about_workload(workload: WorkloadReport) -> JsonObject:
-    """Return the progress of a workload, as the news of its lease."""
+    """Return the progress of a workload as an event of its lease."""
     news: JsonObject = {"id": workload.id, "phase": workload.phase, "detail": workload.detail}
     if workload.endpoint:
         news["endpoint"] = workload.endpoint

@@ -1,1 +1,1 @@
-"""The metrics of `/metrics`: counters and gauges."""
+"""The metrics of `/metrics`: counters, gauges and histograms; also logs, traces and health."""

@@ -17,7 +17,7 @@ _COUNTED: Final[tuple[type, ...]] = (Granted, Renewed, Requeued, Warmed, Ended, 
 
 
 class Measures:
-    """The daemon's own metrics, in a registry of their own."""
+    """The daemon's own metrics, in a Prometheus registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -43,7 +43,7 @@ class Measures:
 
     @contextmanager
     def watching(self, *gauges: Callable[[], Iterable[Metric]]) -> Iterator[None]:
-        """Read these gauges with the metrics, until the end of the block."""
+        """Read these gauges whenever the metrics are read, until the block ends."""
         watched = [_Gauges(each) for each in gauges]
         for each in watched:
             self.registry.register(each)
@@ -66,7 +66,7 @@ class Measures:
                     self._taken_over.inc()
 
     def _settle(self) -> Iterable[Metric]:
-        """Add pending counts, before the counters are read."""
+        """Add the pending counts to the counters, which are read next."""
         self._asks.inc(self._requests)
         self._requests = 0
         for kind, many in self._recorded.items():
@@ -75,7 +75,7 @@ class Measures:
         return ()
 
     def count(self, effect: Effect) -> None:
-        """Count one answer."""
+        """Count one reply of the core."""
         if isinstance(effect, Respond) and isinstance(effect.answer, Refusal):
             self._refusals.labels(effect.answer.code.value).inc()
 
@@ -100,12 +100,12 @@ class _Gauges(Collector):
 
 
 def counter(name: str, about: str, value: float) -> Metric:
-    """Return one counter without labels, of something that counts by itself."""
+    """Return one counter without labels; its value is counted elsewhere."""
     return CounterMetricFamily(name, about, value=value)
 
 
 def gauge(name: str, about: str, value: float) -> Metric:
-    """Return one gauge without labels."""
+    """Return one gauge without labels, with its present value."""
     return GaugeMetricFamily(name, about, value=value)
 
 

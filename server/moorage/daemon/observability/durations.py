@@ -1,4 +1,4 @@
-"""Durations, as histograms of `/metrics`.
+"""Measures durations, as histograms of `/metrics`.
 
 On the hot path an observation is a search among a dozen bounds and two additions: the library's
 own histograms take a lock each time.
@@ -20,10 +20,10 @@ from moorage.core.turns.turn import Turn
 from moorage.model import Lease, RequestId
 
 LABELS_MAX: Final = 50
-"""Policies or backends with a series of their own; what comes later counts as `other`."""
+"""Policies or backends with a series of their own; all later ones count as `other`."""
 OTHER: Final = "other"
 CONSULTATIONS_MAX: Final = 100_000
-"""Consultations whose beginning is remembered; beyond it none is measured until some end."""
+"""Consultations whose start is remembered; with this many, new ones are not measured."""
 _BRIEF: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 0.1, 1.0)
 _USUAL: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 5.0)
 _WAITS: Final = (
@@ -41,7 +41,7 @@ class _Histogram:
         self._series: dict[str, _Series] = {}
 
     def observe(self, label: str, seconds: float) -> None:
-        """Count one duration."""
+        """Count one duration in its bucket."""
         series = self._series.get(label)
         if series is None:
             series = self._new(label)
@@ -74,7 +74,7 @@ class _Histogram:
 
 @dataclass(slots=True)
 class _Series:
-    """Durations of one label: how many by bucket, and their sum."""
+    """Durations of one label: counts by bucket, and their sum."""
 
     counts: list[int]
     seconds: float = 0.0
@@ -95,7 +95,7 @@ class DurationMetrics:
         self._commit = _Histogram(_USUAL)
         self._start = _Histogram(_LONG)
         self._consulted: dict[RequestId, tuple[str, float]] = {}
-        """Policy and beginning of the consultation under way of each request."""
+        """Policy and start time of each request's consultation under way."""
 
     def buckets(self, what: str) -> tuple[int, ...]:
         """Return the counts of `grants`, `evaluations` or `commits` by bucket of duration."""
@@ -111,16 +111,16 @@ class DurationMetrics:
         ]
 
     def observe_consultation(self, effect: Consult) -> None:
-        """Note that a policy begins to evaluate. On the hot path."""
+        """Record that a policy begins to evaluate. On the hot path."""
         if len(self._consulted) < CONSULTATIONS_MAX:
             self._consulted[effect.ask.id] = effect.ask.policy.uri, perf_counter()
 
     def forget_consultation(self, request: RequestId) -> None:
-        """Note that an evaluation is not waited for any more."""
+        """Record that an evaluation is no longer awaited."""
         self._consulted.pop(request, None)
 
     def observe_step(self, event: Event, turn: Turn, seconds: float) -> None:
-        """Note a step of the core and how long it took. On the hot path."""
+        """Measure a step of the core. On the hot path."""
         if isinstance(event, CONSULTED):
             begun = self._consulted.pop(event.request, None)
             if begun is not None:
@@ -135,7 +135,7 @@ class DurationMetrics:
                 self._note_start(fact)
 
     def observe_commit(self, seconds: float) -> None:
-        """Note how long one group of facts took to become durable."""
+        """Measure how long one group of facts took to become durable."""
         self._commit.observe("", seconds)
 
     def _note_start(self, started: Started) -> None:
@@ -179,9 +179,9 @@ def histogram(name: str, about: str, labels: Sequence[str] = ()) -> HistogramMet
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float | None:
-    """Return the duration that a part of all is at most, by buckets; None: there is none.
+    """Return a quantile of the durations, estimated from buckets; None: there are no durations.
 
-    Within a bucket it is interpolated; of the one without a bound, its lower one is returned.
+    The value is interpolated within a bucket; for the last one, its lower bound is returned.
     """
     rest = part * sum(counts)
     if not rest:
@@ -196,5 +196,5 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> flo
 
 
 def _name(uri: str) -> str:
-    """Return a policy's name, without its version: versions come and go."""
+    """Return a policy's name without its version, since versions come and go."""
     return uri.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Gauges of `/metrics`, read from the other packages; counters are in `counters`."""
+"""Gauges of `/metrics`, read from other packages."""
 
 import platform
 from collections.abc import Iterable
@@ -23,11 +23,11 @@ from moorage.sandbox.host.contract import SandboxReport
 CELLS_MAX: Final = 50
 """Policies whose cells have series of their own."""
 FLEET_KINDS_MAX: Final = 200
-"""Pairs of cluster and model with series of their own."""
+"""Pairs of cluster and model with series of their own; the rest is one series."""
 
 
 def core_gauges(allocator: Allocator) -> Iterable[Metric]:
-    """Yield held, waiting and free amounts."""
+    """Yield the amounts that are held, wanted by waiters, and free."""
     state, fleet = allocator.state, allocator.state.fleet
     warm = [share for name in state.warm for share in state.leases[name].placement]
     warm_milli = sum(len(share.gpus) * share.gpu_milli for share in warm)
@@ -45,7 +45,7 @@ def core_gauges(allocator: Allocator) -> Iterable[Metric]:
 
 
 def fleet_gauges(fleet: Fleet) -> Iterable[Metric]:
-    """Yield GPUs by cluster and model; of many kinds, the smallest together as `other`."""
+    """Yield GPUs by cluster and model; beyond the limit, the smallest are summed up as `other`."""
     devices = fleet.gpu_model >= 0
     models = len(fleet.models)
     kinds = (fleet.cluster[:, None] * models + fleet.gpu_model)[devices]
@@ -89,7 +89,7 @@ def commit_gauges(ledger: Ledger, commit_loop: CommitLoop) -> Iterable[Metric]:
 
 
 def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
-    """Yield which protections from policies hold, and counts of what policies did."""
+    """Yield which protections from policies are in force, and counts of what policies did."""
     layers = ((name, 1.0) for name in report.layers)
     yield gauges("moorage_sandbox_layer", "Active layers of the jail", "layer", layers)
     counts = ((name, float(count)) for name, count in report.counters.items())
@@ -110,7 +110,7 @@ def gateway_gauges(stats: GatewayStats) -> Iterable[Metric]:
 
 
 def prometheus_gauges(prometheus: PrometheusPoller) -> Iterable[Metric]:
-    """Yield how recent the metrics from Prometheus are, and how many queries failed."""
+    """Yield the age of the metrics from Prometheus, and the number of failed queries."""
     up, last = prometheus.up, prometheus.last
     yield gauge("moorage_prometheus_up", "Prometheus answered the last round", up)
     ages = (("fresh", float(last.fresh)), ("stale", float(last.stale)))
@@ -118,5 +118,5 @@ def prometheus_gauges(prometheus: PrometheusPoller) -> Iterable[Metric]:
 
 
 def log_counters(log: StandardStream) -> Iterable[Metric]:
-    """Yield the counter of dropped lines."""
+    """Yield the counter of dropped log lines."""
     yield counter("moorage_log_lines_dropped_total", "Lines of the log not written", log.dropped)

@@ -1,4 +1,4 @@
-"""Health: whether requests can be served, for `/readyz`, and the line about a full disk."""
+"""Health: whether requests can be served (`/readyz`), and a log line about a full disk."""
 
 import asyncio
 from typing import Final
@@ -14,20 +14,20 @@ from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Sandbox
 
 LOOK_SECONDS: Final = 1.0
-"""Between two looks whether the disk is full."""
+"""Seconds between two checks whether the disk is full."""
 log = structlog.get_logger("moored")
 
 
 class Health:
-    """Looks at all that requests need.
+    """Checks all that requests need.
 
     Args:
         gateway: Listens until the daemon stops.
         ledger: Open.
         commit_loop: Steps the core.
         sandbox: Runs policies.
-        mode: How it does.
-        tasks: Know whether anything broke.
+        mode: How policies are isolated.
+        tasks: Know whether a background task failed.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Health:
 
 
 async def follow_disk(ledger: Ledger) -> None:
-    """Log one line when the disk is full, and one when it has room again, until cancelled.
+    """Log one line when the disk becomes full and one when it has room again. Runs until cancelled.
 
     Raises:
         LedgerFailed: The ledger failed while nothing was being written.

@@ -1,4 +1,4 @@
-"""The last day in numbers, a sample a minute, for `GET /history` and the console's first view.
+"""History of the last day, one sample per minute, for `GET /history` and the console's first view.
 
 A grant costs nothing here: a sample reads the state and what `counters` and `durations` count
 anyway. A file has the same samples for the next start; for longer times there is Prometheus.
@@ -44,19 +44,19 @@ log = structlog.get_logger("moored")
 
 SAMPLE_SECONDS: Final = 60.0
 SAMPLES_MAX: Final = 24 * 60
-"""A day."""
+"""Samples of one day."""
 DAY_SECONDS: Final = SAMPLES_MAX * SAMPLE_SECONDS
 SERIES_MAX: Final = 20
-"""Models, tenants and codes with a series of their own in a sample; the others are `other`."""
+"""Models, tenants and codes with series of their own in a sample; the rest is `other`."""
 OLDEST_MAX: Final = 5
 ANSWERS_MAX: Final = 200
-"""Answers that are remembered until the next sample."""
+"""Most answers that are cached until the next sample."""
 SOON_SECONDS: Final = 3600.0
 ENDING_SECONDS: Final = 5.0
-"""Between two looks at what ends soon, which go through all leases."""
+"""Seconds between two counts of leases that end soon, which visit all leases."""
 CLUSTERS_OUT_MAX: Final = 20
 LOOK_SECONDS: Final = 1.0
-"""Between two looks at how late the event loop is."""
+"""Seconds between two measurements of the event loop's delay."""
 WARM: Final = "warm"
 OTHERS: Final = "others"
 _STATM: Final = Path("/proc/self/statm")
@@ -67,15 +67,15 @@ Sample = TypeVar("Sample")
 
 
 class HistoryFile(Generic[Sample]):
-    """One line of JSON a sample; twice as many lines as are wanted at most.
+    """A file of JSON lines, one sample each; at most twice as many lines as wanted samples.
 
     It calls the disk: from a thread of its own, not from the event loop. What cannot be read is
     left out, as the line that a crash cut short or one of another release.
 
     Args:
         path: Of the file, which need not exist.
-        kind: What a line is read as.
-        most: How many samples are wanted.
+        kind: The type of a line.
+        most: Number of wanted samples.
     """
 
     def __init__(self, path: Path, kind: type[Sample], most: int) -> None:
@@ -85,10 +85,10 @@ class HistoryFile(Generic[Sample]):
         self._lines = 0
 
     def read(self) -> list[Sample]:
-        """Return the last samples, oldest first; the file then has these alone.
+        """Return the last samples, oldest first; drop all older ones from the file.
 
         Raises:
-            OSError: The disk does not do it.
+            OSError: The file cannot be read or written.
         """
         found = list(self._readable())[-self._most :]
         self._write(found)
@@ -98,7 +98,7 @@ class HistoryFile(Generic[Sample]):
         """Add a sample.
 
         Raises:
-            OSError: The disk does not do it.
+            OSError: The file cannot be written.
         """
         if self._lines >= 2 * self._most:
             self._write(list(self._readable())[-self._most :])
@@ -130,7 +130,7 @@ def _line(sample: object) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Counts that only grow, and are sent as differences."""
+    """Running totals; a sample stores the differences between two of them."""
 
     refusals: Mapping[str, int]
     grants: tuple[int, ...]
@@ -146,17 +146,17 @@ class _Sample:
 
 
 class HistoryRing:
-    """Takes samples, and puts them together.
+    """Takes samples, and answers from them.
 
     Args:
         state: What is true; read only.
         measures: Counts refusals.
         durations: Measure grants, evaluations and commits.
         sessions: Returns how many WebSockets are open.
-        events: Returns the last news that a tenant may see; of None all.
+        events: Returns the last news that a tenant may see; for None, all.
 
     Attributes:
-        agents: Returns how agents are; the daemon sets it once it knows them.
+        agents: Returns the states of agents; the daemon sets it once they are known.
         path: Of the file that has the samples for the next start; None: they end with the process.
     """
 
@@ -182,7 +182,7 @@ class HistoryRing:
         self._late = 0.0
         self._before = self._count()
         self._answers: dict[tuple[str | None, int, int], History] = {}
-        """What was put together since the last sample, by who may see it, minutes and step."""
+        """Answers since the last sample, cached by viewer, minutes and step."""
 
     async def run(self) -> None:
         """Take a sample at once, then one a minute, and store each. Runs until cancelled."""
@@ -217,7 +217,7 @@ class HistoryRing:
         self._answers.clear()
 
     def _resume(self, samples: Iterable[_Sample], at: float) -> None:
-        """Take over the samples of the last day from the process before."""
+        """Load the samples of the last day that the previous process stored."""
         for each in samples:
             if at - DAY_SECONDS < each.now.at <= at and _alike(each.counts, self._before):
                 self._samples.append(each)
@@ -228,7 +228,7 @@ class HistoryRing:
 
         Args:
             caller: Sees what others hold only as a sum, unless it has the right to see all.
-            minutes: How far back.
+            minutes: Minutes to go back.
             step: Minutes a point; points begin at multiples of it.
         """
         viewer = None if caller.may(Right.READ_ALL) else caller.tenant
@@ -390,7 +390,7 @@ class HistoryRing:
         }
 
     def _whole(self) -> tuple[list[int], list[int]]:
-        """Return by model the most GPUs wholly free on one node, and nodes without a lease of any.
+        """Return, per model, the most wholly free GPUs on one node, and the nodes without a lease.
 
         A node counts for the model of its first GPU.
         """
@@ -409,7 +409,7 @@ class HistoryRing:
 
 @contextmanager
 def _noting() -> Iterator[None]:
-    """Continue without the file where the disk refuses."""
+    """Log an error of the disk and continue without the file."""
     try:
         yield
     except OSError as error:
@@ -417,7 +417,7 @@ def _noting() -> Iterator[None]:
 
 
 def _alike(one: _Counts, other: _Counts) -> bool:
-    """Return whether both count in the same buckets: another release may have others."""
+    """Return whether both have the same buckets: those of another release may differ."""
     return all(
         len(getattr(one, name)) == len(getattr(other, name))
         for name in ("grants", "evaluations", "commits")
@@ -438,7 +438,7 @@ def _difference(before: _Counts, now: _Counts) -> _Counts:
 
 
 def _bound(found: dict[str, int]) -> dict[str, int]:
-    """Return the largest entries, and the sum of all others."""
+    """Return the largest entries, and the sum of the others as one entry."""
     if len(found) <= SERIES_MAX:
         return found
     order = sorted(found, key=found.__getitem__, reverse=True)
@@ -448,7 +448,7 @@ def _bound(found: dict[str, int]) -> dict[str, int]:
 
 
 def _visible(tenants: Mapping[str, int], viewer: str | None) -> dict[str, int]:
-    """Return holders and amounts, as a tenant may see them."""
+    """Return the amounts that tenants hold; a viewer sees its own, and the sum of the others."""
     if viewer is None:
         return dict(tenants)
     own = tenants.get(viewer, 0)
@@ -463,7 +463,7 @@ def _sum(parts: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 def _largest_use(points: Sequence[Mapping[str, int]]) -> list[str]:
-    """Return the names that have a series: the largest of all points together."""
+    """Return the names that get a series: those with the largest sum over all points."""
     return [name for name, _ in _sum(points).most_common(SERIES_MAX)]
 
 

@@ -1,4 +1,4 @@
-"""The log of a program of ours: structlog and the libraries' logging, on stderr, in one format."""
+"""Configures a program's log: structlog and the libraries' logging, on stderr, in one format."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Spans on their way to an OTLP receiver: the only module that imports OpenTelemetry.
+"""Sends spans to an OTLP receiver; the only module that imports OpenTelemetry.
 
 `start` imports it where the setting `traces` is on. All else about it is what the variables
 `OTEL_…` say, as OpenTelemetry's own SDK reads them.
@@ -23,15 +23,15 @@ from prometheus_client.metrics_core import Metric
 from moorage.daemon.observability.counters import counter
 
 QUEUE_MAX: Final = 2_048
-"""Spans that wait for the receiver, where `OTEL_BSP_MAX_QUEUE_SIZE` does not say otherwise."""
+"""Spans that may wait to be sent, unless `OTEL_BSP_MAX_QUEUE_SIZE` sets another limit."""
 ANSWER_BYTES_MAX: Final = 1 << 16
-"""Of an answer, which says little; a receiver may send without end."""
+"""Bytes that are read of a receiver's answer, which says little and might be endless."""
 CLOSE_SECONDS_MAX: Final = 2.0
-"""How long a stop waits for the receiver to take the last spans."""
+"""Seconds that a stop waits for the receiver to take the last spans."""
 
 
 class _Session(requests.Session):
-    """Reads a bounded part of a receiver's answer, and follows no redirect."""
+    """An HTTP session that reads a bounded part of an answer, and follows no redirect."""
 
     def send(self, request: requests.PreparedRequest, **how: Any) -> requests.Response:
         answer = super().send(request, **{**how, "stream": True})
@@ -44,7 +44,7 @@ class _Session(requests.Session):
 
 
 class _CountingExporter:
-    """Counts spans that an exporter got, and spans that it could not send. In its thread."""
+    """Counts spans given to an exporter, and spans that it could not send. Runs in its thread."""
 
     def __init__(self, exporter: OTLPSpanExporter) -> None:
         self._exporter = exporter
@@ -53,7 +53,7 @@ class _CountingExporter:
         self.taken = self.sent = self.failed = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send a batch; give it up after `OTEL_EXPORTER_OTLP_TIMEOUT`."""
+        """Send a batch; give up after `OTEL_EXPORTER_OTLP_TIMEOUT`."""
         self.taken += len(spans)
         result: SpanExportResult = SpanExportResult.FAILURE
         try:
@@ -67,7 +67,7 @@ class _CountingExporter:
 
 
 class Spans:
-    """Makes spans, and has a thread send them. A receiver that does not answer stops nothing.
+    """Makes spans, which a thread sends. A receiver that does not answer blocks nothing.
 
     Raises:
         ValueError: A variable `OTEL_…` has a value that cannot be read.
@@ -87,16 +87,16 @@ class Spans:
         self._ended = self._dropped = 0
 
     def begin_request(self, traceparent: str) -> Span:
-        """Begin the span of a request below the client's, or a trace where there is none."""
+        """Begin the span of a request below the client's span, or as the root of a new trace."""
         context = self._incoming.extract({"traceparent": traceparent})
         return self._tracer.start_span("request", context, SpanKind.SERVER)
 
     def begin(self, name: str, parent: Span) -> Span:
-        """Begin a span below another one."""
+        """Begin a child span."""
         return self._tracer.start_span(name, set_span_in_context(parent))
 
     def end(self, span: Span) -> None:
-        """End a span. It is dropped, and counted, where too many wait to be sent."""
+        """End a span. If too many wait to be sent, it is dropped and counted."""
         if not span.is_recording():  # It is not sampled.
             return
         if self._ended - self._exporter.taken >= self._queue_max:
@@ -107,7 +107,7 @@ class Spans:
 
     @staticmethod
     def trace_id(span: Span) -> str:
-        """Return the id of the trace that a span belongs to, as receivers show it."""
+        """Return the id of a span's trace, as receivers show it."""
         return format_trace_id(span.get_span_context().trace_id)
 
     def metrics(self) -> Iterable[Metric]:

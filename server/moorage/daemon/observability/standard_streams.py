@@ -1,4 +1,4 @@
-"""Standard output and error whose writers never wait and never fail.
+"""Standard output and error streams whose writers never wait and never fail.
 
 `moored serve` puts a pipe in the place of the descriptor. One thread empties it, another writes to
 whatever was there before. So it covers all that a process says: its log, those of its libraries,
@@ -18,14 +18,14 @@ from collections.abc import Callable
 from typing import Final
 
 BACKLOG_BYTES_MAX: Final = 4 << 20
-"""What may wait for a slow reader, some 20,000 lines of a log; beyond it new lines are dropped."""
+"""Bytes that may wait for a slow reader, some 20,000 log lines; beyond it new lines are dropped."""
 FLUSH_SECONDS_MAX: Final = 2.0
-"""How long the end of the process waits until everything is written."""
+"""Seconds that the process waits at its end until everything is written."""
 RETRY_SECONDS: Final = 1.0
-"""How often is tried whether writing works again."""
+"""Seconds between two attempts to write again after a failure."""
 _CHUNK_BYTES: Final = 64 << 10
 _PARTIAL_MILLISECONDS: Final = 100
-"""After that, a line that has no end is written as it is."""
+"""Milliseconds after which an unfinished line is written as it is."""
 
 
 class StandardStream:
@@ -35,10 +35,10 @@ class StandardStream:
         descriptor: 1 or 2; it must be open.
 
     Attributes:
-        report: Makes the line that says how many lines were dropped, once writing works again;
-            None: nothing says so.
-        dropped: How many were, since the start.
-        is_terminal: Whether it is a terminal.
+        report: Makes the line that reports the number of dropped lines once writing works again;
+            None: drops are not reported.
+        dropped: Number of dropped lines since the start.
+        is_terminal: Whether the stream is a terminal.
 
     Raises:
         OSError: There are no descriptors left.
@@ -138,7 +138,7 @@ class StandardStream:
         return bool(self._backlog or self._dropped_last)
 
     def _write(self, content: bytes) -> bytes:
-        """Write to the real descriptor, however long it takes; return the rest that it refuses."""
+        """Write to the real descriptor, however long that takes; return what it did not accept."""
         try:
             if self._is_cut and content:
                 self._write_some(b"\n")

@@ -1,4 +1,4 @@
-"""Follows each request from its socket to its workload, as spans and in the log at `debug`.
+"""Traces each request from its socket to its workload, as spans and as `debug` log lines.
 
 `Replies`, `Admission` and `EffectCarrier` call it, where there is one: where neither the setting
 `traces` nor `debug` wants it, they have None. The core knows nothing of it; all that is followed
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 
 _NONE: Final = RequestId("")
 FOLLOWED_MAX: Final = 10_000
-"""Requests that are followed to their answer; beyond it the oldest give way."""
+"""Requests that are traced until their answer, at most; beyond it the oldest is dropped."""
 REQUESTS_MAX: Final = 2 * FOLLOWED_MAX
-"""The same with leases whose workload is followed on."""
+"""Traced requests, including leases whose workload is still traced, at most."""
 
 log = structlog.get_logger("moored")
 
 
 @dataclass(slots=True, eq=False)
 class _Trace:
-    """A request that is followed.
+    """A traced request.
 
     Args:
-        to: Where its answer goes.
+        to: The address of its answer.
         trace: The id of its trace, or "".
-        span: Its own; None where only the log follows it.
-        request: Its id, once it has one.
-        parts: What is under way: its beginning, and its span.
-        has_workload: Its lease starts something, which is followed beyond the answer.
+        span: Its span; None if it is only logged.
+        request: The id of the request, once it has one.
+        parts: Start time and span of each part that is under way.
+        has_workload: Its lease starts a workload, which is traced beyond the answer.
         started: Fencing number of the grant whose workload runs.
     """
 
@@ -65,15 +65,15 @@ class _Trace:
     started: int = 0
 
     def ids(self) -> dict[str, str]:
-        """Return its ids for lines of the log."""
+        """Return the ids of the request and its trace, for log lines."""
         return {"request": self.request} | ({"trace": self.trace} if self.trace else {})
 
 
 class RequestTraces:
-    """Follows requests.
+    """Traces requests.
 
     Args:
-        spans: Where spans go; None: only the log follows.
+        spans: Where spans go; None: requests are only logged.
     """
 
     def __init__(self, spans: "Spans | None") -> None:
@@ -96,7 +96,7 @@ class RequestTraces:
         self._begin(followed, "admission")
 
     def admitted(self, to: Address, request: RequestId) -> None:
-        """Note the id of a request: the core learns of it now."""
+        """Store the id of a request that is posted to the core now."""
         followed = self._open.get(to)
         if followed is None:
             return
@@ -107,20 +107,20 @@ class RequestTraces:
         self._end(followed, "admission", session=to.session, number=to.number)
 
     def note_answer(self, to: Address, reply: bytes) -> None:
-        """Note the reply to a request."""
+        """Record the reply to a request."""
         followed = self._open.pop(to, None)
         if followed is not None:
             error = msgspec.json.decode(reply, type=_Verdict).error
             self._close(followed, **({} if error is None else {"code": error.code}))
 
     def forget(self, to: Address) -> None:
-        """Note that no one reads the reply any more."""
+        """Record that no one waits for the reply any more."""
         followed = self._open.pop(to, None)
         if followed is not None:
             self._close(followed, lost=True)
 
     def observe_step(self, event: Event, turn: Turn) -> None:
-        """Record answers of policies and backends, and the core's decisions on them."""
+        """Record the answers of policies and backends, and the core's decisions on them."""
         match event:
             case Proposed():
                 self._finish(event.request, "policy")
@@ -138,13 +138,13 @@ class RequestTraces:
             self._note(fact)
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
-        """Record which grants are durable."""
+        """Record the grants that became durable."""
         for fact in facts:
             if isinstance(fact, Granted):
                 self._finish(fact.lease.id, "commit")
 
     def note_effect(self, effect: Effect) -> None:
-        """Record which work policies and backends begin."""
+        """Record the work that policies and backends begin."""
         match effect:
             case Consult(ask):
                 if (followed := self._requests.get(ask.id)) is not None:
@@ -160,7 +160,7 @@ class RequestTraces:
                 pass
 
     def bound(self, lease: Lease) -> AbstractContextManager[None]:
-        """Add the request to all lines of the log in this block, and in tasks that it makes."""
+        """Add the request's id to all log lines of this block, and of tasks started in it."""
         followed = self._requests.get(lease.id)
         ids = {"request": str(lease.id)} if followed is None else followed.ids()
         return structlog.contextvars.bound_contextvars(**ids)
@@ -205,7 +205,7 @@ class RequestTraces:
         self._end_span(followed, span, attributes)
 
     def _close(self, followed: _Trace, **attributes: Any) -> None:
-        """End the span of a request; its lease may have a workload that is followed on."""
+        """End the span of a request; continue to trace its lease if that has a workload."""
         self._end(followed, "admission")
         if not followed.has_workload:
             for part in tuple(followed.parts):

@@ -1,1 +1,1 @@
-"""Finds, consults and executes policies."""
+"""Finds, consults and executes policies, and stores their contexts."""

@@ -20,7 +20,7 @@ from moorage.model import Code
 from moorage.sandbox.host.sandbox import PolicyCode, Sandbox
 
 CODES_MAX: Final = 256
-"""Policies that are remembered as the sandbox takes them; beyond it all are made again."""
+"""Cached policies in the form for the sandbox; beyond it the cache starts afresh."""
 
 
 class Consultations:
@@ -29,9 +29,9 @@ class Consultations:
     Args:
         catalog: Has the policies.
         sandbox: The sandbox.
-        executor: Another server that executes policies in its place, or None.
+        executor: Another server that executes policies instead of the sandbox, or None.
         shadows: Candidates that are consulted, too.
-        progress: Tells of those that take long.
+        progress: Reports long consultations to clients.
         post: Posts an event to the core.
     """
 
@@ -53,7 +53,7 @@ class Consultations:
         self._codes: dict[str, tuple[PolicyRecord, PolicyCode]] = {}
 
     def consult(self, effect: Consult) -> None:
-        """Ask the policy of an ask; one event about it is posted later."""
+        """Consult the policy of a request; one event with the outcome is posted later."""
         ask = effect.ask
         record = self._catalog.memory.policy(ask.policy.uri)
         if record is None or record.ref != ask.policy:
@@ -70,7 +70,7 @@ class Consultations:
             self._shadows.observe_consultation(effect)
 
     def _code_of(self, record: PolicyRecord) -> PolicyCode:
-        """Return a policy as the sandbox takes it: the same object until its record is another."""
+        """Return a policy in the form for the sandbox: the same object until its record changes."""
         known = self._codes.get(record.ref.uri)
         if known is None or known[0] is not record:
             if len(self._codes) >= CODES_MAX:
@@ -86,7 +86,7 @@ class Consultations:
             self._executor.forget(effect.request, effect.consultation)
 
     def note_decision(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
-        """Pass on the core's decision on an answer, before the policy's next consultation."""
+        """Tell the cells the core's decision on an answer, before the next consultation."""
         self._progress.note_evaluation(event.request)
         granted = False
         for fact in turn.facts:

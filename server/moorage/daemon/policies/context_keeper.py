@@ -12,15 +12,15 @@ from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import Sandbox
 
 SAVE_SECONDS: Final = 1.0
-"""Pause between two writes; at most this much of contexts is lost with the process."""
+"""Seconds between two writes: at most this much of the contexts is lost with the process."""
 SAVE_BYTES_MAX: Final = 8 << 20
-"""Contexts of one write; what is left goes with the next one."""
+"""Bytes of contexts in one write; the rest goes with the next one."""
 
 log = structlog.get_logger("moored")
 
 
 class ContextKeeper:
-    """Writes changed contexts."""
+    """Writes changed contexts to the catalog."""
 
     def __init__(self, contexts: KeptContexts, sandbox: Sandbox) -> None:
         self._contexts = contexts
@@ -28,7 +28,7 @@ class ContextKeeper:
         self._failed = False
 
     async def restore(self) -> None:
-        """Give the sandbox the stored contexts, before any policy runs."""
+        """Load the stored contexts into the sandbox, before any policy runs."""
         # More microseconds have gone by since the epoch than changes can ever have been made.
         entries = await self._contexts.load()
         contexts = [each for each in entries if read_changes_entry(each) is None]
@@ -43,7 +43,7 @@ class ContextKeeper:
             await self.save()
 
     async def save(self) -> None:
-        """Write what changed, as much of it as one write may hold."""
+        """Write changed contexts, as much of them as one write may hold."""
         changes = self._sandbox.take_changed_contexts(SAVE_BYTES_MAX)
         if not changes:
             return
@@ -60,7 +60,7 @@ class ContextKeeper:
             self._failed = False
 
     async def close(self) -> None:
-        """Write all that is left, before the catalog closes."""
+        """Write all remaining changes, before the catalog closes."""
         before = -1
         while (left := self._sandbox.contexts_waiting) and left != before:
             before = left

@@ -20,7 +20,7 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 EXECUTIONS_MAX: Final = 256
-"""Executions under way; one more is refused with `busy`."""
+"""Executions at a time; one more is refused as `busy`."""
 
 
 class PolicyExecutor:
@@ -41,12 +41,12 @@ class PolicyExecutor:
 
         Args:
             executor: Id of a registered executor.
-            body: `policy_rule_uri`, `input_data`, and `parameters` and `settings` or nothing.
-            tenant: Who asks.
+            body: `policy_rule_uri`, `input_data`, and optionally `parameters` and `settings`.
+            tenant: The caller's tenant.
 
         Raises:
-            ServiceError: `not_found`, `unknown_policy`, `bad_message`, `busy`; what the policy did
-                wrong has status 400, since asking again is no use.
+            ServiceError: `not_found`, `unknown_policy`, `bad_message`, `busy`; faults of the
+                policy have status 400, since a retry is useless.
         """
         await self._catalog.executors.get(executor)
         uri = body.get("policy_rule_uri")
@@ -97,7 +97,7 @@ def _object(body: Document, field: str) -> JsonObject:
 
 
 def _fleet_of(input_data: JsonValue) -> Fleet | None:
-    """Return the fleet that `cluster_data` describes; None if it says nothing of capacity."""
+    """Return the fleet that `cluster_data` describes; None if it does not give any capacity."""
     clusters = input_data.get("cluster_data") if isinstance(input_data, dict) else None
     if not isinstance(clusters, dict):
         return None
@@ -122,7 +122,7 @@ def _fleet_of(input_data: JsonValue) -> Fleet | None:
 
 
 def _set_free(fleet: Fleet, row: int, free: JsonValue) -> None:
-    """Take over the caller's free amounts of a node; amounts that are left out are all free."""
+    """Take over the caller's free amounts of a node; an amount that is left out is wholly free."""
     if not isinstance(free, dict):
         return
     cpu, memory, gpus = fleet.capacity(row)
@@ -136,5 +136,5 @@ def _set_free(fleet: Fleet, row: int, free: JsonValue) -> None:
 
 
 def _whole(value: JsonValue, most: int) -> int:
-    """Return an amount that is free: a whole number up to all that there is."""
+    """Return a free amount as a whole number up to `most`; other values count as all free."""
     return min(value, most) if isinstance(value, int) and not isinstance(value, bool) else most

@@ -1,4 +1,4 @@
-"""The embedded search service: results of filters and similarity searches.
+"""The embedded search service: returns the results of filters and similarity searches.
 
 `admission` asks it for the candidates of a request, `services` for the documents that the search
 endpoints answer. Finding is the catalog's, ranking by a policy the sandbox's; they meet here.
@@ -29,26 +29,26 @@ from moorage.sandbox.wire.limits import INPUT_BYTES_MAX
 T = TypeVar("T")
 
 SEARCHES_MAX: Final = 2
-"""Searches at one time, one of one tenant: a single thread does them."""
+"""Searches at a time, and one per tenant: a single thread executes them."""
 SEARCHES_WAITING_MAX: Final = 1024
-"""Searches that wait for a turn. One more: the tenant with the most gets `busy` for its last."""
+"""Searches that wait for a turn. One more: the tenant with most gets `busy` for its last one."""
 RANKING_SECONDS_MAX: Final = 30.0
-"""How long a ranking may take with the time it waits for a cell; then the answer is BUSY."""
+"""Seconds that a ranking may take, waiting for a cell included; then the answer is `busy`."""
 SHOWN_CHARS_MAX: Final = 60
 """Characters of a policy's wrong answer that the refusal shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCandidates:
-    """The answer of a filter or search.
+    """The result of a filter or search.
 
     Args:
-        ids: What was found, of a search in the order of its rank.
-        matched: How many there were before those that are not live were left out.
-        warnings: What could not be read, and what that left out.
-        added: By id, what a ranking policy added to the document, a score for example.
-        of: Has the documents.
-        ranked: Whether it was a search.
+        ids: The found ids; for a search, the best first.
+        matched: Number of results before clusters that are not live were left out.
+        warnings: What could not be read, and what was therefore left out.
+        added: Fields that a ranking policy added to documents, such as a score, by id.
+        of: The searched kind; has the documents.
+        ranked: Whether it was a search, not a filter.
     """
 
     ids: Sequence[str]
@@ -90,12 +90,12 @@ class Finder:
         """Return the results of a filter or a search.
 
         Args:
-            action: Which of the two.
+            action: Filter or search.
             body: As the client sent it, bare or in its envelope.
-            tenant: Whose turn this takes, and on whose behalf a policy ranks.
-            allowance: What this may cause at external services.
-            at: The place of the body, with which the fields of refusals start.
-            candidates: Clusters only, and of them only live ones, before anything is ranked.
+            tenant: Whose turn is used, and on whose behalf a policy ranks.
+            allowance: Limits the requests to external services.
+            at: Path of the body in the message, a prefix of the fields in refusals.
+            candidates: Accept only live clusters, selected before the ranking.
 
         Raises:
             ServiceError: `bad_message`, `unsupported` or `too_large` naming the place in the body;
@@ -137,7 +137,7 @@ class Finder:
     async def _rank_by(
         self, search: Search, documents: Sequence[Document], tenant: Tenant, field: str
     ) -> dict[str, Document]:
-        """Return the ids in the order of a ranking policy, with its additions to each."""
+        """Return the ids in the order of a ranking policy, with the fields that it adds to each."""
         uri = search.policy_rule_uri
         record = self._catalog.memory.policy(uri)
         if record is None:
@@ -171,7 +171,7 @@ class Finder:
 
 
 def _to_rank(of: Searched, ids: Sequence[str], warnings: list[str]) -> list[Document]:
-    """Return documents for a ranking policy: without metrics where it takes no more bytes."""
+    """Return the documents for a ranking policy; without their metrics if they are too large."""
     if of.ranking_bytes(ids) <= INPUT_BYTES_MAX:
         return of.ranked(ids)
     what = f"The metrics of {len(ids)} clusters were left out"
@@ -191,7 +191,7 @@ async def _alike(search: Search, of: Searched, ids: Sequence[str], place: str) -
 
 
 def code_of(record: PolicyRecord) -> contract.PolicyCode:
-    """Return a registered policy as the sandbox loads it."""
+    """Return a registered policy in the form that the sandbox loads."""
     guard = None if record.schemas is None else SchemaGuard(record.schemas)
     deadline = float(record.document.get("deadline_seconds") or 0)
     return contract.PolicyCode(
@@ -206,10 +206,10 @@ def code_of(record: PolicyRecord) -> contract.PolicyCode:
 
 
 def place_of(no: Refusal, at: str) -> str:
-    """Return the field that the schemas of a named policy refuse, "" where they refuse none.
+    """Return the field that a policy's schemas refuse; "" if the refusal has another cause.
 
     Args:
-        no: Why it was not consulted.
+        no: Why the policy was not consulted.
         at: Where the request names the policy, beside its parameters and settings.
     """
     overrides = no.field.partition(".")[0] in {"parameters", "settings"}
@@ -225,7 +225,7 @@ async def _parse(parse: Callable[[JsonValue, str], T], body: Document, at: str) 
 
 
 def _choose(value: JsonValue, offered: Sequence[str], uri: str, field: str) -> dict[str, Document]:
-    """Return the ids that a ranking policy answered, each once, or refuse its answer."""
+    """Return the ids in a ranking policy's answer, without duplicates, or refuse the answer."""
     known = frozenset(offered)
     chosen: dict[str, Document] = {}
     for each in value if isinstance(value, list) else [value]:
@@ -252,7 +252,7 @@ def _under(at: str, key: str) -> str:
 
 
 def _values(body: Document, at: str) -> tuple[JsonMapping, str]:
-    """Return the content of the envelope, and its place."""
+    """Return the content of the envelope, and its path."""
     if "body" not in body:
         return body, at
     values: JsonMapping = body["body"]["values"]

@@ -37,21 +37,21 @@ from moorage.sandbox.cell.cluster_data import capacity_of
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX
 
 EXECUTIONS_MAX: Final = 256
-"""Executions whose answers are awaited; one more is refused with `busy`."""
+"""Executions under way; one more is refused as `busy`."""
 BODY_BYTES_MAX: Final = 16 << 20
-"""One question, with the documents of all candidates; a longer one is refused with `too_large`."""
+"""Bytes of one call, with the documents of all candidates; a longer one is refused: `too_large`."""
 REPLY_BYTES_MAX: Final = ANSWER_BYTES_MAX + (64 << 10)
-"""One answer: what a policy here may return, and its envelope; a longer one is a bad output."""
+"""Bytes of one answer: a policy's largest value, and the envelope; a longer one is a bad output."""
 _REASON_CHARS_MAX: Final = 900
 _KNOWN: Final = FAULTS | {Code.BAD_MESSAGE, Code.UNKNOWN_POLICY, Code.TOO_LARGE, Code.BUSY}
 
 
 class RemotePolicies:
-    """Sends policies to an external executor.
+    """Sends consultations to an external executor.
 
     Args:
-        service: The executor's host.
-        executor: Its id there.
+        service: The HTTP service of the executor.
+        executor: The id of the executor.
         catalog: Has the documents that a policy is given.
         fleet: Returns what is free; read only.
         deliver: Called with exactly one event per consultation that was not forgotten.
@@ -84,7 +84,7 @@ class RemotePolicies:
         await self._service.close()
 
     def consult(self, consult: Consult, record: PolicyRecord) -> None:
-        """Ask; later exactly one event about it is delivered."""
+        """Consult a policy; exactly one event with the outcome is delivered later."""
         key = (consult.ask.id, consult.consultation)
         self._under_way[key] = self._tasks.spawn(self._run(consult, record))
 
@@ -152,7 +152,7 @@ def _body(
     blobs: list[tuple[ClusterId, int, bytes]],
     free: Mapping[ClusterId, JsonValue],
 ) -> bytes:
-    """Write the question, as documented, with what this server's policies get beside."""
+    """Write the documented body of a call, with the extra input of this server's policies."""
     ask = consult.ask
     cluster_data: JsonObject = {}
     for name, _, blob in blobs:
@@ -196,7 +196,7 @@ def _resources(ask: Ask) -> JsonObject | None:
 
 
 class _RemoteAnswer(msgspec.Struct):
-    """The fields that are read of an executor's answer."""
+    """The fields of an executor's answer that are read."""
 
     success: bool
     data: JsonValue = None
@@ -205,7 +205,7 @@ class _RemoteAnswer(msgspec.Struct):
 
 
 def _read(reply: ServiceReply) -> JsonValue:
-    """Return the policy's value, or raise its `PolicyFault`."""
+    """Return the policy's value from an answer, or raise the `PolicyFault` in it."""
     if len(reply.body) > REPLY_BYTES_MAX:
         reason = f"the executor answered {len(reply.body)} bytes; at most {REPLY_BYTES_MAX} may be"
         raise ServiceError(Code.POLICY_BAD_OUTPUT, reason)

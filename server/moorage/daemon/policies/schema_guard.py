@@ -1,4 +1,4 @@
-"""The schemas of a policy as the sandbox's host asks them; see `sandbox.host.contract.Guard`.
+"""Applies a policy's schemas for the sandbox's host; see `sandbox.host.contract.Guard`.
 
 `daemon.policies.finder.code_of` makes one for every policy that has schemas. Catalog and sandbox do
 not know each other, so their two kinds of "no" meet here.
@@ -15,10 +15,10 @@ from moorage.sandbox.host.sandbox import PolicyFault
 
 
 class SchemaGuard:
-    """A `Guard` over the schemas of one policy.
+    """A `Guard` that applies the schemas of one policy.
 
     Args:
-        schemas: As the catalog read them.
+        schemas: The schemas, as the catalog read them.
     """
 
     def __init__(self, schemas: PolicySchemas) -> None:
@@ -33,7 +33,7 @@ class SchemaGuard:
             raise PolicyFault(refusal_of(error)) from error
 
     async def complete(self, input_data: JsonValue) -> JsonValue:
-        """See `Guard.complete`; the event loop serves others between two parts of a long list."""
+        """See `Guard.complete`; other tasks run between two parts of a long list."""
         try:
             if not isinstance(input_data, list) or self._schemas.inputs is None:
                 return self._schemas.completed_input(input_data)

@@ -1,4 +1,4 @@
-"""Searchable kinds: clusters, blocks and policies, each behind one interface.
+"""Searchable kinds of documents: clusters, blocks and policies, each behind one interface.
 
 `daemon.policies.finder.Finder` asks for the kind that a body's `matchType` names. Which kinds there
 are is said in docs/reference/allocation-server.md, "Kinds of documents"; of the others this server
@@ -29,24 +29,24 @@ from moorage.records.json_values import JsonMapping
 
 
 class Searched(Protocol):
-    """Documents of one kind, by id."""
+    """Documents of one searchable kind, by id."""
 
     async def matching(self, wanted: Filter) -> Sequence[str]:
-        """Return the ids of the documents that a filter finds, in their order."""
+        """Return the ids of the documents that a filter finds, in the filter's order."""
 
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
-        """Return all ids, the most alike first; None: the kind's own weights."""
+        """Return all ids, the most similar first; `weights` None: the kind's own weights."""
 
     def knows(self, name: str) -> bool:
         """Return whether a document with this name exists."""
 
     def documents(self, names: Sequence[str]) -> list[Document]:
-        """Return documents with an `id` each, in the order of `ids`, without unknown ones."""
+        """Return the known documents of these names, each with its `id`, in this order."""
 
     def ranked(self, names: Sequence[str]) -> list[Document]:
-        """Return them as rankings have them: those that can be measured with their `metrics`."""
+        """Return the documents for rankings: measurable ones include their `metrics`."""
 
     def ranking_bytes(self, names: Sequence[str]) -> int:
         """Return the approximate size of `ranked` in bytes; 0 if metrics may not be left out."""
@@ -57,8 +57,8 @@ async def find_searched(catalog: Catalog, match_type: MatchType, field: str) -> 
 
     Args:
         catalog: Has them.
-        match_type: The kind.
-        field: Where the body says so.
+        match_type: The kind of documents.
+        field: Path of the match type in the body.
 
     Raises:
         ServiceError: `unsupported`: nothing of the kind is stored here; or as `query_policies`.
@@ -75,7 +75,7 @@ async def find_searched(catalog: Catalog, match_type: MatchType, field: str) -> 
 
 
 class SearchedClusters:
-    """`Searched` of the cluster registry, live clusters and others."""
+    """`Searched` of the cluster registry: clusters live or not."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -100,7 +100,7 @@ class SearchedClusters:
 
 
 class SearchedBlocks:
-    """`Searched` of blocks; a filter may ask for their clusters and metrics first."""
+    """`Searched` of blocks; a filter may first fetch their clusters and metrics."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -133,7 +133,7 @@ class SearchedBlocks:
 
 
 class SearchedPolicies:
-    """`Searched` of policies, registered or known to the external store."""
+    """`Searched` of policies: registered here, or known to the external store."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self._documents = {
@@ -174,5 +174,5 @@ class SearchedPolicies:
 
 
 def _equal_weights(reference: JsonMapping) -> Mapping[str, float]:
-    """Return weights that compare everything that a reference says at its first level."""
+    """Return equal weights for all top-level fields of a reference document."""
     return {name: 1.0 for name in reference if name and name != "id" and "." not in name}

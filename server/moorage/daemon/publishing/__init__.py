@@ -1,1 +1,1 @@
-"""Versions of policies: checks, registration, activation and observation."""
+"""Checks, registers, activates and observes versions of policies."""

@@ -1,4 +1,4 @@
-"""Publishing: which version of a policy answers under an alias, and how that changes.
+"""Publishing: decides which version of a policy answers under an alias, and changes that.
 
 `admission` asks `choose` for every request that names an alias; the HTTP services change aliases.
 A change is durable before it is answered, and in force at once: requests that were admitted
@@ -43,28 +43,28 @@ from moorage.records.policies import ShadowComparison
 from moorage.sandbox.host.sandbox import Sandbox
 
 SELF: Final = "moored"
-"""Who changed an alias, where the server did it itself."""
+"""Recorded as the author of changes that the server itself makes to an alias."""
 _SHARE_BYTES: Final = 8
 _FINDING_CHARS_MAX: Final = 300
 Noting = Callable[[Response, float | None, float], None]
-"""Takes an answer, how long it took where that says anything, and the monotonic time now."""
+"""Records an answer, its duration (None: it says nothing of the policy), and the monotonic time."""
 
 log = structlog.get_logger("moored")
 
 
 class Publishing:
-    """All aliases at work.
+    """All aliases, with their statistics and shadows.
 
     Args:
         catalog: Has them, and the versions.
         sandbox: Loads a version before it is activated.
-        allocator: Knows the version that an idempotency key's first request went to; read only.
-        watchers: Get what happened, as events of the topic `policies`.
-        tasks: Runs what may take a moment.
+        allocator: Knows which version an idempotency key's first request went to; read only.
+        watchers: Get changes as events of the topic `policies`.
+        tasks: Runs work in the background.
         failures_max: Faults in a row after which an alias falls back; 0: never.
 
     Attributes:
-        shadows: Follow what aliases say of candidates.
+        shadows: Consult the candidates that aliases name.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Publishing:
     # The hot path --------------------------------------------------------------------------
 
     def choose(self, tenant: Tenant, message: AllocationRequest) -> str:
-        """Return the version that answers a request whose `policy_rule_uri` is an alias.
+        """Return the version that answers a request whose `policy_rule_uri` names an alias.
 
         A repeated request (one with an idempotency key that is known) goes where the first one
         went, whatever was activated since.
@@ -114,7 +114,7 @@ class Publishing:
         return alias.version
 
     def _draw(self, canary: Canary, tenant: Tenant, key: str) -> bool:
-        """Return whether a request goes to the candidate; equal keys always get the same result."""
+        """Return whether a request goes to the candidate; equal keys always get the same answer."""
         if canary.by == "tenant":
             key = ""
         elif not key:
@@ -125,7 +125,7 @@ class Publishing:
         return drawn < canary.percent / 100 * (1 << 8 * _SHARE_BYTES)
 
     def statistics(self, given: str, version: str, tenant: Tenant) -> Noting | None:
-        """Return a function that counts the request's outcome; None without an alias."""
+        """Return a function that counts the outcome of a request; None if it named no alias."""
         alias = self.aliases.find(given)
         if alias is None or version not in alias.versions:
             return None
@@ -143,12 +143,12 @@ class Publishing:
     # Changes -------------------------------------------------------------------------------
 
     async def activate(self, given: str, uri: str, who: str, *, force: bool = False) -> JsonObject:
-        """Make a version the one that an alias means; activating it again changes nothing.
+        """Make a version the active one of an alias; activating it again changes nothing.
 
         Args:
             given: The alias, or a bare policy name for its `stable`; made where there is none.
             uri: The version, of a policy of the alias's name.
-            who: Who wants it.
+            who: The caller's tenant.
             force: Also a version that fails as the alias's shadow; else that is a `conflict`.
 
         Raises:
@@ -182,7 +182,7 @@ class Publishing:
     async def _activate(
         self, name: str, ref: PolicyRef, who: str, what: What, reason: str = "", expected: str = ""
     ) -> JsonObject:
-        """Make the change; only from the version `expected`, where that is given."""
+        """Make a version active; if `expected` is given, only in place of that version."""
         uri = ref.uri
         self._sandbox.close_circuits(uri)
         before = self.aliases.find(name)
@@ -209,7 +209,7 @@ class Publishing:
         return after.document()
 
     async def start_canary(self, given: str, start: CanaryStart, who: str) -> JsonObject:
-        """Send a share of an alias's requests to another version; the counts start afresh."""
+        """Send a share of an alias's requests to another version; all counts start again."""
         alias = self._find(given)
         uri = start.policy_rule_uri
         ref = await self._versions.require_of(alias.name, uri, who)
@@ -231,7 +231,7 @@ class Publishing:
         return after.document()
 
     async def start_shadow(self, given: str, uri: str, who: str) -> JsonObject:
-        """Send requests also to a candidate of any policy; start a new report."""
+        """Send each request also to a candidate, which may be of any policy; start a new report."""
         alias = self._find(given)
         ref = await self._versions.require(uri, who)
         self._refuse_active(alias, uri)
@@ -248,9 +248,9 @@ class Publishing:
         return after.document()
 
     def shadow_report(self, given: str, who: str) -> ShadowComparison:
-        """Return the differences of a candidate from the active version, since its start.
+        """Return how a candidate's answers differ from the active version's since its start.
 
-        The alias's owner is shown all of it, others what it says of their own requests.
+        The alias's owner sees the whole report, others only the part about their own requests.
         """
         alias = self._find(given)
         report = self.shadows.report(alias.name, Tenant(who), whole=alias.is_owned_by(who))
@@ -260,7 +260,7 @@ class Publishing:
         return report
 
     async def delete(self, given: str) -> JsonObject:
-        """Forget an alias; return it as it was. The versions stay."""
+        """Delete an alias; return it as it was. Its versions stay."""
         gone = await self.aliases.delete(self._find(given).name)
         self._tidy(gone.name)
         self.shadows.follow(gone.name, None)
@@ -271,7 +271,7 @@ class Publishing:
 
         Args:
             uri: The version.
-            who: Who wants it.
+            who: The caller's tenant.
             force: Also where an alias would fall back to it; never one that it sends requests to.
 
         Raises:
@@ -290,7 +290,7 @@ class Publishing:
         reason: str = "",
         **fields: object,
     ) -> Alias:
-        """Make a change with a version that was loaded, or that is only named."""
+        """Change an alias; unless the version is only named, load the version first."""
         ref = named if isinstance(named, PolicyRef) else None
         version = ref.uri if ref else str(named)
 
@@ -308,14 +308,14 @@ class Publishing:
     async def _put(
         self, name: str, change: Callable[[Alias | None], Alias], ref: PolicyRef | None
     ) -> Alias:
-        """Change an alias, if its new target is still the loaded one."""
+        """Change an alias if its new version is still the one that was loaded."""
         async with self._changing:
             if ref is not None:
                 self._versions.record(ref.uri, ref.digest)
             return await self.aliases.change(name, change)
 
     def _log_change(self, alias: Alias) -> None:
-        """Report the latest change of an alias, and drop counts of versions that it left."""
+        """Log the latest change of an alias; drop the counts of versions that it no longer uses."""
         change = alias.history[-1]
         self._changes[change.what] = self._changes.get(change.what, 0) + 1
         self._tidy(alias.name, *alias.versions)
@@ -346,7 +346,7 @@ class Publishing:
         return "good" if statistics.answered_well else "untried"
 
     def _failed(self, name: str, statistics: VersionStatistics) -> None:
-        """Fall back once a version has failed too often in a row, for all who use it."""
+        """Fall back if a version has failed too often in a row, and for all who use it."""
         bearable = self._failures_max + statistics.bearable
         if not self._failures_max or statistics.consecutive < bearable:
             return
@@ -381,7 +381,7 @@ class Publishing:
             self._falling.discard(name)
 
     async def _fall_back(self, name: str, statistics: VersionStatistics, failure: str) -> None:
-        """Activate the last good version that still loads; stay where there is none.
+        """Activate the last good version that still loads; change nothing if there is none.
 
         `failure` says why, as it was when this was decided: requests go on being answered.
         """
@@ -413,18 +413,18 @@ class Publishing:
     # Looking -------------------------------------------------------------------------------
 
     def list(self) -> list[JsonObject]:
-        """Return all aliases, by name, without their histories."""
+        """Return all aliases by name, without their histories."""
         documents = [alias.document() for alias in self.aliases.all()]
         for document in documents:
             del document["history"]
         return documents
 
     def show(self, given: str) -> JsonObject:
-        """Return an alias with its history, or raise `not_found`."""
+        """Return an alias with its history; raise `not_found` if it does not exist."""
         return self._find(given).document()
 
     def canary_report(self, given: str, who: str) -> JsonObject:
-        """Return the results of the versions under an alias, since the start of its canary."""
+        """Return the results of an alias's versions since the start of its canary."""
         alias = self._find(given)
         whole = alias.is_owned_by(who)
         candidate = alias.canary.version if alias.canary else ""
@@ -440,7 +440,7 @@ class Publishing:
         }
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield changes of aliases, and results of their versions."""
+        """Yield the number of changes of aliases, and the results of their versions."""
         changes = CounterMetricFamily(
             "moorage_policy_changes", "Changes of aliases, since the start", labels=["what"]
         )

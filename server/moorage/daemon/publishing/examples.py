@@ -1,4 +1,4 @@
-"""Runs a policy's own examples: each in a small world of its own, by the production code path.
+"""Runs a policy's own examples: each on a small fleet of its own, by the production code path.
 
 `daemon.publishing.vetting` calls this before a policy is registered. An example becomes an ask of
 an allocator that knows the example's fleet and nothing else; a cell answers its consultation as any
@@ -31,7 +31,7 @@ _TO: Final = Address(SessionId("example"), 0)
 
 @dataclass(frozen=True, slots=True)
 class _Services:
-    """The documents of the example, for a policy's injected clients and `cluster_data`."""
+    """Serves the documents of an example to a policy's injected clients and `cluster_data`."""
 
     example: Example
 
@@ -57,7 +57,7 @@ class _Services:
     def at_hand(
         self, client: str, method: contract.Method, ids: Sequence[str]
     ) -> Mapping[str, bytes]:
-        """See `sandbox.host.contract.HostServices`: nothing is packed beforehand."""
+        """See `sandbox.host.contract.HostServices`. Nothing: no document is packed beforehand."""
         del client, method, ids
         return {}
 
@@ -76,16 +76,16 @@ class _Services:
 
 
 class ExampleRehearsal:
-    """One example on its way.
+    """One example that is being run.
 
     Args:
         record: The policy.
         example: The example.
-        number: Its number, which is its seed too.
+        number: The number of the example, which is also its seed.
 
     Attributes:
-        refusal: Why it cannot even be tried; None if it can.
-        sample: What the cell is to do, where it can.
+        refusal: Why the example cannot be run; None if it can.
+        sample: The work for the cell; None if the example cannot be run.
     """
 
     def __init__(self, record: PolicyRecord, example: Example, number: int) -> None:
@@ -138,7 +138,7 @@ class ExampleRehearsal:
         return contract.Sample(tenant, fleet, services, consult)
 
     def _next(self, turn: Turn) -> Consult | None:
-        """Return the consultation that a step asks for; note a refusal."""
+        """Return the consultation in a turn's effects, or None; store a refusal that they have."""
         for effect in turn.effects:
             if isinstance(effect, Consult):
                 return effect
@@ -147,7 +147,7 @@ class ExampleRehearsal:
         return None
 
     def feasibility(self, answer: JsonValue) -> Refusal | None:
-        """Return the fault of the policy's value, or None."""
+        """Return why the policy's value cannot be granted, or None."""
         consult = self.sample.consult if self.sample else None
         while consult is not None:  # The allocator asks again a bounded number of times.
             proposed = Proposed(consult.ask.id, consult.consultation, answer)

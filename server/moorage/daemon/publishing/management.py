@@ -1,4 +1,4 @@
-"""Operations of authors on a policy at work: calls of `management`, and printed output."""
+"""Operations of authors on their policies: `management` calls, and printed output."""
 
 from typing import Final
 
@@ -16,11 +16,11 @@ from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 UNDO: Final = "moorage:undo"
-"""The action that no policy sees: it undoes what `management` changed for a tenant."""
+"""An action that the server carries out itself: it undoes a tenant's changes by `management`."""
 
 
 CHANGES_BYTES_MAX: Final = 256 << 10
-"""Of one version and tenant, packed."""
+"""Bytes of the packed changes of one version and tenant."""
 _MARK: Final = "managed "
 _read: Final = msgspec.json.Decoder(dict[str, JsonObject]).decode
 _unpack: Final = msgspec.msgpack.Decoder(dict[str, JsonObject]).decode
@@ -32,7 +32,7 @@ class Management:
     Args:
         catalog: Has the policies.
         sandbox: Runs them.
-        elsewhere: Another server executes policies, and keeps their state.
+        elsewhere: Another server executes policies and stores their state.
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox, *, elsewhere: bool) -> None:
@@ -45,13 +45,13 @@ class Management:
 
         Args:
             uri: A version, an alias, or a bare name.
-            tenant: On whose behalf.
-            action: For the policy.
-            data: For the policy.
+            tenant: The tenant that the policy acts for.
+            action: The first argument.
+            data: The second argument.
 
         Raises:
             ServiceError: `unknown_policy`, `unavailable`, `unsupported` where the policy has no
-                `management`, or what it did wrong.
+                `management`, or the fault of the policy.
         """
         record = await self._record(uri)
         if self._elsewhere:
@@ -72,7 +72,7 @@ class Management:
         return value
 
     async def _keep(self, record: PolicyRecord, tenant: Tenant, new: dict[str, JsonObject]) -> None:
-        """Store what `management` changed, for later evaluations of this version and tenant."""
+        """Store the changes by `management`, for later evaluations of this version and tenant."""
         old = self._sandbox.managed.of(record.ref, tenant)
         changes = {name: {**old.get(name, {}), **new.get(name, {})} for name in {*old, *new}}
         if record.schemas is not None:
@@ -82,16 +82,16 @@ class Management:
         self._sandbox.managed.put(record.ref.uri, record.ref.digest, tenant, changes)
 
     async def _undo(self, record: PolicyRecord, tenant: Tenant) -> JsonValue:
-        """Return to the policy's document; return the changes undone."""
+        """Undo a tenant's changes by `management`; return these changes."""
         ref, old = record.ref, self._sandbox.managed.of(record.ref, tenant)
         await self._catalog.contexts.save([changes_entry(ref, tenant, {})], durable=True)
         self._sandbox.managed.put(ref.uri, ref.digest, tenant, {})
         return old
 
     async def logs(self, uri: str, tenant: Tenant) -> JsonObject:
-        """Return recent output and logs of a version, at requests of this tenant.
+        """Return recent output and logs of a version, from requests of this tenant.
 
-        Beside it is whether its circuit is open for this tenant, and for how long.
+        The result also says whether its circuit is open for this tenant, and for how long.
 
         Raises:
             ServiceError: `unknown_policy`, `unavailable`.
@@ -117,10 +117,10 @@ class Management:
 
 
 def read_changes(packed: bytes) -> dict[str, JsonObject]:
-    """Return the changes by a policy, from a cell's frame.
+    """Decode a policy's changes from a cell's frame.
 
     Raises:
-        ServiceError: `policy_bad_output`: it cannot be read.
+        ServiceError: `policy_bad_output`: the frame cannot be read.
     """
     try:
         changes = _read(packed)
@@ -131,7 +131,7 @@ def read_changes(packed: bytes) -> dict[str, JsonObject]:
 
 
 def changes_entry(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]) -> ContextEntry:
-    """Return a policy's changes in stored form; empty bytes if it has no changes.
+    """Encode a policy's changes for the store; empty bytes if there are no changes.
 
     Raises:
         ServiceError: `too_large`.
@@ -144,7 +144,7 @@ def changes_entry(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]
 
 
 def read_changes_entry(entry: ContextEntry) -> tuple[str, str, str, dict[str, JsonObject]] | None:
-    """Return URI, digest, tenant and changes; None for a context."""
+    """Return URI, digest, tenant and changes of a stored entry; None if it is a context."""
     (version, tenant), _, packed = entry
     if not version.startswith(_MARK):
         return None

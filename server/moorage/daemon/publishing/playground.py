@@ -1,4 +1,4 @@
-"""The console's playground: trials of a page run in a program of their own.
+"""The console's playground: runs a page's trials in a separate program.
 
 That program is `moorage.lab.offline`, which plays on a core and in cells of its own, in the same
 jail. It has no variables of this process, runs behind all that serves, and ends at its time.
@@ -23,27 +23,26 @@ from moorage.sandbox.host.sandbox import CHECKS_BUSY
 RUN_SECONDS_MAX: Final = 60.0
 BACKTEST_SECONDS_MAX: Final = 240.0
 AT_ONCE_MAX: Final = 2
-"""Runs at one time, one of a tenant."""
+"""Trials at a time, and one per tenant."""
 WAITING_MAX: Final = 8
 TRIAL: Final = "playground:1.0-trial"
-"""What code that has no version is called while it is tried."""
+"""The name, during a trial, of code without a version."""
 _FIELDS: Final = frozenset(
     {"code", "policy_rule_uri", "fleet", "requests", "parameters", "settings", "trace"}
 )
 
 Fleet = JsonObject
-"""`clusters` and `held` of a job, or `documents` alone."""
+"""The `clusters` and `held` leases of a job, or its `documents` alone."""
 
 
 class Playground:
-    """Runs trials of pages.
+    """Runs trials for pages.
 
     Args:
         catalog: Has policies and cluster documents.
-        state: Has the fleet as it is.
-        recalled: Returns the clusters as they were when a request of a tenant was decided, and
-            what was held there.
-        mode: Of the jail.
+        state: Has the present fleet.
+        recalled: Returns the clusters and leases as they were when a tenant's request was decided.
+        mode: The isolation of the cells.
     """
 
     def __init__(
@@ -60,10 +59,10 @@ class Playground:
         self._turns = FairSemaphore(AT_ONCE_MAX, WAITING_MAX, busy=CHECKS_BUSY)
 
     async def run(self, body: JsonMapping, caller: Caller) -> JsonObject:
-        """Try a policy on a fleet; with a `trace`, backtest it.
+        """Try a policy on a fleet; if the body has a `trace`, backtest the policy.
 
         Raises:
-            ServiceError: What is wrong with the body or the policy; `busy`, `policy_timeout`.
+            ServiceError: The body or the policy is wrong; `busy`, `policy_timeout`.
         """
         for field in body.keys() - _FIELDS:
             raise ServiceError.wrong_field(field, f"one of {', '.join(sorted(_FIELDS))}")

@@ -1,4 +1,4 @@
-"""Shadows: a candidate gets each request of the active version, and no client sees its answer.
+"""Shadows: a candidate gets the requests of the active version, and no client sees its answers.
 
 The daemon reports what live policies get and what became of it. A candidate gets the same,
 of the same fleet, in a cell of its own at low priority; or nothing: what cannot be passed on at
@@ -45,29 +45,29 @@ from moorage.records.policies import ComparedVersion, ShadowComparison
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 IN_FLIGHT_MAX: Final = 64
-"""Questions to one candidate whose answers are awaited, or are yet to be compared."""
+"""Requests to one candidate that are not answered or compared yet, at most."""
 SAMPLES_MAX: Final = 50
-"""Latest differences that a report shows."""
+"""Latest differences that a report shows, at most."""
 LATENCIES_MAX: Final = 1024
-"""Latest latencies that percentiles are taken of."""
+"""Latest latencies from which percentiles are computed."""
 NOT_ASKED: Final = frozenset({Code.BUSY, Code.SHUTTING_DOWN, Code.UNAVAILABLE})
-"""Why a candidate was not consulted at all."""
+"""Failures that mean that a candidate was not consulted at all."""
 _VALUE_CHARS_MAX: Final = 2000
-"""Characters of an answer without a placement that a sample shows."""
+"""Characters of an answer without a placement that a sample shows, at most."""
 
 Key = tuple[RequestId, int]
-"""Request and consultation."""
+"""A request, and the number of its consultation."""
 
 
 @dataclass(slots=True)
 class Side:
-    """The result of one of the two versions for a question.
+    """The answer of one of the two versions to a consultation.
 
     Args:
-        seconds: From the question to the answer.
-        value: What it returned.
-        refusal: Why it returned nothing that can be used.
-        placement: Where it would go; empty if it proposed no place.
+        seconds: From the consultation to the answer.
+        value: The returned value.
+        refusal: Why it returned no usable value.
+        placement: The proposed placement; empty if it proposed none.
     """
 
     seconds: float
@@ -83,7 +83,7 @@ class Side:
         return "placed" if self.placement else "declined"
 
     def shown(self) -> JsonObject:
-        """Return it for a sample."""
+        """Return the answer in the form for a sample of the report."""
         if self.refusal is not None:
             return {"error": {"code": self.refusal.code, "reason": self.refusal.reason}}
         if not self.placement:
@@ -103,7 +103,7 @@ class Side:
 
 @dataclass(slots=True)
 class Pair:
-    """One request, and the answers of the two versions."""
+    """One request, with the answers of the two versions."""
 
     ask: Ask
     started_at: float
@@ -114,7 +114,7 @@ class Pair:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of one version, over all pairs."""
+    """The totals of one version, over all pairs."""
 
     kinds: Counter[str] = field(default_factory=Counter[str])
     seconds: deque[float] = field(default_factory=lambda: deque[float](maxlen=LATENCIES_MAX))
@@ -122,9 +122,9 @@ class Tally:
     nodes_opened: int = 0
 
     def report(self, version: str, *, whole: bool) -> ComparedVersion:
-        """Return the results; without `whole`, only figures that cover many answers.
+        """Return the totals; unless `whole`, only figures that cover many answers.
 
-        Then nothing is there that a version may choose freely.
+        The version then controls no single figure.
         """
         placed = self.kinds["placed"]
         return ComparedVersion(
@@ -139,7 +139,7 @@ class Tally:
 
 
 class Shadow:
-    """A candidate beside the active version of one alias.
+    """A candidate that is compared with the active version of one alias.
 
     Args:
         alias: Its name.
@@ -160,7 +160,7 @@ class Shadow:
         self.figures = self._report([], whole=False)
 
     def compare(self, request: RequestId, pair: Pair, state: State) -> None:
-        """Count a finished pair."""
+        """Compare the two answers of a finished pair."""
         assert pair.active is not None
         assert pair.candidate is not None
         sides = (pair.active, pair.candidate)
@@ -195,7 +195,7 @@ class Shadow:
             self.figures = self._report([], whole=False)
 
     def _report(self, samples: list[JsonValue], *, whole: bool) -> ShadowComparison:
-        """Return all, or the part for readers of other tenants."""
+        """Return the whole report, or the part that other tenants may see."""
         active, candidate = self.tallies
         cost = {"refused": active.kinds["placed"] - candidate.kinds["placed"]}
         if whole:
@@ -219,7 +219,7 @@ class Shadow:
         )
 
     def faults(self, tenant: Tenant, *, whole: bool) -> Counter[str]:
-        """Return the number of the candidate's faults, by code; others see their own."""
+        """Return the candidate's faults, counted by code; other tenants see only their own."""
         if whole:
             kinds = self.tallies[1].kinds
         else:
@@ -228,24 +228,24 @@ class Shadow:
         return Counter({kind: count for kind, count in kinds.items() if kind in FAULTS})
 
     def report(self, tenant: Tenant, *, whole: bool) -> ShadowComparison:
-        """Return it, as docs/how-to/publish-policies.md explains it.
+        """Return the report; docs/how-to/publish-policies.md explains it.
 
         Args:
-            tenant: Who reads it.
-            whole: What belongs to others, too.
+            tenant: The reader.
+            whole: Include what belongs to other tenants.
         """
         seen = [sample for owner, sample in self.samples if whole or owner == tenant]
         return self._report(seen, whole=True) if whole else replace(self.figures, samples=seen)
 
 
 class Shadows:
-    """All shadows.
+    """All shadows of all aliases.
 
     Args:
         catalog: Has the candidates.
-        sandbox: Asks them.
+        sandbox: Consults them.
         allocator: Knows what is free, and how many asks are being decided; read only.
-        tasks: Run what waits for answers.
+        tasks: Run the code that waits for answers.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class Shadows:
         return bool(self._by_alias)
 
     def follow(self, name: str, alias: Alias | None) -> None:
-        """Follow an alias; a new candidate, or active version, starts a new report."""
+        """Follow a changed alias; a new candidate or active version starts a new report."""
         shadow = self._by_alias.pop(name, None)
         if alias is not None and alias.shadow:
             same = (alias.version, alias.shadow)
@@ -275,12 +275,12 @@ class Shadows:
             self._by_active.setdefault(each.active, []).append(each)
 
     def report(self, name: str, tenant: Tenant, *, whole: bool) -> ShadowComparison | None:
-        """Return the report of an alias's shadow, for a tenant; None if it has none."""
+        """Return the report of an alias's shadow for a tenant; None if the alias has no shadow."""
         shadow = self._by_alias.get(name)
         return shadow.report(tenant, whole=whole) if shadow else None
 
     def refuse_failing(self, name: str, uri: str, who: str) -> None:
-        """Refuse a version that fails as this alias's shadow.
+        """Refuse to activate a version that fails as this alias's shadow.
 
         Raises:
             ServiceError: `conflict`, naming the failures that the tenant `who` may see.
@@ -302,7 +302,7 @@ class Shadows:
     # What the daemon says of live policies ------------------------------------------------------
 
     def observe_consultation(self, consult: Consult) -> None:
-        """A live policy was consulted: consult its candidates, too."""
+        """Consult the candidates, too, since a live policy is consulted."""
         ask = consult.ask
         for shadow in self._by_active.get(ask.policy.uri, ()):
             record = self._catalog.memory.policy(shadow.candidate)
@@ -323,7 +323,7 @@ class Shadows:
             self._tasks.spawn(self._hear(shadow, key, pair, answer))
 
     def note_decision(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
-        """A live policy answered, and the core decided: that is `turn`."""
+        """Note a live policy's answer, and the core's decision on it, to compare candidates."""
         key = (event.request, event.consultation)
         for shadow in self._by_alias.values():
             pair = shadow.pairs.get(key)
@@ -337,7 +337,7 @@ class Shadows:
             self._finish(shadow, key, pair)
 
     def forget_consultation(self, request: RequestId, consultation: int) -> None:
-        """Drop the pair of a live consultation that was cancelled: nothing can be compared."""
+        """Drop the pair of a live consultation that was cancelled: there is nothing to compare."""
         for shadow in self._by_alias.values():
             if shadow.pairs.pop((request, consultation), None) is not None:
                 shadow.abandoned += 1
@@ -376,7 +376,7 @@ class Shadows:
 
 
 def _policy_fault(turn: Turn) -> Refusal | None:
-    """Return the core's objection to a policy's answer; not its statement about the fleet."""
+    """Return the core's refusal if it blames the policy's answer; None if it blames the fleet."""
     answers = [effect.answer for effect in turn.effects if isinstance(effect, Respond)]
     left = [fact.refusal for fact in turn.facts if isinstance(fact, Dequeued)]
     for answer in (*answers, *left):
@@ -386,9 +386,9 @@ def _policy_fault(turn: Turn) -> Refusal | None:
 
 
 def _compare(ask: Ask, side: Side, state: State) -> None:
-    """Find the placement of an answer, and whether that could ever be granted.
+    """Return the placement in an answer, and whether that could ever be granted.
 
-    What is free has moved on meanwhile, so that a place is taken now is not held against it.
+    The fleet has changed meanwhile, so a place that is taken now does not count as a fault.
     """
     if side.refusal is not None:
         return
@@ -410,7 +410,7 @@ def _compare(ask: Ask, side: Side, state: State) -> None:
 
 
 def _gist(side: Side) -> JsonValue:
-    """Return the part that must be equal for two answers to be the same."""
+    """Return the part of an answer by which two answers are compared."""
     if side.refusal is not None:
         return side.refusal.code
     if not side.placement:
@@ -422,9 +422,9 @@ def _count_broken(placement: Placement, held: Placement, state: State) -> tuple[
     """Return the number of whole, free GPUs and of idle nodes that a placement starts to use.
 
     Args:
-        placement: Where it would go.
-        held: What the active version was granted for the same request, and holds by now.
-        state: As it is now.
+        placement: The placement to judge.
+        held: The placement granted to the active version for the same request, held now.
+        state: The present state.
     """
     gpus = nodes = 0
     for share in placement:

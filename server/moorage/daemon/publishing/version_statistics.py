@@ -15,15 +15,15 @@ from moorage.model import Code, Tenant
 from moorage.records.json_values import JsonObject
 
 LATENCIES_MAX: Final = 1024
-"""Latest latencies that percentiles are taken of."""
+"""Latest latencies from which percentiles are computed."""
 LATELY_SECONDS: Final = 3600.0
-"""A tenant that a version answered, or failed, within this time has used it lately."""
+"""Seconds for which a tenant counts as a recent user after an answer or fault of a version."""
 TENANTS_MAX: Final = 1024
-"""Tenants remembered to have used a version lately; the one that did the longest ago goes."""
+"""Recent users that are remembered per version; beyond it the least recent is forgotten."""
 MANY: Final = 20
-"""The least number of answers in a statistic: with fewer, it would reveal single ones."""
+"""Least number of answers in a published statistic: fewer would reveal single answers."""
 TENANTS_SUFFICIENT: Final = 3
-"""Failing tenants, without a good answer in between, that speak for all users of a version."""
+"""Number of tenants that, all failing without a good answer between, stand for all users."""
 FAULTS: Final = frozenset(
     {
         Code.BAD_POLICY,
@@ -35,15 +35,15 @@ FAULTS: Final = frozenset(
         Code.POLICY_UNSOUND,
     }
 )
-"""Refusals that the policy is to blame for; all others say something of the fleet or the server."""
+"""Codes of refusals that blame the policy; others blame the fleet or the server."""
 
 
 class VersionStatistics:
-    """One version under one alias.
+    """The statistics of one version under one alias.
 
     Args:
         version: Its URI.
-        failed: Called with this arm after each fault.
+        failed: Called with these statistics after each fault.
     """
 
     def __init__(self, version: str, failed: Callable[["VersionStatistics"], None]) -> None:
@@ -56,33 +56,33 @@ class VersionStatistics:
         self.asked = self.granted = self.advised = 0
         self.refused: Counter[str] = Counter()
         self.consecutive = 0
-        """Faults since the last answer that was none."""
+        """Number of faults since the last good answer."""
         self._codes: Counter[str] = Counter()
-        """What they were."""
+        """Codes of these faults."""
         self.bearable = 0
-        """Faults in a row that are borne since nothing could be done about fewer."""
+        """Faults in a row that are tolerated: with fewer, nothing could be done."""
         self.failing: set[Tenant] = set()
-        """Whose requests failed since the last answer that was none."""
+        """Tenants whose requests have failed since the last good answer."""
         self._used: OrderedDict[Tenant, float] = OrderedDict()
-        """When it answered or failed each tenant last, the latest last."""
+        """Time of each tenant's last answer or fault, the latest last."""
         self._latencies: deque[float] = deque(maxlen=LATENCIES_MAX)
 
     @property
     def answered_well(self) -> int:
-        """Requests for which it returned a place or advice."""
+        """Number of requests for which the version returned a place or advice."""
         return self.granted + self.advised
 
     @property
     def faults(self) -> int:
-        """Requests on which it failed."""
+        """Number of requests on which the version failed."""
         return sum(self.refused[code] for code in FAULTS)
 
     def note(self, tenant: Tenant, answer: Response, seconds: float | None, now: float) -> None:
         """Count an answer.
 
         Args:
-            tenant: Who gets it.
-            answer: As it goes to the client.
+            tenant: The tenant that gets the answer.
+            answer: The answer for the client.
             seconds: From admission to this answer; None if it waited in the queue.
             now: By the monotonic clock.
         """
@@ -124,16 +124,16 @@ class VersionStatistics:
 
     @property
     def fails_all(self) -> bool:
-        """Whether it fails not just at one tenant's inputs.
+        """Whether the version fails for several tenants, or for all who use it.
 
-        Where several use it, one alone may be asking what no policy could answer. So each of them
-        must have been failed, or enough of them: then those that ask seldom are not waited for.
+        One tenant of several may send requests that no policy could answer. So all recent users, or
+        enough of them, must have failures; users with few requests need not fail first.
         """
         return len(self.failing) >= min(TENANTS_SUFFICIENT, len(self._used))
 
     @property
     def failure(self) -> str:
-        """Its latest faults, with their tenants, in a sentence."""
+        """A sentence about the latest faults, with their tenants."""
         codes = ", ".join(f"{count} {code}" for code, count in self._codes.items())
         failing, used = len(self.failing), max(len(self.failing), len(self._used))
         users = f"all {used} tenants" if failing == used else f"{failing} of the {used} tenants"
@@ -143,10 +143,10 @@ class VersionStatistics:
         )
 
     def report(self, *, whole: bool) -> JsonObject:
-        """Return it as plain JSON values.
+        """Return the statistics as plain JSON values.
 
         Args:
-            whole: Also what single answers took; else only what speaks for many of them.
+            whole: Include durations of single answers; else only figures that cover many answers.
         """
         return {
             "policy_rule_uri": self.version,

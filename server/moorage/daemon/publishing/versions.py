@@ -1,4 +1,4 @@
-"""Targets of an alias: a version that is registered, loads, and has not changed.
+"""Finds the version for an alias: registered, loadable and unchanged.
 
 Used by `aliases`. A URI says which version is meant; its digest says which content. A version
 that is removed may be registered again with other code, so whatever goes back to a version that did
@@ -17,11 +17,11 @@ from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 
 class Versions:
-    """Finds versions of policies for an alias, and protects those that aliases need.
+    """Finds versions of policies for aliases, and protects the versions that aliases need.
 
     Args:
         catalog: Has them, and the aliases.
-        sandbox: Loads one to see whether it can be.
+        sandbox: Loads a version as a check.
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
@@ -29,9 +29,9 @@ class Versions:
         self._sandbox = sandbox
 
     async def require_of(self, name: str, uri: str, who: str, digest: str = "") -> PolicyRef:
-        """Return a version that an alias may mean: of its policy, registered, and it loads.
+        """Return a version that an alias may use: of the same policy, registered and loadable.
 
-        `who` wants it, and waits for a turn to have it looked at.
+        `who` is the tenant that waits for its turn of the check.
         """
         if name_of(uri) != name_of(name):
             raise ServiceError.wrong_field(
@@ -40,7 +40,7 @@ class Versions:
         return await self.require(uri, who, digest)
 
     async def require(self, uri: str, who: str, digest: str = "") -> PolicyRef:
-        """Return a version that is registered and can be loaded."""
+        """Return a version, checked to be registered and loadable."""
         await self._catalog.freshness.fetch(uri, (), Allowance())
         record = self.record(uri, digest)
         try:
@@ -54,7 +54,7 @@ class Versions:
         return record.ref
 
     def record(self, uri: str, digest: str) -> PolicyRecord:
-        """Return a registered, unchanged version; an empty digest matches any content."""
+        """Return a version if it is registered with this digest; an empty one matches any."""
         record = self._catalog.memory.policy(uri)
         if record is None or record.ref.uri != uri:
             raise self._unknown(uri)
@@ -74,7 +74,7 @@ class Versions:
 
         Args:
             uri: The version.
-            force: Only what an alias sends requests to is refused.
+            force: Refuse only versions that an alias sends requests to.
         """
         aliases = self._catalog.aliases
         names = aliases.using(uri)
@@ -94,7 +94,7 @@ class Versions:
             )
 
     def _refuge(self, alias: Alias) -> str:
-        """Return the version that an alias would fall back to first, or ""."""
+        """Return the first version that an alias would fall back to, or "" if there is none."""
         for former in alias.fallbacks():
             record = self._catalog.memory.policy(former.version)
             if record is not None and former.is_still(record.ref.digest):

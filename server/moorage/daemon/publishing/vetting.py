@@ -1,4 +1,4 @@
-"""Checks a policy before it is registered: its document, then its code and examples in a cell.
+"""Checks a policy before registration: first its document, then its code and examples in a cell.
 
 `services` calls it for uploads, the daemon for the examples of what other stores have published.
 Nothing of a policy is compiled or run outside its cell, and what is wrong is said with its place:
@@ -27,19 +27,19 @@ from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import CheckResult, PolicyFault, Sandbox
 
 NO_TENANT: Final = ""
-"""In whose name what another store has published is looked at."""
+"""The tenant that is named when a policy of another store is checked."""
 
 
 async def vet(
     catalog: Catalog, sandbox: Sandbox, document: Document, tenant: str
 ) -> PreparedPolicy:
-    """Return a policy that may be registered.
+    """Check a PolicyRule document; return its policy, which may then be registered.
 
     Args:
         catalog: Reads it.
         sandbox: Loads it, and runs its examples.
         document: A PolicyRule document.
-        tenant: Who uploads it, and waits for a turn.
+        tenant: The author; waits for its turn.
 
     Raises:
         ServiceError: `bad_message` naming a field of the document; `bad_policy` with the place in
@@ -63,14 +63,14 @@ def _refuse_deadline(sandbox: Sandbox, document: Document) -> None:
 async def vet_change(
     catalog: Catalog, sandbox: Sandbox, uri: str, change: Document, tenant: str
 ) -> None:
-    """Run the examples that a change of a policy's document brings, before it is stored.
+    """Run the examples in a change to a policy's document, before the change is stored.
 
     Args:
         catalog: Has the policy.
         sandbox: Runs its examples.
-        uri: Which policy.
+        uri: The policy.
         change: As `Policies.update` takes it.
-        tenant: Who changes it, and waits for a turn.
+        tenant: The author; waits for its turn.
 
     Raises:
         ServiceError: As for `vet`; `not_found`.
@@ -85,7 +85,7 @@ async def vet_change(
 
 
 async def examine(sandbox: Sandbox, record: PolicyRecord) -> str:
-    """Run the examples of a policy that another store has published; return why they fail, or "".
+    """Run the examples of a policy from another store; return why they fail, or "".
 
     Raises:
         ServiceError: `busy` or `unavailable`: they could not be run.
@@ -108,7 +108,7 @@ async def examine(sandbox: Sandbox, record: PolicyRecord) -> str:
 
 @asynccontextmanager
 async def _turn(semaphore: FairSemaphore, tenant: str) -> AsyncIterator[None]:
-    """Hold a turn; a refusal by the sandbox becomes an error of the services."""
+    """Wait for the tenant's turn, and hold it; turn the sandbox's refusals into service errors."""
     try:
         async with semaphore.turn(tenant):
             yield
@@ -173,7 +173,7 @@ def _failure(rehearsal: ExampleRehearsal, refusal: Refusal, line: str = "") -> S
 
 
 def _line(refusal: Refusal, record: PolicyRecord) -> str:
-    """Return the line of the policy that an exception came from, on a line of its own."""
+    """Return the source line of an exception, after a line break; "" if there is none."""
     if is_url(record.document["code"]):
         return ""
     name, number = refusal.details.get("file", ""), refusal.details.get("line", 0)

@@ -1,1 +1,1 @@
-"""From a message to an event of the core, and from the core's answers to replies."""
+"""Turns messages into events of the core, and the core's answers into replies."""

@@ -1,4 +1,4 @@
-"""Admission: a request for a placement becomes an event of the core, or is refused at the door.
+"""Admission: turns a request for a placement into an event of the core, or refuses it.
 
 Everything that an ask needs from outside the core (its policy, its candidates, a token, a seed) is
 settled before it is posted.
@@ -32,11 +32,11 @@ class Admission:
     Args:
         catalog: Knows policies and clusters.
         publishing: Chooses the version that an alias means.
-        asks: Makes the asks.
-        inbox: Where they go.
-        replies: Where they are answered.
-        is_crowded: Tells whether a policy has as much to do for a tenant as may wait, with some
-            more requests of it that are coming.
+        asks: Makes asks of requests.
+        inbox: Receives the asks.
+        replies: Send the answers.
+        is_crowded: Returns whether a policy has as many requests of a tenant as may wait, given
+            some more that are about to come.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Admission:
     def request(
         self, to: Address, tenant: Tenant, message: AllocationRequest, warnings: Sequence[str] = ()
     ) -> Taking:
-        """Take a request: see `gateway.deliver.Deliver`."""
+        """Handle a request: see `gateway.deliver.Deliver`."""
         if self._replies.traces is not None:
             self._replies.traces.begin(to, tenant, message)
         alias, message = self._with_version(tenant, message)
@@ -81,7 +81,7 @@ class Admission:
         warnings: list[str],
         alias: str,
     ) -> None:
-        """Take a request that first needs a search or an external service."""
+        """Handle a request that first needs a search or an external service."""
         uri, allowance = message.policy_rule_uri, Allowance()
         fetch = self._catalog.freshness.fetch
         try:
@@ -101,7 +101,7 @@ class Admission:
     def _refuse_beyond_bounds(
         self, to: Address, tenant: Tenant, message: AllocationRequest
     ) -> bool:
-        """Refuse a request that exceeds a bound, before it costs anything."""
+        """Refuse a request that exceeds a limit, before any work is done for it."""
         record = self._catalog.memory.policy(message.policy_rule_uri)
         if record is None or not self._is_crowded(record.ref, tenant, self._inbox.requests(tenant)):
             return False
@@ -113,7 +113,7 @@ class Admission:
     def _with_version(
         self, tenant: Tenant, message: AllocationRequest
     ) -> tuple[str, AllocationRequest]:
-        """Return the alias that a request names, or "", and the request with a version in it."""
+        """Return the alias that a request names, or "", and the request with a version instead."""
         alias = message.policy_rule_uri
         if alias not in self._catalog.aliases:
             return "", message

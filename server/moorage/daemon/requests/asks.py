@@ -1,4 +1,4 @@
-"""A client's request becomes an `Ask` of the core, or a refusal that says what to change.
+"""Turns a client's request into an `Ask` of the core, or into a refusal that says what to change.
 
 `admission` has it made once all that the ask needs from elsewhere is at hand: no function here but
 `searched` waits for anything.
@@ -29,22 +29,22 @@ from moorage.protocol.messages import AllocationRequest
 from moorage.records.json_values import JsonMapping
 
 WARNED_MAX: Final = 20
-"""Unknown clusters named one by one in a warning; the rest are counted."""
+"""Unknown clusters that a warning names; any further ones are only counted."""
 _DRAWN_BYTES: Final = 16
 _DRAWN_MAX: Final = 256
-"""Requests that random bytes are drawn for at a time."""
+"""Requests for which random bytes are drawn in one call."""
 
 
 class Asks:
-    """Makes asks.
+    """Makes asks of requests.
 
     Args:
-        config: Bounds and defaults.
+        config: Limits and defaults.
         catalog: Knows policies and clusters.
         finder: Finds the clusters that a request describes.
         workloads: Knows what can be started.
         tokens: Makes the tokens of leases.
-        fleet: Returns it as it is now; read only.
+        fleet: Returns the present fleet; read only.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Asks:
         self._drawn: list[bytes] = []
 
     def wanted(self, message: AllocationRequest) -> tuple[ClusterId, ...] | None:
-        """Return the clusters to have at hand: None for all; none if it is refused anyway."""
+        """Return the clusters that a request needs; None: all; empty: it will be refused."""
         named = message.candidates()
         too_many = named is not None and len(named) > self._config.candidates_max
         return () if too_many else named
@@ -73,7 +73,7 @@ class Asks:
     async def search_candidates(
         self, tenant: Tenant, message: AllocationRequest, allowance: Allowance
     ) -> tuple[AllocationRequest, list[str]]:
-        """Name the candidates that a request describes; return it, and warnings for its reply."""
+        """Return the request with its candidates searched and named, and warnings for its reply."""
         body = message.filter or message.search
         assert body is not None
         action: SearchAction = "filter" if message.filter else "search"
@@ -99,7 +99,7 @@ class Asks:
     def ask(
         self, tenant: Tenant, message: AllocationRequest, warnings: list[str]
     ) -> tuple[Ask, str] | Refusal:
-        """Return the ask of a message, and the token of the lease that it may be granted."""
+        """Return the ask for a message, and the token of the lease that may be granted."""
         record = self._catalog.memory.policy(message.policy_rule_uri)
         if record is None:
             return unknown_policy(message.policy_rule_uri, self._catalog.memory.policy_uris())
@@ -162,7 +162,7 @@ class Asks:
         candidates: tuple[ClusterId, ...] | None,
         demand: Demand | None,
     ) -> tuple[tuple[ClusterId, ...] | None, Nodes] | Refusal:
-        """Return the clusters where the backend starts workloads, and nodes to leave out there."""
+        """Return the candidates where the backend can start workloads, and nodes to avoid."""
         if provision is None:
             return candidates, ()
         name, supports = provision.backend, self._workloads.supports()
@@ -172,7 +172,7 @@ class Asks:
         return reached
 
     def _draw(self) -> bytes:
-        """Return random bytes for the id and the seed of a request."""
+        """Return random bytes for the id and the seed of one request."""
         if not self._drawn:  # A call to the system costs more than all the rest of it.
             many = secrets.token_bytes(_DRAWN_BYTES * _DRAWN_MAX)
             starts = range(0, len(many), _DRAWN_BYTES)
@@ -233,7 +233,7 @@ class Asks:
         return candidates
 
     def _list(self, missing: Sequence[ClusterId]) -> str:
-        """Return the names of clusters that are not live, the first few with the nearest."""
+        """Return the names of clusters that are not live; the first few with similar names."""
         memory = self._catalog.memory
         shown: list[str] = list(missing[:WARNED_MAX])
         for number, name in enumerate(shown[:NEAREST]):

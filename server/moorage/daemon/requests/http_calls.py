@@ -1,4 +1,4 @@
-"""Addresses for answers to `POST /allocate`, like those of sockets."""
+"""Addresses for the answers to `POST /allocate`, in the form of WebSocket addresses."""
 
 import asyncio
 from typing import Final
@@ -9,16 +9,16 @@ from moorage.model import Code, SessionId
 from moorage.records.rights import Caller
 
 _PREFIX: Final = "http "
-"""Of the sessions of calls; that of no socket begins so."""
+"""Prefix of a call's session name; no socket's session has it."""
 STOPPING: Final = Refusal(Code.SHUTTING_DOWN, "The server is stopping; connect again in a moment.")
-"""Answers calls from `draining` on."""
+"""The answer to calls while `draining`."""
 
 
 class HttpCalls:
     """Addresses for `POST /allocate`: each call is one message of a session of its own.
 
     Attributes:
-        draining: The daemon stops: calls are refused from now on.
+        draining: The daemon is stopping: calls are refused.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class HttpCalls:
         self._origins: dict[Address, tuple[Caller, str]] = {}
 
     def waiting(self) -> tuple[Address, ...]:
-        """Return the addresses where a reply is awaited."""
+        """Return the addresses of calls that wait for a reply."""
         return tuple(self._waiting)
 
     def open(self, caller: Caller, remote: str = "") -> tuple[Address, asyncio.Future[bytes]]:
-        """Return a new address, and the future of its reply; `remote` is where the caller is."""
+        """Return a new address and the future of its reply; `remote` is the caller's address."""
         self._number += 1
         to = Address(SessionId(f"{_PREFIX}{self._number}"), self._number)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -45,11 +45,11 @@ class HttpCalls:
         return to.session.startswith(_PREFIX)
 
     def origin(self, to: Address) -> tuple[Caller | None, str]:
-        """Return the caller that awaits a reply, and its address; None and "" if no caller does."""
+        """Return the caller that waits at an address, and its network address; else None and ""."""
         return self._origins.get(to, (None, ""))
 
     def leave(self, to: Address) -> None:
-        """Forget a call whose caller has left."""
+        """Forget a call whose caller has disconnected."""
         self._waiting.pop(to, None)
         self._origins.pop(to, None)
 

@@ -1,4 +1,4 @@
-"""Operations: messages that carry `op`. They become events of the core, or are answered here.
+"""Operations: handles messages that carry `op`.
 
 The router hands them over; `admission` has the requests for a placement.
 """
@@ -51,13 +51,13 @@ log = structlog.get_logger("moored")
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """The services for operations that are answered beside the core.
+    """The services for operations that are answered without the core.
 
     Args:
-        agents: Gives up machines.
-        access: Looks into the workloads of leases.
-        decisions: Lists what was decided.
-        fleets: Has the fleet as it was then.
+        agents: Removes machines.
+        access: Reads output and files of workloads, and runs commands in them.
+        decisions: Lists decisions.
+        fleets: Rebuilds past fleets.
         whatifs: Predicts the effects of a change.
     """
 
@@ -72,7 +72,7 @@ class Lookups:
         message: wire.DecisionListing | wire.DecisionFleet | wire.PastFleet | wire.WhatIf,
         caller: Caller,
     ) -> Response:
-        """Answer a question."""
+        """Answer an operation that needs none of the core's events."""
         if isinstance(message, wire.WhatIf):
             return await self.whatifs.answer(message, caller)
         if isinstance(message, wire.DecisionListing):
@@ -84,13 +84,13 @@ class Lookups:
 
 @dataclass(frozen=True, slots=True)
 class OperationBounds:
-    """The bounds for checks of operations.
+    """Limits that operations are checked against.
 
     Args:
-        ttl_seconds_max: The longest that a lease may be renewed for.
+        ttl_seconds_max: Longest time that a lease may be renewed for.
         state: Has the clusters; read only.
         watchers_max: Sessions of one tenant that may watch; 0: any number.
-        cluster_owner: Returns the owner of a cluster; empty if that is not known.
+        cluster_owner: Returns the owner of a cluster; empty if unknown.
     """
 
     ttl_seconds_max: float
@@ -107,8 +107,8 @@ class Operations:
         replies: Where answers go.
         watchers: Sessions that watch.
         management: Runs `management` of policies.
-        lookups: What is answered beside the core.
-        bounds: What operations are checked against.
+        lookups: Answers operations that do not need the core.
+        bounds: The limits for operations.
     """
 
     def __init__(
@@ -130,19 +130,19 @@ class Operations:
         self._cluster_owner = bounds.cluster_owner
 
     def drop_session(self, session: SessionId, tenant: Tenant) -> None:
-        """Handle the end of a tenant's session."""
+        """Handle the end of a tenant's session: stop its watches, reads and waiting requests."""
         self._watchers.drop_session(session)
         self._lookups.access.drop_session(session)
         self._inbox.leave(session, tenant)
 
     def leave(self, to: Address, tenant: Tenant) -> None:
-        """Handle the loss of an HTTP caller, whose session has only this call."""
+        """Handle the disconnection of an HTTP caller, whose session has only this call."""
         self._inbox.post(SessionLost(to.session), tenant)
 
     def take(  # noqa: C901, PLR0912, PLR0915  # One case per operation.
         self, to: Address, caller: Caller, message: wire.Operation
     ) -> None:
-        """Carry out the operation of a message; the answer goes to `to`, now or later."""
+        """Carry out the operation of a message; send the answer to `to`, now or later."""
         tenant = caller.tenant
         self._replies.expect(to, ReplyContext(message.id))
         match message:
@@ -219,7 +219,7 @@ class Operations:
             _note(tenant, self._replies.remote(to), about)
 
     async def _forget(self, to: Address, caller: Caller, message: wire.ForgetMachine) -> Response:
-        """Give up the machine of an agent."""
+        """Remove the machine of an agent."""
         place = ClusterId(message.cluster), NodeId(message.node)
         leases = list(self._state.places.get(place, {}))
         remote = self._replies.remote(to)
@@ -246,7 +246,7 @@ class Operations:
             _note(tenant, self._replies.remote(to), about)
 
     def _release(self, to: Address, caller: Caller, message: wire.Release) -> None:
-        """End a lease; without its token, only one of the caller's tenant."""
+        """End a lease; a caller without the lease's token must be of its tenant."""
         lease, tenant = RequestId(message.lease), caller.tenant
         if message.token:
             event = ReleaseAsked(to, lease, digest(message.token))
@@ -268,7 +268,7 @@ class Operations:
     def _look_into(
         self, to: Address, tenant: Tenant, message: wire.Logs | wire.Exec | wire.Files
     ) -> None:
-        """Read or enter a workload; without the lease's token, only one of the caller's tenant."""
+        """Read or enter a workload; a caller without the lease's token must be of its tenant."""
         if message.token is None and isinstance(message, wire.Exec):
             _note(tenant, self._replies.remote(to), {"what": "exec", "lease": message.lease})
         self._replies.answer_later(to, self._lookups.access.answer(message, tenant, to.session))
@@ -351,7 +351,7 @@ class Operations:
         self._inbox.post(Inquired(to, question, tenant, "", *page, sees_all, sort), tenant)
 
     def _add_owners(self, answer: Response) -> None:
-        """Say in a page of clusters who registered them."""
+        """Add to a page of clusters the tenants that registered them."""
         if isinstance(answer, Information):
             for row in answer.data.get("clusters", ()):
                 row.owner = self._cluster_owner(row.cluster_id) or None
@@ -379,5 +379,5 @@ class Operations:
 
 
 def _note(tenant: Tenant, remote: str, about: Mapping[str, str]) -> None:
-    """Log who changed an object, as `web.notes` does for HTTP."""
+    """Log the caller who changed an object, as `web.notes` does for HTTP."""
     log.info("changed", who=tenant, **about, remote=remote)

@@ -1,4 +1,4 @@
-"""Readings of a request for `admission`."""
+"""Checks and measures requests for `admission`."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,18 +11,18 @@ from moorage.model import Code
 from moorage.protocol.messages import AllocationRequest
 
 NEAREST: Final = 3
-"""Registered names offered where an unknown one was given."""
+"""Known names that a refusal suggests for an unknown one."""
 REGISTERED_SHOWN_MAX: Final = 20
-"""Registered names listed in the details."""
+"""Registered names that the details of a refusal list."""
 
 
 def is_described(message: AllocationRequest) -> bool:
-    """Return whether its candidates are described, not named."""
+    """Return whether a request describes its candidates instead of naming them."""
     return message.clusters is None and bool(message.filter or message.search)
 
 
 def overridden_fields(message: AllocationRequest) -> list[str]:
-    """Return warnings about descriptions of candidates that another one overrides."""
+    """Return warnings about fields with candidates that another field overrides."""
     if message.filter is None and message.search is None:
         return []
     given = [name for name in ("clusters", "filter", "search") if getattr(message, name)]
@@ -30,13 +30,13 @@ def overridden_fields(message: AllocationRequest) -> list[str]:
 
 
 def size_of(message: AllocationRequest) -> int:
-    """Return the bytes of a message's parts for the policy and the backend alone."""
+    """Return the bytes of the parts of a message that only the policy and the backend read."""
     parts = (message.inputs, message.parameters, message.settings, message.provision)
     return sum(len(msgspec.json.encode(part)) for part in parts if part)
 
 
 def unknown_policy(uri: str, known: Sequence[str]) -> Refusal:
-    """Return the refusal of a request that names an unknown policy."""
+    """Return the refusal of a request whose policy is unknown."""
     near = closest_policies(uri, known, NEAREST)
     hint = f" Did you mean {' or '.join(near)}?" if near else " Register it with POST /policy."
     reason = f"No policy “{uri}” is registered.{hint}"
@@ -46,6 +46,6 @@ def unknown_policy(uri: str, known: Sequence[str]) -> Refusal:
 
 
 def too_long(field: str, longest: float, advice: str = "") -> Refusal:
-    """Return the refusal of a time that is longer than this server allows."""
+    """Return the refusal of a time that exceeds this server's maximum."""
     expected = f"at most {longest:g}"
     return Refusal(Code.BAD_MESSAGE, f"{field}: expected {expected}{advice}.", field, expected)

@@ -1,4 +1,4 @@
-"""Replies: the context of an answer at an address, and its way out.
+"""Replies: stores the context of each awaited answer, and sends the reply.
 
 `admission` and `operations` note an address, the commit loop's effects answer it. The gateway has
 the addresses of sockets, `HttpCalls` those of `POST /allocate`.
@@ -32,7 +32,7 @@ from moorage.records.rights import Caller
 _NONE: Final = RequestId("")
 
 GRANTED_MAX: Final = 256
-"""Leases that a session gets when it is resumed; beyond it the oldest are left out."""
+"""Leases that a resumed session gets; of more, the oldest are left out."""
 
 
 class ReplyContext(msgspec.Struct, frozen=True):
@@ -40,15 +40,15 @@ class ReplyContext(msgspec.Struct, frozen=True):
 
     Args:
         message_id: The message's own `id`.
-        request: The ask it became; empty for an operation.
-        token: Of the lease that the ask may be granted.
-        shown: The reply names the ask.
-        warnings: For the reply.
+        request: The id of its ask; empty for an operation.
+        token: The token of the lease that the ask may be granted.
+        shown: The reply has the ask's id.
+        warnings: Warnings for the reply.
         version: The version that was chosen; empty if the message named it itself.
-        note: Takes the outcome, where an alias was named.
-        admitted_at: By the monotonic clock; for `note`.
-        streams: The client wants to know how far the ask is.
-        complete: Adds to an answer of the core what the core does not know.
+        note: Counts the outcome, if the message named an alias.
+        admitted_at: Time of admission by the monotonic clock, for `note`.
+        streams: The client wants the progress of the ask.
+        complete: Adds what the core does not know to its answer.
     """
 
     message_id: MessageId
@@ -65,13 +65,13 @@ class ReplyContext(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Followers:
-    """Receivers of the progress of requests.
+    """Receivers of the progress and the outcome of requests.
 
     Args:
-        progress: Tells clients.
-        traces: Makes spans and lines of the log; None: neither is wanted.
-        stamp: Returns as of which fact an answer is that leaves now; None: none says so.
-        is_follower: An answer has the revision of its request: facts come meanwhile.
+        progress: Sends progress to clients.
+        traces: Writes spans and log lines; None: neither is wanted.
+        stamp: Returns the last fact that an answer sent now reflects; None: answers do not say it.
+        is_follower: This is a standby: an answer has the revision at which its request was read.
     """
 
     progress: RequestProgress
@@ -89,11 +89,11 @@ class Replies:
         workloads: Says how far the workload of a lease is.
         tokens: Makes the tokens of leases.
         tasks: Runs what has to wait for its answer.
-        followers: Learn how far asks are.
+        followers: Receive the progress of asks.
 
     Attributes:
-        fail: Takes a defect, which ends the process.
-        traces: One of the followers.
+        fail: Called with a defect, which ends the process.
+        traces: The traces of `followers`.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Replies:
         self._granted[session] = {}
 
     def drop_session(self, session: SessionId) -> None:
-        """Record that a session has ended: its answers have no reader."""
+        """Handle the end of a session: its answers have no reader any more."""
         for to in tuple(self._numbers.pop(session, ())):
             self._forget(to)
             if self.traces is not None:
@@ -135,14 +135,14 @@ class Replies:
         self._granted.pop(session, None)
 
     def leave(self, to: Address) -> None:
-        """Handle the loss of an HTTP caller that awaits an answer at this address."""
+        """Handle the disconnection of an HTTP caller that waits for an answer at this address."""
         self._calls.leave(to)
         self._forget(to)
         if self.traces is not None:
             self.traces.forget(to)
 
     def expect(self, to: Address, context: ReplyContext) -> None:
-        """Store the context of the answer that an address awaits, before the answer comes."""
+        """Store the context of an awaited answer, by its address, before the answer comes."""
         self._open[to] = context
         if self._is_follower and self._stamp is not None:
             self._stamps[to] = self._stamp()
@@ -155,7 +155,7 @@ class Replies:
         self._numbers.get(to.session, set()).add(to)
 
     def named(self, to: Address, name: str) -> RequestId:
-        """Return the request with a name: the server's id, or the `id` of the client's message."""
+        """Return the id of a request, given that id or the `id` of the client's message."""
         for other in self._numbers.get(to.session, ()):
             context = self._open[other]
             own = context.message_id
@@ -177,7 +177,7 @@ class Replies:
             self._open[to] = replace(context, admitted_at=0.0)
 
     def answer(self, to: Address, answer: Response) -> None:
-        """Send an answer to an address, unless its listener is gone."""
+        """Send an answer to an address; drop it if its reader is gone."""
         context = self._open.get(to)
         if context is None:
             return
@@ -207,7 +207,7 @@ class Replies:
         self.send(to, reply)
 
     def resumed(self, to: Address, find: Callable[[RequestId], Lease | None]) -> JsonObject:
-        """Return the state of a session that is resumed."""
+        """Return the state of a session, for the client that resumes it."""
         requests = [self._open[each] for each in self._numbers[to.session]]
         positions = self._progress.positions(each.request for each in requests if each.request)
         return {
@@ -240,7 +240,7 @@ class Replies:
         return lease_answer(lease, self._workloads.report(lease), token=self._tokens.of(lease))
 
     def answer_later(self, to: Address, work: Awaitable[Response]) -> None:
-        """Answer with the result of `work`, or with the `ServiceError` that it raises."""
+        """Answer later, with the result of `work` or the `ServiceError` that it raises."""
         self._tasks.spawn(self._answer_later(to, work))
 
     def send(self, to: Address, reply: bytes) -> None:
@@ -253,30 +253,30 @@ class Replies:
             self._gateway.tell(to, reply)
 
     def send_later(self, to: Address, work: Awaitable[bytes]) -> None:
-        """Send the finished reply that this returns."""
+        """Send the finished reply that `work` returns."""
         self._tasks.spawn(self._send_later(to, work))
 
     def remote(self, to: Address) -> str:
-        """Return the address of the client that awaits an answer; "" if unknown."""
+        """Return the network address of the client that waits at an address; "" if unknown."""
         return self.origin(to)[1]
 
     def origin(self, to: Address) -> tuple[Caller | None, str]:
-        """Return the caller who awaits an answer, and the address."""
+        """Return the caller who waits at an address, and the caller's network address."""
         if HttpCalls.has(to):
             return self._calls.origin(to)
         return self._gateway.origin(to.session)
 
     def asker(self, request: RequestId) -> Address | None:
-        """Return the address where the answer to a request is awaited."""
+        """Return the address that waits for the answer to a request."""
         return self._askers.get(request)
 
     def drain(self, answer: Response) -> None:
-        """Send one answer to all HTTP calls that still wait, in the queue or for a policy."""
+        """Send the same answer to all HTTP calls that still wait."""
         for to in self._calls.waiting():
             self.answer(to, answer)
 
     def _token(self, context: ReplyContext, lease: Lease) -> str:
-        """Return the token of a lease: as it was made for this ask, or made again."""
+        """Return the token of a lease: the stored one of this ask, or one derived again."""
         return context.token if lease.id == context.request else self._tokens.of(lease)
 
     async def _answer_later(self, to: Address, work: Awaitable[Response]) -> None:

@@ -1,4 +1,4 @@
-"""Sends each message of both front doors to the part that handles its kind."""
+"""Routes each message from both ports to the part that handles its kind."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ from moorage.protocol.messages import AllocationRequest, BlockRequest
 from moorage.records.rights import Caller, Right
 
 PAUSE_SECONDS_MAX: Final = 1.0
-"""How long a session is not read on after a request that came too fast."""
+"""Most seconds for which a session is not read after requests that exceeded its rate."""
 
 
 class Router:
-    """See `gateway.deliver.Deliver`; `POST /allocate` comes here, too.
+    """Routes messages, see `gateway.deliver.Deliver`; `POST /allocate` uses it, too.
 
     Args:
         admission: Takes requests for a placement.
-        operations: Does what operations say.
+        operations: Carries out operations.
         blocks: Finds places for blocks.
-        replies: Where all of them answer.
-        audit: Learns what a caller had no right to do.
-        rates: Refuses what a tenant sends too fast, or has burnt too much for.
+        replies: Send all answers.
+        audit: Records requests that were refused for lack of a right.
+        rates: Refuses a tenant's requests beyond its rate of messages or processor time.
     """
 
     def __init__(
@@ -52,24 +52,24 @@ class Router:
         self.fail = replies.fail
 
     def open_session(self, session: SessionId, caller: Caller) -> None:
-        """Note that a session exists."""
+        """Record that a session has begun."""
         del caller  # Every request brings it along.
         self._replies.open_session(session)
 
     def drop_session(self, session: SessionId, caller: Caller) -> None:
-        """Note that a session is over."""
+        """Record that a session has ended."""
         self._replies.drop_session(session)
         self._operations.drop_session(session, caller.tenant)
 
     def leave(self, to: Address, caller: Caller) -> None:
-        """Note that a caller over HTTP has left; see `SessionLost`."""
+        """Handle the disconnection of an HTTP caller; see `SessionLost`."""
         self._replies.leave(to)
         self._operations.leave(to, caller.tenant)
 
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> Taking:
-        """Take a request; it is answered at `to`, now or later."""
+        """Handle a request; the answer goes to `to`, now or later."""
         if (no := refusal(caller, message)) is not None:
             what = str(message.__struct_config__.tag or "allocate")
             self._audit.note_refusal(caller, self._replies.remote(to), what, no.reason)
@@ -94,6 +94,6 @@ class Router:
         return None
 
     async def _note_answer(self, answer: bytes) -> bytes:
-        """Return an answer once its entry of the audit log is written."""
+        """Return an answer once the audit log has its entry."""
         await self._audit.flush()
         return answer

@@ -1,4 +1,4 @@
-"""The daemon's additions to the catalog for HTTP endpoints and policies' injected clients.
+"""The daemon's services for HTTP endpoints and for the injected clients of policies.
 
 Siblings do not meet; they meet here. What HTTP reads and writes as it is, `daemon` hands through.
 """
@@ -51,11 +51,11 @@ _OVER_HTTP: Final = {
     "remove_quota": "DELETE /quotas/TENANT",
     "set_quota": "PUT /quotas/TENANT",
 }
-"""Operations that have a path of their own."""
+"""Operations that have an HTTP path of their own."""
 
 
 async def open_catalog(config: Config, records: RecordStore, *, follows: bool = False) -> Catalog:
-    """Open the embedded catalog, or the one that mirrors the services that `config` names."""
+    """Open the embedded catalog, or the catalog that mirrors the services named in `config`."""
     root = config.policy_code_root
     hosts = frozenset(config.policy_code_hosts) or None
     external = External(
@@ -90,7 +90,7 @@ def prometheus_source(config: Config) -> PrometheusSource:
 
 
 class CatalogReader:
-    """The reader behind a policy's injected clients. Answers come from the catalog in this process.
+    """Answers the injected clients of policies from the catalog in this process.
 
     Args:
         catalog: Read; None: it is set before any policy runs.
@@ -103,7 +103,7 @@ class CatalogReader:
     async def call(
         self, client: str, method: contract.Method, arguments: tuple[JsonValue, ...]
     ) -> JsonValue:
-        """Answer an injected client; see `sandbox.host.contract.HostServices`."""
+        """Answer a call of an injected client; see `sandbox.host.contract.HostServices`."""
         del client  # Each method belongs to one.
         catalog, (argument,) = self.catalog, arguments
         try:
@@ -128,7 +128,7 @@ class CatalogReader:
     def at_hand(
         self, client: str, method: contract.Method, ids: Sequence[str]
     ) -> Mapping[str, bytes]:
-        """Return the result of `call` if the catalog has it in memory."""
+        """Return the result of `call` if the catalog has all of it in memory."""
         del client
         match method:
             case "read_cluster":
@@ -155,7 +155,7 @@ class SearchServices:
     async def search(
         self, action: SearchAction, body: JsonDocument, tenant: Tenant
     ) -> tuple[list[JsonDocument], list[str]]:
-        """Answer from the documents in this process."""
+        """Answer a search from the documents in this process."""
         found = await self._finder.find(action, body, tenant, Allowance())
         return found.documents(), found.warnings
 
@@ -166,7 +166,7 @@ class PolicyServices:
     Args:
         catalog: Has them.
         sandbox: Checks a policy before it is registered.
-        publishing: Knows what aliases need.
+        publishing: Knows which versions aliases need.
         management: Runs `management` of policies.
         rates: Refuses policies that a tenant publishes too fast.
     """
@@ -187,24 +187,24 @@ class PolicyServices:
         self.logs = management.logs
 
     async def publish(self, document: JsonDocument, who: str) -> tuple[str, Sequence[str]]:
-        """Register a policy: read on paper, loaded and rehearsed in a cell, then stored."""
+        """Check a policy's document, load it and run its examples in a cell, then store it."""
         self._rates.take_upload(Tenant(who))
         prepared = await vet(self._catalog, self._sandbox, document, who)
         record = await self._catalog.policies.register(prepared, who)
         return record.ref.uri, prepared.warnings
 
     async def update(self, uri: str, change: JsonDocument, who: str) -> JsonDocument:
-        """Change the description of a version; examples that come along must pass."""
+        """Update the description of a version; examples in the update must pass."""
         await vet_change(self._catalog, self._sandbox, uri, change, who)
         return await self._catalog.policies.update(uri, change, who)
 
 
 class AllocationServices:
-    """`POST /allocate`, the HTTP twin of an ad-hoc request, and those of operations.
+    """`POST /allocate`, the HTTP form of an ad-hoc request, and the HTTP forms of operations.
 
     Args:
-        router: Where the request goes.
-        calls: Addresses for it.
+        router: Handles the request.
+        calls: Has the addresses of HTTP calls.
         websocket: Returns the address of the WebSocket.
     """
 
@@ -217,7 +217,7 @@ class AllocationServices:
     async def allocate(
         self, body: bytes, caller: Caller, remote: str, traceparent: str
     ) -> tuple[int, bytes]:
-        """Return the status and the JSON of the answer."""
+        """Handle `POST /allocate`; return the status and the JSON of the answer."""
         try:
             if len(body) > LARGE_BYTES:
                 async with self._turns.turn(caller.tenant):
@@ -237,7 +237,7 @@ class AllocationServices:
         return message, wire.ignored_fields(body, message)
 
     def _refuse_operation(self, body: bytes) -> None:
-        """Refuse a message of the socket, and say where it belongs."""
+        """Refuse an operation in the body, and name its own path."""
         if not (name := wire.operation_of(body)):
             return
         expected = f"no `op`; operations go over the WebSocket, {self._websocket()}"
@@ -284,7 +284,7 @@ def _unread(error: BadMessage) -> bytes:
 
 
 async def settle(router: Router, calls: HttpCalls) -> None:
-    """Wait until all that the core has decided so far is durable and answered."""
+    """Wait until all present decisions of the core are durable and answered."""
     to, future = calls.open(LOCAL)
     router.request(to, LOCAL, wire.Status(request="settled"))
     await future

@@ -39,16 +39,16 @@ from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
 
 SECONDS_MAX: Final = 30.0
-"""How long one may take; then it is refused with `policy_timeout`."""
+"""Seconds that a what-if may take; then it is refused as `policy_timeout`."""
 AT_ONCE_MAX: Final = 2
-"""What-ifs at one time, one of a tenant; the next one is answered `busy`."""
+"""What-ifs at one time, and one per tenant; the next one is refused as `busy`."""
 JOB_BYTES_MAX: Final = 128 << 20
-"""The state, and what policies read of clusters; beyond it, `too_large`."""
+"""Bytes of the state and of what policies read of clusters; beyond it, `too_large`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIfBounds:
-    """The bounds of what-ifs, and the rights to see their parts."""
+    """The limits and the isolation of what-ifs."""
 
     mode: Mode
     limits: Limits
@@ -62,8 +62,8 @@ class WhatIfs:
         catalog: Knows policies and clusters.
         publishing: Chooses the version that an alias means.
         asks: Makes the ask of a request.
-        state: As it is at any moment; read only.
-        bounds: How they are decided.
+        state: The live state; read only.
+        bounds: Limits and isolation of the decisions.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class WhatIfs:
         """Return the consequences of a change.
 
         Raises:
-            ServiceError: It cannot be read, or decided in time.
+            ServiceError: The change cannot be read, or not be decided in time.
         """
         if message.request is msgspec.UNSET and not message.change:
             reason = "Missing required fields: request or change"
@@ -122,7 +122,7 @@ class WhatIfs:
         return Information({**found, "warnings": warnings})
 
     def _refusal(self, change: Change) -> Refusal | None:
-        """Return why a change is refused, such as an unknown place, or None."""
+        """Return why a change is refused, such as an unknown place; None if it is accepted."""
         for number, added in enumerate(change.add_nodes):
             at = f"change.add_nodes[{number}]"
             if bool(added.like) == bool(added.node):
@@ -199,7 +199,7 @@ class WhatIfs:
     async def _pack(
         self, change: Change, swaps: dict[str, PolicyRef], ask: Ask | None, caller: Caller
     ) -> bytes:
-        """Return the job; the state is copied before anything else has its turn."""
+        """Return the packed job; the state is copied before any other task runs."""
         at = time.time()
         condensed, documents = (
             condense(self._state),
@@ -230,7 +230,7 @@ class WhatIfs:
 
 
 def _read(condensed: Iterable[Fact]) -> tuple[list[Fact], set[str]]:
-    """Return the facts but those of leases that are over, and the policies they may consult."""
+    """Return the facts without those of ended leases, and the policies that they may consult."""
     facts, uris = list[Fact](), set[str]()
     for fact in condensed:
         match fact:

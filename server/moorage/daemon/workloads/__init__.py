@@ -1,1 +1,1 @@
-"""Orders to the backends for leases, and calls of their owners."""
+"""Orders backends to run the workloads of leases, and serves the owners' calls to workloads."""

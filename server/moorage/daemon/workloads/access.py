@@ -1,4 +1,4 @@
-"""Looks into the workloads of leases for their owners: output, files, and commands inside."""
+"""Serves the owners of leases: output and files of workloads, and commands run inside."""
 
 import asyncio
 import base64
@@ -30,24 +30,24 @@ from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.records.json_values import JsonObject
 
 NOT_RUN: Final = (126, 127)
-"""Exit codes, as shells have them, of a program that cannot be run or is not there."""
+"""Exit codes, as in shells, of a program that is not executable or does not exist."""
 EXECUTIONS_MAX: Final = 8
-"""Commands beside one workload at a time; further ones are refused as busy."""
+"""Commands at a time inside one workload; one more is refused as `busy`."""
 EXECUTIONS_OF_TENANT_MAX: Final = 48
-"""The same for all workloads that one tenant enters."""
+"""Commands at a time inside all workloads that one tenant enters."""
 EXECUTIONS_ALL_MAX: Final = 64
-"""The same for all workloads together. Each costs some descriptors and a process."""
+"""Commands at a time inside all workloads. Each costs some descriptors and a process."""
 FILE_READS_MAX: Final = 3
-"""Looks into the folders of runs at one time, one less of one tenant; others wait for their turn.
-Each takes a thread, of which starts and stops of workloads need some, too."""
+"""Reads of files of runs at one time, one less per tenant; others wait for their turn. Each takes a
+thread, and starts and stops of workloads need threads, too."""
 
 
 class WorkloadAccess:
     """Answers `logs`, `exec` and `files`.
 
     Args:
-        backends: Who runs what.
-        lease: Finds a lease that holds, or one of the last that ended.
+        backends: The backends by name.
+        lease: Finds a lease, also one of the last that ended.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class WorkloadAccess:
         self.drop_session = self._readers.drop_session
 
     def stop_seconds(self, lease: Lease) -> float | None:
-        """Return the most that the workload of a lease has to end; None: that is not known."""
+        """Return the longest time that the workload of a lease may take to stop; None: unknown."""
         return self._backends.stop_seconds(lease)
 
     async def answer(
@@ -72,8 +72,8 @@ class WorkloadAccess:
 
         Args:
             message: The operation; without a token, the lease must be of the tenant.
-            tenant: Who asks.
-            session: Over which session; once it is over, nothing is waited for.
+            tenant: The caller's tenant.
+            session: The session of the message; once it ends, waits end, too.
         """
         lease = self._find_owned(message, tenant)
         if isinstance(lease, Refusal):
@@ -120,7 +120,7 @@ class WorkloadAccess:
 
     @contextlib.contextmanager
     def _count_command(self, lease: Lease, tenant: Tenant) -> Iterator[None]:
-        """Count a command beside a workload while it runs."""
+        """Count a command inside a workload while it runs."""
         self._executing[lease.workload] += 1
         self._executing_of[tenant] += 1
         try:
@@ -134,7 +134,7 @@ class WorkloadAccess:
     def _busy(
         self, lease: Lease, message: wire.Logs | wire.Exec | wire.Files, tenant: Tenant
     ) -> Refusal | None:
-        """Refuse a message that would exceed the caller's share of this server."""
+        """Return the refusal of a message beyond the limits of this server, or None."""
         reason = ""
         if not descriptors.spare():
             reason = "This server has hardly a file descriptor left"
@@ -151,7 +151,7 @@ class WorkloadAccess:
     def _find_owned(
         self, message: wire.Logs | wire.Exec | wire.Files, tenant: Tenant
     ) -> Lease | Refusal:
-        """Return the lease, or why the caller may not look into its workload."""
+        """Return the lease, or the refusal of a caller that may not look into its workload."""
         lease = self._lease(RequestId(message.lease))
         if lease is None or (message.token is None and lease.tenant != tenant):
             return refusals.unknown_lease(RequestId(message.lease))
@@ -180,7 +180,7 @@ class WorkloadAccess:
     async def _logs(
         self, backend: Backend, lease: Lease, message: wire.Logs
     ) -> Information | Refusal:
-        """Read output of one start. Where that is read to its end, the next one is named.
+        """Read output of one start. If it is read to its end, the reply names the next start.
 
         Output of a start comes under its own number or not at all: a reader that goes on from
         the attempt and the offset of the reply before loses nothing, however fast starts follow.
@@ -215,7 +215,7 @@ class WorkloadAccess:
             await self._readers.grown(attempt, seen, look, give_up_at)
 
     async def _log(self, backend: Backend, lease: Lease, attempt: int, offset: int) -> Log:
-        """Read output; nothing if the start has been ordered but has not begun."""
+        """Read output; return nothing if the start was ordered but has not begun."""
         name, start = self._backends.start_of(lease, attempt)
         try:
             return await backend.logs(name, offset, start)
@@ -251,7 +251,7 @@ class WorkloadAccess:
 
 
 def _part(log: Log, attempt: int, message: wire.Logs) -> JsonObject:
-    """Return a piece of output for the wire, and the offset to go on from."""
+    """Return a piece of output for the reply, and the offset to continue from."""
     if message.encoding == "base64":
         written = {"base64": base64.b64encode(log.data).decode()}
     else:
@@ -261,7 +261,7 @@ def _part(log: Log, attempt: int, message: wire.Logs) -> JsonObject:
 
 
 def _code(lease: Lease, log: Log) -> int | None:
-    """Return the exit code of the last start; not every backend sends it with its output."""
+    """Return the exit code of the last start; not every backend stores it beside the output."""
     outcome = lease.outcome
     if outcome is None or outcome.attempt != lease.attempt:
         return log.exit_code
@@ -270,7 +270,7 @@ def _code(lease: Lease, log: Log) -> int | None:
 
 
 def _missing_output(lease: Lease, attempt: int, error: UnknownWorkloadError) -> Refusal:
-    """Refuse: this start has no stored output; name those that have."""
+    """Refuse a read of a start without stored output; name the starts that have some."""
     attempts = error.attempts if isinstance(error, UnknownAttemptError) else ()
     others = sorted({*attempts, lease.attempt} - {attempt})
     reason = f"Of start {attempt} of lease {lease.id} no output is stored"

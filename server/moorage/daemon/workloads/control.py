@@ -1,4 +1,4 @@
-"""Carries out `Start`, `Stop` and `Keep` at the backends, and posts their reports.
+"""Carries out `Start`, `Stop` and `KeepWarm` at the backends, and posts their reports.
 
 Engines know a workload by its name: that of the lease it was started for, also after another lease
 has taken it over.
@@ -45,28 +45,27 @@ from moorage.daemon.tasks import Tasks
 from moorage.model import Code, Lease, Provision, RequestId
 
 RETRY_SECONDS: Final = (0.5, 2.0, 10.0, 60.0)
-"""Pauses before a stop that failed is tried again; the last one repeats. Until it succeeds the
-lease keeps what it holds, because the workload may still be using it."""
+"""Seconds before each retry of a failed stop; the last value repeats. Until the stop succeeds, the
+lease keeps its capacity, since the workload may still use it."""
 DISCOVER_SECONDS_MAX: Final = 5.0
-"""How long the start of the daemon waits for a backend to say what runs; then that comes later."""
+"""Seconds that the daemon's start waits for a backend's list of workloads, which may come later."""
 TAIL_CHARS_MAX: Final = 4_000
-"""Of a failed workload's last lines, which are stored with its lease."""
+"""Characters of a failed workload's last lines that are stored with its lease."""
 TAIL_SECONDS_MAX: Final = 5.0
-"""How long a backend may take to say what a workload wrote that did not start."""
+"""Seconds that a backend may take to return the output of a workload that did not start."""
 
 STOP_SECONDS_MAX: Final = 120.0
-"""Between SIGTERM and SIGKILL, where the operator does not say otherwise."""
+"""Seconds between SIGTERM and SIGKILL, unless the operator sets another value."""
 PREEMPTED_STOP_SECONDS: Final = 10.0
-"""The same where a lease gives way without a notice."""
+"""Seconds between SIGTERM and SIGKILL of a lease that is preempted without notice."""
 
 INHERITED_MAX: Final = 1_000
-"""Starts that took a workload over whose output is found later; each other one has its own."""
+"""Starts remembered that took over a workload, whose output has another start's number."""
 KEEP_SECONDS_MAX: Final = 30.0
-"""How long a workload may take to be made fit for its next user; then it is stopped."""
+"""Seconds that resetting a workload for its next user may take; then it is stopped."""
 CLOSE_SECONDS_MAX: Final = 2.0
-"""How long orders under way may take to be given up when the daemon stops, and then how long
-backends may take to let go. What is cut short is found again by the next start, as after a
-crash."""
+"""Seconds that a stop of the daemon waits for orders to be cancelled, and then for backends to
+close. The next start finds what was cut short, as after a crash."""
 
 _UNSERVED: Final = {
     "max_global_num": "only the library counts its resources; a daemon's are limited by its fleet",
@@ -74,9 +73,9 @@ _UNSERVED: Final = {
     "extra": "no backend of this server understands more than the other fields",
     "ray_actor_options": "only actors of the backend ray have them",
 }
-"""Fields of specs that are for others than a daemon, and why they are refused."""
+"""Fields of specs that a daemon does not accept, with the reasons."""
 _HAVE_GPUS: Final = frozenset({"process", "service", "container", "pod", "job"})
-"""Categories that have their lease's GPUs; others order a machine."""
+"""Categories whose workloads use the GPUs of their lease; others use a whole machine."""
 
 log = structlog.get_logger("moored")
 
@@ -84,7 +83,7 @@ _Order = Callable[[Backend | None, Lease], Awaitable[None]]
 
 
 class OrderChains:
-    """Runs one order at a time for each workload, in the order they were given.
+    """Runs the orders of each workload one at a time, in the order in which they were given.
 
     An order waits for all that were given before it, not only for the last one: a cancelled order
     ends at once, also where those before it still run.
@@ -95,16 +94,16 @@ class OrderChains:
         self._chains: dict[str, dict[asyncio.Task[None], bool]] = {}
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a workload has an order that is not carried out."""
+        """Return whether a workload has an unfinished order."""
         return name in self._chains
 
     def add(self, name: str, work: Callable[[], Awaitable[None]], *, revocable: bool) -> None:
         """Queue an order behind all earlier ones of its workload.
 
         Args:
-            name: Of the workload.
-            work: Carries it out.
-            revocable: Whether `revoke` cancels it.
+            name: Name of the workload.
+            work: Carries the order out.
+            revocable: Whether `revoke` cancels the order.
         """
         chain = self._chains.setdefault(name, {})
         task = self._tasks.spawn(_run_after(tuple(chain), work))
@@ -112,7 +111,7 @@ class OrderChains:
         task.add_done_callback(partial(self._remove, name))
 
     def revoke(self, name: str) -> None:
-        """Cancel the orders of a workload that a stop makes pointless."""
+        """Cancel the orders of a workload that its stop makes useless."""
         for task, revocable in self._chains.get(name, {}).items():
             if revocable:
                 task.cancel()
@@ -140,7 +139,7 @@ async def _run_after(
 
 
 class WorkloadControl:
-    """Orders backends to start, stop and reset workloads, and notes their reports.
+    """Orders backends to start, stop and reset workloads, and posts their reports.
 
     A defect in the order of one workload ends its lease, with the reason, and nothing else.
 
@@ -148,10 +147,10 @@ class WorkloadControl:
         backends: By the name that `provision.backend` uses.
         post: Posts an event to the core.
         tasks: Run the orders.
-        progress: Told how far workloads are.
-        check: Called before each order to a backend; raises where this server does not lead any
-            more, which an order may have waited for.
-        stop_seconds_max: The most that any has between SIGTERM and SIGKILL.
+        progress: Called with the progress of workloads.
+        check: Called before each order to a backend; raises if this server no longer leads, as may
+            happen while an order waits.
+        stop_seconds_max: Longest time between SIGTERM and SIGKILL for any workload.
     """
 
     def __init__(
@@ -179,7 +178,7 @@ class WorkloadControl:
         self._sweeps: list[asyncio.Future[None]] = []
 
     async def open(self, workloads: Collection[str]) -> None:
-        """Open the backends, and stop all running workloads that are not in `workloads`."""
+        """Open the backends, and stop all running workloads whose names are not in `workloads`."""
         loop = asyncio.get_running_loop()
 
         def take_report(workload: WorkloadReport) -> None:  # In any thread.
@@ -218,14 +217,14 @@ class WorkloadControl:
                 return
 
     def resolve_provision(self, provision: Provision, nodes: int) -> Provision | Refusal:
-        """Return a provision with its spec in the one form that all equal specs have.
+        """Return a provision whose spec is in canonical form: equal specs become identical.
 
         Args:
-            provision: Of the request.
-            nodes: How many it shall run on.
+            provision: The provision of a request.
+            nodes: Number of nodes to run on.
 
         Returns:
-            Why it could never be started here, where that is so.
+            The provision; a refusal if it could never be started here.
         """
         backend = self._backends.get(provision.backend)
         if backend is None:
@@ -270,7 +269,7 @@ class WorkloadControl:
     def look(self, lease: Lease) -> None:
         """Report at once that a workload taken over is ready, if the backend knows it.
 
-        What becomes of it from now on is news of this lease; so its start has nothing left to do.
+        Later reports about the workload go to this lease, so its start has nothing left to do.
         """
         name, backend = lease.workload, self.backend(lease)
         workload = (
@@ -300,27 +299,27 @@ class WorkloadControl:
         self._order(lease, self._stop, revocable=False)
 
     def keep(self, lease: Lease) -> None:
-        """Reset the workload of a lease for its next user, or stop it."""
+        """Reset the workload of a lease for its next user; stop it if that fails."""
         self._order(lease, self._keep)
 
     def backend(self, lease: Lease) -> Backend | None:
-        """Return the backend of a lease's workload; None if the lease has no workload."""
+        """Return the backend of a lease's workload; None if it has no workload."""
         return self._backends.get(lease.provision.backend) if lease.provision else None
 
     def start_of(self, lease: Lease, attempt: int) -> tuple[str, int]:
-        """Return name and number by which the backend knows a start of a lease; 0 is the last."""
+        """Return the backend's name and number of a start of a lease; 0: of the last start."""
         name = self._inherited.get((lease.id, attempt))
         if name is None:
             name = lease.workload if attempt == lease.attempt else lease.id
         return name, attempt if name == lease.id else 0
 
     def report(self, lease: Lease) -> WorkloadReport | None:
-        """Return the last report of a starting or running workload; None without a report."""
+        """Return the last report of a workload that starts or runs; None if there was no report."""
         running = self._running.get(lease.workload)
         return self._seen.get(lease.workload) if running and running.id == lease.id else None
 
     async def close(self) -> None:
-        """Cancel orders under way. The next start gives them again."""
+        """Cancel orders under way; the next start of the daemon repeats them."""
         for sweep in self._sweeps:
             sweep.cancel()
         if under_way := [*self._orders.cancel(), *self._sweeps]:
@@ -334,7 +333,7 @@ class WorkloadControl:
         self._orders.add(lease.workload, work, revocable=revocable)
 
     async def _carry_out(self, order: _Order, lease: Lease) -> None:
-        """Carry out an order; a defect in it ends its lease, not the daemon."""
+        """Carry out an order; a defect in it ends the lease, not the daemon."""
         self._check()
         backend = self.backend(lease)
         try:
@@ -399,7 +398,7 @@ class WorkloadControl:
         self._post(WorkloadFailed(lease.id, lease.fencing, reason, code, _shorten(tail)))
 
     async def _tail(self, backend: Backend, lease: Lease) -> tuple[str, ...]:
-        """Return the last output lines of a workload that ended; () if they cannot be read."""
+        """Return the last output lines of an ended workload; () if they cannot be read."""
         name, start = self.start_of(lease, lease.attempt)
         with contextlib.suppress(BackendError, OSError):
             async with asyncio.timeout(TAIL_SECONDS_MAX):
@@ -408,7 +407,7 @@ class WorkloadControl:
         return ()
 
     def _forget(self, name: str) -> None:
-        """Forget a workload that is gone: later reports about it are outdated."""
+        """Forget a workload that has ended: later reports about it are outdated."""
         for by_name in (self._running, self._ends, self._seen, self._heirs):
             by_name.pop(name, None)
 
@@ -435,7 +434,7 @@ class WorkloadControl:
             self._post(WorkloadKept(lease.id, lease.fencing))
 
     def stop_seconds(self, lease: Lease) -> float | None:
-        """Return the most that the workload of a lease has to end; None: that is not known."""
+        """Return the longest time that the workload of a lease may take to stop; None: unknown."""
         backend = self.backend(lease)
         if backend is None or lease.provision is None:
             return None
@@ -445,7 +444,7 @@ class WorkloadControl:
         return None
 
     def _stop_seconds(self, lease: Lease) -> float:
-        """Return the most that a workload has to end; one that gives way has its notice again."""
+        """Return the longest time that a workload may take to stop; if preempted, its notice."""
         if lease.notice is None:
             return self._stop_seconds_max
         notice = lease.terms.notice_seconds or PREEMPTED_STOP_SECONDS
@@ -454,7 +453,7 @@ class WorkloadControl:
     async def _stopped(
         self, backend: Backend, name: str, stop_seconds_max: float | None = None
     ) -> None:
-        """Stop a workload, however long that takes: a defect here may leave it running, too."""
+        """Stop a workload, however long that takes: even after a defect, it may be running."""
         for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
             self._check()
             try:
@@ -480,7 +479,7 @@ class WorkloadControl:
             self._report_end(workload)
 
     def _report_end(self, workload: WorkloadReport) -> None:
-        """Report the end of a workload that ended by itself; then order its stop."""
+        """Report that a workload ended by itself, then order its stop."""
         self._ends[workload.id] = workload
         self._order(self._running[workload.id], self._tell_end)
 
@@ -509,9 +508,9 @@ async def _answers(backend: Backend, name: str) -> bool:
 
 
 async def _unfit(backend: Backend, lease: Lease) -> str:
-    """Reset and probe a workload; return why it cannot be reused, "" if it can.
+    """Reset and probe a workload; return why it cannot be reused, or "" if it can.
 
-    A warm one was reset when it became warm: after a restart it is only probed.
+    A workload that is warm already was reset before: after a restart it is only probed.
     """
     try:
         async with asyncio.timeout(KEEP_SECONDS_MAX):
@@ -527,7 +526,7 @@ async def _unfit(backend: Backend, lease: Lease) -> str:
 
 
 def _end(lease: Lease, workload: WorkloadReport) -> WorkloadEnded:
-    """Return the event for the core: a workload ended by itself."""
+    """Return the event that a workload ended by itself."""
     code, detail = workload.exit_code, workload.detail
     if workload.phase is Phase.SUCCEEDED:
         return WorkloadEnded(lease.id, lease.fencing, "succeeded", detail, code)
@@ -538,7 +537,7 @@ def _end(lease: Lease, workload: WorkloadReport) -> WorkloadEnded:
 
 
 def _shorten(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return as many of the last lines as the bound allows; of a longer one its end."""
+    """Return as many of the last lines as the limit allows; of a line that is too long, its end."""
     shown: list[str] = []
     left = TAIL_CHARS_MAX
     for line in reversed(lines):
@@ -550,7 +549,7 @@ def _shorten(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def _environment(lease: Lease) -> dict[str, str]:
-    """Return the variables of a workload about its lease. The token is not among them."""
+    """Return the environment variables that describe a workload's lease, without its token."""
     share = lease.placement[0]
     return {
         "MOORAGE_LEASE_ID": lease.id,

@@ -17,27 +17,27 @@ from moorage.model import ClusterId, Code, Demand, NodeId, Nodes
 from moorage.policy import NEVER, Fleet, Misfit
 
 AVOIDED_MAX: Final = 1024
-"""Nodes named one by one beside those; of larger clusters, policies see all."""
+"""Nodes to avoid that are listed; if a cluster has more, policies see all of its nodes."""
 NAMES_MAX: Final = 5
-"""Names of nodes or clusters in a refusal."""
+"""Names of nodes or clusters that a refusal lists."""
 _ACCOUNTS_ONLY: Final = "memory"
-"""The backend that starts nothing: it stands in for no other."""
+"""The backend that starts nothing, and therefore never replaces another one."""
 _Candidates = tuple[ClusterId, ...] | None
 
 
 def within_reach(
     fleet: Fleet, support: Support, candidates: _Candidates, demand: Demand | None
 ) -> tuple[_Candidates, Nodes] | None:
-    """Return the candidates that have such nodes, and their other nodes, to be left out.
+    """Return the candidates with usable nodes, and their unusable nodes, which are to be avoided.
 
     Args:
-        fleet: As it is now.
-        support: Says where the backend starts something.
-        candidates: Of the request; None for all.
-        demand: What such a node must have, when it is empty.
+        fleet: The present fleet.
+        support: Where the backend can start workloads.
+        candidates: The candidates of the request; None: all clusters.
+        demand: A usable node must fit this when empty.
 
     Returns:
-        None if no candidate has such a node.
+        None if no candidate has a usable node.
     """
     known = fleet.cluster_ids if candidates is None else candidates
     if not known:  # The core says so.
@@ -72,7 +72,7 @@ def within_reach(
 
 
 def _could_hold(fleet: Fleet, demand: Demand, rows: npt.NDArray[np.intp]) -> bool:
-    """Return whether one of some nodes could hold a demand, were it empty."""
+    """Return whether one of the nodes could fit a demand if it were empty."""
     misfits = fleet.misfits(demand, rows)
     return bool(((misfits == Misfit.FITS) | (misfits > NEVER)).any())
 
@@ -84,14 +84,14 @@ def out_of_reach(
     candidates: _Candidates,
     demand: Demand | None,
 ) -> Refusal:
-    """Return the refusal of a request whose backend starts nothing if it may go.
+    """Return the refusal of a request whose backend starts nothing on any candidate.
 
     Args:
-        fleet: As it is now.
-        backend: The one that it names.
+        fleet: The present fleet.
+        backend: The backend that the request names.
         supports: What each backend of this server can do, by name.
-        candidates: Of the request; None for all.
-        demand: What it needs of each node.
+        candidates: The candidates of the request; None: all clusters.
+        demand: The request's demand on each node.
     """
     support = supports[backend]
     names = sorted((support.nodes or support.clusters) - {NO_NODE})

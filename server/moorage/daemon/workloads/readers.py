@@ -1,4 +1,4 @@
-"""Readers that wait for output: one look serves all readers of the same start.
+"""Readers that wait for output: one poll serves all readers of the same start.
 
 `WorkloadAccess` is the only caller. Files and containers send no event when they grow, so they
 are polled, once for all readers.
@@ -15,23 +15,23 @@ from moorage.core.state.facts import Refusal
 from moorage.model import Code, Lease, SessionId, Tenant
 
 LOOK_SECONDS: Final = 0.1
-"""Between two looks for new output."""
+"""Seconds between two polls for new output."""
 READERS_MAX: Final = 64
-"""Readers that wait for output of one lease; further ones are refused as busy."""
+"""Readers that may wait for output of one lease; one more is refused as `busy`."""
 READERS_OF_TENANT_MAX: Final = 256
-"""The same for all leases of a tenant."""
+"""Readers of one tenant that may wait for output."""
 READERS_ALL_MAX: Final = 2_048
-"""The same for all tenants."""
+"""Readers of all tenants that may wait for output."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """The state of an output at one look. Readers wake where the next one differs.
+    """The state of an output at one poll. Readers wake when the next poll differs.
 
     Args:
-        end: Up to which byte there is output.
-        over: Nothing more will be written.
-        lease: The lease as it was then.
+        end: Number of bytes of output.
+        over: The output is complete.
+        lease: The lease at that time.
     """
 
     end: int
@@ -64,7 +64,7 @@ class _Watch:
 
 
 class Readers:
-    """Counts readers against their bounds, and wakes them when their output grows."""
+    """Limits the number of readers, and wakes them when their output grows."""
 
     def __init__(self) -> None:
         self._of_lease: Counter[str] = Counter()
@@ -73,7 +73,7 @@ class Readers:
         self._of_session: dict[SessionId, set[asyncio.Task[object]]] = {}
 
     def refusal(self, lease: Lease, tenant: Tenant) -> Refusal | None:
-        """Return why one more reader may not wait; None: the reader may wait."""
+        """Return why one more reader may not wait, or None."""
         if self._of_lease[lease.id] >= READERS_MAX:
             reason = f"{READERS_MAX} readers wait for output of lease {lease.id} already"
         elif self._of_tenant[tenant] >= READERS_OF_TENANT_MAX:
@@ -89,7 +89,7 @@ class Readers:
     async def reading(
         self, lease: Lease, tenant: Tenant, session: SessionId
     ) -> AsyncIterator[None]:
-        """Count this task as a reader; it is cancelled when its session is over."""
+        """Count this task as a reader; cancel it when its session ends."""
         task = asyncio.current_task()
         assert task is not None
         self._of_lease[lease.id] += 1
@@ -108,20 +108,20 @@ class Readers:
                 del self._of_session[session]
 
     def drop_session(self, session: SessionId) -> None:
-        """End the waits of a session that is over."""
+        """Cancel the readers of a session that has ended."""
         for task in self._of_session.get(session, ()):
             task.cancel()
 
     async def grown(
         self, start: int, seen: LogView, look: Callable[[LogView], Awaitable[LogView]], until: float
     ) -> None:
-        """Return when there may be more than was seen, or at a time of the loop's clock.
+        """Wait until there may be more output than `seen`, or until a time.
 
         Args:
-            start: Which start of the workload it is about.
+            start: The number of the workload's start.
             seen: What the reader has seen.
-            look: Looks again, from the end of the last look on.
-            until: When to return at the latest.
+            look: Polls again, from the end of the last poll on.
+            until: When to return at the latest, by the loop's clock.
         """
         key = (seen.lease.id, start)
         watch = self._watches.setdefault(key, _Watch(seen))

@@ -19,10 +19,10 @@ from moorage.slices.tasks import reporting
 from moorage.slices.waiting import Deadline
 
 CALLS_MAX: Final = 100
-"""How many calls of a host may wait at once."""
+"""Calls of a host that may wait at a time."""
 _CANCEL_SECONDS: Final = 1.0
 MEMORY_BYTES: Final = 20e9
-"""What a task takes where its host is not part of a slice's placement group."""
+"""Memory of a task whose host is not in a slice's placement group."""
 
 logger: Final = logging.getLogger("ray")
 
@@ -41,11 +41,11 @@ class DeviceHost:
     """A host of a slice; `DeviceHostActor` is the actor.
 
     Args:
-        host_id: Its place in the slice, counted from 0.
+        host_id: Index of the host in the slice, from 0.
         slice_name: The slice.
         num_devices: TPU chips or GPUs that its tasks get.
         placement: What the slice reserved here; without, tasks take `TPU` of the node.
-        settings: Bounds of its waits; without, the environment has them.
+        settings: Time limits; None: from the environment.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DeviceHost:
         return not self._failed and not await self.is_being_preempted()
 
     async def is_being_preempted(self) -> bool:
-        """Return whether the cloud or Ray reclaims this host; False after a second of silence."""
+        """Return whether the cloud or Ray reclaims this host; False if unknown after a second."""
         if self._metadata is None or self._metadata.done():
             self._metadata = asyncio.create_task(asyncio.to_thread(self._is_reclaimed))
         done, _ = await asyncio.wait([self._metadata], timeout=2 * METADATA_SECONDS_MAX)

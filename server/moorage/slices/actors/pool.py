@@ -17,7 +17,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
     Actors answer `get_info()`, `healthy()` and `shutdown()`.
 
     Args:
-        settings: Bounds of its waits; without, the environment has them.
+        settings: Time limits; None: from the environment.
     """
 
     def __init__(self, settings: SliceSettings | None = None) -> None:
@@ -43,11 +43,11 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         return list(self._actor_pool)
 
     def get_actor_pool_name(self) -> str:
-        """Return the name of this pool in messages."""
+        """Return this pool's name for messages."""
         return type(self).__name__
 
     def get_actor_name_from_actor_info(self, actor_info: ActorInfoT) -> str:
-        """Return the name of an actor in messages."""
+        """Return an actor's name for messages."""
         return str(actor_info)
 
     def drain_actor_pool(self) -> None:
@@ -64,7 +64,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
             self._remove_members_from_actor_pool(desired_num_actors)
 
     def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[ActorInfoT]]:
-        """Kill and return the members that do not report that they are healthy."""
+        """Kill and return the members that do not report to be healthy."""
         checks = [member.actor.healthy.remote() for member in self._actor_pool]
         answers = outcomes(checks, self._settings.health_check_seconds_max)
         unhealthy = []
@@ -101,7 +101,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         self._dismiss(surplus)
 
     def _dismiss(self, members: list[ActorPoolMember[ActorInfoT]]) -> None:
-        """Shut down actors within `drain_seconds_max` in total, and kill them."""
+        """Shut down actors, within `drain_seconds_max` in total, then kill them."""
         answers = [member.actor.shutdown.remote() for member in members]
         outcomes(answers, self._settings.drain_seconds_max)
         for member in members:

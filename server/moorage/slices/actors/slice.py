@@ -22,7 +22,7 @@ from moorage.slices.shapes import CHIPS_ASSUMED, GpuSlices, Shape, TpuSlices
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 CALLS_MAX: Final = 16
-"""How many calls of a slice may run at once: it says how it is while it waits for hosts."""
+"""Calls of a slice that may run at a time: it answers health checks while it waits for hosts."""
 WORKER_LABEL: Final = "ray.io/tpu-worker-id"
 _LOOKUP_SECONDS_MAX: Final = 20.0
 _PAUSE_SECONDS: Final = 0.5
@@ -34,9 +34,9 @@ class Slice(ResourcePoolManager[HostInfo]):
     """A slice and its hosts; `SliceActor` is the actor, and runs on the first host.
 
     Args:
-        shape: What the slice is made of; without, a TPU slice.
+        shape: The shape of the slice; None: a TPU slice.
         group: The placement group that it runs in; for GPUs it has all hosts.
-        settings: Bounds of its waits; without, the environment has them.
+        settings: Time limits; None: from the environment.
         environment: Variables that tasks get, unless their caller says otherwise.
     """
 
@@ -109,11 +109,11 @@ class Slice(ResourcePoolManager[HostInfo]):
         return self._info
 
     def get_actor_pool_name(self) -> str:
-        """Return the name of this pool in messages."""
+        """Return this pool's name for messages."""
         return f"SliceActor({self._info.slice_name if self._info else 'uninitialized'})"
 
     def get_actor_name_from_actor_info(self, actor_info: HostInfo) -> str:
-        """Return the name of a host in messages."""
+        """Return a host's name for messages."""
         return f"{actor_info.slice_name}-host-{actor_info.host_id}"
 
     def prepare_hosts(self, seconds: float | None = None) -> SliceInfo:
@@ -159,7 +159,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         f_args: tuple[RayValue, ...] = (),
         f_kwargs: Mapping[str, RayValue] | None = None,
     ) -> list[RayValue]:
-        """Run a function on each host, and return a reference for each, in their order."""
+        """Run a function on each host, and return a reference per host, in order of the hosts."""
         return [
             host.run_remote_fn.remote(
                 remote_fn, f_args=f_args, f_kwargs=f_kwargs, runtime_env=runtime_env, env=env
@@ -223,7 +223,7 @@ class Slice(ResourcePoolManager[HostInfo]):
                 )
 
     def _find(self) -> SliceInfo:
-        """Return the info of the slice before its hosts are reserved."""
+        """Return the info of the slice, before its hosts are reserved."""
         here = alive_nodes()[ray.get_runtime_context().get_node_id()]
         if isinstance(self._shape, GpuSlices):
             name = here.labels.get(self._shape.label, "") or f"gpu-{here.node_id[:8]}"
@@ -248,7 +248,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         return SliceInfo(name, hosts, here.ip, chips)
 
     def _reserve(self, info: SliceInfo, seconds: float) -> tuple[RayValue, dict[str, float]]:
-        """Return the placement group of all hosts, and the resources of a task on each."""
+        """Return the placement group of all hosts, and the resources of one task per host."""
         if isinstance(self._shape, GpuSlices):
             return self._group, {"GPU": self._shape.gpus_per_host, **self._shape.host_resources}
         resources = dict(self._shape.host_resources)
@@ -267,7 +267,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         return group, resources
 
     def _learn_hosts(self, info: SliceInfo, group: RayValue, resources: dict[str, float]) -> None:
-        """Note the hosts of a placement group: by the worker's number, then the first host."""
+        """Store the hosts of a placement group: by the worker's number, the first host first."""
         nodes = alive_nodes()
         placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
         first = ray.get_runtime_context().get_node_id()

@@ -1,4 +1,4 @@
-"""Running jobs: once or until they succeed, on one slice or on many."""
+"""Runs jobs: once or until they succeed, on one slice or on several."""
 
 import functools
 import logging
@@ -33,10 +33,10 @@ from moorage.slices.waiting import outcomes
 PREEMPTIONS_MAX: Final = 1_000_000
 FAILURES_MAX: Final = 10
 CRASHES_MAX: Final = 2
-"""How often in a row the process of a task may die at once, while all nodes live, and count as
-preempted: a cloud that takes a machine back may end processes first. After that the job failed."""
+"""Times in a row that a task's process may die at once and count as preempted while all nodes live:
+a cloud that takes a machine back may end processes first. After that, the job has failed."""
 CRASH_SECONDS: Final = 60.0
-"""What dies within this has died at once."""
+"""Seconds within which a process that dies has died at once."""
 
 logger: Final = logging.getLogger("ray")
 
@@ -239,7 +239,7 @@ def _decorator(
 def _run_tasks(
     call: SliceCall, config: CpuAcceleratorConfig | GpuAcceleratorConfig, settings: SliceSettings
 ) -> JobStatus:
-    """Run `worker_count` tasks at the same time; if not all of them fit, start none."""
+    """Run `worker_count` tasks at the same time; start none if they do not all fit."""
     info = JobInfo(config.runtime_name, "running", config.resource_name)
     bundle = config.resources()
     group = ray.util.placement_group([bundle] * config.worker_count, strategy="PACK")

@@ -10,7 +10,7 @@ from moorage.slices.ray_values import RayValue
 
 _MODEL: Final = "accelerator_type:"
 _MODEL_AMOUNT: Final = 0.001
-"""What Ray counts for a node that has to have a model."""
+"""Amount of the model's resource that a task requests, to get a node of that model."""
 
 
 def available_cpu_cores() -> int:

@@ -1,4 +1,4 @@
-"""A job on all hosts of slices: run once, repeatedly, or as calls on slices that stay."""
+"""A job on all hosts of slices: run once, repeatedly, or as calls on slices that stay allocated."""
 
 import os
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class SliceJob:
         self.pool = SlicePoolManager(shape=config.slices(), settings=settings)
 
     def once(self, call: SliceCall, *, flatten: bool) -> JobStatus:
-        """Run the job, and give all slices back."""
+        """Run the job once, and release all slices."""
         try:
             return self.attempt(call, flatten=flatten)
         finally:
@@ -91,7 +91,7 @@ class SliceJob:
         return self._start(call)
 
     def collect(self, calls: list[list[HostCall]], *, flatten: bool) -> list[RayValue]:
-        """Return the results; when one fails, the others are cancelled.
+        """Return the results; if a task fails, cancel the others.
 
         Raises:
             HostTaskError: The first failure, with its slice and host.
@@ -110,7 +110,7 @@ class SliceJob:
         )
 
     def _scale(self) -> None:
-        """Scale to the job's slices; use the pool's slices, unless it is time to try for more."""
+        """Scale to the job's slices; keep the present number unless a larger one is due."""
         sizes = self._sizes
         held = len(self.pool.get_all_pool_members())
         more = self.pool.should_scale_up_multislice(sizes)
@@ -122,7 +122,7 @@ class SliceJob:
             )
 
     def _judge(self, error: HostTaskError, calls: list[list[HostCall]]) -> JobStatus:
-        """Return the status for a failure: preempted if any host of the job is unhealthy."""
+        """Return the status for a failure: preempted if a host of the job is unhealthy."""
         status = status_of(self._info, error)
         if isinstance(status, JobError):
             hosts = [call.host for calls_of_slice in calls for call in calls_of_slice]
@@ -138,7 +138,7 @@ class SliceJob:
         cancel(every, self._settings.drain_seconds_max)
 
     def _variables(self, index: int, host_id: int) -> dict[str, RayValue]:
-        """Return the environment of a host, once all slices are prepared."""
+        """Return the environment variables of a host, once all slices are prepared."""
         infos = self.pool.multislice_infos()
         members = self.pool.get_all_pool_members()
         config = self._config
