@@ -93,7 +93,7 @@ _FITS_PRICED: Final = 2.0**37
 
 
 def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
-    """Return the value that one copy of each kind of request adds to M, in GPU milli.
+    """Return how much one copy of each kind of request adds to the protection M, in GPU milli.
 
     Args:
         kinds: All kinds of request.
@@ -152,7 +152,7 @@ class Values:
         self.forget()
 
     def forget(self) -> None:
-        """Number states from zero again."""
+        """Number the states from zero again."""
         self._numbers: dict[bytes, int] = {}
         self._fixed, self._worth = np.full(1, -np.inf), np.full(1, -np.inf)  # A + M, and V …
         self._priced = np.full(1, -1)  # … as of this refresh of the prices.
@@ -196,7 +196,7 @@ class Values:
         return np.array([known[name] for name in names], np.int64)
 
     def _learn(self, first: int, states: Ints, memory: Ints) -> None:
-        """Value new states, which get the numbers from `first` on."""
+        """Compute the values of new states; `first` is the number of the first one."""
         sorts, cpu, gpus = states[:, 0], states[:, 1], states[:, 3:]
         end = first + len(states)
         if end > len(self._fixed):
@@ -211,7 +211,7 @@ class Values:
         self._priced[first:end] = -1
 
     def worth(self, numbers: npt.NDArray[Any]) -> Floats:
-        """Return V of states, at current prices."""
+        """Return the value of each state at current prices."""
         worth = self._fixed
         if self._prices is not None:
             worth = self._worth
@@ -272,7 +272,7 @@ class AIOSv1PolicyRule:
     def _prepare(
         self, fleet: FleetView, demand: Demand, parameters: dict[str, Any], context: dict[str, Any]
     ) -> None:
-        """Value the fleet again if it, or the typical requests, changed."""
+        """Recompute the values if the fleet or the typical requests have changed."""
         typical, seed = parameters.get("typical") or [], int(parameters.get("stream_seed", 1))
         priced = bool(parameters.get("prices", True))
         learnt = not typical and self._learner.observe(demand, context)
@@ -296,7 +296,7 @@ class AIOSv1PolicyRule:
         self._version = fleet.version
 
     def _forget(self) -> None:
-        """Forget the numbers of states, which other states will get."""
+        """Forget the state numbers, since the same numbers will mean other states."""
         self._scored.clear()
         self._now[:] = 0
 
@@ -334,7 +334,7 @@ class AIOSv1PolicyRule:
         return scored
 
     def _worth_now(self, fleet: FleetView, rows: Ints) -> Floats:
-        """Return V of nodes in their current states."""
+        """Return the value of each node in its current state."""
         new = rows[self._now[rows] == 0]
         if len(new):
             free = fleet.cpu_free[new], fleet.memory_free[new], fleet.gpu_free[new]
@@ -374,7 +374,7 @@ class AIOSv1PolicyRule:
 
 
 def first_of_equals(gpus: Ints) -> Bools:
-    """Return a mask of GPUs: of equally free GPUs of a node, the lowest-numbered one."""
+    """Return a mask that leaves one GPU, the lowest-numbered, of equally free GPUs of a node."""
     equal = gpus[:, :, None] == gpus[:, None, :]
     first: Bools = equal.argmax(2) == np.arange(gpus.shape[1])
     return first

@@ -207,7 +207,7 @@ class Usable:
         return self._cpu_steps.searchsorted(cpu, side="right")
 
     def gains(self, demand: Demand, rows: Ints, cpu: Ints, gpus: Ints, able: Bools) -> Ints:
-        """Return how much F falls, in parts of a milli, if `demand` is placed on each of `rows`.
+        """Return how much the fragmentation F falls if `demand` is placed on each of `rows`.
 
         Args:
             demand: What each row would take.
@@ -290,7 +290,7 @@ class AIOSv1PolicyRule:
         typical: list[dict[str, Any]],
         context: dict[str, Any],
     ) -> None:
-        """Value the fleet again if it, or the typical requests, changed."""
+        """Recompute the values if the fleet or the typical requests have changed."""
         learnt = not typical and self._learner.observe(demand, context)
         same_fleet = self._nodes is fleet.node_ids and self._layout == fleet.layout
         if same_fleet and not learnt and (typical is self._typical or typical == self._typical):

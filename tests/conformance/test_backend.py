@@ -323,7 +323,7 @@ class ContainerBench:
 
 
 class KubernetesBench:
-    """Pods at a real API server; KWOK does with them what a variable of theirs says."""
+    """Pods at a real API server; a variable of each pod tells KWOK what to do with it."""
 
     def __init__(self, plane: Plane, root: Path) -> None:
         self.plane = plane
@@ -454,7 +454,7 @@ async def test_a_start_waits_until_the_workload_is_ready_and_a_stop_until_nothin
 
 
 async def test_a_glance_reports_only_ready_workloads_as_ready(bench, backend):
-    """And may say nothing at all: not every backend knows without asking."""
+    """A glance may report nothing: not every backend knows the state without a request."""
     assert backend.glance("a") is None
     ready = await backend.start(Order("a", bench.spec()))
     assert backend.glance("a") in {None, ready}
