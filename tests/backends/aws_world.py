@@ -161,7 +161,7 @@ class AwsWorld:
         self.memory.faults.append(fault)
 
     def hide(self, times: int) -> None:
-        """Let the next `times` searches by tag find nothing, as AWS shows new instances late."""
+        """Let the next `times` searches by tag find nothing, since AWS lists new instances late."""
         self.memory.hidden = times
 
     def requests(self, action: str) -> list[dict[str, str]]:
@@ -276,7 +276,7 @@ class Proxy(BaseHTTPRequestHandler):
         return status, answer
 
     def _run_command(self, action: str, body: bytes) -> tuple[int, bytes]:
-        """Let moto answer, and run the command on this machine, since moto runs none."""
+        """Let moto answer, then run the command on this machine, since moto runs none."""
         running, request = self.aws.memory.running, json.loads(body)
         status, answer = self._pass_on(body)
         if action == "SendCommand" and status == 200:  # HTTP.

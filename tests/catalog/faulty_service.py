@@ -88,7 +88,7 @@ async def nonsense(request: Asked, writer: Writer) -> None:
 
 
 class FaultyService:
-    """The HTTP server. It answers as `behave` says, which tests may replace; `by_path` goes first."""
+    """The HTTP server; it answers as `behave` says, which tests may replace; `by_path` is first."""
 
     def __init__(self) -> None:
         self.requests: list[Asked] = []

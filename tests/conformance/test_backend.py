@@ -653,7 +653,7 @@ async def test_logs_and_commands_are_there_or_refused(bench, backend):
             await backend.logs("a")
 
 
-async def test_workloads_go_on_when_the_backend_lets_go(bench, backend):
+async def test_workloads_continue_after_the_backend_is_closed(bench, backend):
     await backend.start(Order("a", bench.spec()))
     await backend.close()
     assert await bench.left() == 1
@@ -701,7 +701,7 @@ RUNS = int(os.environ.get("OUTPUT_RUNS", "8"))
 
 
 async def test_output_is_whole_however_fast_a_command_ends(bench, backend):
-    """Many at a time, each stopped as soon as it is over, as a daemon does."""
+    """Many commands run at a time; each is stopped as soon as it has ended, as a daemon does."""
     writing = bench.writing()
     if writing is None:
         return
