@@ -263,7 +263,7 @@ def _nothing_is_left_for_the_next_file(request: pytest.FixtureRequest) -> Iterat
 
 @pytest.fixture(scope="session", autouse=True)
 def _restore_ctrl_c() -> None:
-    """Restore Ctrl-C, which a shell disables in background processes, for this one and its children."""
+    """Restore Ctrl-C, which shells disable in background processes, also for child processes."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

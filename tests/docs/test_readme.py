@@ -47,7 +47,7 @@ def test_pages_install_from_a_checkout_until_there_is_a_release() -> None:
 
 
 def test_tutorials_need_no_more_than_make_demo_installs() -> None:
-    """A first hour needs no extras: a page only names the extra that draws pictures, and goes on."""
+    """A first hour needs no extras: a page only names the extra that draws pictures."""
     for page in (ROOT / "docs" / "tutorials").glob("*.md"):
         typed = re.findall(r"^\$ .*", page.read_text(), re.MULTILINE)
         assert [each for each in typed if "--plot" in each] == [], page

@@ -1,4 +1,4 @@
-"""Publishing on a real daemon: aliases change under load, outlast kills, split requests, fall back."""
+"""Publishing on a real daemon: aliases change under load, outlast kills, split and fall back."""
 
 import json
 import threading

@@ -243,7 +243,7 @@ def test_a_client_continues_with_the_new_token_of_its_file(
     serve_roles: Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def revoke(name: str, held: str) -> None:
-        """Revoke a token, and wait until the sessions that showed it are closed."""
+        """Revoke a token, and wait until the sessions that used it are closed."""
         with serve_roles.socket(bearing(held)) as socket:
             assert token(folder, "revoke", name).returncode == 0
             with pytest.raises(ConnectionClosed):

@@ -1,4 +1,4 @@
-"""Cells that are slow, die, make room or are replaced: what that costs, and whom."""
+"""Cells that are slow, die, are evicted or replaced: the effect on requests."""
 
 # ruff: noqa: ASYNC110  # A demotion is a counter, not an event; the deadline bounds these loops.
 
@@ -81,7 +81,7 @@ return input_data["inputs"]["n"]
             assert outcome.value == n
 
 
-async def test_an_idle_cell_begins_at_once_and_a_busy_one_gets_the_rest_together(bench):
+async def test_an_idle_cell_starts_at_once_and_a_busy_cell_gets_the_others_together(bench):
     code = bench.policy("return input_data['inputs']['n']")
     await bench.value(code, {"n": -1})
     (cell,) = bench.sandbox._pool._group_of
@@ -111,7 +111,7 @@ async def test_a_policy_that_overran_starts_with_low_priority(make_bench):
     assert counters().counters["demotions"] == demoted
 
 
-async def test_a_policy_that_overruns_is_paused_for_its_tenant_only(make_bench):
+async def test_a_policy_that_overruns_is_paused_only_for_its_tenant(make_bench):
     begun = []
     limits = Limits(evaluation_seconds=0.1, circuit_overruns=2, cells_per_policy_max=1)
     bench = await make_bench(limits=limits, circuits=begun.append)
@@ -139,7 +139,7 @@ async def test_a_policy_that_overruns_is_paused_for_its_tenant_only(make_bench):
 
 
 class CountingMeter:
-    """CPU time of each tenant's evaluations, and tenants at their limit."""
+    """CPU time of each tenant's evaluations, and the tenants at their limit."""
 
     def __init__(self):
         self.seconds = Counter()
