@@ -169,7 +169,7 @@ def test_the_error_of_a_dead_process_names_its_host(make_pool):
     assert isinstance(handle_ray_error(info, system), JobError)
 
 
-def test_a_host_about_to_be_reclaimed_gets_no_task(make_pool, ready, settings):
+def test_a_host_about_to_be_preempted_gets_no_task(make_pool, ready, settings):
     pool = make_pool(TYPE, settings=replace(settings, host_health_seconds_max=10))
     pool.scale_multislice(2)
     second = pool.get_all_pool_members()[1]

@@ -263,7 +263,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("path", SEARCHES)
-async def test_searches_return_documents_or_ids(client, path):
+async def test_searches_pass_on_the_body_results_and_warnings(client, path):
     body = {"matchType": "cluster"}
     found = await client.post(path, json=body)
     document = {"id": "c1", "action": SEARCHES[path], "tenant": "local", "body": body}
