@@ -93,7 +93,7 @@ _FITS_PRICED: Final = 2.0**37
 
 
 def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
-    """Return how much one copy of each kind of request adds to the protection M, in GPU milli.
+    """Return how much protection one copy of each kind of request adds to a node, in GPU milli.
 
     Args:
         kinds: All kinds of request.
@@ -111,7 +111,7 @@ def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
 
 
 class Values:
-    """The value V of each node state, computed once, and again when prices change.
+    """The values of node states: computed once, and again when prices change.
 
     A state that was valued has a number; 0 stands for none, and is worth less than any.
 
@@ -152,18 +152,18 @@ class Values:
         self.forget()
 
     def forget(self) -> None:
-        """Number the states from zero again."""
+        """Forget all states, and number new ones from zero."""
         self._numbers: dict[bytes, int] = {}
         self._fixed, self._worth = np.full(1, -np.inf), np.full(1, -np.inf)  # A + M, and V …
         self._priced = np.full(1, -1)  # … as of this refresh of the prices.
         self._held = np.zeros((1, len(self._protection)), np.uint16)  # Copies of each kind.
 
     def __len__(self) -> int:
-        """Return how many states are known."""
+        """Return the number of known node states."""
         return len(self._numbers)
 
     def refresh(self, fleet: FleetView) -> None:
-        """Count a request, and update the prices if that is due."""
+        """Count a request, and update the prices if an update is due."""
         if self._prices is not None and self._prices.refresh(fleet):
             self.refreshed += 1
 
@@ -225,7 +225,7 @@ class Values:
 
 
 class FillScores:
-    """The scores of one demand on every node, and the GPU with each score."""
+    """The score of each node for one demand, and the GPU that gives it."""
 
     def __init__(self, nodes: int, options: int) -> None:
         self.version = self.refreshed = -1

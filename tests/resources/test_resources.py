@@ -1,4 +1,4 @@
-"""Resources of the engine, as real processes and containers: alive and clean."""
+"""Resources of the engine, as real processes and containers, are alive and clean when acquired."""
 
 import asyncio
 import contextlib
