@@ -133,7 +133,7 @@ def _refuse_skip(report: Any, config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Turn the skip of a test into a failure if everything must be installed."""
+    """Turn the skip of a test into a failure where everything is installed."""
     report = yield
     _refuse_skip(report, item.config)
     return report

@@ -159,7 +159,7 @@ class Values:
         self._held = np.zeros((1, len(self._protection)), np.uint16)  # Copies of each kind.
 
     def __len__(self) -> int:
-        """Return the number of known node states."""
+        """Return the number of known states."""
         return len(self._numbers)
 
     def refresh(self, fleet: FleetView) -> None:
@@ -272,7 +272,7 @@ class AIOSv1PolicyRule:
     def _prepare(
         self, fleet: FleetView, demand: Demand, parameters: dict[str, Any], context: dict[str, Any]
     ) -> None:
-        """Recompute the values if the fleet or the typical requests have changed."""
+        """Value the fleet again if the fleet or the typical requests changed."""
         typical, seed = parameters.get("typical") or [], int(parameters.get("stream_seed", 1))
         priced = bool(parameters.get("prices", True))
         learnt = not typical and self._learner.observe(demand, context)
@@ -296,7 +296,7 @@ class AIOSv1PolicyRule:
         self._version = fleet.version
 
     def _forget(self) -> None:
-        """Forget the state numbers, since the same numbers will mean other states."""
+        """Forget the numbers of states, since other states will get these numbers."""
         self._scored.clear()
         self._now[:] = 0
 

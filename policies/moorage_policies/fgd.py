@@ -290,7 +290,7 @@ class AIOSv1PolicyRule:
         typical: list[dict[str, Any]],
         context: dict[str, Any],
     ) -> None:
-        """Recompute the values if the fleet or the typical requests have changed."""
+        """Value the fleet again if the fleet or the typical requests changed."""
         learnt = not typical and self._learner.observe(demand, context)
         same_fleet = self._nodes is fleet.node_ids and self._layout == fleet.layout
         if same_fleet and not learnt and (typical is self._typical or typical == self._typical):

@@ -78,7 +78,7 @@ class AIOSv1PolicyRule:
         return propose(fleet, demand, best_rows(fleet, demand, scores), pick)
 
     def _refresh(self, fleet: Any, cluster_data: Any, refresh_seconds: float) -> None:
-        """Read the metrics of all candidates, unless the known metrics are fresh enough."""
+        """Read the metrics of all candidates, unless the stored ones are recent enough."""
         same = self._nodes is fleet.node_ids and self._layout == fleet.layout
         now = monotonic()
         fresh = now - self._read_at < refresh_seconds
@@ -110,7 +110,7 @@ class AIOSv1PolicyRule:
 
 
 def _part(value: Any, whole: float) -> float:
-    """Return a measurement as a fraction from 0 to 1, or NaN if it is not a number."""
+    """Return a measurement as a fraction from 0 to 1; NaN if the value is no measurement."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return nan
     return min(1.0, max(0.0, value / whole))

@@ -139,7 +139,7 @@ def mean_of(values: Sequence[Any]) -> float | None:
 
 
 def values_at(value: Any, parts: Sequence[str]) -> Iterator[Any]:
-    """Yield the values at a path; a list on the path stands for all its elements."""
+    """Yield the values at a path; a list on the way contributes the values of each element."""
     if isinstance(value, list):
         for each in value:
             yield from values_at(each, parts)
