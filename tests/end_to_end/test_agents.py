@@ -85,7 +85,7 @@ def test_a_machine_joins_and_runs_the_workload_of_a_lease(fleet: Fleet) -> None:
     assert "used by another agent" in fleet.refused(fleet.command("other", "--token", token))
 
 
-def test_an_agent_without_a_valid_token_is_refused(fleet: Fleet) -> None:
+def test_strangers_are_not_let_in(fleet: Fleet) -> None:
     assert "does not know this machine's" in fleet.refused(fleet.command("a", "--token", "no"))
     assert "has not joined" in fleet.refused(fleet.command("a"))
     http = fleet.server.running.http.replace("http", "ws", 1)
