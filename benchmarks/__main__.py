@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME…`: what developers of Moorage measure, as ratios to baselines.
+"""`python -m benchmarks NAME…`: benchmarks for developers, as ratios to baselines.
 
 `moored bench` has what users want to know of their own machines.
 """
@@ -142,7 +142,7 @@ def measure(
     requests: Requests = REQUESTS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure. Every figure is a ratio to a baseline taken in the same run."""
+    """Measure Moorage. Every figure is a ratio to a baseline taken in the same run."""
     with command_errors():
         if unknown := [name for name in names or () if name not in BENCHMARKS]:
             listed = ", ".join(BENCHMARKS)
@@ -182,7 +182,7 @@ def measure(
 
 
 def _waiting(churning: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `waiting` takes of the options that it shares with `churn`."""
+    """Return the options of `waiting` that it shares with `churn`."""
     given = {"load": churning.get("loads", ()), "rule": churning.get("rules", ())}
     for name, values in given.items():
         if len(values) > 1:

@@ -91,7 +91,7 @@ Message = dict[str, Any]
 
 
 class FaultWorld:
-    """The processes, and the observations of the clients.
+    """The processes of a run, and what its clients observed.
 
     Args:
         folder: Of all that they write.
@@ -124,13 +124,13 @@ class FaultWorld:
         self.running[name] = stack, process
 
     def serve(self) -> None:
-        """Start the server; return when it is ready."""
+        """Start the server; return when the server is ready."""
         ports = ["--port", str(self.port), "--http-port", str(self.http_port)]
         command = [*MOORED, "serve", *ports, "--data", str(self.folder / "data"), "--here"]
         self._run("server", command, MOORAGE_AGENT_LOST_SECONDS=str(LOST_SECONDS))
 
     def join(self, name: str) -> None:
-        """Start an agent; return when it is connected."""
+        """Start an agent; return when the agent is connected."""
         data = str(self.folder / "data")
         shown: list[str] = []
         if not (self.folder / name).exists():
@@ -158,7 +158,7 @@ class FaultWorld:
             stack.close()
 
     async def say(self, message: Message) -> Message:
-        """Send one message, again and again until it is answered."""
+        """Send one message repeatedly until it is answered."""
         while True:
             try:
                 async with connect(f"ws://127.0.0.1:{self.port}", open_timeout=5) as connection:
@@ -170,7 +170,7 @@ class FaultWorld:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     def request(self, key: str, command: str, cluster: str = "lab", gpus: int = 0) -> Message:
-        """Return a request for a command."""
+        """Return a request that starts a command."""
         if gpus:
             command = WITH_GPU.format(folder=self.folder, command=command)
         spec = {"category": "process", "command": ["sh", "-c", command]}
@@ -185,7 +185,7 @@ class FaultWorld:
         }
 
     async def load(self, client: int, over: asyncio.Event) -> None:
-        """Ask for leases until it is over."""
+        """Request leases until the end of the run."""
         chance = random.Random(SEED * 1000 + client)  # It repeats.
         for number in itertools.count():
             if over.is_set():
@@ -242,7 +242,7 @@ class FaultWorld:
 
 
 async def measure(folder: Path, counts: tuple[int, int, int, int]) -> Figures:
-    """Return errors and durations.
+    """Return errors and durations of the run.
 
     Args:
         folder: An empty one.
@@ -356,7 +356,7 @@ def _running(world: FaultWorld) -> list[Path]:
 
 
 def _find_marked(folder: Path) -> list[int]:
-    """Return processes of workloads that are left."""
+    """Return the remaining processes of workloads."""
     found = []
     for each in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -375,7 +375,7 @@ def main(
     server_kills: Annotated[int, typer.Option(help="kill -9 of the server.")] = 10,
     partitions: Annotated[int, typer.Option(help="Partitions of 1 to 60 s.")] = 5,
 ) -> None:
-    """Kill agents and the server under load, and cut agents off; print what went wrong."""
+    """Kill agents and the server under load, and cut agents off; print the faults."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         counts = agents, agent_kills, server_kills, partitions
         figures = asyncio.run(measure(Path(folder), counts))

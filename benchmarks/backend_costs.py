@@ -1,4 +1,4 @@
-"""`engines`: what a warm resource saves, and that its use leaves nothing behind.
+"""`engines`: the time that a warm resource saves, and a check that nothing is left behind.
 
 The resource engine is used as the library that it is, over this machine: a
 process that has a reset command, and a container where a container engine answers, which is
@@ -55,7 +55,7 @@ def engines() -> Figures:
 
 
 def cycles(spec: BaseResourceSpec, times: int, starts: int = STARTS) -> Figures:
-    """Acquire and release one warm resource again and again, and a cold one now and then.
+    """Acquire and release one warm resource repeatedly, and sometimes a cold one.
 
     Returns:
         Seconds of the median acquire, cold and warm, of a warm one with its release, and the ratio;

@@ -41,7 +41,7 @@ SEEDS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class ChurnJob:
-    """The comparison that `churn` makes.
+    """The comparison that a call of `churn` makes.
 
     Args:
         rules: Policies by the names they ship under, with `UNPRICED` or `LEARNING` behind.
@@ -71,7 +71,7 @@ def churn(
     job: ChurnJob = ChurnJob(),
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Return the means over seeds: a row per trace, stays, load and policy, and over the traces.
+    """Return means over seeds: a row per trace, stays, load and policy, and rows over all traces.
 
     Args:
         nodes: The node file of a trace.
@@ -228,7 +228,7 @@ class _Running:
         count.waited_stays += (now - arrival.at) / MEAN_STAY_SECONDS
 
     def counts(self) -> Mapping[str, churn_report.SizeCount]:
-        """Return the outcomes of measured requests; one that still waits has waited until now."""
+        """Return the outcomes of measured requests; an open wait counts until now."""
         while self._open:
             _, arrival = self._open.popitem()
             self._count(arrival, self._how.end, refused=False)
@@ -237,7 +237,7 @@ class _Running:
 
 @dataclass
 class HeldMilli:
-    """GPU milli in use, multiplied by the time and summed.
+    """Return GPU milli in use, multiplied by the time and summed.
 
     Args:
         capacity_milli: Of the fleet.
@@ -252,7 +252,7 @@ class HeldMilli:
     _sum: float = 0.0
 
     def note(self, fact: Fact, now: float) -> None:
-        """Apply a fact to the figures."""
+        """Apply a fact to the figures of the run."""
         if isinstance(fact, Granted):
             lease = fact.lease
             self._milli[lease.id] = sum(len(s.gpus) * s.gpu_milli for s in lease.placement)

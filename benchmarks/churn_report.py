@@ -33,7 +33,7 @@ class SizeCount(msgspec.Struct):
 
 
 class ChurnRun(msgspec.Struct, frozen=True):
-    """One run.
+    """The figures of one run.
 
     Attributes:
         trace: Its name.
@@ -72,7 +72,7 @@ class ChurnRun(msgspec.Struct, frozen=True):
 
 
 def rows(runs: Sequence[ChurnRun]) -> list[dict[str, Any]]:
-    """Return a row per trace, stays, load and policy, and one over all traces where there are more.
+    """Return a row per trace, stays, load and policy, and for several traces a row over all.
 
     Every figure is `[mean, standard error]` over the seeds, `less_baseline` that of the allocation
     less the first policy's in the same runs; the error is None where there is one seed.
@@ -83,7 +83,7 @@ def rows(runs: Sequence[ChurnRun]) -> list[dict[str, Any]]:
 
 
 def _rows(runs: Sequence[ChurnRun], label: str, names: Sequence[str]) -> Iterable[dict[str, Any]]:
-    """Yield the rows of some traces together; a seed counts where all of them were run with it."""
+    """Yield rows over several traces; a seed counts if all traces were run with it."""
     known = {(r.trace, r.stays, r.load, r.rule, r.seed): r.figures() for r in runs}
     seeds = sorted({run.seed for run in runs})
     policies = list(dict.fromkeys(run.rule for run in runs))
@@ -141,7 +141,7 @@ def _order(key: str) -> tuple[str, int]:
 
 
 def table(figures: Mapping[str, Any]) -> Table:
-    """Return the figures as a table; by size there are more in the JSON document."""
+    """Return the figures as a table; only the JSON document has all figures by size."""
     queued, found = figures["queued"], figures["table"]
     shown = [("allocated_percent", "alloc. %"), ("less_baseline", f"less {found[0]['rule']}")]
     shown += [("wait", "wait, mean stays")] if queued else [("refused_percent", "refused %")]
@@ -177,7 +177,7 @@ def _cell(figure: Sequence[float | None] | None, digits: int) -> str:
 
 
 def draw(paths: Sequence[Path], found: Sequence[Mapping[str, Any]], *, queued: bool) -> None:
-    """Draw the first kind of stays to each of the files.
+    """Draw a picture of the first kind of stays, and save it to each of the files.
 
     Above, what is held on the mean of the traces by load, or where there is one load, what is held
     or how long requests wait by trace; below, at the highest load, who is refused, or who waits.

@@ -1,4 +1,4 @@
-"""How the programs of benchmarks read their command lines: `python -m benchmarks` and others."""
+"""The command lines of benchmark programs: `python -m benchmarks` and others."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import typer
 
 
 def run_command(command: Callable[..., None]) -> None:
-    """Run a command by its arguments; its help is plain text, which 80 columns hold."""
+    """Run a command with its arguments; its help is plain text of at most 80 columns."""
     app = typer.Typer(
         add_completion=False,
         rich_markup_mode=None,

@@ -1,4 +1,4 @@
-"""The map of the fleet in a real browser: its frames and its first view; a part of `consoles`."""
+"""The map of the fleet in a real browser, for `consoles`: its frame rate and its first view."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ DRAWN: Final = "() => performance.getEntriesByName('fleet drawn')[0]?.startTime 
 def map_figures(
     running: Running, path: str, request: str, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure the map: frames while slots change, those while none does, and its first view.
+    """Measure the map: frames with and without changing slots, and the first view.
 
     Args:
         running: A server with a fleet.
@@ -72,7 +72,7 @@ def _p99(values: list[float]) -> float:
 
 
 def _first_view(browser: Browser, running: Running) -> float:
-    """Return the seconds from the navigation to a map that is drawn, with an empty cache."""
+    """Return the seconds from the navigation to the drawn map, with an empty cache."""
     page = browser.new_page(viewport=SIZE)
     page.goto(f"{running.http}/console/fleet")
     page.wait_for_function(DRAWN)
@@ -92,7 +92,7 @@ def _frames(browser: Browser, running: Running) -> list[float]:
 
 @contextmanager
 def _changing(running: Running, request: str) -> Iterator[None]:
-    """Take and free slots at a fixed rate while the block runs."""
+    """Lease and release slots at a fixed rate while the block runs."""
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     change = _change(running.ws, request, stop)
     thread = threading.Thread(target=loop.run_until_complete, args=(change,), daemon=True)

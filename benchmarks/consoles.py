@@ -1,4 +1,4 @@
-"""`consoles`: what fifty open consoles cost a grant, view by view, and how quick the map is.
+"""`consoles`: how fifty open consoles slow a grant, view by view, and how quick the map is.
 
 A server takes blocks of requests in turn, without consoles and with them. A console here sends what
 the view in a browser sends, as often; `console/static/views` has the intervals. What the server
@@ -52,7 +52,7 @@ TTL_SECONDS: Final = 36_000
 
 
 def consoles(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Measure what consoles cost, and the map.
+    """Measure the cost of consoles, and the map.
 
     Args:
         progress: Gets a line for each step.
@@ -85,7 +85,7 @@ def consoles(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]
 
 
 class _Block(NamedTuple):
-    """The duration of a block, in seconds."""
+    """The duration of a measured block, in seconds."""
 
     cpu: float
     grants: int
@@ -110,14 +110,14 @@ class _Server:
         return _Block(cpu, count, time.monotonic() - began)
 
     def drive(self, messages: Any) -> list[bytes]:
-        """Send messages at full load; return the replies, all of which grant it."""
+        """Send messages at full load; return the replies, which must all be grants."""
         load = uvloop.run(drive(self.running.ws, [*messages], connections=4, window=8))
         assert all(b'"success":true' in each for each in load.replies), load.replies[0][:500]
         return list(load.replies)
 
 
 def prepare(running: Running) -> _Server:
-    """Register a fleet, publish a policy, and have leases and waiters there."""
+    """Register a fleet, publish a policy, and create leases and waiters."""
     with httpx.Client(base_url=running.http, timeout=60, trust_env=False) as http:
         for number in range(CLUSTERS):
             http.post("/clusters", json=cluster(f"c{number}", NODES)).raise_for_status()
@@ -168,7 +168,7 @@ def cluster(name: str, nodes: int) -> dict[str, Any]:
 def ask_message(
     uri: str, resources: dict[str, Any] | None = None, number: int = 0, **more: Any
 ) -> str:
-    """Return a message that asks for a lease; with `resources` it waits."""
+    """Return a message that requests a lease; with `resources` it must wait."""
     lease = {"ttl_seconds": TTL_SECONDS} | ({"wait_seconds": TTL_SECONDS} if resources else {})
     wanted = {"adhoc": True, "policy_rule_uri": uri, "inputs": {}, "id": number, **more}
     return json.dumps(wanted | {"resources": resources or {"gpus": 1}, "lease": lease})
@@ -201,7 +201,7 @@ def open_consoles(running: Running, view: str) -> Iterator[None]:
 
 
 class _Shown:
-    """Fifty consoles that show one view."""
+    """Fifty consoles that show the same view."""
 
     def __init__(self, running: Running, view: str) -> None:
         self._running = running
@@ -213,7 +213,7 @@ class _Shown:
             each.cancel()
 
     async def all(self, ready: Callable[[], None]) -> None:
-        """Show the view until `stop`; call `ready` when all are connected."""
+        """Show the view until `stop`; call `ready` when all consoles are connected."""
         async with contextlib.AsyncExitStack() as stack:
             http = await stack.enter_async_context(
                 httpx.AsyncClient(base_url=self._running.http, timeout=60, trust_env=False)
@@ -233,7 +233,7 @@ class _Shown:
 
 @dataclass(slots=True)
 class _Page:
-    """One console."""
+    """One console that shows a view."""
 
     socket: ClientConnection
     http: httpx.AsyncClient

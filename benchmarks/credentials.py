@@ -1,4 +1,4 @@
-"""`credentials`: requests over both doors with credentials that must not let in.
+"""`credentials`: requests over both ports with credentials that must be refused.
 
 The server knows tokens of its settings, named ones and an issuer of OpenID Connect. Each request
 shows one that is missing, bad, expired, forged, foreign or revoked.
@@ -43,7 +43,7 @@ ENDPOINTS: Final = (
 
 
 class Shown(NamedTuple):
-    """The credentials of a request.
+    """The credentials of one request.
 
     Args:
         kind: `missing`, `bad`, `expired`, `forged`, `foreign`, `revoked` or `valid`.
@@ -59,7 +59,7 @@ class Shown(NamedTuple):
 def credentials(
     requests: int = REQUESTS, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Count who is let in, and answers that are not as documented; both must be 0.
+    """Count accepted requests, and answers that differ from the documents; both must be 0.
 
     Args:
         requests: How many are sent, over the two doors in turn.
@@ -129,7 +129,7 @@ async def _send_all(
 
 
 def _is_documented(answer: bytes) -> bool:
-    """Return whether an answer over HTTP has one of the two envelopes, with `unauthorized`."""
+    """Return whether an HTTP answer has one of the two envelopes, with `unauthorized`."""
     head, _, body = answer.partition(b"\r\n\r\n")
     said = json.loads(body)
     about = said["details"] if isinstance(said["error"], str) else said["error"]
@@ -161,7 +161,7 @@ async def _websocket(running: Running, shown: Shown, _: str) -> tuple[int, bytes
 async def _exchange(
     url: str, method: str, path: str, shown: Shown, more: Sequence[tuple[str, str]], body: bytes
 ) -> tuple[int, bytes]:
-    """Return the status and the answer; for a socket that opens, only the head."""
+    """Return the status and the answer; for an accepted socket, only the head."""
     split = urlsplit(url)
     reader, writer = await asyncio.open_connection(split.hostname, split.port)
     try:
@@ -180,7 +180,7 @@ async def _exchange(
 
 
 def _credentials(issuer: "Issuer", folder: Path) -> tuple[list[Shown], list[Shown]]:
-    """Return credentials that must not let in, and those that must."""
+    """Return credentials that must be refused, and those that must be accepted."""
     (folder / "data").mkdir()
     (folder / "other").mkdir()
     here, elsewhere = (
@@ -234,7 +234,7 @@ def _credentials(issuer: "Issuer", folder: Path) -> tuple[list[Shown], list[Show
 
 
 def _malformed_requests(named: str) -> list[Shown]:
-    """Return requests without a token, and those that show a valid one where it does not count."""
+    """Return requests without a token, or with a valid token in a place that does not count."""
     authorization = "Authorization"
     return [
         Shown("missing"),
@@ -304,7 +304,7 @@ class Issuer:
         return jwt.encode(said, key or self.key, alg, {"kid": "one", "typ": typ})
 
     def forged(self) -> tuple[str, ...]:
-        """Return tokens of the issuer's name that it did not sign so."""
+        """Return tokens that name the issuer but have a false signature."""
         good = self.token(moorage_role="viewer")
         head, body, signature = good.split(".")
         raised = {**json.loads(_unpack(body)), "moorage_role": "admin"}
@@ -324,7 +324,7 @@ class Issuer:
         )
 
     def foreign(self) -> tuple[str, ...]:
-        """Return tokens that the issuer signed, and not for this server."""
+        """Return tokens that the issuer signed for another server."""
         return (
             self.token(aud="another"),
             self.token(iss="http://issuer.example"),
@@ -356,7 +356,7 @@ def _issuer() -> Iterator[Issuer]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Print no log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))

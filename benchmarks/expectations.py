@@ -1,4 +1,4 @@
-"""How good `expected_at` is: a part of `waiting`.
+"""The accuracy of `expected_at`: a part of `waiting`.
 
 The jobs of the trace come first come, first served, with backfill. Each asks for a lease of a round
 time that is longer than it will need, as users do, and gives it back when it is done. Of some that
@@ -75,7 +75,7 @@ def _p90(values: Any) -> float:
 
 
 class _Course:
-    """The run: jobs come, wait, hold and give back."""
+    """The run: jobs arrive, wait, hold GPUs and release them."""
 
     def __init__(self, jobs: Sequence[Job], nodes: int, rule: str) -> None:
         site = fleet_of(nodes)
@@ -87,7 +87,7 @@ class _Course:
         self.forecasts: dict[int, dict[str, Any]] = {}
 
     def until(self, moment: float) -> None:
-        """Let jobs end until a moment."""
+        """End jobs until a given time."""
         while self._ends and self._ends[0][0] <= moment:
             now, number = heapq.heappop(self._ends)
             self._step(ReleaseAsked(_to(number), RequestId(str(number)), ""), now)
@@ -95,7 +95,7 @@ class _Course:
         assert due is None or due > moment or moment == float("inf"), "leases outlast their jobs"
 
     def come(self, number: int, *, sampled: bool) -> None:
-        """Take a job; ask when it would have its turn."""
+        """Submit a job, and request the estimate of its start."""
         job = self._jobs[number]
         ask = Ask(
             id=RequestId(str(number)),

@@ -1,4 +1,4 @@
-"""A WebSocket client that is as cheap as can be: the machine's other core is the server's.
+"""A WebSocket client that uses little CPU, since the server has only the other core.
 
 `overload` and `floods` load a server with it.
 """
@@ -45,17 +45,17 @@ _read: Final = msgspec.json.Decoder(FastReply).decode
 
 
 def ignore(*_: object) -> None:
-    """Do nothing about a reply."""
+    """Ignore a reply."""
 
 
 def pack(message: dict[str, Any] | str, opcode: Opcode = Opcode.TEXT) -> bytes:
-    """Return the frame of a message, which can be sent again and again."""
+    """Return the frame of a message, which can be sent repeatedly."""
     text = message.encode() if isinstance(message, str) else msgspec.json.encode(message)
     return Frame(opcode, text).serialize(mask=True)
 
 
 class FastClient(asyncio.Protocol):
-    """One connection.
+    """One WebSocket connection.
 
     Args:
         url: Of the WebSocket.
@@ -104,20 +104,20 @@ class FastClient(asyncio.Protocol):
         self.writable.set()
 
     async def close(self) -> None:
-        """Close the connection; a loop that ends before that is done cannot be closed."""
+        """Close the connection, before the event loop ends."""
         self.transport.abort()
         await self.lost.wait()
 
     def pause_writing(self) -> None:
-        """Stop sending: the socket's buffer is full."""
+        """Stop sending, since the socket's buffer is full."""
         self.writable.clear()
 
     def resume_writing(self) -> None:
-        """Send again: the socket's buffer has room."""
+        """Send again, since the socket's buffer has room."""
         self.writable.set()
 
     def send(self, data: bytes) -> None:
-        """Send frames; do nothing after the connection is lost."""
+        """Send frames; after the loss of the connection, do nothing."""
         if not self.lost.is_set():
             self.transport.write(data)
 
@@ -158,7 +158,7 @@ async def connect(
     token: str = "",
     ponged: Callable[[], None] = ignore,
 ) -> FastClient:
-    """Return a connection that is open.
+    """Return an open connection.
 
     Raises:
         CommandError, OSError: It was refused.

@@ -35,7 +35,7 @@ Figures = dict[str, Any]
 
 
 def fleet() -> Figures:
-    """Measure the big fleet, and the small one, and return both with their ratios."""
+    """Measure the large fleet and the small one, and return both with their ratios."""
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         few = _measure(Path(folder) / "few", CLUSTERS_FEW)
         many = _measure(Path(folder) / "many", CLUSTERS_MANY)
@@ -71,7 +71,7 @@ def _measure(data: Path, clusters: int) -> dict[str, float]:
 
 
 def _ingest(http: httpx.Client, clusters: int) -> dict[str, float]:
-    """Load the documents, several at a time, and measure the loop's answers meanwhile."""
+    """Load several documents at a time, and measure how quickly the event loop still answers."""
     bodies = [msgspec.json.encode(cluster(number)) for number in range(clusters)]
     waits: list[float] = []
     started = time.perf_counter()
@@ -189,7 +189,7 @@ def _rss_mib(pid: int) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    """Return all processes below one: the sandbox's zygote and its cells."""
+    """Return all child processes of a process: the sandbox's zygote and its cells."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
@@ -202,7 +202,7 @@ def _name(number: int) -> str:
 
 
 def cluster(number: int) -> Figures:
-    """Return one cluster document of many, with every device of its hundred written out."""
+    """Return one of many cluster documents, with all devices of its hundred nodes."""
     device = {"modelName": f"A{number % 5}00", "memory": 81_920}
     rows = [
         {

@@ -62,7 +62,7 @@ def ask(model: str, **more: Any) -> dict[str, Any]:
 
 
 class Flood:
-    """One attacker.
+    """One attacker against the server.
 
     Args:
         ws: URL of the WebSocket.
@@ -99,7 +99,7 @@ class Flood:
         frames: Iterable[bytes],
         then: Callable[[FastClient, FastReply], None] | None = None,
     ) -> None:
-        """Keep a number of messages under way on each of some connections, for ever."""
+        """Have a number of open messages on each of some connections, for ever."""
         given = [*frames]
         await _repeat(connections, lambda _: self._talk(window, given, then))
 
@@ -132,7 +132,7 @@ class Flood:
             await client.close()
 
     async def stream(self, connections: int, frames: bytes) -> None:
-        """Send frames over each of some connections as fast as they are taken, for ever."""
+        """Send frames over some connections as fast as the server reads them, for ever."""
 
         async def send(_: int) -> None:
             client = await connect(self._ws, lambda _, reply: self.note(reply), self.token)
@@ -148,11 +148,11 @@ class Flood:
         await _repeat(connections, send)
 
     async def calls(self, connections: int, bodies: Iterator[tuple[str, bytes]]) -> None:
-        """Post paths' bodies over some connections, one after the other, as long as there are."""
+        """Post bodies to paths over some connections, one after the other, until none is left."""
         await _repeat(connections, lambda _: self._call(bodies))
 
     async def post(self, *bodies: tuple[str, bytes]) -> None:
-        """Post some bodies, once."""
+        """Post some bodies once."""
         await self._call(iter(bodies))
 
     async def _call(self, bodies: Iterator[tuple[str, bytes]]) -> None:
@@ -183,7 +183,7 @@ class Flood:
 
 
 async def _repeat(count: int, work: Callable[[int], Awaitable[None]]) -> None:
-    """Do some work several times at once; start it again whenever it ends or fails."""
+    """Run a function several times concurrently; start it again whenever it ends or fails."""
 
     async def again(number: int) -> None:
         while True:
@@ -195,7 +195,7 @@ async def _repeat(count: int, work: Callable[[int], Awaitable[None]]) -> None:
 
 
 async def short_leases(flood: Flood) -> None:
-    """H1: 16 leases at a time, of one second each, whose command ends at once."""
+    """H1: 16 concurrent leases of one second each, whose command ends at once."""
     spec = {"command": ["true"], "stop_seconds": 0}
     wanted = ask(HERE, lease={"ttl_seconds": 1}, provision={"backend": "local", "spec": spec})
     await flood.messages(16, 1, [pack(wanted)])
@@ -211,22 +211,22 @@ async def endless_policies(flood: Flood) -> None:
 
 
 async def brackets(flood: Flood) -> None:
-    """H3: messages of a mebibyte of brackets, over eight connections."""
+    """H3: messages with a mebibyte of brackets, over eight connections."""
     await flood.messages(8, 2, [pack(BRACKETS)])
 
 
 async def brackets_200(flood: Flood) -> None:
-    """H3: messages of a mebibyte of brackets, over 200 connections."""
+    """H3: messages with a mebibyte of brackets, over 200 connections."""
     await flood.messages(200, 2, [pack(BRACKETS)])
 
 
 async def large_requests(flood: Flood) -> None:
-    """H3: requests of 500 KiB that may be that large, over eight connections."""
+    """H3: requests of 500 KiB, which is an allowed size, over eight connections."""
     await flood.messages(8, 2, [pack(LARGEST)])
 
 
 async def bodies(flood: Flood) -> None:
-    """H3: 32 bodies of `POST /allocate` at a time: brackets, valid requests, and too large ones."""
+    """H3: 32 concurrent bodies of `POST /allocate`: brackets, valid and oversized requests."""
     given = (BRACKETS.encode(), LARGEST.encode(), b"[" + b"1," * (REFUSED_BYTES // 2) + b"1]")
     await flood.calls(32, cycle([("/allocate", each) for each in given]))
 
@@ -238,7 +238,7 @@ async def queries(flood: Flood) -> None:
 
 
 async def log_readers(flood: Flood) -> None:
-    """H4: 10,240 readers who wait for output that does not come."""
+    """H4: 10,240 readers wait for output that never comes."""
     spec = {"command": ["sleep", "1000"], "stop_seconds": 0}
     lease = {"ttl_seconds": 600}
     granted = await flood.ask_once(
@@ -254,7 +254,7 @@ async def log_readers(flood: Flood) -> None:
 
 
 async def logins(flood: Flood) -> None:
-    """H4: logins to the console, and some that fail, 16 at a time."""
+    """H4: successful and failed logins to the console, 16 at a time."""
     right = json.dumps({"token": flood.token}).encode()
     wrong = json.dumps({"token": "x"}).encode()
     path = "/console/session"
@@ -262,7 +262,7 @@ async def logins(flood: Flood) -> None:
 
 
 async def recall_fleets(flood: Flood) -> None:
-    """H4: the fleet of a while ago, over 16 connections."""
+    """H4: requests for the fleet at an earlier time, over 16 connections."""
 
     async def fill() -> None:
         for _ in range(25):
@@ -273,14 +273,14 @@ async def recall_fleets(flood: Flood) -> None:
 
 
 async def uploads(flood: Flood) -> None:
-    """H4: policies that are published, eight at a time."""
+    """H4: publications of policies, eight at a time."""
     code = catalog.document("first_fit")["code"]
     given = (("/policy", _policy(f"up{n}:1.0-stable", code)) for n in count())
     await flood.calls(8, given)
 
 
 async def small_messages(flood: Flood) -> None:
-    """Questions and requests that are answered at once, 64 under way on each of 32 connections."""
+    """Reads and requests that are answered at once, 64 open on each of 32 connections."""
     kinds = (
         {"op": "status", "lease": "lease-0"},
         {"op": "quotas"},
@@ -291,26 +291,26 @@ async def small_messages(flood: Flood) -> None:
 
 
 async def tiny_frames(flood: Flood) -> None:
-    """Empty pings and messages, sent over 32 connections without a look at the answers."""
+    """Empty pings and messages over 32 connections, whose answers are not read."""
     empty = pack("", Opcode.PING) * 4_000 + pack("{}") * 1_000
     await flood.stream(32, empty)
 
 
 async def small_calls(flood: Flood) -> None:
-    """The same over HTTP: questions, and what nothing answers, over 200 connections."""
+    """The same over HTTP: reads and unknown paths, over 200 connections."""
     given = (("/clusters/query", b"{}"), ("/policy/query", b"{}"), ("/nothing/here", b"{}"))
     await flood.calls(200, cycle(given))
 
 
 async def waiters(flood: Flood) -> None:
-    """Requests that wait for a second, 512 under way on each of 16 connections."""
+    """Requests that wait for a second, 512 open on each of 16 connections."""
     await _fill(flood)
     wanted = ask(FULL, lease={"ttl_seconds": 60, "wait_seconds": 1})
     await flood.messages(16, 512, [pack({**wanted, "id": 1})])
 
 
 async def alternatives(flood: Flood) -> None:
-    """M6: 16,384 who wait with seven alternatives, while leases come and go."""
+    """M6: 16,384 waiters with seven alternatives each, while leases are granted and released."""
     await _fill(flood)
     frames: list[bytes] = []
     for number in range(WAITERS):
@@ -331,7 +331,7 @@ async def alternatives(flood: Flood) -> None:
 
 
 async def _fill(flood: Flood) -> None:
-    """Take all GPUs of the model `FULL`, so that requests for more wait."""
+    """Lease all GPUs of the model `FULL`, so that further requests wait."""
     while (await flood.ask_once(ask(FULL, lease={"ttl_seconds": 3_600}))).lease is not None:
         pass
 

@@ -68,7 +68,7 @@ def floods(
     seconds: float = 60.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Figures:
-    """Play attacks one after the other, each against a server of its own.
+    """Play attacks one after the other, each on a new server.
 
     Args:
         attacks: Their names; all where none is given.
@@ -90,7 +90,7 @@ def floods(
 
 @dataclass(slots=True)
 class _Phase:
-    """The measurements of the bystander in one period."""
+    """The bystander's measurements in one period."""
 
     asks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     """When each request was sent, and how long its answer took."""
@@ -103,12 +103,12 @@ class _Phase:
 
     @property
     def taken(self) -> list[float]:
-        """Seconds that each answer took."""
+        """The seconds that each answer took."""
         return [seconds for _, seconds in self.asks]
 
 
 class _Bystander:
-    """The other tenant."""
+    """The bystander: another tenant with normal requests."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -119,7 +119,7 @@ class _Bystander:
         self._sent: list[asyncio.Future[None]] = []
 
     async def connect(self) -> None:
-        """Open the connections that last for the whole run."""
+        """Open the connections of the whole run."""
         self._open = await self._connect()
         self._pings = await connect(self._running.ws, ignore, "b1", self._note_pong)
 
@@ -143,7 +143,7 @@ class _Bystander:
 
     @contextlib.asynccontextmanager
     async def look(self, pause: float) -> AsyncIterator[_Phase]:
-        """Send requests and pings until the block ends; await those under way."""
+        """Send requests and pings until the block ends; await open ones."""
         phase = _Phase()
         asks: set[asyncio.Task[None]] = set()
 
@@ -282,7 +282,7 @@ def _fill(running: Running) -> None:
 async def _attack(
     name: str, seconds: float, running: Running, bystander: _Bystander
 ) -> tuple[_Phase, Figures, float]:
-    """Attack a server; return the figures of bystander and attacker, and the memory."""
+    """Attack a server; return the figures of bystander and attacker, and the server's memory."""
     words = ["-m", "benchmarks.flood_attacks", name, running.ws, running.http, "m1"]
     attacker = await asyncio.create_subprocess_exec(
         *(sys.executable, *words, str(seconds)), stdout=asyncio.subprocess.PIPE
@@ -312,7 +312,7 @@ async def _attack(
 
 
 async def _until_back(bystander: _Bystander, calm: float) -> tuple[float, _Phase]:
-    """Return after how many seconds the bystander's requests are as quick as before; inf: never."""
+    """Return the seconds until the bystander's requests are as quick as before; inf: never."""
     left_at = time.perf_counter()
     async with bystander.look(AFTER_ASK_SECONDS) as after:
         for second in range(int(AFTER_SECONDS_MAX)):
@@ -325,7 +325,7 @@ async def _until_back(bystander: _Bystander, calm: float) -> tuple[float, _Phase
 
 
 async def _workloads(data: Path) -> int:
-    """Return how many workload processes still run after all leases had time to end."""
+    """Return the number of workload processes that still run after all leases should have ended."""
     mark = f"MOORAGE_WORKLOAD={data}/".encode()
 
     def running() -> list[str]:
@@ -354,7 +354,7 @@ def _memory(pid: int) -> float:
 
 
 def _read_schedule(pid: int) -> tuple[float, float]:
-    """Return for how long a process's main thread, that of its loop, ran, and waited for a core."""
+    """Return how long the thread of a process's event loop ran, and waited for a core."""
     ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.idle_agents`: what agents that do nothing cost the server.
+"""`python -m benchmarks.idle_agents`: the cost of idle agents for the server.
 
 Each stand-in speaks the agents' protocol over a socket of its own: it joins with a token, says that
 nothing runs there, and sends beats and metrics as an agent does, of a machine with eight GPUs. The
@@ -35,7 +35,7 @@ Figures = dict[str, Any]
 
 
 class IdleAgent:
-    """A stand-in for the agent of one machine."""
+    """Simulates the agent of one machine."""
 
     def __init__(self, url: str, token: str, number: int) -> None:
         self._url = url + AGENT_PATH
@@ -45,7 +45,7 @@ class IdleAgent:
         self.join_seconds = 0.0
 
     async def run(self, room: asyncio.Semaphore) -> None:
-        """Join, and be idle until cancelled."""
+        """Join, and stay idle until cancelled."""
         async with room:
             begin = time.monotonic()
             headers = {"Authorization": f"Bearer {self._token}"}
@@ -110,7 +110,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _memory_kib(pid: int) -> float:
-    """Return the memory of a process that is its own."""
+    """Return the private memory of a process."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     (line,) = (each for each in text.splitlines() if each.startswith("Private_Dirty:"))
     return float(line.split()[1])
@@ -119,7 +119,7 @@ def _memory_kib(pid: int) -> float:
 async def measure(
     running: Running, data: Path, counts: tuple[int, int, int], seconds: float
 ) -> Figures:
-    """Return what idle agents cost a server that has no other work.
+    """Return the cost of idle agents for a server without other work.
 
     Args:
         running: The server.

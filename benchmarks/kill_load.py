@@ -1,4 +1,4 @@
-"""The clients of `kills`: they ask and release without pause, whatever happens.
+"""The clients of `kills`: they request and release leases without pause.
 
 A client has one message under way at a time. One that was not answered, because the daemon was
 killed, is sent again to the next daemon: an ask under the same idempotency key. So in the end
@@ -48,7 +48,7 @@ class LeaseStage(Enum):
 
 @dataclass(slots=True)
 class Wanted:
-    """One lease that a client requested.
+    """One lease that a client has requested.
 
     Args:
         key: Its idempotency key.
@@ -66,7 +66,7 @@ class Wanted:
 
 
 class KillLoad:
-    """The clients of a whole run, over all its daemons.
+    """The clients of a whole run, across all daemons.
 
     Args:
         draw: Decides what they do.
@@ -102,7 +102,7 @@ class KillLoad:
 
     @property
     def ended(self) -> set[str]:
-        """Leases whose workload ends by itself, and that no client released."""
+        """Leases whose workload ends by itself, and that no client has released."""
         return {
             each.lease
             for wanted in self._clients
@@ -146,7 +146,7 @@ class KillLoad:
             return
 
     def _next(self, wanted: list[Wanted]) -> Wanted:
-        """Return the next lease to request or to give back."""
+        """Return the next lease to request or to release."""
         lasting = [w for w in wanted if w.stage is LeaseStage.HELD and w.kind == "lasting"]
         if len(lasting) == HELD_MAX:
             given_back = self._draw.choice(lasting)
@@ -159,7 +159,7 @@ class KillLoad:
         return request
 
     async def _say(self, socket: ClientConnection, wanted: list[Wanted], each: Wanted) -> None:
-        """Send the pending message of a lease, and take its answer."""
+        """Send the pending message of a lease, and read its answer."""
         if each.stage is LeaseStage.RELEASING:
             reply = await say(socket, {"op": "release", "lease": each.lease, "token": each.token})
             if not reply["success"]:

@@ -1,4 +1,4 @@
-"""`kills`: kill -9 of the daemon at random moments under load, and what goes wrong.
+"""`kills`: kill -9 of the daemon at random moments under load, and the faults that follow.
 
 A few clients (`kill_load`) ask for leases whose workloads are real processes or containers, and
 give them back, as fast as they are answered. Again and again the daemon is killed, sometimes while
@@ -60,7 +60,7 @@ Figures = dict[str, Any]
 
 @dataclass(slots=True)
 class Findings:
-    """The faults found, by name. There should be none.
+    """The number of faults of each kind. There should be none.
 
     Args:
         double_starts: Workloads that were started more than once.
@@ -119,7 +119,7 @@ def kills(
 
 
 class _Machine:
-    """The workloads of a command, and those that run. Blocks.
+    """The workloads of a command, and the running ones. Blocks.
 
     Args:
         folder: Of the command.
@@ -145,7 +145,7 @@ class _Machine:
         return {"gpus": 1} if self._image is None else {"cpu_milli": CPU_MILLI, "memory_mib": 32}
 
     def spec(self, kind: Kind) -> Mapping[str, Any]:
-        """Return a workload that notes down its start, and either stays or ends by itself."""
+        """Return a workload that records its start, and either stays or ends by itself."""
         folder = self._shared if self._image is None else Path("/shared")
         note = f'echo "$MOORAGE_LEASE_ID" >> {folder}/starts'
         # One of two processes hides in a session of its own.
@@ -157,7 +157,7 @@ class _Machine:
         return {"category": "container", "image": self._image, "mount": mount, **spec}
 
     def starts(self) -> Counter[str]:
-        """Count the starts of every workload, by its own word."""
+        """Count the starts of every workload by its own records."""
         noted = self._shared / "starts"
         return Counter(noted.read_text().split() if noted.exists() else ())
 
@@ -169,7 +169,7 @@ class _Machine:
         return {each["MOORAGE_LEASE_ID"] for each in self._environments()}
 
     def shared_gpus(self) -> Iterator[str]:
-        """Yield every GPU that processes of several leases have."""
+        """Yield every GPU that processes of several leases use."""
         holders: dict[str, set[str]] = {}
         for each in self._environments():
             holders.setdefault(each["CUDA_VISIBLE_DEVICES"], set()).add(each["MOORAGE_LEASE_ID"])
@@ -212,7 +212,7 @@ class _Machine:
 
 
 class _Run:
-    """The daemons, one after the other."""
+    """The daemons of a run, one after the other."""
 
     def __init__(self, folder: Path, machine: _Machine, progress: Callable[[str], None]) -> None:
         self._log = folder / "stderr.log"
@@ -225,7 +225,7 @@ class _Run:
         self._start_seconds = 1.0
 
     async def play(self, times: int) -> Figures:
-        """Kill several daemons, stop the last one, and count what remains."""
+        """Kill several daemons, stop the last one, and count leftovers."""
         self._fill()
         found = self._findings
         for number in range(1, times + 1):
@@ -267,7 +267,7 @@ class _Run:
             http.post("/policy", json=shipped.document("first_fit")).raise_for_status()
 
     async def _kill_one(self) -> None:
-        """Run a daemon under load until a moment drawn by lot; then kill it."""
+        """Run a daemon under load until a random moment; then kill it."""
         started = time.monotonic()
         with self._log.open("a") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -293,7 +293,7 @@ class _Run:
             raise CommandError(f"a daemon ended by itself:\n{tail(self._log)}")
 
     async def _settle(self, url: str) -> None:
-        """Wait until every lease is in order, and compare it with what runs."""
+        """Wait until every lease is as expected; compare the leases with the running processes."""
         await self._load.finish(url, release=False)
         there = await _until(url, lambda there: set(there.values()) <= {"active"})
         held, running, starts = self._load.held, self._machine.running(), self._machine.starts()
@@ -305,7 +305,7 @@ class _Run:
 
 
 async def _until(url: str, settled: Callable[[dict[str, str]], bool]) -> dict[str, str]:
-    """Wait until the leases are as they must be; return the state of each."""
+    """Wait until all leases are as expected; return the state of each."""
     give_up_at = time.monotonic() + SETTLE_SECONDS_MAX
     while not settled(there := await leases(url)):
         if time.monotonic() > give_up_at:

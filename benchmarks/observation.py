@@ -1,4 +1,4 @@
-"""`observation`: what metrics and the audit log cost a grant.
+"""`observation`: how much metrics and the audit log slow a grant.
 
 Two servers take the same requests in turn, block by block: one as it is, one without both. Traces
 are switched off in each, as they are by default.
@@ -39,7 +39,7 @@ _BARE: Final = (sys.executable, "-m", "benchmarks.unobserved")
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """A server, and what each of its blocks took."""
+    """A server, and the time of each of its blocks."""
 
     running: Running
     policy: str
@@ -51,7 +51,7 @@ class _Server:
 def observation(
     blocks: int = BLOCKS, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Measure processor time and rate of grants, with metrics and audit log and without.
+    """Measure CPU time and rate of grants, with and without metrics and audit log.
 
     Args:
         blocks: Of requests that each server takes.
@@ -85,7 +85,7 @@ def observation(
 
 
 def _quickest(server: _Server) -> float:
-    """Return the mean of the quickest fifth of the blocks: other programs only ever add."""
+    """Return the mean of the quickest fifth of the blocks, since other programs only add time."""
     ranked = sorted(server.seconds[1:])
     return statistics.mean(ranked[: max(1, len(ranked) // 5)])
 

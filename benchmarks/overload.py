@@ -1,4 +1,4 @@
-"""Throughput under more requests than can be decided: part of `queue`.
+"""Throughput with more requests than can be decided: part of `queue`.
 
 Clients first ask as fast as they are answered (the peak), then on a schedule of ten times that rate
 whatever is answered (open loop). Every grant is released at once, over a connection that asks for
@@ -71,7 +71,7 @@ class _Load:
 
 
 def overload() -> dict[str, Any]:
-    """Measure goodput at the peak and at ten times that, and how long renewals take meanwhile."""
+    """Measure goodput at the peak and at ten times that load, and the time of renewals."""
     with daemon() as running:
         return uvloop.run(_overload(running))
 
@@ -131,7 +131,7 @@ async def _count(load: _Load) -> dict[str, int]:
 
 
 async def _offer(clients: list[FastClient], load: _Load, per_second: float) -> None:
-    """Ask on a schedule. A socket that takes no more is skipped: its requests were never sent."""
+    """Send requests on a schedule. A full socket is skipped, and its requests are never sent."""
     started, due, number = time.perf_counter(), 0.0, 0
     while True:
         await asyncio.sleep(TICK_SECONDS)

@@ -77,7 +77,7 @@ class Packing:
 
 
 class Site:
-    """A cluster, the allocator of its capacity, and the data that policies may read.
+    """A cluster, the allocator of its capacity, and the data for policies.
 
     Args:
         document: The cluster document.
@@ -94,13 +94,13 @@ class Site:
         self.allocator.step(ClusterSeen(registered.cluster), _NOW)
 
     def cluster_data(self) -> ClusterData:
-        """Return the data that a policy finds in `input_data["cluster_data"]`."""
+        """Return the data for a policy's `input_data["cluster_data"]`."""
         keys = ClusterData.keys_of(tuple(self._entries))
         return ClusterData(keys, self._entries.get, self.allocator.state.fleet)
 
 
 class Consulting:
-    """An allocator whose consultations a policy answers in this process.
+    """An allocator with a policy that answers consultations in this process.
 
     Args:
         policy: The policy, fresh or warm.
@@ -164,7 +164,7 @@ def pack(
     parameters: Mapping[str, Any] | None = None,
     seed: int = 42,
 ) -> Packing:
-    """Place the requests one by one; none ends.
+    """Place the requests one by one; none of them ends.
 
     Args:
         policy: The policy, fresh or warm.
@@ -204,7 +204,7 @@ def pack(
 
 
 def request(number: int, pod: TracePod, seed: int, terms: LeaseTerms = FOR_EVER) -> Ask:
-    """Return the core's request for a request of a trace.
+    """Return a request of the trace as a request of the core.
 
     Args:
         number: Its place in the order of arrival; its name, too.

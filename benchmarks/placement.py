@@ -1,4 +1,4 @@
-"""`placement`: the shipped policies against the figures published for them.
+"""`placement`: the shipped policies compared with their published figures.
 
 The six policies of "Beware of Fragmentation" (USENIX ATC'23) over the openb traces, by the paper's
 protocol and in its orders: requests up to 1.3 times the capacity, none ends, ten seeds. Every one
@@ -76,12 +76,12 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def difference(self) -> float | None:
-        """Our mean less the published one, in points."""
+        """Our mean minus the published one, in points."""
         return None if self.published is None else self.reached - self.published
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the means are as near to each other as they must be."""
+        """Return whether the two means are close enough."""
         if self.difference is None or self.allowed is None:
             return None
         return abs(self.difference) <= self.allowed
@@ -94,7 +94,7 @@ def compare(
     seeds: Sequence[int] = range(SEED, SEED + SEEDS),
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Comparison]:
-    """Run policies over traces and compare each mean with the published one, where there is one.
+    """Run policies over traces, and compare each mean with the published one, if it exists.
 
     Args:
         nodes: The node file; `PUBLISHED` may lie beside it.

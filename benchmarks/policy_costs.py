@@ -1,4 +1,4 @@
-"""`rules`: what a decision of a shipped policy costs in the jail, and how it packs.
+"""`rules`: the cost of a decision of a shipped policy in the jail, and how well it packs.
 
 Every policy gets the same requests of a trace, one after the other: each goes
 through the production allocator, a jailed cell and back, and what it is granted is taken from the
@@ -114,7 +114,7 @@ async def _cost(
 
 
 def _descendants() -> list[int]:
-    """Return the ids of the processes below this one: the zygote and its cells."""
+    """Return the ids of the child processes: the zygote and its cells."""
     children: dict[int, list[int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -136,7 +136,7 @@ class _NoServices:
         raise CommandError(f"a policy called {client}.{method}{arguments}")
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
-        """Leave it to `call`."""
+        """Leave the call to `call`."""
         del client, method, ids
         return {}
 
@@ -170,7 +170,7 @@ class JailedSite:
         self._proposed.set_result(event)
 
     async def place(self, number: int, pod: trace.TracePod, cost: Cost) -> bool:
-        """Ask for a lease as the daemon does; return whether it was granted."""
+        """Request a lease as the daemon does; return whether it is granted."""
         ask = Ask(
             id=RequestId(str(number)),
             tenant=Tenant("bench"),

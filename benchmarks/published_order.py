@@ -1,4 +1,4 @@
-"""The orders in which the published runs saw requests and nodes, draw for draw.
+"""The order of requests and nodes in the published runs, with the same random numbers.
 
 The figures of "Beware of Fragmentation" (USENIX ATC'23) are means of ten runs, and a single run of
 a policy that fills nodes in their order scatters by half a point: ten other orders give a mean that
@@ -30,7 +30,7 @@ _DRAWS_OF_WATCHES: Final = 10
 
 
 class GoRandom:
-    """The generator behind `rand.New(rand.NewSource(seed))` of Go, with the methods needed here.
+    """Go's generator `rand.New(rand.NewSource(seed))`, with the methods needed here.
 
     An additive lagged Fibonacci generator of Mitchell and Reeds: each draw is the sum, modulo
     2**64, of those 273 and 607 draws before (Knuth, TAOCP vol. 2, 3.2.2).
@@ -133,7 +133,7 @@ def read_published_order(
 
 
 def _seed_state(seed: int, shift: int) -> list[int]:
-    """Return a state from a linear congruential generator: three of its draws to a place."""
+    """Return a state from a linear congruential generator: three numbers for each place."""
     value = seed % _MERSENNE or _DEFAULT_SEED
     drawn: list[int] = []
     for _ in range(_THROWN_AWAY + 3 * _LENGTH):
@@ -147,7 +147,7 @@ def _seed_state(seed: int, shift: int) -> list[int]:
 
 @cache
 def _warm_state() -> list[int]:
-    """Return the state after `_WARM_UP` steps from seed 1, without doing the steps.
+    """Return the state after `_WARM_UP` steps from seed 1, computed without the steps.
 
     Go lists the 607 numbers of that state.
 

@@ -1,4 +1,4 @@
-"""`query`: what a query costs over ten thousand clusters, as a multiple of what it costs over 100.
+"""`query`: the cost of a query over ten thousand clusters, as a multiple of the cost over 100.
 
 Every query has the same hits in both, its columns are there, and its parsing is part of it. The
 limit of the project is 20.
@@ -114,7 +114,7 @@ def _index(clusters: int) -> DocumentIndex:
 def _time(
     call: Callable[[DocumentIndex], Sequence[object]], index: DocumentIndex
 ) -> tuple[float, float, int]:
-    """Return the seconds of the first run, which makes the columns, and of the best; and hits."""
+    """Return the seconds of the first run, which builds the columns, and of the best; and hits."""
     seconds = []
     for _ in range(RUNS):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`queue`: what a waiter costs as the queue grows, in the core alone, and more.
+"""`queue`: the cost of a waiter as the queue grows, mostly in the core alone.
 
 `explained` and `overload` are measured through a daemon.
 
@@ -58,7 +58,7 @@ WARM_PAIRS: Final = 200
 
 
 class _Queue:
-    """A core with a full fleet, and waiters."""
+    """A core with a full fleet and waiting requests."""
 
     def __init__(self, nodes: int, waiters: int) -> None:
         self.core, self.now, self._numbered = Allocator(), 0.0, 0
@@ -96,7 +96,7 @@ class _Queue:
         return ask.id
 
     def _propose(self, turn: Turn, node: int, devices: list[str]) -> list[Turn]:
-        """Answer the consultations of a turn, and those that follow: everybody wants one place."""
+        """Answer the consultations of this and later turns; all policies propose one place."""
         wanted = {"cluster_id": "c", "node_id": f"n{node:06d}", "gpus": devices}
         consultations = [effect for effect in turn.effects if isinstance(effect, Consult)]
         turns: list[Turn] = []
@@ -107,7 +107,7 @@ class _Queue:
         return turns
 
     def wait(self) -> Event:
-        """Add a waiter of a session of its own; most want a GPU, and each another size."""
+        """Add a waiter with its own session; most want one GPU, each with another size."""
         number = self._numbered
         ask = self._ask(1 + number % 3, 1e6, cpu=number % 5_000)
         event = Asked(Address(SessionId(f"s{number}"), 0), ask)
@@ -115,7 +115,7 @@ class _Queue:
         return event
 
     def release(self) -> None:
-        """Release one GPU, which a waiter takes, and step until no policy is consulted."""
+        """Release one GPU for a waiter, and step until no policy is consulted."""
         gpu = len(self.held) - 1
         turn = self.step(ReleaseAsked(Address(OWNER, self._numbered), self.held.pop(), "digest"))
         self._propose(turn, 0, [str(gpu)])
@@ -130,7 +130,7 @@ class _Queue:
 
 
 def queue() -> dict[str, Any]:
-    """Measure release, arrival, lost session and refusal beside few waiters, many, and overload."""
+    """Measure release, arrival, lost session and refusal with few or many waiters; and overload."""
     few, many, most = (_Queue(NODES, count) for count in (WAITERS_FEW, WAITERS_MANY, WAITERS_MOST))
     released = _seconds(few.release, 5), _seconds(many.release, 5)
     added = _seconds(_Queue(NODES, WAITERS_FEW).wait), _seconds(most.wait)
@@ -155,7 +155,7 @@ def queue() -> dict[str, Any]:
 
 
 def _refusals(nodes: int) -> float:
-    """Return the seconds of a refusal on a fleet that is taken, but for the GPUs of no use."""
+    """Return the seconds of a refusal on a fleet whose free GPUs all do not fit."""
     full = _Queue(nodes, 0)
     fleet = full.core.state.fleet
     fleet.cpu_free[:] = 1_000  # As if all CPU were taken: leases on 125,000 nodes take minutes.
@@ -163,7 +163,7 @@ def _refusals(nodes: int) -> float:
 
 
 def _waiter_bytes() -> int:
-    """Return the bytes that a waiter of ten thousand takes, its request with it."""
+    """Return the bytes that each of ten thousand waiters takes, including its request."""
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     queue = _Queue(1, WAITERS_MANY)
@@ -184,7 +184,7 @@ def _seconds(event: Callable[[], object], times: int = TIMES) -> float:
 
 
 def measure_explanations() -> dict[str, Any]:
-    """Measure how long a grant takes without reasons, and with them as a multiple of that."""
+    """Measure a grant without reasons, and a grant with reasons as a multiple of that."""
     with daemon() as running, connect(running.ws, proxy=None) as socket:
         uri = asyncio.run(prepare(running))
         pairs = [(_grant(socket, uri), _grant(socket, uri, explain=True)) for _ in range(PAIRS)]

@@ -1,4 +1,4 @@
-"""`slots`: what a checkout from the slot pool costs as the pool grows.
+"""`slots`: the cost of a checkout from the slot pool as the pool grows.
 
 A checkout and its checkin are timed in a pool of ten thousand instances and in one
 of a hundred, both as full at the same time, turn by turn; then a million random operations must
@@ -57,7 +57,7 @@ def _request(draw: random.Random) -> list[dict[str, Any]]:
 
 
 def _seconds(pool: ResourcePool, held: list[Allocation], draw: random.Random) -> float:
-    """Return the seconds of one checkin and one checkout, of anything that is held."""
+    """Return the seconds of one checkin and one checkout of a random held slot."""
     started = time.perf_counter()
     for _ in range(PAIRS):
         position = draw.randrange(len(held))
@@ -67,7 +67,7 @@ def _seconds(pool: ResourcePool, held: list[Allocation], draw: random.Random) ->
 
 
 def churn(operations: int, seed: int) -> int:
-    """Check out and in at random, whole slots and shares, until everything is back.
+    """Check out and in at random, whole slots and shares, until all slots are back.
 
     Returns:
         The checkouts that were granted.

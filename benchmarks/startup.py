@@ -1,4 +1,4 @@
-"""`startup`: a start over a million facts, against one over an empty ledger."""
+"""`startup`: a start with a million facts, compared with one on an empty ledger."""
 
 import asyncio
 import shutil
@@ -43,7 +43,7 @@ STARTS: Final = 3
 
 
 def startup() -> dict[str, Any]:
-    """Measure the start with a million facts in the history, against an empty ledger."""
+    """Measure the start with a million facts in the history, compared with an empty ledger."""
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         empty, full = Path(folder) / "empty", Path(folder) / "full"
         full.mkdir()
@@ -117,7 +117,7 @@ def _lease(number: int) -> Lease:
 
 
 def first_lease() -> dict[str, Any]:
-    """Measure `moored demo` up to its first lease, against an interpreter with its imports."""
+    """Measure `moored demo` up to its first lease, compared with a Python with the same imports."""
     base, first = [], []
     for _ in range(STARTS):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`moored` without metrics of requests, which `observation` compares with.
+"""`moored` without metrics of requests, as the baseline of `observation`.
 
 There is no setting that switches metrics off, so what takes the figures is replaced here.
 """

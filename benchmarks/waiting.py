@@ -1,4 +1,4 @@
-"""`waiting`: who waits how long where jobs of a real cluster queue, by order.
+"""`waiting`: how long jobs of a real trace wait, by the order of the queue.
 
 The jobs of a trace, with their own times and durations, go through the production allocator and its
 queue on a fleet that is small enough for them to wait. Each order is played with backfill, which is
@@ -69,7 +69,7 @@ WAITS: Final = ("wait_mean_seconds", "wait_p90_seconds")
 
 @dataclass
 class Played:
-    """The outcomes of the jobs in one order.
+    """The outcomes of the jobs under one order.
 
     Attributes:
         waits: Seconds from submission to lease, by the job's number.
@@ -129,7 +129,7 @@ def waiting(
 
 
 def play(jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way = "backfill") -> Played:
-    """Play the jobs' arrivals, waits and ends under one queue order.
+    """Play arrivals, waits and ends of the jobs under one queue order.
 
     Args:
         jobs: In the order of their submission.
@@ -153,7 +153,7 @@ def play(jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way = "bac
 
 
 class _Running:
-    """One run under way."""
+    """One run in progress."""
 
     def __init__(self, jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way) -> None:
         site = fleet_of(nodes)
@@ -173,7 +173,7 @@ class _Running:
         self.held = HeldMilli(int(site.allocator.state.fleet.gpu_total.sum()), 0.0)
 
     def until(self, moment: float) -> None:
-        """Let leases end until a moment."""
+        """End leases until a given time."""
         while (due := self._allocator.next_deadline()) is not None and due <= moment:
             self._step(Tick(), due)
 
@@ -187,7 +187,7 @@ class _Running:
             self._line.advance(self._jobs[number].at)
 
     def put(self, number: int, now: float) -> None:
-        """Ask for the job's lease."""
+        """Request the lease of a job."""
         job, key = self._jobs[number], SessionId("trace")
         self._submissions[number] += 1
         self._step(Asked(Address(key, number), self._ask(number, job)), now)
@@ -197,7 +197,7 @@ class _Running:
         return self._allocator.state.accounts.amounts((Tenant(tenant), None))[0]
 
     def rank(self, number: int) -> tuple[int, int]:
-        """Return whose turn it is among jobs of one tenant: less comes first."""
+        """Return the sort key of tenants of waiting jobs: the smallest is next."""
         return (-self._priority(self._jobs[number]), number)
 
     def tenant(self, number: int) -> str:
@@ -233,7 +233,7 @@ class _Running:
         self._wants[job.cluster] -= sign > 0
 
     def _pass(self, now: float) -> None:
-        """Sum the GPU time of each virtual cluster while all of them want more."""
+        """Sum the GPU time of each virtual cluster while all of them want more GPUs."""
         if all(self._wants.values()):
             for cluster, gpus in self._has.items():
                 self.contended[cluster] += gpus * (now - self._at)
@@ -273,7 +273,7 @@ def _number(request: RequestId) -> int:
 
 
 class _Line:
-    """Jobs that are not put to the allocator before they fit: no other goes before the first."""
+    """Jobs that reach the allocator only when they fit, so that none overtakes the first one."""
 
     def __init__(self, running: _Running) -> None:
         self._running = running
@@ -286,7 +286,7 @@ class _Line:
         heapq.heappush(line, self._running.rank(number))
 
     def advance(self, now: float) -> None:
-        """Place jobs as long as the first one fits."""
+        """Place jobs while the first one fits."""
         if self._advances:
             return  # One is being put: the loop below goes on.
         self._advances = True
@@ -363,7 +363,7 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _draw(paths: Sequence[Path], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the mean waits by size above, and how much is in use below, a bar for each order."""
+    """Draw the mean waits by size, and below the use of the fleet, with a bar for each order."""
     if not paths:
         return
     figure, (above, below) = plots.panels()

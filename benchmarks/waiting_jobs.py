@@ -1,4 +1,4 @@
-"""The jobs of a trace, and the fleet on which they wait: parts of `waiting`."""
+"""The jobs of a trace, and the fleet on which they wait, for `waiting`."""
 
 import csv
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def read_jobs(path: Path) -> list[Job]:
 
 
 def nodes_for(jobs: Sequence[Job], load: float) -> int:
-    """Return how many nodes make this load of the jobs, enough for the largest of them."""
+    """Return the number of nodes for this load, enough for the largest job."""
     wanted = sum(job.gpus * job.seconds for job in jobs)
     span = max(jobs[-1].at, 1.0)
     largest = max(needs(job.gpus).nodes for job in jobs)

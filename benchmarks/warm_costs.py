@@ -1,4 +1,4 @@
-"""Measures the time saved by warm workloads, with a real daemon; `engines` runs it.
+"""Measures the time that warm workloads save, with a real daemon; `engines` runs it.
 
 From the request on the socket to the news that its workload is ready: once with a workload that has
 to be started, and once with one that the lease before left warm.
@@ -74,7 +74,7 @@ def _this_machine() -> dict[str, Any]:
 def _lease(
     socket: ClientConnection, spec: dict[str, Any], *, warm: bool, keep_seconds: float = 0
 ) -> float:
-    """Hold a lease until its workload is ready, and release it; return how long that took."""
+    """Hold a lease until its workload is ready, and release it; return the seconds taken."""
     provision = {"backend": "local", "spec": spec, "keep_warm_seconds": keep_seconds}
     request = {
         "adhoc": True,
@@ -103,7 +103,7 @@ def _call(socket: ClientConnection, message: dict[str, Any]) -> None:
 
 
 def _message(socket: ClientConnection, key: str, value: str) -> dict[str, Any]:
-    """Return the next message with a given value; skip all others."""
+    """Return the next message with a given value, and skip all others."""
     while True:
         message: dict[str, Any] = json.loads(socket.recv(NEWS_SECONDS_MAX))
         if message.get("success") is False:

@@ -1,4 +1,4 @@
-"""`workflow`: what an executor of `moorage_client.workflow` adds to each task.
+"""`workflow`: the time that an executor of `moorage_client.workflow` adds to each task.
 
 The baseline is `concurrent.futures`: a `ThreadPoolExecutor` that is given as many tasks that do
 nothing, without any graph or resources, in the same run.
@@ -127,7 +127,7 @@ def _wide(nodes: int) -> DAG:
 
 
 def _make_layers(layers: int) -> DAG:
-    """Return `layers` layers of as many nodes, each node after the whole layer before."""
+    """Return `layers` layers with as many nodes each; a node depends on the whole layer before."""
     rows = [range(row * layers, (row + 1) * layers) for row in range(layers)]
     following = [list(after) for after in rows[1:] for _ in range(layers)]
     return DAG([str(number) for number in range(layers**2)], [*following, *[[]] * layers])

@@ -10,7 +10,7 @@ from cryptography.x509.oid import NameOID
 
 
 def certificate(subject, issuer=None, days=1):
-    """Return a key and a certificate that the issuer signed; None signs itself, as authorities."""
+    """Return a key and a certificate signed by the issuer; without an issuer, a self-signed one."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     signer_key, signer = issuer or (key, None)

@@ -66,7 +66,7 @@ _GROUPS: Final = {
 
 
 class _FailureLines:
-    """Says at once what failed: a run that is killed in the middle prints no summary."""
+    """Prints failures at once, since a run that is killed in the middle prints no summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -81,7 +81,7 @@ class _FailureLines:
 
 
 class _Leftovers(logging.Handler):
-    """Messages of asyncio about tasks and futures that nothing awaited."""
+    """Log messages of asyncio about tasks and futures that were never awaited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Turn the skip of a whole file into a failure, too."""
+    """Turn the skip of a whole file into a failure if everything must be installed."""
     report = yield
     _refuse_skip(report, collector.config)
     return report
@@ -165,7 +165,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Use three workers for two cores: tests wait for a child, a deadline or a disk, too."""
+    """Use three workers for two cores, since tests often wait for a child, a deadline or a disk."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # A user who sets it knows better.
     return max(2, len(os.sched_getaffinity(0)) * 3 // 2)
@@ -180,7 +180,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave files that are heavy as a whole out of the fast tests: their extras are not here."""
+    """Leave heavy files out of the fast tests, since their extras may be missing."""
     if config.option.markexpr == "not heavy" and collection_path.suffix == ".py":
         return bool(_HEAVY_FILE.search(collection_path.read_text(encoding="utf-8"))) or None
     return None
@@ -188,7 +188,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # Before `-m` chooses.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its group, and run long files first: no worker ends alone with one."""
+    """Mark each test with its group, and run long files first, so that no worker ends with one."""
     for item in items:
         if not _GROUP_OF_FIXTURE.keys().isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("heavy")
@@ -241,7 +241,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Collect without the garbage collector: what is imported and found stays."""
+    """Collect the tests without the garbage collector, since imported objects stay anyway."""
     gc.disable()
     collected = yield
     gc.enable()
@@ -249,7 +249,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_finish() -> None:
-    """Have the garbage collector look at what tests make, and no more at what was imported."""
+    """Let the garbage collector skip imported objects from here on."""
     gc.collect()
     gc.freeze()
     _CPU_CLOCK.lap()
@@ -257,7 +257,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Function) -> None:
-    """Make again for a second try what the tests of a file share: the first may have changed it."""
+    """Set up shared fixtures of a file again for a second try: the first may have changed them."""
     if getattr(item, "execution_count", 1) == 1:
         return
     fixtures = item._fixtureinfo.name2fixturedefs  # pytest has no other way.
@@ -268,13 +268,13 @@ def pytest_runtest_setup(item: pytest.Function) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Have the test fail that leaves something behind, where counting references shows it."""
+    """Fail the test that leaves tasks or futures behind, if reference counts reveal them."""
     _LEFTOVERS.refuse("This test")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_left_for_the_next_file(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Collect garbage after each file, so that what is found then is not held against another."""
+    """Collect garbage after each file, so that its leftovers are not blamed on the next file."""
     yield
     gc.collect()
     _LEFTOVERS.refuse(f"One of the tests of {request.node.name}")
@@ -283,7 +283,7 @@ def _nothing_is_left_for_the_next_file(request: pytest.FixtureRequest) -> Iterat
 
 @pytest.fixture(scope="session", autouse=True)
 def _restore_ctrl_c() -> None:
-    """Undo what a shell does to what it runs in the background; children would inherit it."""
+    """Restore Ctrl-C, which shells disable in background processes, also for child processes."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -357,7 +357,7 @@ def podman() -> Iterator[tuple[Path, Any]]:
 
 @pytest.fixture(scope="module")
 def container_engine(podman: tuple[Path, Any]) -> Iterator[Any]:
-    """A client of Podman, which `DOCKER_HOST` names for the tests of this file alone.
+    """A client of Podman; `DOCKER_HOST` names this Podman for the tests of this file alone.
 
     The daemons of other files have nothing to do with it: one that was slow would hold up their
     starts.

@@ -1,4 +1,4 @@
-"""npm's `oidc-provider` as a child on loopback, and a person who signs in there with a browser.
+"""npm's `oidc-provider` as a child on loopback, and a person who signs in there by browser.
 
 It is installed once, into the folder in which tests cache such programs.
 """
@@ -47,20 +47,20 @@ class Provider:
         return str(answer.raise_for_status().json()["access_token"])
 
     def rotate(self) -> None:
-        """Sign with a new key; only the one before it is published beside it."""
+        """Sign with a new key; only the previous key is published beside it."""
         self._process.send_signal(signal.SIGHUP)
         assert "signs" in self._read_line()
 
     def stop(self) -> None:
-        """Take connections and answer none, until `go_on`."""
+        """Accept connections but answer none, until `go_on`."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Answer again."""
+        """Answer connections again."""
         self._process.send_signal(signal.SIGCONT)
 
     def confirm(self, url: str, person: str) -> None:
-        """Open a page for a device's code, sign in there and agree."""
+        """Open the page for a device code, sign in there and agree."""
         with httpx.Client(follow_redirects=True, timeout=30) as browser:
             page = browser.get(url)
             for more in ({}, {"confirm": "yes"}, {"login": person, "password": "any"}, {}):

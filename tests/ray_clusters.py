@@ -1,4 +1,4 @@
-"""A real Ray on this machine, which files of tests share that need the same nodes."""
+"""A real Ray on this machine, shared by test files that need the same nodes."""
 
 import contextlib
 import logging
@@ -49,7 +49,7 @@ def give_up_soon(patch: pytest.MonkeyPatch) -> None:
 
 
 class RayCluster:
-    """A head without processors, and nodes with numbers; subclasses say what those are."""
+    """A head without processors, and numbered nodes; subclasses define these."""
 
     nodes: ClassVar[frozenset[int]] = frozenset()
     """The numbers of those that each file finds."""
@@ -91,7 +91,7 @@ class RayCluster:
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
-        """Set what its processes, and those that tests start, find in their environment."""
+        """Set the environment of the cluster's processes and of those that tests start."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
             patch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")  # How soon it knows of a lost node.
@@ -108,7 +108,7 @@ class RayCluster:
         return {}
 
     def head(self) -> dict[str, Any]:
-        """Return what Ray is given, beside the same for all, to start the head."""
+        """Return the arguments of Ray with which the head starts."""
         return {"num_cpus": 0, "_system_config": _SYSTEM}
 
     def start(self) -> None:
@@ -133,7 +133,7 @@ class RayCluster:
         return address
 
     def options(self, number: int) -> dict[str, Any]:
-        """Return what Ray is given to start a node."""
+        """Return the arguments of Ray with which a node starts."""
         raise NotImplementedError
 
     def add(self, number: int, *, wait: bool = True) -> None:
@@ -142,7 +142,7 @@ class RayCluster:
         )
 
     def kill(self, number: int, *, noticed: bool = True) -> None:
-        """Kill a node, with all that runs there."""
+        """Kill a node with all its processes."""
         host = self.hosts.pop(number)
         self.cluster.remove_node(host, allow_graceful=False)
         if noticed:

@@ -1,4 +1,4 @@
-"""How the programs start and end: standard modules first, one line for a stop or a full disk."""
+"""Start and end of the programs: standard modules first, one line for Ctrl-C or a full disk."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ def program(name: str) -> str:
         *[("moored", at) for at in ("typer", "moorage.config.settings", "rich.console")],
     ],
 )
-def test_ctrl_c_while_it_is_imported_ends_in_one_line(name, at):
+def test_ctrl_c_during_the_imports_ends_in_one_line(name, at):
     words = [name, {"moorage": "version", "moored": "doctor"}[name]]
     code = INTERRUPTED.format(at=at, words=words, entry=ENTRIES[name])
     done = run([sys.executable, "-c", code])
@@ -62,7 +62,7 @@ def test_a_full_stdout_ends_in_one_line(words):
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_a_reader_that_goes_away_is_no_error(words):
+def test_a_closed_reader_of_stdout_is_no_error(words):
     name, *rest = words
     reading, writing = os.pipe()
     os.close(reading)
@@ -73,7 +73,7 @@ def test_a_reader_that_goes_away_is_no_error(words):
 
 @pytest.fixture
 def hiding(tmp_path):
-    """Return variables with a folder that hides modules of Python's own."""
+    """Return variables with a folder that hides standard modules."""
     for name in ("random", "signal", "types", "enum"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the user')\n")
     (tmp_path / "json").mkdir()
@@ -92,14 +92,16 @@ def test_a_file_that_hides_a_standard_module_is_named_and_skipped(hiding, tmp_pa
     assert run([program("moorage"), "version"], env=hiding).stderr == ""
 
 
-def test_children_of_ours_import_standard_modules_and_nothing_from_here(hiding, tmp_path):
+def test_child_processes_import_standard_modules_and_none_from_the_working_directory(
+    hiding, tmp_path
+):
     probe = "def main():\n    import random, sys, types\n    print(random.random, sys.argv[1:])\n"
     (tmp_path / "probe.py").write_text(probe)
     done = run(launch.command("probe", "one", "two"), env=hiding, cwd=tmp_path)
     assert done.stdout.endswith("['one', 'two']\n"), done.stderr
 
 
-def test_errors_of_the_system_have_its_words(tmp_path):
+def test_errors_of_the_system_are_quoted(tmp_path):
     with pytest.raises(OSError) as missing:
         (tmp_path / "none.csv").read_text()
     assert launch.reason_of(missing.value) == f"{tmp_path}/none.csv: No such file or directory"

@@ -1,4 +1,4 @@
-"""Values of the model in the hands of users' policies and programs."""
+"""Values of the model in policies and programs of users."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ SHARE = Share(ClusterId("c"), NodeId("n"), ("0",))
 
 @dataclasses.dataclass
 class Program:
-    """Of a user."""
+    """A dataclass of a user that contains values of the model."""
 
     placement: Placement
     terms: LeaseTerms
@@ -43,7 +43,7 @@ def test_values_work_with_functions_of_dataclasses(value, changed):
     assert dataclasses.asdict(copy) == dataclasses.asdict(value) | changed
 
 
-def test_values_within_a_dataclass_are_written_with_it():
+def test_values_within_a_dataclass_are_encoded_with_it():
     terms = LeaseTerms(60.0, anti_affinity=AntiAffinity("web"))
     document = dataclasses.asdict(Program((SHARE,), terms))
     assert document["placement"][0]["cluster_id"] == "c"

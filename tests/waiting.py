@@ -1,4 +1,4 @@
-"""Waiting for what another process, thread or server does and does not report."""
+"""Waiting for a state of another process, thread or server that is not reported."""
 
 import asyncio
 import inspect

@@ -58,7 +58,7 @@ NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
 
 
 class FaultRun:
-    """One run: its history, and when its faults were."""
+    """One run: its history, and the times of its faults."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -73,7 +73,7 @@ class FaultRun:
         _say(f"{name}: {ended - begun:.2f} s, {len(self.load.history.grants)} grants")
 
     def report(self, seed: int) -> dict[str, Any]:
-        """Return the trials and the faults found."""
+        """Return the trials, and the violations that they found."""
         history = self.load.history
         times = [each.answered_at for each in history.answers()]
         pauses: dict[str, list[float]] = {}
@@ -145,7 +145,7 @@ def _check(counts: Mapping[str, int]) -> Path:
 
 
 async def _befall(run: FaultRun, pair: ServerPair, name: str, draw: random.Random) -> None:
-    """Play one fault on the leader, and wait until the servers that it ended are back."""
+    """Play one fault on the leader, and wait until the servers that ended are back."""
     leader, _ = await pair.roles()
     await run.load.answers(ANSWERS_BETWEEN)
     await asyncio.sleep(draw.random())
@@ -164,7 +164,7 @@ async def _befall(run: FaultRun, pair: ServerPair, name: str, draw: random.Rando
 async def play_elsewhere(
     target: Target, clients: int, faults: Sequence[str], seed: int
 ) -> dict[str, Any]:
-    """Run commands as faults against servers that run already.
+    """Run commands as faults against servers that are already running.
 
     Raises:
         CommandError: A command failed.
@@ -198,7 +198,7 @@ def _say(text: str) -> None:
 
 
 def _tables(report: Mapping[str, Any]) -> list[Table]:
-    """Return the trials and the faults found."""
+    """Return the trials, and the violations that they found."""
     about = ", ".join(
         f"{value} {name.replace('_', ' ')}"
         for name, value in report.items()
@@ -252,7 +252,7 @@ def main(  # One an option.
     gpus: Annotated[int, typer.Option(min=1, help="With --url: of each lease.")] = 1,
     as_json: JsonFlag = False,
 ) -> None:
-    """Have servers fail under load, and hold all that clients were answered against the laws.
+    """Let servers fail under load, and check all answers to clients against the laws.
 
     The exit code is 1 where one of them is broken.
     """

@@ -31,19 +31,19 @@ _INITDB: Final = [
 
 
 def find_programs() -> Path | None:
-    """Return the folder of Debian's newest PostgreSQL; None: it is not installed."""
+    """Return the folder of Debian's newest PostgreSQL; None if none is installed."""
     found = sorted(Path(PROGRAMS).glob("*/bin/initdb"))
     return found[-1].parent if found else None
 
 
 def free_port() -> int:
-    """Return a port of loopback on which nothing listens."""
+    """Return a free port of loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 class PostgresServer:
-    """A PostgreSQL in a folder, where each `database()` is a new one.
+    """A PostgreSQL in a folder; each call of `database()` creates a new database.
 
     Args:
         folder: Its user must get in, and the path of a socket is short.
@@ -74,7 +74,7 @@ class PostgresServer:
             )
 
     def url(self, database: str, user: str = "moorage", port: int = 0) -> str:
-        """Return the address of a database, also by way of another port."""
+        """Return the address of a database, or its address through another port."""
         return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"
 
     def execute(
@@ -94,7 +94,7 @@ class PostgresServer:
         return self.url(f"d{self._made}")
 
     def start(self) -> None:
-        """Make the files, and start."""
+        """Create the database files, and start the server."""
         self.run("initdb", "-D", str(self.folder / self._data), *_INITDB)
         with (self.folder / self._data / "postgresql.conf").open("a") as file:
             # A kill of processes loses nothing without a sync.
@@ -106,7 +106,7 @@ class PostgresServer:
         self._control(self._data, "start")
 
     def add_standby(self) -> None:
-        """Start a second one, which each commit waits for from now on."""
+        """Start a synchronous standby, for which each commit waits from now on."""
         self._standbys += 1
         name = f"standby{self._standbys}"
         data = self.folder / name
@@ -123,7 +123,7 @@ class PostgresServer:
         self._wait_for_standbys(name)
 
     def promote(self) -> None:
-        """Lose the primary, and have the standby take its place; it has no standby of its own."""
+        """Lose the primary, and promote its standby, which has no standby of its own."""
         self._control(self._data, "stop", "-m", "immediate")
         self._control(self._standby, "promote")
         self._lost = self._data, self.port
@@ -131,7 +131,7 @@ class PostgresServer:
         self._wait_for_standbys("")
 
     def forget_lost(self) -> None:
-        """Remove the files of the primary that was lost."""
+        """Remove the files of the lost primary."""
         shutil.rmtree(self.folder / self._lost[0])
 
     @contextlib.contextmanager
@@ -145,7 +145,7 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def revived(self) -> Iterator["PostgresServer"]:
-        """Start the lost primary with its old data, until the end of the block."""
+        """Start the lost primary with its old data until the end of the block."""
         lost = PostgresServer(self.folder, self._programs)
         lost._data, lost.port = self._lost
         lost._control(lost._data, "start")
@@ -159,7 +159,7 @@ class PostgresServer:
         self.execute("SELECT pg_reload_conf()")
 
     def restart(self) -> None:
-        """Stop as after a crash, and start again."""
+        """Kill the server, and start it again."""
         self._control(self._data, "restart", "-m", "immediate")
 
     def mend(self) -> None:
@@ -179,7 +179,7 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def pooler(self, mode: str) -> Iterator[int]:
-        """Run a PgBouncer before it until the block ends; yield its port.
+        """Run a PgBouncer in front of it until the block ends; yield its port.
 
         Raises:
             FileNotFoundError: It is not installed.

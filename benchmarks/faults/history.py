@@ -1,4 +1,4 @@
-"""The answers to clients, and the laws for them. Pure: tests check it with broken answers.
+"""The answers to clients, and the laws that check them. Pure: tests check it with broken answers.
 
 All times are of one monotonic clock: that of the process in which the clients run.
 """
@@ -14,7 +14,7 @@ Gpu = tuple[str, str, str]
 
 
 class AcknowledgedGrant(NamedTuple):
-    """A lease that was granted to a client.
+    """A lease whose grant a client received.
 
     Args:
         key: Idempotency key of the request.
@@ -97,7 +97,7 @@ def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
 
 
 def gpus_in_two_leases(history: FaultHistory) -> list[str]:
-    """Find GPUs that two clients could rely on at one time."""
+    """Find GPUs that two clients could use at the same time according to their answers."""
     found = []
     spans: defaultdict[Gpu, list[tuple[float, float, str]]] = defaultdict(list)
     for each in history.first_grants():
@@ -112,7 +112,7 @@ def gpus_in_two_leases(history: FaultHistory) -> list[str]:
 
 
 def find_lost_leases(history: FaultHistory) -> list[str]:
-    """Find acknowledged leases that are not there although no client released them."""
+    """Find acknowledged leases that are missing although no client released them."""
     return [
         f"{each.lease} with number {each.fencing} is {history.leases.get(each.lease, 'not there')}"
         for each in history.first_grants()
@@ -121,7 +121,7 @@ def find_lost_leases(history: FaultHistory) -> list[str]:
 
 
 def undone_releases(history: FaultHistory) -> list[str]:
-    """Find leases that are there although their release was acknowledged."""
+    """Find leases that still exist although their release was acknowledged."""
     return [each.lease for each in history.releases if each.lease in history.leases]
 
 
@@ -131,7 +131,7 @@ def find_unanswered_leases(history: FaultHistory) -> list[str]:
 
 
 def fencing_out_of_order(history: FaultHistory) -> list[str]:
-    """Find numbers that came twice, or that are not above all those answered before the request."""
+    """Find fencing numbers that repeat, or that do not exceed those answered before the request."""
     first = history.first_grants()
     found = []
     by_number: dict[int, str] = {}
@@ -151,7 +151,7 @@ def fencing_out_of_order(history: FaultHistory) -> list[str]:
 
 
 def commits_out_of_order(history: FaultHistory) -> list[str]:
-    """Find numbers that do not grow from one grant in the ledger to the next."""
+    """Find fencing numbers that do not grow from one grant in the ledger to the next."""
     return [
         f"{after} was committed after {before}"
         for before, after in itertools.pairwise(history.committed)
@@ -160,7 +160,7 @@ def commits_out_of_order(history: FaultHistory) -> list[str]:
 
 
 def find_forgotten_requests(history: FaultHistory) -> list[str]:
-    """Find requests that were never answered, or that still wait without a client."""
+    """Find requests without an answer, or that still wait without a client."""
     granted = {each.key for each in history.grants}
     return [key for key in history.sent if key not in granted] + history.waiting
 

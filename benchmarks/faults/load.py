@@ -1,4 +1,4 @@
-"""Clients that ask for leases and release them, through whatever happens; they write a history."""
+"""Clients that request and release leases during all faults; they record a history."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ ANSWER_SECONDS_MAX: Final = 60.0
 
 
 class LoadStalled(Exception):  # noqa: N818  # It names what happened.
-    """No client is answered any more."""
+    """Clients got no more answers."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Target:
 
 
 class Load:
-    """Some clients, each a task.
+    """A number of clients, each a task.
 
     Attributes:
         history: What they saw.
@@ -71,7 +71,7 @@ class Load:
         self._answers: Counter[str] = Counter()
 
     async def during(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Let all clients send requests during some work, then read the server's state.
+        """Let all clients send requests during a fault, then read the server's state.
 
         Each client ends with one lease at most, which is released when it was seen. Where they are
         answered no more, the work ends.
@@ -97,7 +97,7 @@ class Load:
                     await client.release(lease.id, lease.token)
 
     async def answers(self, more: int, of_other_than: str = "") -> None:
-        """Wait until `more` answers came from other processes than `of_other_than`.
+        """Wait for `more` answers from processes other than `of_other_than`.
 
         Raises:
             LoadStalled: They do not come.
@@ -187,7 +187,7 @@ class Load:
         await self._tell(server)
 
     def _server(self, before: str, after: str) -> str:
-        """Return which process answered, if the client had one address all the time."""
+        """Return the process that answered, if the client had one address all the time."""
         return self._target.name_server(after) if before == after else ""
 
     async def _tell(self, server: str) -> None:

@@ -10,7 +10,7 @@ WAYS: Final[tuple[Way, Way]] = ("there", "back")
 
 
 class Proxy:
-    """Passes bytes on to a port, unless it is partitioned. What is held back comes in the end.
+    """Passes bytes to a port, unless it is partitioned. What is held back comes in the end.
 
     Attributes:
         target: As above; may be changed.
@@ -36,7 +36,7 @@ class Proxy:
             self._passes[way].clear()
 
     def heal(self) -> None:
-        """Pass on traffic again, first the bytes that were held back."""
+        """Pass on traffic again, beginning with the bytes that were held back."""
         for each in self._passes.values():
             each.set()
 
@@ -47,7 +47,7 @@ class Proxy:
         self.heal()
 
     async def close(self) -> None:
-        """Listen no more, and end all connections."""
+        """Stop listening, and end all connections."""
         if self._server is not None:
             self._server.close()
         for each in self._pumps:

@@ -1,4 +1,4 @@
-"""Two servers on one PostgreSQL, behind proxies, each started again when it ends; and the faults.
+"""Two servers on one PostgreSQL, behind proxies, each restarted when it ends; and the faults.
 
 A server reaches the database through a proxy of its own, and clients reach the server through
 another one.
@@ -45,7 +45,7 @@ CUT_OFF_SECONDS: Final = (0.5, 2.5)
 
 
 class ServerSeat:
-    """A place for a server, with its addresses, which outlast the process.
+    """The place of a server, with its addresses, which outlast the process.
 
     Args:
         name: Of its folder and log.
@@ -88,7 +88,7 @@ class ServerSeat:
         return f"ws://127.0.0.1:{self.clients.port}"
 
     async def run(self) -> None:
-        """Run servers at this seat, one after the other, until cancelled."""
+        """Run servers at this seat, one after the other, until the task is cancelled."""
         await self.clients.open()
         await self.database.open()
         variables = {
@@ -138,17 +138,17 @@ class ServerSeat:
             process.kill()
 
     def set_clock(self, seconds: float) -> None:
-        """Set the calendar of this seat's server some seconds off, also after a restart."""
+        """Shift the calendar of this seat's server by some seconds, also after a restart."""
         with self._clock.open("r+b") as file:  # Never empty: each process has it mapped.
             file.write(struct.pack("d", seconds))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send its process a signal, if it runs."""
+        """Send a signal to the process, if it runs."""
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(number)
 
     async def follows(self, generation: int) -> None:
-        """Wait until a later process than that one is ready here.
+        """Wait until a later process than the given one is ready here.
 
         Raises:
             CommandError: None comes, or the old one does not end.
@@ -162,7 +162,7 @@ class ServerSeat:
                 raise CommandError(f"{reason}:\n{tail(self.log)}") from None
 
     async def leads(self, http: httpx.AsyncClient) -> bool:
-        """Return whether its process says that it leads."""
+        """Return whether the process says that it leads."""
         try:
             return (await http.get(f"{self.http}/readyz", timeout=1)).is_success
         except httpx.HTTPError:
@@ -211,7 +211,7 @@ class ServerPair:
         return ",".join(each.url for each in self.seats)
 
     def name_server(self, url: str) -> str:
-        """Return which process has an address; empty: it is none of ours."""
+        """Return the process with an address; empty if it is not ours."""
         return next((each.label for each in self.seats if each.url == url), "")
 
     @contextlib.asynccontextmanager
@@ -247,7 +247,7 @@ class ServerPair:
             (await http.post("/policy", json=shipped.document("first_fit"))).raise_for_status()
 
     async def roles(self) -> tuple[ServerSeat, ServerSeat]:
-        """Wait until one leads and the other one stands by; return them.
+        """Wait until one server leads and the other stands by; return both.
 
         Raises:
             CommandError: That does not come about.
@@ -269,12 +269,12 @@ class ServerPair:
         return rows == [(1,)]
 
     async def kill(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Kill the server that leads: SIGKILL."""
+        """Kill the leader with SIGKILL."""
         leader.signal(signal.SIGKILL)
         await settle()
 
     async def freeze(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Pause the leader for longer than a leader may go without a sign of life."""
+        """Pause the leader for longer than it may go without a heartbeat."""
         leader.signal(signal.SIGSTOP)
         await settle()
         await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
@@ -337,7 +337,7 @@ class ServerPair:
         leader.set_clock(0.0)
 
     async def pool(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Put PgBouncer before the database of the next server in its place, which refuses that."""
+        """Put PgBouncer in front of the next server's database; that server refuses to start."""
         with self._postgres.pooler(self._draw.choice(("session", "transaction"))) as port:
             leader.database.target = port
             leader.signal(signal.SIGKILL)
@@ -346,7 +346,7 @@ class ServerPair:
             leader.database.target = self._postgres.port
 
     async def fill_folder(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Fill the disk of the leader's folder, and kill the leader; it restarts on a full disk."""
+        """Fill the disk of the leader's folder, and kill the leader; it restarts on that disk."""
         generation = leader.generation
         with full_disk(leader.folder):
             await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
@@ -357,7 +357,7 @@ class ServerPair:
     async def fill_database(
         self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
     ) -> None:
-        """Fill the disk of PostgreSQL and its standby until some time after the leader ended."""
+        """Fill the disks of PostgreSQL and its standby until some time after the leader ended."""
         assert leader.process is not None
         with full_disk(self._postgres.folder):
             await asyncio.wait_for(leader.process.wait(), SETTLE_SECONDS_MAX)
@@ -376,7 +376,7 @@ class ServerPair:
         await settle()
 
     async def committed(self) -> list[int]:
-        """Return the fencing numbers of all grants in the ledger, which must be whole."""
+        """Return the fencing numbers of all grants in the ledger, which must be complete."""
         return await asyncio.to_thread(read_grants, self.address)
 
 

@@ -1,1 +1,1 @@
-"""Peers of Moorage on one machine, by one protocol: `python -m benchmarks.peers`."""
+"""Compares Moorage with its peers on one machine, by one protocol: `python -m benchmarks.peers`."""

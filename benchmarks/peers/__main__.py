@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers [NAME…]`: Moorage beside others, on one machine."""
+"""`python -m benchmarks.peers [NAME…]`: Moorage beside its peers, on one machine."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -65,7 +65,7 @@ def compare(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure Moorage beside others. Installs nothing, but says how to."""
+    """Measure Moorage beside its peers. Installs nothing, but says how to."""
     console = Console(stderr=True, quiet=as_json, highlight=False)
     with command_errors():
         chosen = _choose(names or list(PEERS))
@@ -99,7 +99,7 @@ def _choose(names: list[str]) -> list[Peer]:
 
 
 def _round(report: PeersReport, chosen: list[Peer], fleet: Nodes, console: Console) -> None:
-    """Run Moorage and then the peers of a group, group by group; one that fails stops no other."""
+    """Run Moorage and then the peers, group by group; a failing peer stops no other."""
     for group in dict.fromkeys(peer.group for peer in chosen):
         ours = _run(moorage_itself.PEER, fleet, console)
         for peer in (peer for peer in chosen if peer.group == group):

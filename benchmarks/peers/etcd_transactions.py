@@ -1,4 +1,4 @@
-"""etcd: a lease of its own and a create-if-absent for each GPU, tried in an order of chance."""
+"""etcd: an own lease and a create-if-absent for each GPU, tried in random order."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ Value = int | bytes
 
 
 def encode(*fields: tuple[int, Value]) -> bytes:
-    """Return a message of Protocol Buffers of these numbered fields."""
+    """Return a message of Protocol Buffers with these numbered fields."""
     return b"".join(
         _varint(number << 3) + _varint(value)
         if isinstance(value, int)

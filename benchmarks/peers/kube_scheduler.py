@@ -1,4 +1,4 @@
-"""kube-scheduler: a pod is created, and a watch says where it was bound; etcd syncs."""
+"""kube-scheduler: the peer creates a pod and watches where it is bound; etcd syncs."""
 
 import contextlib
 from collections.abc import AsyncIterator

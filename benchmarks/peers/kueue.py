@@ -1,4 +1,4 @@
-"""Kueue: a Workload is created, and a watch says when it was admitted; etcd syncs.
+"""Kueue: the peer creates a Workload and watches when it is admitted; etcd syncs.
 
 Its own minimal manager, as its performance tests run it: the scheduler and the controllers of
 queues, without webhooks. One ClusterQueue has the whole fleet as its quota.
@@ -55,7 +55,7 @@ def workload_of(name: str) -> JsonObject:
 
 
 def queues_of(nodes: Nodes) -> list[tuple[str, JsonObject]]:
-    """Return a queue with a quota for all nodes, and its other objects, with their paths."""
+    """Return a queue with a quota for all nodes, and its other objects, by path."""
     amounts = {
         "cpu": f"{sum(node.cpu_milli for node in nodes)}m",
         "memory": f"{sum(node.memory_mib for node in nodes)}Mi",
@@ -112,7 +112,7 @@ def _definitions(kueue: str) -> list[bytes]:
 
 
 async def _define(client: httpx.AsyncClient, definition: bytes) -> None:
-    """Create a kind of object, and wait until there may be objects of it."""
+    """Create a kind of object, and wait until the API server accepts objects of it."""
     answer = await client.post(
         _CRDS, content=definition, headers={"Content-Type": "application/yaml"}
     )
@@ -128,7 +128,7 @@ async def _until(client: httpx.AsyncClient, path: str, condition: str) -> None:
 
 
 def _version() -> str | None:
-    """Return the version of Kueue that is in its manager, which does not print it."""
+    """Return the version of Kueue that is built into its manager, which does not print it."""
     path = find_program("kueue")
     try:
         programs()

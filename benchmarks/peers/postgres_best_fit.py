@@ -1,4 +1,4 @@
-"""PostgreSQL, a row per node: one statement takes the fullest that has room, and one GPU of it."""
+"""PostgreSQL, a row per node: one statement takes the fullest node with room, and a GPU of it."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""PostgreSQL, a row per GPU: `FOR UPDATE SKIP LOCKED` takes any, `LISTEN` waits."""
+"""PostgreSQL, a row per GPU: `FOR UPDATE SKIP LOCKED` takes any free row, `LISTEN` waits."""
 
 import asyncio
 import contextlib

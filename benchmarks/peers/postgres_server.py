@@ -1,4 +1,4 @@
-"""A PostgreSQL with its defaults: a commit is synced before it answers."""
+"""A PostgreSQL with default settings, which syncs each commit before it answers."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ _PROGRAMS: Final = "/usr/lib/postgresql/*/bin/"
 
 
 def version() -> str | None:
-    """Return the version of the server, where its client is there, too."""
+    """Return the version of the server, if its Python client is installed, too."""
     return (
         version_of(find_program("postgres", f"{_PROGRAMS}postgres")) if library("asyncpg") else None
     )
@@ -72,7 +72,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
 
 
 async def next_free(listener: Any, parked: asyncio.Event, place: Any) -> Any:
-    """Return what `place` books, tried again at each notice of a release."""
+    """Return the booking of `place`, which is tried again at each notice of a release."""
     freed = asyncio.Event()
 
     def notice(*_: Any) -> None:

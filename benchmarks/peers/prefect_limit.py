@@ -44,7 +44,7 @@ class _Session:
         answer.raise_for_status()
 
     async def _post(self, change: str, body: dict[str, Any]) -> httpx.Response:
-        """Change the taken slots; retry while the server's database is busy, as its client does."""
+        """Change the number of taken slots; retry while the server's database is busy."""
         async with self._writers:
             for _ in range(TRIES_MAX):
                 answer = await self._client.post(f"{_LIMITS}/{change}-with-lease", json=body)

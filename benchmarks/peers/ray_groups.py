@@ -1,4 +1,4 @@
-"""Ray's placement groups: eight raylets with the GPUs of the fleet between them.
+"""Ray's placement groups: eight raylets share the GPUs of the fleet.
 
 Its fleet is eight large nodes, since each takes a raylet of its own. A group has one bundle, and
 nothing runs in it.

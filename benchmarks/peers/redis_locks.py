@@ -1,4 +1,4 @@
-"""Redis locks: `SET NX PX` for each GPU, tried in an order of chance; who waits polls."""
+"""Redis locks: `SET NX PX` for each GPU, tried in random order; waiters poll."""
 
 import asyncio
 import contextlib

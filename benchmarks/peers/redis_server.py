@@ -1,4 +1,4 @@
-"""A Redis that syncs each change, and a client of it that has many commands under way."""
+"""A Redis that syncs each change, and a client with many concurrent commands."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from moorage.lab.errors import CommandError
 
 
 def version() -> str | None:
-    """Return the version of the server, where its client is there, too."""
+    """Return the version of the server, if its Python client is installed, too."""
     return version_of(find_program("redis-server")) if library("hiredis") else None
 
 
@@ -28,11 +28,11 @@ class RedisConnection(asyncio.Protocol):
         self._transport: Any = None  # That of uvloop is of no class of asyncio's.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport on which commands are written."""
+        """Store the transport to which commands are written."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Resolve the calls whose answers are complete."""
+        """Complete the calls whose answers have arrived."""
         self._reader.feed(data)
         while (answer := self._reader.gets()) is not False:
             waiting = self._waiting.popleft()
@@ -42,7 +42,7 @@ class RedisConnection(asyncio.Protocol):
                 waiting.set_result(answer)
 
     def send(self, *command: str | bytes | int) -> asyncio.Future[Any]:
-        """Send a command, and return its answer to come."""
+        """Send a command, and return a future of its answer."""
         answer = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         self._transport.write(self._pack(command))

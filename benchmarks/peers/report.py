@@ -1,4 +1,4 @@
-"""Results of the peers' runs: as JSON that lies beside the page, and as its table."""
+"""Results of the peers' runs: a JSON file beside the page, and the page's table."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ TWO_DIGITS_MAX: Final = 100
 
 
 class Row(msgspec.Struct):
-    """The runs of a peer, and Moorage's run before each of them in the same round."""
+    """The runs of a peer, each with Moorage's run before it in the same round."""
 
     date: str
     group: str
@@ -36,13 +36,13 @@ class Row(msgspec.Struct):
     moorage: list[Figures] = msgspec.field(default_factory=list[Figures])
 
     def ratios(self, figure: Callable[[Figures], float]) -> list[float]:
-        """Return Moorage's figure by the peer's, of each round."""
+        """Return Moorage's figure divided by the peer's, for each round."""
         pairs = zip(self.moorage, self.runs, strict=True)
         return sorted(figure(ours) / figure(theirs) for ours, theirs in pairs)
 
 
 class PeersReport(msgspec.Struct):
-    """All of it: the machine, a row per peer, how to install what was skipped, and what failed."""
+    """The report: the machine, a row per peer, install commands of skipped peers, and failures."""
 
     machine: str
     rows: dict[str, Row] = msgspec.field(default_factory=dict[str, Row])
@@ -61,7 +61,7 @@ def machine() -> str:
 
 
 def today() -> str:
-    """Return the date."""
+    """Return the present date."""
     return datetime.now(UTC).date().isoformat()
 
 
@@ -123,7 +123,7 @@ def markdown(report: PeersReport) -> str:
 
 
 def read_stored() -> PeersReport:
-    """Return the report in the repository."""
+    """Return the path of the report in the repository."""
     return msgspec.json.decode((_ROOT / JSON_FILE).read_bytes(), type=PeersReport)
 
 
@@ -137,7 +137,7 @@ def page(text: str, report: PeersReport) -> str:
 
 
 def keep(report: PeersReport) -> None:
-    """Write a report over the stored one, whose other peers stay, and its page."""
+    """Merge a report into the stored one, and write its page."""
     path = _ROOT / JSON_FILE
     if path.exists():
         earlier = read_stored()

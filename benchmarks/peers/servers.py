@@ -1,4 +1,4 @@
-"""Servers of peers: programs on loopback that end with the block that runs them."""
+"""Servers of peers: programs on loopback that end with the block that started them."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ POLL_SECONDS: Final = 0.05
 
 
 def free_port() -> int:
-    """Return a port of loopback that was free just now."""
+    """Return a port of loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """Make a folder that is removed when the block ends; other users may look into it."""
+    """Make a folder that other users may read, and that is removed when the block ends."""
     with tempfile.TemporaryDirectory(prefix="moorage-", ignore_cleanup_errors=True) as path:
         Path(path).chmod(0o755)
         yield Path(path)
@@ -41,7 +41,7 @@ def folder() -> Iterator[Path]:
 async def program(
     command: Sequence[str], port: int | None, log: Path, variables: dict[str, str] | None = None
 ) -> AsyncIterator[int]:
-    """Run a server until the block ends; yield its process as soon as its port, if any, answers."""
+    """Run a server until the block ends; yield its process once its port, if given, answers."""
     tied = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
     with log.open("wb") as output:
         child = subprocess.Popen(  # noqa: ASYNC220, S603  # It starts at once; our own arguments.
@@ -79,7 +79,7 @@ async def _answers(child: "subprocess.Popen[bytes]", port: int, log: Path) -> No
 
 
 def find_program(name: str, *patterns: str) -> str | None:
-    """Return where a program is: on the PATH, or the newest that a pattern of paths finds."""
+    """Return the path of a program: on the PATH, or the newest that matches a pattern."""
     if path := shutil.which(name):
         return path
     paths = [each for pattern in patterns for each in Path("/").glob(pattern.lstrip("/"))]
@@ -87,7 +87,7 @@ def find_program(name: str, *patterns: str) -> str | None:
 
 
 def version_of(path: str | None, *flags: str) -> str | None:
-    """Return the version that a program prints, or nothing where there is none."""
+    """Return the version that a program prints, or an empty text if it is missing."""
     if path is None:
         return None
     done = subprocess.run(  # noqa: S603  # A program of a peer, with our own arguments.

@@ -1,4 +1,4 @@
-"""The interface of a measured peer, and the description of one."""
+"""The interface of a measured peer, and its description."""
 
 import asyncio
 import contextlib
@@ -19,20 +19,20 @@ TRIES: Final = 16
 
 
 class PeerSession(Protocol):
-    """A peer that runs, with a fleet in it and clients connected."""
+    """A running peer with its fleet and connected clients."""
 
     @property
     def pids(self) -> Sequence[int]:
-        """Return its servers, whose processor time counts."""
+        """Return the processes of its servers, whose CPU time counts."""
 
     async def place(self) -> Booking | None:
-        """Return a GPU that is decided and stored; none where all are taken."""
+        """Return a GPU that is booked and stored; None if all are taken."""
 
     async def release(self, booking: Booking) -> None:
-        """Give a GPU back."""
+        """Release a GPU."""
 
     async def wait(self, parked: asyncio.Event) -> Booking:
-        """Return the next GPU that gets free; set `parked` as soon as this waits for one."""
+        """Return the next GPU that is released; set `parked` once this call waits for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +70,19 @@ class Peer:
 
 
 def devices(nodes: Nodes) -> list[tuple[str, str]]:
-    """Return each GPU as its node and its number there."""
+    """Return each GPU as its node and its number on that node."""
     return [(node.name, str(number)) for node in nodes for number in range(node.gpus)]
 
 
 class Probes:
-    """Random places among `count`, each once."""
+    """Random places among `count`, each at most once."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._random = random.Random(7)
 
     def __call__(self) -> Iterator[int]:
-        """Yield the first few of them, in an order of chance."""
+        """Yield some of the first places, in random order."""
         place = self._random.randrange(self._count)
         step = self._random.randrange(1, self._count)
         while math.gcd(step, self._count) != 1:
@@ -91,5 +91,5 @@ class Probes:
             yield (place + number * step) % self._count
 
     def shuffled(self, places: list[int]) -> list[int]:
-        """Return places in an order of chance."""
+        """Return places in random order."""
         return self._random.sample(places, len(places))

@@ -1,4 +1,4 @@
-"""Slurm: eight slurmd with the GPUs of the fleet between them, and `salloc` for each placement.
+"""Slurm: eight slurmd share the GPUs of the fleet, with an `salloc` for each placement.
 
 All of it runs as one user, without root, cgroup or accounts. The GPUs of the fleet are on eight
 large nodes: each node needs a slurmd of its own, and one that exists in the configuration only
@@ -85,7 +85,7 @@ class _Session:
         raise CommandError("salloc ended without a job")
 
     async def _starts(self, job: int) -> bool:
-        """Return whether a queued job starts soon; else take it back."""
+        """Return whether a queued job starts soon; cancel it if not."""
         for _ in range(REFUSED_TRIES):
             state = await self._run("squeue", "--noheader", "--format=%t", f"--job={job}")
             if state.strip() == "R":
@@ -105,7 +105,7 @@ class _Session:
 
     @contextlib.asynccontextmanager
     async def _ask(self) -> AsyncIterator[AsyncIterator[tuple[int, str]]]:
-        """Run `salloc` to its end, and yield what it says, each line with its job."""
+        """Run `salloc` to its end, and yield its output, each line with its job."""
         child = await asyncio.create_subprocess_exec(
             *("salloc", "--no-shell", "--nodes=1", "--ntasks=1", "--gres=gpu:1"),
             stdin=asyncio.subprocess.DEVNULL,
@@ -148,7 +148,7 @@ def _configure(home: Path, ports: dict[str, int], port: int, gpus: int) -> None:
 
 @contextlib.contextmanager
 def _munge(home: Path) -> Iterator[None]:
-    """Run the service by which Slurm's programs know each other, until the block ends."""
+    """Run the service that authenticates Slurm's programs, until the block ends."""
     (home / "munge.key").write_bytes(os.urandom(1024))
     (home / "munge.key").chmod(0o600)
     parts = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "munged.pid"}

@@ -1,4 +1,4 @@
-"""Dot product: the node whose free capacity is least like the request, in its direction.
+"""Dot product: the node whose free capacity aligns least with the request.
 
 The alignment heuristic of "Multi-resource packing for cluster schedulers" (Tetris, SIGCOMM'14), in
 the form of the ATC'23 comparison. The dot product d of free and requested amounts, CPU and GPU,

@@ -94,7 +94,7 @@ _FITS_PRICED: Final = 2.0**37
 
 
 def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
-    """Return the value that one copy of each kind of request adds to M, in GPU milli.
+    """Return how much protection one copy of each kind of request adds to a node, in GPU milli.
 
     Args:
         kinds: All kinds of request.
@@ -112,7 +112,7 @@ def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
 
 
 class Values:
-    """The value V of each node state, computed once, and again when prices change.
+    """The values of node states: computed once, and again when prices change.
 
     A state that was valued has a number; 0 stands for none, and is worth less than any.
 
@@ -153,7 +153,7 @@ class Values:
         self.forget()
 
     def forget(self) -> None:
-        """Number states from zero again."""
+        """Forget all states, and number new ones from zero."""
         self._numbers: dict[bytes, int] = {}
         self._fixed, self._worth = np.full(1, -np.inf), np.full(1, -np.inf)  # A + M, and V …
         self._priced = np.full(1, -1)  # … as of this refresh of the prices.
@@ -164,7 +164,7 @@ class Values:
         return len(self._numbers)
 
     def refresh(self, fleet: FleetView) -> None:
-        """Count a request, and update the prices if that is due."""
+        """Count a request, and update the prices if an update is due."""
         if self._prices is not None and self._prices.refresh(fleet):
             self.refreshed += 1
 
@@ -197,7 +197,7 @@ class Values:
         return np.array([known[name] for name in names], np.int64)
 
     def _learn(self, first: int, states: Ints, memory: Ints) -> None:
-        """Value new states, which get the numbers from `first` on."""
+        """Compute the values of new states; `first` is the number of the first one."""
         sorts, cpu, gpus = states[:, 0], states[:, 1], states[:, 3:]
         end = first + len(states)
         if end > len(self._fixed):
@@ -212,7 +212,7 @@ class Values:
         self._priced[first:end] = -1
 
     def worth(self, numbers: npt.NDArray[Any]) -> Floats:
-        """Return V of states, at current prices."""
+        """Return the value of each state at current prices."""
         worth = self._fixed
         if self._prices is not None:
             worth = self._worth
@@ -226,7 +226,7 @@ class Values:
 
 
 class FillScores:
-    """The scores of one demand on every node, and the GPU with each score."""
+    """The score of each node for one demand, and the GPU that gives it."""
 
     def __init__(self, nodes: int, options: int) -> None:
         self.version = self.refreshed = -1
@@ -335,7 +335,7 @@ class AIOSv1PolicyRule:
         return scored
 
     def _worth_now(self, fleet: FleetView, rows: Ints) -> Floats:
-        """Return V of nodes in their current states."""
+        """Return the value of each node in its current state."""
         new = rows[self._now[rows] == 0]
         if len(new):
             free = fleet.cpu_free[new], fleet.memory_free[new], fleet.gpu_free[new]
@@ -375,7 +375,7 @@ class AIOSv1PolicyRule:
 
 
 def first_of_equals(gpus: Ints) -> Bools:
-    """Return a mask of GPUs: of equally free GPUs of a node, the lowest-numbered one."""
+    """Return a mask that leaves one GPU, the lowest-numbered, of equally free GPUs of a node."""
     equal = gpus[:, :, None] == gpus[:, None, :]
     first: Bools = equal.argmax(2) == np.arange(gpus.shape[1])
     return first

@@ -67,7 +67,7 @@ class Typical:
 
 
 def read_typical(raw: list[dict[str, Any]]) -> list[Typical]:
-    """Return the parameter `typical` as values."""
+    """Return the parameter `typical` as a list of request kinds."""
     kinds = [
         Typical(
             cpu_milli=int(kind.get("cpu_milli", 0)),
@@ -146,7 +146,7 @@ class Learner:
 
 
 class Usable:
-    """The free GPU milli of a node that typical requests can use, from a table.
+    """Looks up how much of a node's free GPU milli the typical requests can use.
 
     For a typical request c the usable milli are the sum of the free milli of its GPUs that are
     large enough for c, if the node has the CPU and enough such GPUs, else 0. So, for requests of
@@ -207,7 +207,7 @@ class Usable:
         return self._cpu_steps.searchsorted(cpu, side="right")
 
     def gains(self, demand: Demand, rows: Ints, cpu: Ints, gpus: Ints, able: Bools) -> Ints:
-        """Return how much F falls, in parts of a milli, if `demand` is placed on each of `rows`.
+        """Return how many parts of a milli fragmentation falls if `demand` is placed on each row.
 
         Args:
             demand: What each row would take.
@@ -250,7 +250,7 @@ class Usable:
 
 
 class FragmentationScores:
-    """The scores of one demand on every node, and the GPU with each score."""
+    """The score of each node for one demand, and the GPU that gives it."""
 
     def __init__(self, nodes: int) -> None:
         self.version = -1

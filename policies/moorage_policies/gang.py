@@ -51,7 +51,7 @@ class AIOSv1PolicyRule:
         return propose(fleet, demand, members[: demand.nodes])
 
     def _group(self, fleet: Any, demand: Any, ranking: list[int], *, spread: bool) -> list[int]:
-        """Return the nodes of the rack, the cluster or the fleet to take the gang from, or []."""
+        """Return nodes of a rack, a cluster or the fleet for the gang; [] if it does not fit."""
 
         def rack(row: int) -> Place:
             return _rack(fleet, row)

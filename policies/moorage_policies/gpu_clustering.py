@@ -1,4 +1,4 @@
-"""GPU clustering: place equal kinds of requests on the same nodes.
+"""GPU clustering: place requests of one kind on the same nodes.
 
 The strategy of production schedulers that keep jobs of equal GPU needs on the same machines
 (Gandiva, OSDI'18), in the form of the ATC'23 comparison. A request is tagged "share" or with its

@@ -1,4 +1,4 @@
-"""AWS on loopback: moto's server as a process of its own, and a proxy before it for its faults.
+"""AWS on loopback: moto's server in a process of its own, behind a proxy that simulates faults.
 
 The proxy passes everything on but for what moto does not do: client tokens that answer twice with
 one instance, errors as AWS documents them, status checks that take their time, instances that
@@ -161,7 +161,7 @@ class AwsWorld:
         self.memory.faults.append(fault)
 
     def hide(self, times: int) -> None:
-        """Let the next `times` searches by tag find nothing, as AWS shows new instances late."""
+        """Let the next `times` searches by tag find nothing, since AWS lists new instances late."""
         self.memory.hidden = times
 
     def requests(self, action: str) -> list[dict[str, str]]:
@@ -276,7 +276,7 @@ class Proxy(BaseHTTPRequestHandler):
         return status, answer
 
     def _run_command(self, action: str, body: bytes) -> tuple[int, bytes]:
-        """Let moto answer, and run the command on this machine, since moto runs none."""
+        """Let moto answer, then run the command on this machine, since moto runs none."""
         running, request = self.aws.memory.running, json.loads(body)
         status, answer = self._pass_on(body)
         if action == "SendCommand" and status == 200:  # HTTP.
@@ -349,7 +349,7 @@ def aws_server() -> Iterator[AwsWorld]:
 
 @pytest.fixture
 def aws(aws_server: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> AwsWorld:
-    """AWS, as boto3 finds it by its own environment; its faults and tokens are forgotten first."""
+    """The simulated AWS, which boto3 finds by environment variables; each test starts afresh."""
     aws_server.forget()
     for name, value in aws_server.environment.items():
         monkeypatch.setenv(name, value)
@@ -357,7 +357,7 @@ def aws(aws_server: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> AwsWorld:
 
 
 class AwsBench:
-    """The backend `aws` for the tests of conformance: instances that do what their tag says."""
+    """The backend `aws` for the conformance tests; a tag tells each instance what to do."""
 
     def __init__(self, world: AwsWorld, root: Path) -> None:
         self.world = world

@@ -6,7 +6,7 @@ import time
 
 
 class Counter:
-    """Counts, and says which devices it sees."""
+    """An actor that adds numbers and reports which devices it sees."""
 
     def __init__(self, start=0, *, seconds=0.0, fail=""):
         print("counts from", start)

@@ -1,4 +1,4 @@
-"""A user's job on Ray: it says which devices its tasks and actors see, and goes on."""
+"""A user's job on Ray: it reports which devices its tasks and actors see, then continues."""
 
 import json
 import os

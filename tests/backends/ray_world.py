@@ -1,4 +1,4 @@
-"""A real Ray of two nodes with declared GPUs, and what is left on it, for tests of the backend."""
+"""A real Ray of two nodes with declared GPUs, and a search for what workloads leave on it."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ class RayWorld(RayCluster):
 
     @property
     def programs(self) -> Path:
-        """The folder that is first in the PATH of its nodes."""
+        """The folder that comes first in PATH on the cluster's nodes."""
         return self.folder / "bin"
 
     def variables(self) -> dict[str, str]:

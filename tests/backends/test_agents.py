@@ -134,7 +134,7 @@ async def test_orders_of_a_replaced_server_are_ignored(world: World) -> None:
     assert list(world.there) == ["a"]
 
 
-async def test_metrics_are_beats_and_a_driver_that_hangs_holds_none_up(world: World) -> None:
+async def test_metrics_count_as_heartbeats_and_a_hanging_driver_delays_none(world: World) -> None:
     hangs, measured = threading.Event(), threading.Event()
 
     def measure() -> Measurement:
@@ -217,7 +217,7 @@ async def test_an_agent_learns_when_the_server_read_its_heartbeats(world: World)
     assert world.heard[0] <= deadline.now()
 
 
-async def test_workloads_ended_by_an_unheard_machine_have_failed(world: World) -> None:
+async def test_workloads_of_a_machine_that_is_given_up_have_failed(world: World) -> None:
     await world.fleet.start(order())
     assert world.link is not None
     world.link.abort()
@@ -353,7 +353,7 @@ async def test_a_gang_with_a_machine_that_has_no_agent_is_refused(world: World) 
         await world.fleet.start(gang)
 
 
-async def test_a_gang_with_a_machine_that_was_forgotten_never_reads_as_healthy(
+async def test_a_gang_with_a_forgotten_machine_is_never_reported_healthy(
     world: World,
 ) -> None:
     """The server was down meanwhile, so it remembers nothing but the lease."""

@@ -1,4 +1,4 @@
-"""The backend `aws` against moto's server: what is tried in which order, and what is said of it."""
+"""The backend `aws` against moto's server: the order of its attempts, and its reports."""
 
 import asyncio
 import base64
@@ -185,7 +185,7 @@ async def test_a_price_above_the_limit_is_not_paid(aws, backend):
         ("InvalidAMIID.NotFound", "refused RunInstances in us-east-1 .InvalidAMIID.NotFound: "),
     ],
 )
-async def test_errors_have_the_place_and_a_remedy(aws, backend, code, said):
+async def test_errors_name_the_place_and_a_remedy(aws, backend, code, said):
     aws.refuse("RunInstances", code)
     with pytest.raises(BackendError, match=said):
         await backend.start(Order("a", SMALL))
@@ -384,7 +384,7 @@ async def test_tags_and_scripts_have_the_id_of_the_lease(aws, backend):
 
 
 async def test_an_instance_is_ready_when_its_port_answers(aws, backend):
-    """Its subnet is of this machine's loopback addresses, so the port is a real one."""
+    """Its subnet consists of this machine's loopback addresses, so the port is a real one."""
     ec2 = aws.ec2()
     vpc = ec2.create_vpc(CidrBlock="127.77.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="127.77.1.0/24", AvailabilityZone="us-east-1a")[
@@ -407,7 +407,7 @@ async def test_an_instance_is_ready_when_its_port_answers(aws, backend):
     assert (await backend.status("a")).endpoint == ready.endpoint
 
 
-async def test_the_volume_has_the_size_and_the_name_that_the_image_gives_it(aws, backend):
+async def test_the_volume_has_the_size_of_the_spec_and_the_device_name_of_the_image(aws, backend):
     image = aws.ec2().describe_images(Owners=["amazon"], MaxResults=5)["Images"][0]
     spec = InstanceResourceSpec(instance_type="t3.micro", image_id=image["ImageId"], volume_gib=33)
     await backend.start(Order("a", spec))

@@ -1,4 +1,4 @@
-"""The list of instance types that ships, and the one that AWS answers."""
+"""The list of instance types that ships with Moorage, and the list that AWS returns."""
 
 import json
 import re
@@ -36,11 +36,11 @@ def test_the_catalogue_has_the_region_and_date_of_its_prices(catalogue):
         ({"vcpus": 2, "memory_mib": 4096}, "t3.medium"),
     ],
 )
-def test_the_cheapest_that_fits_comes_first(catalogue, wanted, cheapest):
+def test_the_cheapest_type_that_fits_comes_first(catalogue, wanted, cheapest):
     assert catalogue.fitting(**wanted)[0].name == cheapest
 
 
-def test_cpu_demands_get_types_without_gpus_and_huge_ones_none(catalogue):
+def test_cpu_demands_get_types_without_gpus_and_huge_demands_get_none(catalogue):
     assert not any(each.gpus for each in catalogue.fitting(vcpus=4))
     assert catalogue.fitting(gpus=9) == []
     assert catalogue.fitting(gpu_model="A1") == []
@@ -57,7 +57,7 @@ def product(kind: str, price: str, unit: str = "Hrs") -> str:
     return json.dumps({"product": {"attributes": {"instanceType": kind}}, "terms": terms})
 
 
-def test_a_refreshed_list_is_used_from_then_on(aws, tmp_path):
+def test_a_refreshed_list_replaces_the_shipped_one(aws, tmp_path):
     aws.memory.prices = [product("g5.xlarge", "1.42"), product("t3.micro", "0.0000000000")]
     made = refresh(AwsCalls(), tmp_path, "eu-west-1")
     read = load(tmp_path, "eu-west-1")

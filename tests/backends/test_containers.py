@@ -1,4 +1,4 @@
-"""Containers of this machine: what the conformance suite does not ask of every backend."""
+"""Containers of this machine, beyond what the conformance suite tests of every backend."""
 
 import asyncio
 import json
@@ -117,7 +117,7 @@ def test_without_a_container_engine_containers_are_refused_plainly(
 @pytest.mark.heavy
 @pytest.mark.containers
 async def test_a_container_in_an_unknown_state_stays_recorded(tmp_path, monkeypatch):
-    """Its engine may be back soon, and it with it: who asks must not take its GPUs for free."""
+    """The container engine may return with the container, so its GPUs must not count as free."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     folder = tmp_path / "containers" / "running" / "a"
     folder.mkdir(parents=True)
@@ -375,7 +375,7 @@ async def test_a_container_without_its_folder_is_stopped(
 
 
 @pytest.mark.heavy
-async def test_a_container_removed_from_outside_has_failed_and_is_not_started_again(
+async def test_a_container_removed_from_outside_has_failed_and_does_not_start_again(
     backend, container_engine, container_image
 ):
     reports: asyncio.Queue[WorkloadReport] = asyncio.Queue()

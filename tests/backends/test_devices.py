@@ -1,4 +1,4 @@
-"""GPUs of this machine: no workload starts on one in use, under any of its names."""
+"""GPUs of this machine: no workload starts on a GPU in use, whichever name it has."""
 
 import json
 import sys
@@ -144,7 +144,7 @@ def devices_after_restart(**held) -> Devices:
 
 @pytest.mark.parametrize("nvml", [True, False])
 def test_a_gpu_with_another_uuid_runs_no_workload(cards, nvml):
-    """Once NVML says which card a name is, and once only the documents do."""
+    """The test runs once with NVML, which maps names to cards, and once with documents alone."""
     if nvml:
         cards("aaa", "bbb", "ccc", "ddd")
     devices = devices_after_restart(old=Devices([], {}).take(order_by_uuid("old", ("2", "ccc"))))

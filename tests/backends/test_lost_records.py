@@ -1,4 +1,4 @@
-"""Workloads whose records were lost: they are found, and end before their devices are free."""
+"""Workloads with lost records are found, and end before their devices are free."""
 
 import asyncio
 import contextlib

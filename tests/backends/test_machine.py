@@ -1,4 +1,4 @@
-"""A machine is known by what its folder remembers, and by its machine id: names change."""
+"""A machine is identified by its data folder and its machine id, since host names change."""
 
 import platform
 
@@ -16,7 +16,7 @@ from moorage.protocol.cluster_documents import machine_key
 
 @pytest.fixture
 def set_hostname(monkeypatch):
-    """Have this machine be called something; root could do it for real, in a namespace."""
+    """Give this machine another host name."""
     return lambda name: monkeypatch.setattr(platform, "node", lambda: name)
 
 

@@ -1,4 +1,4 @@
-"""Processes of this machine: what the conformance suite does not ask of every backend."""
+"""Processes of this machine, beyond what the conformance suite tests of every backend."""
 
 import asyncio
 import contextlib
@@ -143,7 +143,7 @@ async def test_a_supervisor_that_starts_after_the_stop_starts_nothing(backend, t
 
 
 async def test_a_recorded_start_order_is_carried_out_after_a_crash(backend, tmp_path):
-    """Its daemon was killed in between; a supervisor may be on its way with what it had read."""
+    """The daemon was killed between the order and the start of its supervisor."""
     await backend.start(Order("a", noting(tmp_path)))
     await over(backend, "a")
     folder = tmp_path / "running" / "a"
@@ -201,14 +201,14 @@ async def test_a_lease_with_too_many_processors_is_refused(backend):
     ],
 )
 async def test_a_system_error_fails_only_its_workload(backend, spec, reason):
-    """A daemon ends itself at an error that it does not know, and starts the lease again."""
+    """The daemon would end at an unknown error, and start the lease again."""
     with pytest.raises(BackendError, match=reason):
         await backend.start(Order("a", spec))
     assert list(await backend.discover()) == []
 
 
 async def test_a_command_ignores_no_signal(backend, tmp_path):
-    """Python ignores SIGPIPE, and a shell that starts a daemon in the background SIGINT."""
+    """Python ignores SIGPIPE; a shell that starts a background process has it ignore SIGINT."""
     said = f"grep SigIgn /proc/self/status | cut -f2 > {tmp_path}/new; mv {tmp_path}/new"
     spec = ProcessResourceSpec(command=["sh", "-c", f"{said} {tmp_path}/starts"])
     await backend.start(Order("a", spec))
@@ -384,7 +384,7 @@ async def test_every_start_of_a_name_has_separate_output(backend):
 
 
 async def test_output_is_read_once_while_a_stop_archives_it(tmp_path):
-    """The folder moves before, after and during the look at it."""
+    """The reader reads before, during and after the move of the folder."""
     folders = WorkloadStore(tmp_path)
     text = "begin\nMESSAGE\n"
     stop = threading.Event()
@@ -454,7 +454,7 @@ async def test_a_hidden_process_ends_before_the_next_user(backend, tmp_path):
 
 @grouped
 async def test_a_process_in_its_own_control_group_ends_too(backend, tmp_path):
-    """And when the command has ended by itself, at once."""
+    """The process ends at once when the command has ended by itself."""
     deep = f"p={group_of(tmp_path, 'a')}/main/deep; mkdir $p; echo 0 > $p/cgroup.procs; "
     command = ["sh", "-c", f"{deep} {HIDDEN}; exit 3"]
     await backend.start(Order("a", ProcessResourceSpec(command=command)))
@@ -505,7 +505,7 @@ async def test_a_workload_over_its_total_memory_limit_is_ended(backend):
 
 
 async def test_shared_memory_of_processes_counts_once(backend):
-    """Three times 60 MiB, said the sum of what each of them has."""
+    """A sum over its processes would count the shared 60 MiB three times."""
     spec = ProcessResourceSpec(command=filling(3, 60, shared=True), mem_limit="128m")
     await backend.start(Order("a", spec))
     async with asyncio.timeout(SEEN_SECONDS_MAX):
@@ -633,7 +633,7 @@ async def test_the_time_of_a_stop_is_limited_while_a_service_starts(backend, tmp
 
 
 def test_all_output_is_stored_while_another_process_holds_the_pipe(tmp_path):
-    """The reader is behind: what the pipe holds at the end of the workload is read first."""
+    """The reader lags: when the workload ends, it first reads the rest of the pipe."""
     seen, written = os.pipe()
     output = supervisor.Output(str(tmp_path / "output"), 1 << 20)
     output.taking.acquire()  # The machine is busy with something else.
@@ -668,7 +668,7 @@ async def test_other_users_cannot_read_the_workloads_folder(tmp_path):
 
 
 async def test_a_process_ends_when_the_server_is_silent_too_long(backend, tmp_path):
-    """The agent has died, and none comes: its word holds all the same."""
+    """The agent has died without a successor; the deadline that it set still holds."""
     well = ProcessResourceSpec(command=["sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"])
     await backend.start(Order("a", well))
     agent = HeardFile(tmp_path, 3_600.0)

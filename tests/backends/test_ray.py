@@ -134,7 +134,7 @@ async def test_resources_of_other_programs_are_not_leased(backend, ray_world):
     assert (await backend.status("a")).phase is Phase.READY
 
 
-async def test_an_object_of_the_user_is_called_by_its_name(backend, ray_world):
+async def test_the_endpoint_names_the_users_actor_for_calls(backend, ray_world):
     spec = RayActorResourceSpec(
         actor_cls_path="moorage_ray_classes.Counter",
         init_args=[5],
@@ -226,7 +226,7 @@ async def test_one_member_that_fails_fails_the_gang(backend, ray_world, reports)
     assert (ended.phase, ended.exit_code, ended.log_tail) == (Phase.FAILED, 5, ("lost it",))
 
 
-async def test_an_actor_that_is_killed_takes_its_processes_with_it(backend, ray_world, reports):
+async def test_killing_an_actor_ends_its_processes(backend, ray_world, reports):
     script = "pwd; setsid sleep 1000 & exec sleep 1000"
     await backend.start(Order("a", ProcessResourceSpec(command=["sh", "-c", script])))
     folder = Path(await wait_output(backend, "a"))
@@ -242,7 +242,7 @@ async def test_an_actor_that_is_killed_takes_its_processes_with_it(backend, ray_
     assert again.phase is Phase.FAILED, "what ended is not started a second time"
 
 
-async def test_the_process_connected_to_ray_may_be_killed_or_hang(
+async def test_workloads_survive_when_the_process_connected_to_ray_dies_or_hangs(
     backend, ray_world, reports, monkeypatch, tmp_path
 ):
     await backend.start(Order("a", FOREVER, (share(ray_world, 0, "0"),)))

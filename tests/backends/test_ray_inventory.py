@@ -1,4 +1,4 @@
-"""The cluster document of a Ray cluster, of what was seen of it."""
+"""The cluster document that is made from the observed nodes of a Ray cluster."""
 
 from typing import Any
 

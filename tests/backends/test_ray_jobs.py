@@ -174,5 +174,5 @@ async def test_a_job_that_cannot_be_limited_to_its_lease_is_refused(backend, ray
 
 
 def stays() -> bool:
-    """Whether the detached actor of a job exists."""
+    """Return whether the detached actor of a job exists."""
     return any(each["name"] == "stays" for each in ray.util.list_named_actors(all_namespaces=True))

@@ -121,7 +121,7 @@ def test_a_slowly_starting_node_is_awaited(ray_world, monkeypatch):
         assert taken.result(SECONDS_MAX)
 
 
-def test_of_outputs_stored_concurrently_the_last_ones_stay(tmp_path):
+def test_concurrent_stores_of_outputs_leave_the_allowed_number(tmp_path):
     records = Records(tmp_path)
 
     def store(number: int) -> None:

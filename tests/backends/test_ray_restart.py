@@ -77,7 +77,9 @@ async def share(backend: RayBackend) -> Share:
     return Share(ClusterId("ray"), NodeId(node["id"]), ("2",))
 
 
-async def test_workloads_after_a_restart_of_the_ray_cluster(restartable, tmp_path):
+async def test_a_restart_of_the_ray_cluster_fails_workloads_and_allows_new_ones(
+    restartable, tmp_path
+):
     reports = []
     backend = RayBackend(tmp_path, restartable.address)
     backend.listen(reports.append)

@@ -76,7 +76,7 @@ def run(program: str, site: Path, **environment: str) -> str:
     return ran.stdout
 
 
-def test_shipped_kinds_come_in_their_order() -> None:
+def test_shipped_kinds_have_a_fixed_order() -> None:
     assert list(kinds()) == ["local", "memory", "aws", "kubernetes", "ray"]
 
 
@@ -143,9 +143,7 @@ def test_a_resource_engine_can_use_kinds_of_other_distributions(site: Path) -> N
         ("slurm_partition:", "partition:", "its setting partition must begin with slurm_"),
     ],
 )
-def test_a_broken_entry_point_is_a_finding(
-    site: Path, before: str, after: str, reason: str
-) -> None:
+def test_a_broken_entry_point_is_reported(site: Path, before: str, after: str, reason: str) -> None:
     source = site / "moorage_slurm.py"
     source.write_text(source.read_text().replace(before, after))
     _, finding, error = run(OPEN, site, MOORAGE_BACKENDS="slurm,memory").splitlines()
@@ -157,7 +155,7 @@ def test_a_broken_entry_point_is_a_finding(
     assert "state='missing'" in finding
 
 
-def test_a_name_that_is_taken_is_a_finding(site: Path) -> None:
+def test_an_entry_point_with_a_taken_name_is_reported(site: Path) -> None:
     points = site / "moorage_slurm-1.0.dist-info" / "entry_points.txt"
     points.write_text(points.read_text().replace("slurm =", "ray ="))
     source = site / "moorage_slurm.py"

@@ -1,4 +1,4 @@
-"""Files of a run: what cannot be read is named, and what moves is found."""
+"""Files of a run: unreadable files are named, and a folder that moves is found."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ OTHER_USER = 65_534
 
 @contextmanager
 def drop_root() -> Iterator[None]:
-    """Have this process be a user whom modes of files bind, and not root, for a while."""
+    """Run for a while as a user without root's right to read every file."""
     before = os.getresuid()
     if before[1] == 0:
         os.setresuid(OTHER_USER, OTHER_USER, 0)
@@ -24,7 +24,7 @@ def drop_root() -> Iterator[None]:
         os.setresuid(*before)
 
 
-def test_what_cannot_be_read_is_left_out_by_name(tmp_path: Path) -> None:
+def test_unreadable_files_are_left_out_and_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     for name in ("a/file", "open", "secret", "shut/file", "z"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -42,7 +42,7 @@ def test_what_cannot_be_read_is_left_out_by_name(tmp_path: Path) -> None:
     assert found.left_out == (("a/file", denied), ("secret", "it cannot be read"), ("shut", denied))
 
 
-def test_a_folder_that_moves_meanwhile_is_found(tmp_path: Path) -> None:
+def test_a_folder_that_moves_during_the_search_is_found(tmp_path: Path) -> None:
     store = WorkloadStore(tmp_path)
     running, ended = tmp_path / "running" / "w", tmp_path / "ended" / "w@1"
     (running / "work").mkdir(parents=True)

@@ -34,7 +34,7 @@ def table(path: Path, gpus: int) -> Path:
 
 @pytest.mark.heavy
 @pytest.mark.kubernetes
-def test_both_place_the_same_demand_on_the_same_nodes(tmp_path: Path) -> None:
+def test_moorage_and_kube_scheduler_place_the_same_demand_on_the_same_nodes(tmp_path: Path) -> None:
     built = subprocess.run([sys.executable, TOOLS], capture_output=True, text=True, check=True)
     if "kube-scheduler: " not in built.stdout:
         pytest.skip(built.stderr)

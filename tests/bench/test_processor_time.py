@@ -18,7 +18,7 @@ sys.stdin.read()
 """
 
 
-def test_a_program_and_its_children_are_counted_apart():
+def test_a_program_and_its_children_are_counted_separately():
     command = [sys.executable, "-c", WORK, "both", WORK]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         before = processor_time_of(program.pid)

@@ -1,4 +1,4 @@
-"""Fleets from which requests leave: what is counted, what is compared, and what is said of it."""
+"""Fleets from which requests also leave: what is counted, compared and printed."""
 
 import json
 import subprocess
@@ -125,7 +125,7 @@ def test_the_command_prints_a_row_per_trace_and_policy(folder):
     ]
 
 
-def test_what_cannot_be_run_is_said(folder):
+def test_errors_name_the_wrong_argument_of_churn(folder):
     with pytest.raises(CommandError, match="--nodes"):
         churn()
     with pytest.raises(CommandError, match="no policy spread_unpriced; there are first_fit"):

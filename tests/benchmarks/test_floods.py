@@ -1,4 +1,4 @@
-"""One tenant at full force for some seconds: another is refused nothing, and nothing is left."""
+"""One tenant floods a server for some seconds: it refuses no other tenant, and leaks nothing."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ async def flood(attack: str, running: Running, folder: Path) -> tuple[floods._Ph
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_flood_of_one_tenant_has_nothing_of_another_refused(attack: str, server) -> None:
+def test_a_flood_by_one_tenant_causes_no_refusal_of_another(attack: str, server) -> None:
     during, attacker, left = uvloop.run(flood(attack, *server))
     assert during.asks
     assert during.refused == []
@@ -61,7 +61,7 @@ def test_the_command_gives_a_row_for_an_attack() -> None:
     assert (row["asks"] > 0, row["workloads_left"]) == (True, 0)
 
 
-def test_an_attack_that_there_is_not_is_refused() -> None:
+def test_an_unknown_attack_is_refused() -> None:
     done = play("--attack", "rain")
     assert done.returncode == 1
     assert "there is no attack rain; there are short_leases, endless_policies" in done.stderr

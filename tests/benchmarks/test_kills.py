@@ -41,7 +41,7 @@ def test_kills_leave_no_container_behind_and_start_none_twice(container_engine, 
     assert container_engine.containers(all=True) == []
 
 
-def test_a_kind_of_workload_that_there_is_not_is_refused():
+def test_an_unknown_kind_of_workload_is_refused():
     command = [sys.executable, "-m", "benchmarks", "kills", "--category", "pod"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

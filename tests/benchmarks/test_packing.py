@@ -1,4 +1,4 @@
-"""The packing protocol in one process: what it counts, and that the allocator has the last word."""
+"""The packing protocol in one process: its counts, and the allocator's check of each proposal."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_policies_see_the_same_fleet_as_in_cells():
 
 
 class Greedy:
-    """A policy that gives away the same GPUs each time."""
+    """A policy that proposes the same GPUs each time."""
 
     def __init__(self, gpus):
         self.gpus = gpus
@@ -60,7 +60,7 @@ class Greedy:
 
 
 @pytest.mark.parametrize("gpus", [["0"], ["0", "1"], ["2"]])
-def test_an_unsound_policy_is_not_packed_with(gpus):
+def test_packing_refuses_an_unsound_policy(gpus):
     with pytest.raises(ValueError, match="w: policy_unsound"):
         pack(Greedy(gpus), openb(NODES, 1), [WHOLE, WHOLE])
 

@@ -1,4 +1,4 @@
-"""Peers of Moorage: home-made ones and schedulers by the protocol, and the page of stored runs."""
+"""Peers of Moorage: each runs by the protocol, and the page is made of stored runs."""
 
 import asyncio
 import contextlib
@@ -60,7 +60,7 @@ def test_a_fleet_that_is_too_small_is_refused(tmp_path: Path) -> None:
     assert "expected nodes with 20 GPUs or more" in done.stderr
 
 
-def test_an_unknown_peer_is_named_with_those_there_are() -> None:
+def test_the_error_for_an_unknown_peer_lists_the_known_ones() -> None:
     command = [sys.executable, "-m", "benchmarks.peers", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
@@ -68,7 +68,7 @@ def test_an_unknown_peer_is_named_with_those_there_are() -> None:
 
 
 class Shelf:
-    """A session in memory, which may hand out one GPU again and again."""
+    """A session in memory, which may grant one GPU several times."""
 
     pids: Sequence[int] = ()
 

@@ -1,4 +1,4 @@
-"""The published table and ours: what is compared, and when means agree."""
+"""The published table beside ours: the compared figures, and when two means agree."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ HEADER = "trace,policy,runs,allocated_percent_at_130_mean,allocated_percent_at_1
 
 @pytest.fixture
 def folder(tmp_path):
-    """A cluster of 40 GPUs, a trace that fills it exactly, and figures that say so, or not."""
+    """A cluster of 40 GPUs, a trace that fills it exactly, and figures of which some agree."""
     rows = [f"n{number},64000,262144,4,T4" for number in range(10)]
     (tmp_path / "nodes.csv").write_text("\n".join(["sn,cpu_milli,memory_mib,gpu,model", *rows]))
     rows = [f"p{number:03},1000,1024,1,1000" for number in range(60)]
@@ -40,7 +40,7 @@ def test_means_agree_within_points_or_two_standard_errors(folder):
     assert near.difference == pytest.approx(-0.2)
 
 
-def test_what_cannot_be_run_is_said(folder):
+def test_errors_name_the_wrong_argument_of_placement(folder):
     with pytest.raises(CommandError, match="--nodes"):
         placement()
     with pytest.raises(CommandError, match=r"no policy spread; there are random, "):
@@ -50,7 +50,7 @@ def test_what_cannot_be_run_is_said(folder):
         placement(folder / "nodes.csv")
 
 
-def test_a_trace_without_published_figures_is_a_row_of_ours(folder):
+def test_a_trace_without_published_figures_has_only_our_figures(folder):
     (folder / PUBLISHED).unlink()
     words = ("placement", "--nodes", str(folder / "nodes.csv"), "--seeds=1", "--rule=fgd")
     done = subprocess.run(  # Our own program.

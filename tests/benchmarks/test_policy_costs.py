@@ -39,7 +39,7 @@ def test_a_grant_is_taken_from_the_fleet_and_a_full_fleet_refuses():
     assert asyncio.run(place(8)) == ([True] * 6 + [False] * 2, 6)
 
 
-def test_a_policy_that_fails_is_no_figure():
+def test_a_failing_policy_gives_an_error_and_no_figure():
     with pytest.raises(CommandError, match=r"expected_fill:1\.0-stable failed"):
         asyncio.run(
             policy_costs._cost("expected_fill", {"typical": [7]}, openb(NODES, 1), PODS[:1])

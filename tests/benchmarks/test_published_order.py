@@ -1,4 +1,4 @@
-"""The draws of Go's generator, and the orders that the published runs made of them."""
+"""Random numbers of Go's generator, and the order of requests that published runs drew."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def names_of(names: dict[str, str], rank: int) -> str:
     return name
 
 
-def test_an_order_that_asks_for_too_much_loses_requests_at_random():
+def test_an_order_that_exceeds_the_limit_loses_requests_at_random():
     order, _ = read_published_order(PODS, NODES, 4000, arrive=0.5, seed=42)
     assert sum(pod.demand_milli for pod in order) == 2000
     assert len({pod.name for pod in order}) == 4

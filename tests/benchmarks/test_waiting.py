@@ -25,17 +25,17 @@ def waits(order, *, backfill, jobs=JOBS):
     return [played.waits[number] for number in range(len(jobs))]
 
 
-def test_strictly_none_goes_before_the_head():
+def test_a_strict_queue_lets_no_job_pass_the_head():
     assert waits("first_come", backfill=False) == [0, 99, 198, 197]
 
 
-def test_backfill_goes_before_the_head_and_delays_it_by_nothing_that_it_would_have_had():
+def test_backfilled_jobs_pass_the_head_without_delaying_it():
     first, head, *rest = waits("first_come", backfill=True)
     assert (first, head) == (0, 99)
     assert sum(rest) <= 198 + 197
 
 
-def test_the_largest_first_overtake():
+def test_the_order_largest_lets_large_jobs_overtake():
     jobs = [Job(0, 100, 8, "a"), Job(1, 10, 1, "a"), Job(2, 100, 8, "a")]
     assert waits("largest", backfill=False, jobs=jobs) == [0, 199, 98]
     assert waits("first_come", backfill=False, jobs=jobs) == [0, 99, 108]
@@ -61,7 +61,7 @@ def test_small_jobs_give_way_after_an_hour_and_lose_their_work():
 
 
 def test_durations_of_similar_jobs_predict_better_than_deadlines():
-    """Jobs of ten minutes, one at a time; users request an hour. Each finds eight before it."""
+    """Jobs of ten minutes run one at a time; users request an hour. Eight jobs wait before each."""
     jobs = [Job(max(n / 10, 600 * (n - 8)), 600, 8, "a") for n in range(60)]
     found = calibrate(jobs, 1, "best_fit")
     assert found["compared"] > 20

@@ -1,4 +1,4 @@
-"""Pages that a real browser shows, against real servers: other sites', hidden ones, rebound ones.
+"""Real servers refuse pages in a real browser: of other sites, without origin, or rebound.
 
 Each attack is seen to arrive, and to be refused: what the browser itself forbids proves nothing.
 """
@@ -46,7 +46,7 @@ FORM = """([url, text]) => {
 
 @pytest.fixture(scope="module", params=["open", "tokens"])
 def server(request) -> Iterator[tuple[Running, dict[str, str]]]:
-    """A default `moored serve`, and what a program must send it."""
+    """A default `moored serve`, and the headers that a program must send to it."""
     tokens = {"MOORAGE_TOKENS": "ann:key"} if request.param == "tokens" else {}
     with daemon(environment=tokens) as running:
         yield running, {"Authorization": "Bearer key"} if tokens else {}
@@ -54,7 +54,7 @@ def server(request) -> Iterator[tuple[Running, dict[str, str]]]:
 
 
 def show(page, url: str) -> list[tuple[str, int]]:
-    """Show a page, and return a list in which the answers to what it asks appear."""
+    """Show a page, and return a list that receives the answers to its requests."""
     answers: list[tuple[str, int]] = []
     page.on("response", lambda answer: answers.append((answer.request.method, answer.status)))
     if urlsplit(url).path == "/page":  # As if the server there had answered with it.
@@ -71,7 +71,7 @@ def port(url: str) -> int:
 
 
 def start_of_a_process(file: Path) -> list[tuple[str, str]]:
-    """Return the three requests that have a command run, in a form that a page can send."""
+    """Return the three requests that run a command, in a form that a page can send."""
     here = {"id": "localhost", "gpus": {"count": 0, "gpus": []}, "vcpus": {"count": 4}}
     nodes = {"count": 1, "nodeData": [{**here, "memory": 4096}]}
     command = {"command": ["touch", str(file)], "stop_seconds": 1}
@@ -88,8 +88,8 @@ def start_of_a_process(file: Path) -> list[tuple[str, str]]:
     return [(path, f'{json.dumps(each)[:-1]}, "x=": 1}}') for path, each in sent.items()]
 
 
-def test_the_attack_works_where_a_program_makes_it(tmp_path):
-    """Without this, the failure of pages would prove nothing."""
+def test_the_attack_works_from_a_program(tmp_path):
+    """Without this test, the failure of pages would prove nothing."""
     file = tmp_path / "ran"
     with daemon() as running, httpx.Client(base_url=running.http, timeout=30) as http:
         for path, text in start_of_a_process(file):
@@ -204,7 +204,7 @@ def test_our_own_page_is_answered(page, server, host):
         assert page.evaluate(SOCKET, f"ws://{name}:{port(running.ws)}") == expected
 
 
-def test_a_name_and_a_site_that_are_allowed(page, site_port):
+def test_pages_of_an_allowed_name_and_an_allowed_site_are_answered(page, site_port):
     allowed = {
         "MOORAGE_ALLOWED_HOSTS": "moored.example",
         "MOORAGE_ALLOWED_ORIGINS": f"http://console.example:{site_port}",
@@ -220,7 +220,7 @@ def test_a_name_and_a_site_that_are_allowed(page, site_port):
         assert answers == [("POST", 405)]
 
 
-def test_a_served_pool_is_for_programs(page, site_port, tmp_path):
+def test_a_served_pool_refuses_pages(page, site_port, tmp_path):
     command = [str(Path(sys.executable).with_name("moorage")), "pool", "serve"]
     command += ["--address", "tcp:127.0.0.1:0", "-r", "gpus=4"]
     with child(command, tmp_path / "log", dict(os.environ)) as (_, ready):

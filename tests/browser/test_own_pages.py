@@ -1,4 +1,4 @@
-"""Pages of one's own site, in a real browser: they show who they are as a subprotocol."""
+"""Pages of an allowed site, in a real browser, authenticate by a subprotocol of the WebSocket."""
 
 import base64
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ CONNECT = """async ([url, credential]) => {
 
 @pytest.fixture(scope="module")
 def server(site_port: int) -> Iterator[Running]:
-    """A server with tokens that lets pages of one site in."""
+    """A server with tokens that admits pages of one site."""
     ours = f"http://ours.example:{site_port}"
     environment = {"MOORAGE_TOKENS": f"ann:{TOKEN}", "MOORAGE_ALLOWED_ORIGINS": ours}
     with daemon(environment=environment) as running:
@@ -50,7 +50,7 @@ def bearer(token: str) -> list[str]:
 
 
 def ticket(running: Running) -> dict:
-    """Return what the page's own server gets for it."""
+    """Return the ticket that the page's own server gets for its page."""
     answer = httpx.post(f"{running.http}/websocket-ticket", headers=KNOWN).raise_for_status()
     return answer.json()["data"]
 

@@ -1,4 +1,4 @@
-"""A hand-written HTTP server that answers anything: the truth, late, half, too much, or lies.
+"""An HTTP server for tests that answers correctly, late, partly, too much, or wrongly.
 
 It speaks just enough HTTP/1.1 for a real client over a real socket, and remembers every
 request, so that tests can count them.
@@ -63,7 +63,7 @@ async def fall_silent(request: Asked, writer: Writer) -> None:
 
 
 async def drip(request: Asked, writer: Writer) -> None:
-    """Send an answer so slowly that it never ends, but is never idle for long either."""
+    """Send an answer so slowly that it never ends, with no long pause between its parts."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
     while True:
         writer.write(b" ")
@@ -72,7 +72,7 @@ async def drip(request: Asked, writer: Writer) -> None:
 
 
 async def flood(request: Asked, writer: Writer) -> None:
-    """Send more than anybody wants, without saying how much."""
+    """Send an oversized answer without a length."""
     writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
     while True:
@@ -88,7 +88,7 @@ async def nonsense(request: Asked, writer: Writer) -> None:
 
 
 class FaultyService:
-    """The server. `behave` may be replaced at any time; `by_path` goes before it."""
+    """The HTTP server; it answers as `behave` says, which tests may replace; `by_path` is first."""
 
     def __init__(self) -> None:
         self.requests: list[Asked] = []

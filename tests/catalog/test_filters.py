@@ -1,4 +1,4 @@
-"""Mongo filters at the catalog's door: what they mean is the query room's; how they are refused."""
+"""Mongo filters of requests to the catalog: which documents match, and how errors are reported."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A catalog that is not as it was written is refused, or does without a record and says so."""
+"""A damaged catalog is refused, or opens without the damaged record and reports that record."""
 
 import random
 import shutil
@@ -120,7 +120,7 @@ async def test_a_policy_that_was_changed_is_set_aside_and_may_be_stored_again(
 
 
 async def test_a_policy_is_checked_against_its_digest_when_it_is_read(path: Path):
-    """Also where all checksums are right: only a digest knows what was registered."""
+    """All checksums may match: only the digest shows which content was registered."""
     stored = await kill_writer(path)
     uri = next(iter(stored))
     store = await DocumentStore.open(SqliteRecords(path))

@@ -1,4 +1,4 @@
-"""One machine is registered once, whatever it is called."""
+"""One machine is registered once, under whichever name."""
 
 import pytest
 
@@ -35,7 +35,7 @@ async def refusal(work, place="nodes.nodeData[0]"):
     return caught.value
 
 
-def test_identities_of_machines_do_not_split_kinds_of_nodes():
+def test_nodes_of_one_kind_share_a_record_despite_different_identities():
     one = node("a", "GPU-AB", machineId="m", providerId="aws:///eu/i-1")
     (first, second) = cluster_model(cluster("c", one, node("b", "GPU-CD"))).nodes
     assert first.identity == ("machine m", "provider aws:///eu/i-1", "device gpu-ab")
@@ -55,7 +55,7 @@ def test_identities_of_machines_do_not_split_kinds_of_nodes():
         node("x", machineId="M "),
     ],
 )
-async def test_a_machine_under_another_name_is_refused_with_the_one_it_has(catalog, same):
+async def test_a_refused_second_name_of_a_machine_comes_with_the_registered_name(catalog, same):
     await catalog.clusters.create(cluster("lab", node("gpu1", "GPU-1", machineId="m")))
     error = await refusal(catalog.clusters.create(cluster("copy", node("own"), same)), NODE_1)
     assert "copy/x is the machine that is registered as lab/gpu1" in error.reason

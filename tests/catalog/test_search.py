@@ -1,4 +1,4 @@
-"""Searches in the embedded catalog: filters, likeness, and that they follow every change."""
+"""Searches in the embedded catalog: filters, similarity, and results that follow every change."""
 
 import asyncio
 

@@ -145,7 +145,7 @@ class Harbour:
         self.standby = False
 
     def freeze(self) -> None:
-        """Receive messages, but answer nothing, not even pings."""
+        """Receive messages, but answer neither requests nor pings."""
 
         async def freeze_them() -> None:
             assert self._server is not None
@@ -329,14 +329,14 @@ def open_harbour() -> Iterator[Harbour]:
 
 @pytest.fixture
 def harbour() -> Iterator[Harbour]:
-    """An open harbour."""
+    """A running harbour."""
     with open_harbour() as harbour:
         yield harbour
 
 
 @pytest.fixture
 def other() -> Iterator[Harbour]:
-    """A second open harbour."""
+    """A second running harbour."""
     with open_harbour() as other:
         yield other
 

@@ -1,4 +1,4 @@
-"""Served pools, as their users serve them; the tests of pools share this."""
+"""Served pools, as their users serve them, for all tests of pools."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ def free(pool: ResourcePoolAdapter, kind: str = "gpus") -> float:
 
 
 def comes_back(pool: ResourcePoolAdapter, slots: float) -> bool:
-    """Wait until so many GPUs are free."""
+    """Wait until the pool has the given number of free GPUs."""
     deadline = time.monotonic() + SECONDS_MAX
     while free(pool) != slots and time.monotonic() < deadline:
         time.sleep(0.01)  # The server notices by itself, without an event.

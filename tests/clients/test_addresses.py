@@ -75,7 +75,7 @@ class TestWhichAddress:
         with pytest.raises(Unauthorized):  # Where all refuse the token.
             await Client(two(harbour, harbour)).__aenter__()
 
-    async def test_the_token_goes_to_each_that_was_named(self, harbour, standby):
+    async def test_the_token_goes_to_each_configured_address(self, harbour, standby):
         async with Client(two(standby, harbour), "secret") as client:
             assert await lease_of(client)
         assert [*standby.headers, *harbour.headers] == ["Bearer secret"] * 2
@@ -106,7 +106,7 @@ class TestTheWriter:
             assert await client.manage("first:1-x", "poke") == {"did": "poke"}, "not repeated"
         assert standby.count("ask") == harbour.count("ask") == 1
 
-    async def test_a_standby_leads_to_a_writer_that_was_not_named(self, harbour, standby):
+    async def test_a_standby_leads_to_a_writer_that_is_not_configured(self, harbour, standby):
         async with Client(standby.url, "secret", reconnect_seconds=0.1) as client:
             assert await lease_of(client)
             assert harbour.headers == ["Bearer secret"]
@@ -134,7 +134,7 @@ class TestTheWriter:
             harbour.standby = False
             assert await asking
 
-    async def test_standbys_that_name_each_other_end_in_a_sentence(self, harbour, standby):
+    async def test_standbys_that_name_each_other_end_in_an_error(self, harbour, standby):
         harbour.standby, harbour.leader = True, standby.url
         async with Client(two(harbour, standby), reconnect_seconds=0.4) as client:
             with pytest.raises(AddressesFailed) as caught:
@@ -145,7 +145,7 @@ class TestTheWriter:
         }
         assert harbour.count("ask") + standby.count("ask") < 30
 
-    async def test_a_standby_that_names_itself_is_none_that_leads_on(self, harbour):
+    async def test_a_standby_that_names_itself_as_leader_is_not_followed(self, harbour):
         harbour.standby, harbour.leader = True, harbour.url
         async with Client(harbour.url, reconnect_seconds=0.1) as client:
             with pytest.raises(ConnectionFailed, match="which is itself"):
@@ -204,7 +204,7 @@ class TestATakeover:
         assert {*keys[0]} == {*keys[1]}
         assert len(keys[0]) == 5
 
-    async def test_a_session_is_resumed_at_the_writer_where_a_standby_cannot(self, harbour, other):
+    async def test_a_session_that_a_standby_cannot_resume_moves_to_the_writer(self, harbour, other):
         harbour.names_sessions = other.names_sessions = True
         other.standby, other.leader = True, None
         async with Client(two(harbour, other)) as client:
@@ -242,7 +242,7 @@ class TestATakeover:
             assert client.url == standby.url
         assert standby.leases[held.id]["state"] == "ended"
 
-    async def test_news_go_on_at_another_server(self, harbour, other):
+    async def test_news_continue_from_another_server(self, harbour, other):
         async with Client(two(harbour, other)) as client:
             news = client.watch("leases")
             coming = asyncio.create_task(anext(news))
@@ -252,7 +252,7 @@ class TestATakeover:
             assert (event.event, event.data["url"]) == ("reconnected", other.url)
             await news.aclose()
 
-    def test_news_that_look_for_a_server_can_be_closed(self, harbour, other):
+    def test_a_watch_that_looks_for_a_server_can_be_closed(self, harbour, other):
         with BlockingClient(two(harbour, other), reconnect_seconds=600) as client:
             news = client.watch("leases")
             for each in (harbour, other):

@@ -17,7 +17,7 @@ from moorage_client import (
 )
 
 
-def test_everything_that_the_async_client_does(harbour):
+def test_the_blocking_client_does_all_that_the_async_client_does(harbour):
     with BlockingClient(harbour.url) as client:
         lease = client.ask("first:1-x", lease={"ttl_seconds": 60}).lease
         assert client.renew(lease.id, lease.token, 120).ttl_seconds == 120
@@ -58,7 +58,7 @@ def test_a_slow_answer_delays_no_other_thread(harbour):
         assert slow.result(60).data
 
 
-def test_a_computing_block_keeps_its_lease(harbour):
+def test_a_lease_is_renewed_while_its_block_computes(harbour):
     with BlockingClient(harbour.url) as client, client.lease("first:1-x", ttl_seconds=2) as held:
         while harbour.count("renew") < 2:
             sum(range(1000))  # Never waits for anything.

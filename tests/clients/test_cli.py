@@ -74,7 +74,7 @@ def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
     assert heard["explain"] is heard["dry_run"] is True
 
 
-def test_the_life_of_a_lease_without_pasting_a_token(shell, harbour):
+def test_a_lease_is_managed_without_pasting_its_token(shell, harbour):
     granted = only_json(shell.process("ask", "first:1-x", "--ttl", "60", "--json"))
     lease = granted["lease"]
     assert granted["success"] is True
@@ -92,7 +92,7 @@ def test_the_life_of_a_lease_without_pasting_a_token(shell, harbour):
     assert (over.returncode, only_json(over)["error"]["code"]) == (7, "lease_ended")
 
 
-def test_the_life_of_a_lease_for_a_person(shell, harbour):
+def test_commands_of_a_lease_print_text_for_people(shell, harbour):
     granted = shell("ask", "first:1-x", "--lease")
     assert (granted.returncode, granted.stdout) == (0, "l-1  c0/n1 gpus 0,1\n")
     assert "moorage release l-1" in granted.stderr
@@ -114,7 +114,7 @@ def test_the_life_of_a_lease_for_a_person(shell, harbour):
         ("defect:1-x", "internal", 70),
     ],
 )
-def test_each_no_has_its_exit_code(shell, policy, code, exit_code):
+def test_each_refusal_has_its_exit_code(shell, policy, code, exit_code):
     done = shell("ask", policy, "--json")
     document = only_json(done)
     assert (done.returncode, document["success"]) == (exit_code, False)
@@ -126,7 +126,7 @@ def test_each_no_has_its_exit_code(shell, policy, code, exit_code):
     assert ("Similar: first:1-x" in spoken.stderr) is (code == "unknown_policy")
 
 
-def test_a_missing_server_is_named_with_the_way_out(shell, nowhere):
+def test_a_missing_server_is_named_with_a_remedy(shell, nowhere):
     done = shell("leases", "--url", nowhere)
     assert (done.returncode, done.stdout) == (4, "")
     assert nowhere in done.stderr
@@ -169,7 +169,7 @@ def test_a_shadow_is_reported_in_words(capsys):
     assert "{" not in shown
 
 
-def test_a_socket_named_alone_does_not_lead_to_the_http_of_another_server(shell, nowhere):
+def test_a_socket_url_alone_gives_no_http_url(shell, nowhere):
     done = shell("policy", "list", "--url", nowhere)
     assert done.returncode == 2
     assert "--http-url or MOORAGE_HTTP_URL" in done.stderr
@@ -178,7 +178,7 @@ def test_a_socket_named_alone_does_not_lead_to_the_http_of_another_server(shell,
     assert "--url: expected ws://HOST:PORT" in swapped.stderr
 
 
-def test_garbage_and_silence_are_unreachable_too(shell, harbour):
+def test_a_server_that_sends_garbage_or_nothing_counts_as_unreachable(shell, harbour):
     harbour.mute.add("why")
     silence = shell("why", "r-0", "--timeout", "0.2", "--json")
     assert (silence.returncode, only_json(silence)["error"]["code"]) == (4, "timeout")
@@ -187,7 +187,7 @@ def test_garbage_and_silence_are_unreachable_too(shell, harbour):
     assert (garbage.returncode, only_json(garbage)["error"]["code"]) == (4, "protocol_violated")
 
 
-def test_tokens_of_leases_and_of_people(shell, harbour):
+def test_wrong_and_missing_lease_tokens_are_reported(shell, harbour):
     def refusal(*words):
         done = shell(*words, "--json")
         assert done.returncode == 5
@@ -213,7 +213,7 @@ def test_tokens_of_leases_and_of_people(shell, harbour):
         "policy push /nowhere.py --uri a:1-x", "policy push /nowhere.py",
     ],
 )  # fmt: skip
-def test_wrong_command_lines(shell, harbour, words):
+def test_wrong_command_lines_are_refused(shell, harbour, words):
     done = shell(*words.split(), "--json")
     assert (done.returncode, only_json(done)["error"]["code"]) == (2, "usage")
     spoken = shell(*words.split())
@@ -317,7 +317,7 @@ def test_ctrl_c_ends_quietly(shell, harbour):
 
 @pytest.mark.parametrize("words", ["fleet", "fleet --json"])
 @pytest.mark.parametrize("stdout", ["| true; exit ${PIPESTATUS[0]}", ">&-"])
-def test_a_reader_that_is_gone_is_no_error(shell, words, stdout):
+def test_a_closed_reader_of_the_output_is_no_error(shell, words, stdout):
     done = subprocess.run(
         ["bash", "-c", f'"$0" {words} {stdout}', shell.program],
         env=shell.environment,
@@ -334,7 +334,7 @@ def ran(harbour):
     return [each for each in harbour.heard if "policy_rule_uri" in each]
 
 
-def test_run_takes_a_policy_that_there_is_unless_one_is_named(shell, harbour):
+def test_run_takes_an_existing_policy_unless_one_is_named(shell, harbour):
     harbour.registered = ["mine:1-x", "other:1-x"]
     done = shell("run", "--", "true")
     assert [each["policy_rule_uri"] for each in ran(harbour)] == ["best_fit:1.0-stable", "mine:1-x"]
@@ -346,7 +346,7 @@ def test_run_takes_a_policy_that_there_is_unless_one_is_named(shell, harbour):
     assert {each["policy_rule_uri"] for each in ran(harbour)} == {"theirs:1-x"}
 
 
-def test_run_takes_the_only_backend_and_chooses_among_several_never(shell, harbour):
+def test_run_takes_the_only_backend_and_never_chooses_among_several(shell, harbour):
     harbour.backends = ["kubernetes"]
     done = shell("run", "--", "true")
     assert done.returncode == 2
@@ -378,7 +378,7 @@ def test_ask_waits_until_its_workload_is_ready(shell, harbour):
     assert "active; ends in" in done.stderr
 
 
-def test_ask_says_so_where_it_never_is_ready(shell, harbour):
+def test_ask_reports_a_workload_that_never_becomes_ready(shell, harbour):
     assert shell("ask", "first:1-x", "--lease", "--until", "active").returncode == 2
     assert harbour.heard == [], "nothing starts"
     harbour.states = [starts("failed", state="ended", reason="no such image")]
@@ -387,7 +387,7 @@ def test_ask_says_so_where_it_never_is_ready(shell, harbour):
     assert "no such image" in only_json(done)["message"]
 
 
-def test_a_share_is_named_where_it_is_a_part_of_a_gpu():
+def test_a_gpu_share_is_shown_only_if_it_is_part_of_a_gpu():
     for document, words in (
         ('{"cpu_milli": 100, "gpu_milli": 1000}', "CPU (milli) 100"),
         ('{"gpus": 2, "gpu_milli": 1000}', "GPUs 2"),
@@ -405,7 +405,7 @@ def test_history_lists_ends_and_refusals_with_reasons(shell, harbour):
     assert "refused!" in shell("history").stdout
 
 
-def test_tenants_are_shown_where_there_are_several(shell, harbour):
+def test_tenants_are_shown_if_there_are_several(shell, harbour):
     for _ in range(2):
         shell("ask", "first:1-x", "--lease")
     assert "tenant" not in shell("leases").stdout

@@ -65,7 +65,7 @@ async def test_a_lease_comes_with_its_token_which_no_repr_shows(harbour, client)
         ("badly:1-x", RequestRefused, Code.BAD_MESSAGE, ("resources.gpus", "a number", {})),
     ],
 )
-async def test_each_no_is_its_own_error(client, policy, kind, code, about):
+async def test_each_refusal_is_its_own_error(client, policy, kind, code, about):
     with pytest.raises(kind) as caught:
         await client.ask(policy)
     error = caught.value
@@ -110,7 +110,7 @@ async def test_a_missing_server_or_no_url_is_noticed_at_once(nowhere, url):
     assert caught.value.url == (url or nowhere)
 
 
-async def test_the_token_is_shown_and_its_refusal_understood(harbour):
+async def test_the_client_sends_its_token_and_reports_its_refusal(harbour):
     harbour.token = "secret"
     async with Client(harbour.url, "secret") as client:
         await client.ask("first:1-x")
@@ -138,7 +138,7 @@ async def test_an_invalid_lease_is_an_invalid_reply(harbour, client):
         await client.leases().all()
 
 
-async def test_a_refusal_without_an_id_answers_everybody(harbour, client):
+async def test_a_refusal_without_an_id_answers_all_open_requests(harbour, client):
     refusal = {"code": "busy", "reason": "Too many sessions."}
     harbour.garbage = json.dumps({"success": False, "message": "…", "error": refusal})
     asks = [client.ask("first:1-x") for _ in range(3)]

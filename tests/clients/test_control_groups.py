@@ -43,14 +43,14 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def test_without_groups_or_limits_there_is_none(machine):
+def test_without_groups_or_limits_there_is_no_limit(machine):
     assert machine.limits == (None, None)
     machine.mount("cgroup2", ".", "rw")
     machine.put(["0::/"], **{"cpu.max": "max 100000", "memory.max": "max"})
     assert machine.limits == (None, None)
 
 
-def test_v1_by_controller(machine):
+def test_v1_limits_are_read_by_controller(machine):
     machine.mount("cgroup", "cpu,cpuacct", "rw,cpu,cpuacct")
     machine.mount("cgroup", "memory", "rw,memory")
     machine.put(

@@ -1,4 +1,4 @@
-"""Defaults of the client, and times as people and programs see them."""
+"""Defaults of the client, and times as it prints them for people and programs."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ from moorage_client.cli.publishing import _show
 from moorage_client.workflow import LeasedPool
 
 
-def test_a_lease_lasts_as_long_from_any_door(shell, harbour):
+def test_the_default_ttl_is_the_same_in_all_clients(shell, harbour):
     assert LeaseRequest().ttl_seconds == TTL_SECONDS == 300
     for holds in (Client.lease, BlockingClient.lease, LeasedPool.__init__):
         assert inspect.signature(holds).parameters["ttl_seconds"].default == TTL_SECONDS
@@ -41,7 +41,7 @@ def test_people_read_their_own_time_with_its_zone(in_tokyo, capsys):
     assert "seconds     5" in said
 
 
-def test_a_time_that_never_came_is_not_shown(capsys):
+def test_an_unset_time_is_not_shown(capsys):
     workload = {"retry_at": 0, "attempt": 1}
     fields({"retry_at": 0.0, "history": [{"at": 0, "seq": 1}], "seconds": 0, "workload": workload})
     shown = capsys.readouterr().out.split()
@@ -54,7 +54,7 @@ def test_programs_read_seconds_since_the_epoch(in_tokyo, capsys):
     assert json.loads(capsys.readouterr().out)["since"] == 5.0
 
 
-def test_no_depth_is_too_deep_to_show(capsys):
+def test_deeply_nested_fields_are_shown(capsys):
     nested = 7
     for _ in range(500):
         nested = [nested]

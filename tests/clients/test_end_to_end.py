@@ -67,7 +67,7 @@ def only_json(done, code=0):
     return json.loads(done.stdout)
 
 
-def test_the_command_line(at_daemon, tmp_path):
+def test_commands_publish_ask_and_release_at_a_real_daemon(at_daemon, tmp_path):
     def moorage(*words, code=0):
         return only_json(at_daemon(*words, "--json"), code)
 
@@ -104,7 +104,7 @@ def test_the_command_line(at_daemon, tmp_path):
         assert at_daemon(*looking).returncode == 0
 
 
-def test_a_thread_watches(server):
+def test_the_blocking_client_watches_from_a_thread(server):
     terms = {"ttl_seconds": 60}
     with BlockingClient(server.ws) as client, client.watch("leases", timeout=0.2) as news:
         assert list(news) == [], "nothing happens, and the loop ends"

@@ -1,4 +1,4 @@
-"""The way to a server: proxies, certificates and tokens, alike for WebSocket and HTTP."""
+"""The way to a server: proxies, certificates and tokens, the same for WebSocket and HTTP."""
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ def proxy_url(request, monkeypatch):
         *((name, False) for name in ("10.0.0.1", "localhost.example", "[2001:db8::1]", "host")),
     ],
 )
-def test_a_proxy_is_not_on_the_way_to_this_machine(host, here):
+def test_addresses_of_this_machine_are_recognized(host, here):
     assert Endpoint(f"ws://{host}:1", None).is_here is here
 
 
@@ -196,7 +196,7 @@ def test_both_sides_have_the_same_proxy(variable, socket, http, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8765", "'ws://127.0.0.1'"])
-def test_a_url_of_something_else_is_refused(variable, command, schemes, url, shell):
+def test_a_url_of_another_scheme_is_refused(variable, command, schemes, url, shell):
     shell.environment[variable] = url
     done = shell(*command)
     assert done.returncode == 2
@@ -234,7 +234,7 @@ def test_white_space_around_settings_is_left_out(around, site, shell, harbour):
 
 @pytest.mark.parametrize("wrong", [f"{SECRET}\nmore", f"{SECRET}\r\nX: y", f"{SECRET}\0", "ключ"])
 @each_side
-def test_a_token_that_cannot_be_sent_is_refused_unseen(wrong, command, shell, monkeypatch):
+def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(wrong, command, shell, monkeypatch):
     shell.environment["MOORAGE_HTTP_URL"] = "http://127.0.0.1:9"
     given = shell(*command, "--token", wrong)
     assert (given.returncode, given.stderr.startswith("moorage: --token: expected")) == (2, True)
@@ -333,7 +333,7 @@ def test_a_file_without_the_authority_is_named(secure_shell, command, tmp_path):
     assert "MOORAGE_CA_FILE goes before it" in said
 
 
-def test_a_folder_is_called_one_and_serves_where_it_is_prepared(secure_shell, authority, tmp_path):
+def test_a_folder_of_authorities_works_once_it_is_prepared(secure_shell, authority, tmp_path):
     (tmp_path / "authority.pem").write_bytes(authority[0].read_bytes())
     for command in SIDES:
         said = secure_shell("--ca-file", str(tmp_path), *command).stderr
@@ -344,7 +344,7 @@ def test_a_folder_is_called_one_and_serves_where_it_is_prepared(secure_shell, au
         assert done.returncode == 0, done.stderr
 
 
-def test_a_program_reads_its_own_parameter_for_an_authority(secure):
+def test_an_error_in_a_program_names_the_parameter_for_the_authority(secure):
     named = r"certificate in `ca_file=` or MOORAGE_CA_FILE"
     services = Services(secure["MOORAGE_HTTP_URL"])
     with services, pytest.raises(CertificateRefused, match=named):

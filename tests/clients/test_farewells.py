@@ -1,4 +1,4 @@
-"""How a client leaves a connection that the server has closed on it."""
+"""How a client leaves a connection that the server has closed."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""`moorage fleet import` against a real server, and `moorage fleet` as it always was."""
+"""`moorage fleet import` and `moorage fleet` against a real server."""
 
 import io
 import json

@@ -21,7 +21,7 @@ async def test_a_block_holds_its_lease_and_releases_it(harbour, client):
     assert harbour.leases[held.id]["state"] == "ended"
 
 
-async def test_a_lease_is_renewed_while_its_block_runs_and_blocks_the_loop(harbour):
+async def test_a_lease_is_renewed_even_while_its_block_holds_up_the_event_loop(harbour):
     async with Client(harbour.url) as client, client.lease("first:1-x", ttl_seconds=2) as held:
         first = held.expires_at
         # This holds up the event loop itself, as a computation would.
@@ -42,7 +42,7 @@ async def test_a_lost_lease_cancels_its_block(harbour, client):
     assert harbour.count("release") == 0
 
 
-async def test_a_lost_lease_only_warns_where_its_block_goes_on(harbour, client):
+async def test_a_lost_lease_only_warns_if_its_block_may_continue(harbour, client):
     finished = False
     with pytest.raises(LeaseLost):
         async with client.lease("first:1-x", ttl_seconds=0.6, cancel_when_lost=False) as held:
@@ -89,7 +89,7 @@ async def test_a_taken_over_lease_is_renewed_at_once(harbour, client):
         await on_thread(harbour.wait_for, lambda: harbour.count("renew") == 1)
 
 
-async def test_an_error_of_the_block_comes_out_also_where_its_lease_is_lost(harbour, client):
+async def test_an_error_of_the_block_is_raised_even_if_its_lease_is_lost(harbour, client):
     with pytest.raises(ZeroDivisionError):
         async with client.lease("first:1-x", ttl_seconds=60):
             raise ZeroDivisionError
@@ -123,7 +123,7 @@ async def test_a_lease_that_ended_within_its_block_raises_lease_lost(harbour, cl
             del harbour.leases[held.id]
 
 
-async def test_no_lease_no_block(client):
+async def test_a_block_does_not_run_without_a_lease(client):
     with pytest.raises(NoCapacity):
         async with client.lease("full:1-x"):
             pytest.fail("the block ran")
@@ -132,7 +132,7 @@ async def test_no_lease_no_block(client):
             pytest.fail("the block ran")
 
 
-async def test_many_leases_at_once(harbour):
+async def test_many_leases_are_renewed_at_the_same_time(harbour):
     async def hold(client):
         async with client.lease("first:1-x", ttl_seconds=1) as held:
             first = held.expires_at

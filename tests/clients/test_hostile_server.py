@@ -235,7 +235,7 @@ def run_command(words: tuple[str, ...], *, as_json: bool, seconds: float = 5.0) 
 
 
 def paths(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the way to every part of a document, the whole included."""
+    """Yield the path to every part of a document, and to the whole document."""
     yield at
     parts = document.items() if isinstance(document, dict) else ()
     parts = enumerate(document) if isinstance(document, list) else parts
@@ -321,7 +321,7 @@ def test_an_unreadable_answer_is_one_error(hostile, raw):
     ],
     ids=range(13),
 )  # fmt: skip
-def test_a_line_that_breaks_off_or_speaks_another_language_is_one_error(hostile, wire):
+def test_a_connection_that_breaks_or_speaks_another_protocol_is_one_error(hostile, wire):
     hostile.wire = wire
     for words in WAYS:
         run_command(words, as_json=False, seconds=0.1)

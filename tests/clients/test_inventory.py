@@ -47,14 +47,14 @@ def ids(document):
 
 @pytest.mark.trace
 @pytest.mark.skipif(not OPENB.is_file(), reason=f"the production traces are not at {OPENB}")
-def test_openb_is_the_document_that_the_commands_register():
+def test_the_file_of_openb_becomes_the_document_of_the_trace():
     (document,) = collect([str(OPENB)], "openb").documents
     assert document == trace.cluster_document(trace.read_nodes(OPENB))
     assert (document["nodes"]["count"], document["gpus"]["count"]) == (1213, 6212)
     assert document["vcpus"]["count"] == 107_018
 
 
-def test_a_table_as_a_spreadsheet_writes_it(put):
+def test_a_table_written_by_a_spreadsheet_is_read(put):
     source = put("nodes.csv", "\ufeff" + HEADER + 'a,4500,1024,2,"T4"\r\nb,1000,512,0,\r\n')
     (document,) = collect([source], "lab").documents
     first, second = document["nodes"]["nodeData"]
@@ -71,7 +71,7 @@ def test_a_table_as_a_spreadsheet_writes_it(put):
         *(("日本", ""), ("日本-1", "1")),
     ],
 )
-def test_a_cluster_is_called_as_its_file_in_the_letters_of_ids(put, name, expected):
+def test_a_cluster_id_is_made_from_the_file_name(put, name, expected):
     table = put(f"{name}.csv", HEADER + "a,1,1,0,\n")
     item = {"kind": "Node", "metadata": {"name": "b"}, "status": {"capacity": {"cpu": "1"}}}
     kubectl = put("prod.json", {"kind": "List", "items": [item]})
@@ -127,7 +127,7 @@ def test_stdin_is_read_like_a_file_without_a_name(monkeypatch):
         ({"config": "- a\n"}, ""),
     ],
 )
-def test_a_live_cluster_is_called_as_its_context(put, monkeypatch, files, expected):
+def test_a_live_cluster_has_the_name_of_its_context(put, monkeypatch, files, expected):
     paths = [put(name, text) for name, text in files.items()]
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join(["/nowhere/config", *paths]))
     assert cluster_id_of("kubernetes", "mine") == "mine"
@@ -190,7 +190,7 @@ def test_errors_name_the_fault_in_a_document(put, content, place):
     assert "fleet.json" in str(caught.value)
 
 
-def test_files_that_cannot_be_read(put, tmp_path):
+def test_unreadable_files_are_errors(put, tmp_path):
     with pytest.raises(InventoryError, match=r"No such file.*") as caught:
         read(str(tmp_path / "none.csv"))
     assert "`local`, `kubernetes`, `ray`" in str(caught.value)
@@ -261,7 +261,7 @@ def test_nodes_none_of_which_can_be_used_are_refused(put, content, said):
         collect([put("none.json", content)], "lab")
 
 
-def test_mig_instances_are_devices_that_are_not_shared_and_replicas_are_one():
+def test_mig_instances_are_separate_devices_and_replicas_count_as_one():
     (document,) = collect([str(NODES)], "k8s").documents
     nodes = by_name(document)
     devices = nodes["mig-a"]["gpus"]["gpus"]
@@ -309,7 +309,7 @@ def test_errors_name_the_fault_in_a_node(put, change, said):
         *(("memory", *each) for each in (("1M", 0), ("2100M", 2002))),
     ],
 )
-def test_quantities_are_those_of_the_api(put, kind, given, count):
+def test_quantities_are_read_as_the_kubernetes_api_writes_them(put, kind, given, count):
     item = {"kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {kind: given}}}
     (document,) = collect([put("node.json", item)], "k").documents
     assert (document["vcpus"]["count"] if kind == "cpu" else document["memory"]) == count
@@ -325,7 +325,7 @@ def kubernetes_node(name, machine, provider):
     return {"metadata": {"name": name}, "spec": {"providerID": provider}, "status": status}
 
 
-def test_nodes_of_kubernetes_say_which_machines_they_are(put):
+def test_nodes_of_kubernetes_identify_their_machines(put):
     one, two = "ec2a" * 8, "ec2b" * 8
     nodes = [kubernetes_node("a", one, "aws:///eu/i-1"), kubernetes_node("b", two, "aws:///eu/i-2")]
     (document,) = collect([put("nodes.json", node_list(*nodes))], "lab").documents

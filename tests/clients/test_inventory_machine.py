@@ -1,4 +1,4 @@
-"""This machine, for real; and its GPUs, through the real NVML bindings over a small driver."""
+"""The document of this machine; and of GPUs, through the real NVML bindings over a test driver."""
 
 import json
 import os
@@ -62,7 +62,7 @@ int nvmlDeviceGetP2PStatus(void *a, void *b, int what, int *status) {
 """
 
 
-def test_this_machine_as_it_is():
+def test_the_document_of_this_machine_agrees_with_the_system():
     found = collect(["local"])
     (document,) = found.documents
     (node,) = document["nodes"]["nodeData"]

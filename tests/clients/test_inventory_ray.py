@@ -1,4 +1,4 @@
-"""Ray's nodes: as its dashboard and its command line give them, and as a real Ray does."""
+"""Nodes of Ray, from its dashboard, from its command line, and from a real Ray."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def import_document(dashboard):
     return document["nodes"]["nodeData"]
 
 
-def test_a_dashboard_tells_nodes_and_devices(dashboard):
+def test_a_dashboard_lists_nodes_and_devices(dashboard):
     found = collect([f"ray:{dashboard.url}"], "ray")
     (node,) = found.documents[0]["nodes"]["nodeData"]
     assert node["id"] == ALIVE["node_id"]  # What Ray's node affinity takes.
@@ -87,7 +87,7 @@ def test_a_dashboard_tells_nodes_and_devices(dashboard):
     assert found.notes == (f"ray:{dashboard.url}: left out 1 dead nodes",)
 
 
-def test_devices_that_were_not_measured_have_the_model_that_ray_schedules_by(dashboard):
+def test_unmeasured_devices_have_the_model_that_ray_schedules_by(dashboard):
     dashboard.summary = [{"raylet": {"nodeId": ALIVE["node_id"]}, "gpus": [GPU]}]
     (node,) = import_document(dashboard)
     assert node["gpus"]["gpus"] == [{"modelName": "A100", "memory": 0}] * 2
@@ -95,7 +95,7 @@ def test_devices_that_were_not_measured_have_the_model_that_ray_schedules_by(das
     assert import_document(dashboard) == [node]
 
 
-def test_a_token_of_ray_is_shown(dashboard, monkeypatch, tmp_path):
+def test_a_token_of_ray_is_sent(dashboard, monkeypatch, tmp_path):
     dashboard.token = "secret"  # noqa: S105  # Of a server that lives for one test.
     with pytest.raises(InventoryError, match="HTTP 401 Unauthorized"):
         import_document(dashboard)
@@ -134,7 +134,7 @@ def test_a_server_that_is_no_dashboard_is_named(dashboard, raw, said):
     assert dashboard.url in str(caught.value)
 
 
-def test_nothing_that_answers(nowhere):
+def test_an_address_that_does_not_answer_is_an_error(nowhere):
     with pytest.raises(InventoryError, match="ray:http://HOST:8265"):
         collect([f"ray:{nowhere.replace('ws', 'http')}"], "r")
 
@@ -182,7 +182,7 @@ RAY = shutil.which("ray", path=f"{Path(sys.executable).parent}{os.pathsep}{os.en
 
 @pytest.mark.heavy
 @pytest.mark.skipif(RAY is None, reason="no `ray` on the PATH: pip install 'ray[default]'")
-def test_a_real_ray(tmp_path, folder):
+def test_nodes_of_a_real_ray_are_read(tmp_path, folder):
     port, dashboard = free_port(), free_port()
     start = (
         *(RAY, "start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1"),

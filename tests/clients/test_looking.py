@@ -5,7 +5,7 @@ from moorage_client.answers import read_as
 from moorage_client.cli.looking import _node_cells, node_state
 
 
-def test_a_node_has_a_state() -> None:
+def test_each_node_is_shown_with_its_state() -> None:
     for unavailable, state in (
         ("", "ready"),
         ("cordoned by ann: fans", "cordoned"),

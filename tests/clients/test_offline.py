@@ -35,7 +35,7 @@ def moorage(*words, expect=0, cwd=None):
 
 
 @pytest.mark.heavy  # All built-in requests, twice: `lab` asks them in one process.
-def test_a_policy_that_ships_goes_by_its_name_unless_there_is_such_a_file(tmp_path):
+def test_a_shipped_policy_is_found_by_name_unless_such_a_file_exists(tmp_path):
     assert "best_fit:1.0-stable: passed" in moorage("policy", "test", "best_fit").stdout
     (tmp_path / "best_fit").mkdir()
     (tmp_path / "best_fit" / "function.py").write_text(POLICY)
@@ -83,7 +83,7 @@ def test_no_module_of_the_working_directory_is_run_outside_of_the_jail(tmp_path)
     assert done.stdout.endswith("random:0-test: passed\n")
 
 
-def test_wrong_words_are_refused_before_anything_runs(shell, tmp_path):
+def test_wrong_arguments_are_refused_before_anything_runs(shell, tmp_path):
     def refusal(*words):
         done = shell("policy", *map(str, words))
         assert done.returncode == 2
@@ -98,7 +98,7 @@ def test_wrong_words_are_refused_before_anything_runs(shell, tmp_path):
 
 
 @pytest.mark.heavy
-def test_policies_are_played_side_by_side(tmp_path):
+def test_a_backtest_shows_policies_side_by_side(tmp_path):
     nodes, pods, mine = tmp_path / "nodes.csv", tmp_path / "pods.csv", tmp_path / "mine.py"
     rows = "".join(f"n{n},64000,262144,4,A100\n" for n in range(3))
     nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\n" + rows)

@@ -17,7 +17,7 @@ from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
         ("tcp:[::1]:8000", Tcp("::1", 8000)),
     ],
 )
-def test_addresses_are_accepted(text, address):
+def test_valid_addresses_are_accepted(text, address):
     assert parse_address(text) == address
     assert parse_address("uds:pool.sock") == Uds(Path.cwd() / "pool.sock")
 
@@ -34,7 +34,7 @@ def test_invalid_addresses_are_refused(text):
         parse_address(text)
 
 
-def test_the_environment_names_one_in_order():
+def test_variables_that_name_an_address_have_an_order():
     documented = {"CANARY_RESOURCE_POOL_ADDR": "tcp:127.0.0.1:1"}
     assert address_here(documented) == Tcp("127.0.0.1", 1)
     assert address_here(documented | {"MOORAGE_POOL_ADDRESS": "uds:/a"}) == Uds(Path("/a"))

@@ -59,7 +59,7 @@ def test_with_json_a_checkout_is_a_document(moorage):
     moorage("checkin", whole["transaction"])
 
 
-def test_slots_without_a_process_end_with_their_time(moorage):
+def test_slots_without_a_process_end_at_their_deadline(moorage):
     taken = json.loads(moorage("checkout", "gpus", "--pid", "0", "--ttl", "60", "--json").stdout)
     (holding,) = json.loads(moorage("show", "--json").stdout)["holdings"]
     assert holding["pid"] is None
@@ -97,7 +97,7 @@ def test_the_end_of_a_shell_releases_its_slots(address):
     assert comes_back(ResourcePoolAdapter(address), 4)
 
 
-def test_no_server_serves_a_pool(shell, tmp_path):
+def test_an_address_without_a_server_has_a_remedy(shell, tmp_path):
     done = shell("pool", "show", "--address", f"uds:{tmp_path}/none")
     assert done.returncode == 4
     assert "moorage pool serve" in done.stderr
@@ -114,5 +114,5 @@ def test_no_server_serves_a_pool(shell, tmp_path):
         ("--ttl 0", "--ttl"),
     ],
 )
-def test_a_server_that_cannot_be_says_why(options, said):
+def test_a_server_that_cannot_start_says_why(options, said):
     assert said in refusal(*options.split())

@@ -1,4 +1,4 @@
-"""Folders of pools: files planted by others are neither used nor harmed."""
+"""Folders of pools: files that other users planted are neither used nor harmed."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ NOBODY = 65_534
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Make a folder the system's temporary one, as it is where there is no XDG_RUNTIME_DIR."""
+    """Make a folder the system's temporary one, which counts if XDG_RUNTIME_DIR is unset."""
     given = {n: v for n, v in os.environ.items() if not n.startswith(("MOORAGE_", "XDG_"))}
     return given | {"TMPDIR": str(tmp_path)}
 
@@ -62,7 +62,7 @@ def test_an_own_folder_is_made_and_used(tmp_path, folder, monkeypatch):
         ),
     ],
 )
-def test_a_folder_that_another_may_have_made_is_not_used(tmp_path, folder, plant):
+def test_a_folder_that_another_user_may_have_made_is_not_used(tmp_path, folder, plant):
     plant(folder)
     assert f"{folder}: expected a folder of yours" in refusal(tmp_path)
     assert not (folder / "pool.sock").exists()
@@ -108,7 +108,7 @@ def test_the_socket_of_another_program_is_left_alone(tmp_path):
             caller.connect(str(path))
 
 
-def test_a_socket_that_took_the_name_meanwhile_is_left_alone(tmp_path):
+def test_a_file_that_has_replaced_the_socket_is_left_alone(tmp_path):
     path = tmp_path / "pool.sock"
     with serving(tmp_path, "--address", f"uds:{path}"):
         path.unlink()

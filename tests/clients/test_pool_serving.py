@@ -78,7 +78,7 @@ def holder(address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 class TestAdapter:
     """The remote pool has the methods of the pool."""
 
-    def test_the_methods_of_the_pool(self, pool):
+    def test_the_adapter_has_the_methods_of_the_pool(self, pool):
         assert pool.types == ["cpus", "gpus"]
         assert not pool.empty()
         assert pool.count("gpus") == pool.count("gpu") == 4
@@ -93,7 +93,7 @@ class TestAdapter:
         pool.checkin(taken)
         assert (free(pool), free(pool, "cpus")) == (4, 2)
 
-    def test_the_errors_of_the_pool(self, pool):
+    def test_the_adapter_raises_the_errors_of_the_pool(self, pool):
         for request, error, said in (
             (GPU * 5, ResourceUnavailable, "insufficient slots of gpus"),
             ([{"type": "apples"}], UnknownResourceType, "'apples'"),
@@ -125,14 +125,14 @@ class TestAdapter:
 
 
 class TestEndpoints:
-    """The documented client uses these calls; it knows neither processes nor transactions."""
+    """The documented client uses these calls; it sends neither processes nor transactions."""
 
     @pytest.fixture
     def http(self, pool) -> Iterator[httpx.Client]:
         with http_of(pool) as http:
             yield http
 
-    def test_a_round_trip(self, http):
+    def test_each_http_call_has_the_documented_answer(self, http):
         assert http.get("/types").json() == {"types": ["cpus", "gpus"]}
         assert http.post("/count", json="gpus").json() == {"count": 4}
         assert http.post("/accommodates", json=GPU).json() == {"ok": True, "reason": None}
@@ -183,7 +183,7 @@ class TestEndpoints:
             assert answer.status_code == 400
             assert said in answer.json()["message"]
 
-    def test_on_a_port_no_page_is_answered(self, http, pool):
+    def test_a_pool_on_a_port_answers_no_page(self, http, pool):
         for headers in (
             *({"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}),
             {"Sec-Fetch-Site": "cross-site"},
@@ -257,7 +257,7 @@ print("done", granted)
 """
 
 
-def test_processes_never_hold_the_same(pool_server, tmp_path):
+def test_processes_never_hold_the_same_slot(pool_server, tmp_path):
     command = [sys.executable, "-c", WORKER, pool_server]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     workers = [subprocess.Popen([*command, str(n), tmp_path], **pipes) for n in range(3)]
@@ -305,7 +305,7 @@ def test_threads_share_an_adapter(pool):
 
 
 class TestServing:
-    def test_the_socket_is_for_its_user_alone_and_goes_with_the_server(self, tmp_path):
+    def test_the_socket_belongs_to_its_user_alone_and_ends_with_the_server(self, tmp_path):
         path = tmp_path / "new" / "pool.sock"
         with serving(f"uds:{path}") as (address, _):
             assert oct(path.stat().st_mode)[-3:] == "600"
@@ -332,7 +332,7 @@ class TestServing:
                 pool.checkin(old)
             pool.checkin(same)
 
-    def test_a_client_without_a_process_or_a_time_gets_that_of_the_server(self, tmp_path):
+    def test_slots_without_a_ttl_get_that_of_the_server(self, tmp_path):
         file = tmp_path / "pool.yaml"
         file.write_text("resource_pool:\n  resources:\n    gpus:\n    - {id: left, slots: 2}\n")
         options = ("--resource-pool-file", str(file), "-r", "gpus=1", "--ttl", "0.05")

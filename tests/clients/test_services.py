@@ -95,14 +95,14 @@ def test_the_metrics_client_returns_data_and_raises(registry):
         client.get_cluster("c4")
 
 
-def test_without_an_environment_the_embedded_services_are_meant(monkeypatch):
+def test_without_variables_the_embedded_services_are_used(monkeypatch):
     monkeypatch.delenv("CLUSTER_SERVICE_URL", raising=False)
     monkeypatch.delenv("GLOBAL_CLUSTER_METRICS_URL", raising=False)
     assert ClusterClient().base_url == "http://127.0.0.1:8080"
     assert GlobalClusterMetricsClient().base_url == "http://127.0.0.1:8080"
 
 
-def test_services_speak_for_policies(registry):
+def test_services_publish_read_and_delete_policies(registry):
     uri = {"policy_rule_uri": "a:1-x"}
     registry.answers["POST /policy"] = (201, {"success": True, "data": uri})
     registry.answers["GET /policy/a:1-x"] = (200, {"success": True, "data": uri})
@@ -130,7 +130,7 @@ def test_services_put_clusters(registry):
             services.put_cluster({"id": 1})
 
 
-def test_services_that_fail(registry):
+def test_failing_services_raise_errors(registry):
     registry.answers["POST /policy/query"] = (200, b"<html>")
     registry.answers["POST /policy"] = (200, [1])
     with Services(registry.url, timeout=0.2) as services:
@@ -203,7 +203,7 @@ def test_push_passes_an_archive_on(push, tmp_path):
     assert base64.b64decode(document["code"]) == b"PK\x03\x04 and so on"
 
 
-def test_a_policy_that_is_refused_says_where(registry, push, tmp_path):
+def test_push_quotes_the_server_if_it_refuses_a_policy(registry, push, tmp_path):
     error = {"code": "bad_policy", "reason": "line 1: invalid syntax", "line": 1}
     registry.answers["POST /policy"] = (400, {"success": False, "message": "no", "error": error})
     (tmp_path / "rule.py").write_text("class")

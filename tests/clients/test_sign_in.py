@@ -1,4 +1,4 @@
-"""Stored logins: to whom a token is shown, and which of an issuer's tokens is taken."""
+"""Stored logins: which servers get a token, and which of an issuer's tokens is used."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "moorage"
 
 
-def test_a_token_is_shown_to_both_doors_of_its_host_and_to_no_other(folder: Path) -> None:
+def test_a_token_is_sent_to_both_ports_of_its_host_and_to_no_other(folder: Path) -> None:
     logins().change(lambda _: {origin_of("https://gpu.example:8080"): LOGIN})
     for url in ("https://gpu.example", "https://GPU.example:9"):
         assert bearer_of(Endpoint.of_http(url, None, None)[0]) == "of-ann"
@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_read_is_no_login(folder: Path, content: str) -> N
     assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)[0]) is None
 
 
-def test_a_token_that_is_due_is_shown_where_the_issuer_does_not_answer(folder: Path) -> None:
+def test_an_expired_token_is_sent_if_the_issuer_does_not_answer(folder: Path) -> None:
     of_issuer = {"refresh_token": "r", "client_id": "c", "audience": "moorage", "ca_file": ""}
     due = {**LOGIN, **of_issuer, "expires_at": time.time()}
     for endpoint, refresh in (("http://127.0.0.1:9", "r"), ("http://evil.example", "")):

@@ -186,10 +186,10 @@ def test_the_typescript_client_finds_the_leader_and_repeats_no_request(
     assert other.count("manage") == 1, "which it answered as a standby"
 
 
-def test_it_makes_no_pause_where_a_server_stops(
+def test_the_typescript_client_changes_servers_at_once_when_one_stops(
     client_folder: Path, harbour: Harbour, other: Harbour
 ) -> None:
-    """The first one refuses since it stops; the second one closes its sockets with 1012."""
+    """The first server refuses because it stops; the second one closes its sockets with 1012."""
     harbour.refusals["first:1-x"] = {"code": "shutting_down", "reason": "It stops."}
     with start_program(
         client_folder, STOPPING, URLS=f"{harbour.url},{other.url}", LAST=other.url
@@ -202,7 +202,7 @@ def test_it_makes_no_pause_where_a_server_stops(
     assert said == "l-1 true 0\nl-2 false 0\n"
 
 
-def test_it_goes_on_at_the_standby_that_takes_over(
+def test_the_typescript_client_continues_at_the_standby_that_takes_over(
     client_folder: Path, postgres, tmp_path: Path
 ) -> None:
     shared = {"MOORAGE_STORAGE": postgres.database()}
@@ -225,7 +225,7 @@ def test_it_goes_on_at_the_standby_that_takes_over(
     assert int(different) == len(granted) + 10
 
 
-def test_standbys_that_name_each_other_end_in_a_sentence(
+def test_standbys_that_name_each_other_end_in_an_error(
     client_folder: Path, harbour: Harbour, other: Harbour
 ) -> None:
     harbour.standby, harbour.leader = True, other.url

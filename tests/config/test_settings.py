@@ -1,4 +1,4 @@
-"""One configuration out of flags, environment, file and defaults, and the errors on the way."""
+"""One configuration from flags, environment, file and defaults, and the errors in them."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def refusal(
     return caught.value
 
 
-def test_defaults_are_those_of_the_public_face() -> None:
+def test_defaults_are_as_documented() -> None:
     config = Config.load({}, HOME)
     assert (config.host, config.port) == ("127.0.0.1", 8765)
     assert (config.http_host, config.http_port) == ("127.0.0.1", 8080)
@@ -99,7 +99,7 @@ def test_the_environment_can_name_the_file_and_a_flag_names_another(tmp_path: Pa
 
 
 def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
-    """Each one, as text and as a TOML value, ends up as what it says it is."""
+    """Each setting is given as text and as a TOML value."""
     quota = Quota(2.0, Amounts(gpu_milli=1500), Amounts(), Amounts(cpu_milli=7), 9.0)
     said = "ann/one weight=2 gpus=1.5 lend_cpu_milli=7 notice_seconds=9, * gpus=0"
     quotas = ("ann", "one", quota), ("*", None, Quota(nominal=Amounts(gpu_milli=0)))
@@ -209,7 +209,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         assert Config.load({name: text for name, (text, _, _) in given.items()}, HOME) == expected
 
 
-def test_metrics_come_from_one_place() -> None:
+def test_metrics_may_have_only_one_source() -> None:
     both = {"MOORAGE_PROMETHEUS_URL": "http://p", "GLOBAL_CLUSTER_METRICS_URL": "http://m"}
     assert refusal(environ=both).setting == "prometheus_url"
 
@@ -342,7 +342,7 @@ def test_names_of_the_clients_and_empty_variables_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "setting"), EXTERNAL_SERVICES.items())
-def test_an_external_service_by_its_old_name_and_by_ours(name: str, setting: str) -> None:
+def test_an_external_service_is_set_by_its_old_or_its_new_name(name: str, setting: str) -> None:
     old = {name: "http://db:3000/"}
     assert getattr(Config.load({}, HOME | old), setting) == "http://db:3000"
     both = old | {PREFIX + setting.upper(): "https://u:secret@new/base"}
@@ -368,14 +368,14 @@ def test_an_invalid_service_url_is_refused_and_not_quoted(url: str) -> None:
     assert "secret" not in str(error)
 
 
-def test_a_daemon_is_no_external_service_of_its_own() -> None:
+def test_a_daemon_cannot_be_its_own_external_service() -> None:
     for host in ("localhost", "127.0.0.1", "[::1]"):
         error = refusal(environ={"CLUSTER_SERVICE_URL": f"http://{host}:8080"})
         assert "this daemon's own HTTP port 8080" in str(error)
     Config.load({}, HOME | {"CLUSTER_SERVICE_URL": "http://elsewhere:8080"})
 
 
-def test_files_that_are_missing_large_or_no_toml(tmp_path: Path) -> None:
+def test_missing_large_or_malformed_files_are_refused(tmp_path: Path) -> None:
     assert "cannot be read (No such file" in str(refusal(file=tmp_path / "none.toml"))
     assert "cannot be read (Is a directory" in str(refusal(file=tmp_path))
     assert "expected a TOML file" in str(refusal(file=write(tmp_path / "bad", "port 1")))
@@ -396,7 +396,7 @@ def test_malformed_tokens_are_refused_and_not_repeated(text: str) -> None:
 
 
 @pytest.mark.parametrize("setting", ["host", "http_host"])
-def test_a_short_token_is_refused_where_other_machines_can_try_some(setting: str) -> None:
+def test_a_short_token_is_refused_if_other_machines_can_guess_it(setting: str) -> None:
     environ = {
         f"MOORAGE_{setting.upper()}": "10.0.0.1",
         "MOORAGE_TOKENS": "ann:k1234567,bob:k123456",
@@ -413,7 +413,7 @@ def test_tokens_may_be_rotated_and_show_up_nowhere(tmp_path: Path) -> None:
     assert "s3cret" not in repr(config)
 
 
-def test_an_issuer_is_enough_beyond_loopback_and_needs_an_audience() -> None:
+def test_beyond_loopback_an_issuer_replaces_tokens_and_needs_an_audience() -> None:
     given = {"MOORAGE_OIDC_ISSUER": "https://i", "MOORAGE_HOST": "10.0.0.1"}
     plain = {"MOORAGE_INSECURE_PLAINTEXT": "true"}
     config = Config.load({}, HOME | given | plain | {"MOORAGE_OIDC_AUDIENCE": "moorage"})
@@ -440,7 +440,7 @@ def test_beyond_loopback_nothing_starts_without_tokens(host: str) -> None:
     assert not Config.load({"host": host}, tokens | tls).insecure_plaintext
 
 
-def test_local_starts_only_on_agents_where_tenants_are_strangers(tmp_path: Path) -> None:
+def test_with_several_tenants_the_backend_local_starts_only_on_agents(tmp_path: Path) -> None:
     def found(config: Config) -> tuple[tuple[str, ...], bool]:
         return config.backends, config.values()["local_here"]
 
@@ -457,7 +457,7 @@ def test_local_starts_only_on_agents_where_tenants_are_strangers(tmp_path: Path)
     assert found(Config.load({}, HOME, file)) == (("local", "aws"), True)
 
 
-def test_loopback() -> None:
+def test_loopback_addresses_are_recognized() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     assert not any(map(is_loopback, ("", "0.0.0.0", "::", "localhost.example", "[::1]")))  # noqa: S104  # As above.
 
@@ -488,7 +488,7 @@ def test_table_and_help_name_every_setting() -> None:
     assert len(table.splitlines()) == len(settings()) + 2
 
 
-def test_policies_elsewhere_need_a_server_that_executes_them() -> None:
+def test_remote_execution_of_policies_needs_the_url_of_a_server() -> None:
     error = refusal(environ={"POLICY_EXECUTION_MODE": "central"})
     assert "policy_executor_host_url" in str(error)
     elsewhere = {"POLICY_EXECUTION_MODE": "central", "POLICY_EXECUTOR_HOST_URL": "http://x:10000"}

@@ -323,7 +323,7 @@ class ContainerBench:
 
 
 class KubernetesBench:
-    """Pods at a real API server; KWOK does with them what a variable of theirs says."""
+    """Pods at a real API server; a variable of each pod tells KWOK what to do with it."""
 
     def __init__(self, plane: Plane, root: Path) -> None:
         self.plane = plane
@@ -454,7 +454,7 @@ async def test_a_start_waits_until_the_workload_is_ready_and_a_stop_until_nothin
 
 
 async def test_a_glance_reports_only_ready_workloads_as_ready(bench, backend):
-    """And may say nothing at all: not every backend knows without asking."""
+    """A glance may report nothing: not every backend knows the state without a request."""
     assert backend.glance("a") is None
     ready = await backend.start(Order("a", bench.spec()))
     assert backend.glance("a") in {None, ready}
@@ -653,7 +653,7 @@ async def test_logs_and_commands_are_there_or_refused(bench, backend):
             await backend.logs("a")
 
 
-async def test_workloads_go_on_when_the_backend_lets_go(bench, backend):
+async def test_workloads_continue_after_the_backend_is_closed(bench, backend):
     await backend.start(Order("a", bench.spec()))
     await backend.close()
     assert await bench.left() == 1
@@ -701,7 +701,7 @@ RUNS = int(os.environ.get("OUTPUT_RUNS", "8"))
 
 
 async def test_output_is_whole_however_fast_a_command_ends(bench, backend):
-    """Many at a time, each stopped as soon as it is over, as a daemon does."""
+    """Many commands run at a time; each is stopped as soon as it has ended, as a daemon does."""
     writing = bench.writing()
     if writing is None:
         return

@@ -295,7 +295,7 @@ async def test_a_checkpoint_stands_for_the_facts_before_it(ledger: Ledger, place
     await ledger.close()
 
 
-async def test_a_checkpoint_of_nothing_is_one(ledger: Ledger, place: Place):
+async def test_a_checkpoint_without_facts_is_valid(ledger: Ledger, place: Place):
     await ledger.append(numbered_facts(1, 3), NOW)
     await ledger.checkpoint(3, [])
     await ledger.close()
@@ -363,7 +363,7 @@ async def test_an_unwritable_fact_is_refused_and_stores_nothing(ledger: Ledger, 
     assert await read_remains(place) == numbered_facts(1, 2)
 
 
-async def test_history_tells_of_one_subject(ledger: Ledger):
+async def test_history_lists_the_facts_of_one_subject(ledger: Ledger):
     story: list[Fact] = [
         grant(1),
         Renewed(RequestId("r-1"), NOW + 600),
@@ -378,7 +378,7 @@ async def test_history_tells_of_one_subject(ledger: Ledger):
     assert await ledger.history("r") == []
 
 
-async def test_pages_are_bounded_and_join(ledger: Ledger):
+async def test_pages_are_bounded_and_join_without_gaps(ledger: Ledger):
     await ledger.append(numbered_facts(1, 2 * PAGE_FACTS_MAX + 1), NOW)
     sizes, after = [], 0
     while page := await ledger.read(after, limit=10 * PAGE_FACTS_MAX):
@@ -440,7 +440,7 @@ async def test_one_ledger_has_one_writer(ledger: Ledger, place: Place):
     await second.close()
 
 
-async def test_a_closed_ledger_says_so_and_may_be_opened_again(place: Place):
+async def test_a_closed_ledger_refuses_calls_and_may_be_opened_again(place: Place):
     ledger = place.ledger()
     with pytest.raises(LedgerError, match="not open"):
         await ledger.append(numbered_facts(1, 1), NOW)

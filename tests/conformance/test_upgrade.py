@@ -88,7 +88,7 @@ async def test_all_registered_documents_are_there(folder: Path):
         await catalog.closing.aclose()
 
 
-async def test_an_old_folder_opens_whole_and_stays_whole(folder: Path):
+async def test_an_old_folder_opens_completely_and_stays_complete(folder: Path):
     assert verify(folder).findings == []
     await replay(folder)
     assert verify(folder).findings == []
@@ -224,7 +224,7 @@ def test_an_unreadable_ledger_is_reported_as_lost(folder: Path):
     assert "every lease, waiting request and cluster: nothing of it can be read." in announced.lost
 
 
-def test_the_command_says_it_beforehand(folder: Path):
+def test_a_dry_run_of_repair_lists_what_would_be_lost(folder: Path):
     lose_a_fact(folder)
     change(folder / "catalog.db", "DELETE FROM records WHERE kind = 'alias'")
     change(folder / "catalog.db", "UPDATE usage SET records = 2 WHERE kind = 'alias'")

@@ -1,4 +1,4 @@
-"""Pages of the console, and daemons that are seeded by API; the tests here share it."""
+"""Pages of the console, and daemons that are seeded by API, for all tests of the console."""
 
 import json
 import time
@@ -47,7 +47,7 @@ def enter(page: Any, url: str, token: str) -> None:
 
 
 def is_refusal(said: Any) -> bool:
-    """Whether the browser says that it did not do something; lost connections are no fault."""
+    """Return whether the browser reports a refusal; lost connections are no refusal."""
     return said.type == "error" and "Content Security Policy" in said.text
 
 
@@ -131,7 +131,7 @@ def seed_server(
 
 
 def legend_counts(page: Any) -> Counter[str]:
-    """Return the legend: how many slots are free, held and so on; 0 of what it leaves out."""
+    """Return the legend's counts of slots: free, held and so on; 0 for missing entries."""
     items = page.get_by_role("list", name="What the colours mean").get_by_role("listitem")
     found: Counter[str] = Counter()
     for text in items.all_inner_texts():

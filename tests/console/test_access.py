@@ -1,4 +1,4 @@
-"""The console for those who do not see it, or have no mouse: axe in both themes, and keys alone."""
+"""The console by screen reader and by keys alone: axe finds nothing in both themes."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ pytestmark = pytest.mark.heavy  # A browser.
 
 
 def settle(page: Any) -> None:
-    """Wait until nothing of the view is being loaded."""
+    """Wait until no part of the view is loading."""
     page.get_by_role("heading", level=1).wait_for()
     page.wait_for_function("() => !document.querySelector('.loading')")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(chromium: Any, console_server: Any, theme: str) -> None:
+def test_axe_finds_no_fault_in_any_view(chromium: Any, console_server: Any, theme: str) -> None:
     found: dict[str, str] = {}
     with open_page(chromium, color_scheme=theme) as page:
         objects = (
@@ -36,7 +36,7 @@ def test_axe_finds_nothing(chromium: Any, console_server: Any, theme: str) -> No
     assert not found, "\n".join(found.values())
 
 
-def test_axe_finds_nothing_in_dialogs_and_an_action_needs_keys_alone(
+def test_axe_finds_no_fault_in_dialogs_and_an_action_needs_keys_alone(
     page: Any, console_server: Any
 ) -> None:
     lease = console_server.ask(1)["lease"]["id"]
@@ -73,7 +73,7 @@ def test_keys_reach_every_view_and_every_row(page: Any, console_server: Any) -> 
     page.get_by_role("complementary", name=f"Lease {console_server.leases[0]}").wait_for()
 
 
-def test_the_command_bar(page: Any, console_server: Any) -> None:
+def test_the_command_bar_leads_to_views_and_objects(page: Any, console_server: Any) -> None:
     page.goto(f"{console_server.console}/operations")
     settle(page)
     for text, path in (

@@ -1,4 +1,4 @@
-"""Actions: each shows what would happen, changes nothing before that is confirmed, then does it."""
+"""Actions show their effects in a dialog first; only the confirmation changes anything."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ from consoles import Seeded, legend_counts
 pytestmark = pytest.mark.heavy  # A browser.
 
 
-def test_a_cordon_behind_its_dry_run(page: Any, console_server: Seeded) -> None:
+def test_a_cordon_shows_its_dry_run_first(page: Any, console_server: Seeded) -> None:
     page.goto(f"{console_server.console}/fleet/west/west-n0015")
     node = page.get_by_role("region", name="west/west-n0015")
     node.get_by_role("button", name="Cordon", exact=True).click()
@@ -28,7 +28,7 @@ def test_a_cordon_behind_its_dry_run(page: Any, console_server: Seeded) -> None:
     node.get_by_role("button", name="Cordon", exact=True).wait_for()
 
 
-def test_a_drain_says_what_becomes_of_whose_leases(page: Any, console_server: Seeded) -> None:
+def test_a_drain_shows_what_happens_to_each_lease(page: Any, console_server: Seeded) -> None:
     page.goto(f"{console_server.console}/fleet/east/east-n0000")
     node = page.get_by_role("region", name="east/east-n0000")
     here = node.get_by_role("table", name="Leases here")
@@ -44,7 +44,7 @@ def test_a_drain_says_what_becomes_of_whose_leases(page: Any, console_server: Se
 
 
 def test_a_release_names_the_waiters_that_it_serves(page: Any, console_server: Seeded) -> None:
-    """A gang needs one node more than are free; the release of a whole-node lease frees it."""
+    """A gang needs one node more than is free; the release of a whole-node lease frees one."""
     lease = console_server.ask(8)["lease"]["id"]
     empty = console_server.http.get("/history").json()["data"]["now"]["models"]
     nodes = sum(each["nodes_empty"] for each in empty.values()) + 1
@@ -75,7 +75,7 @@ def test_a_waiter_is_seen_and_cancelled(page: Any, console_server: Seeded) -> No
         panel.get_by_text("It waits no longer.").wait_for()
 
 
-def test_a_flush(page: Any, console_server: Seeded) -> None:
+def test_a_flush_of_warm_leases_is_confirmed_first(page: Any, console_server: Seeded) -> None:
     page.goto(f"{console_server.console}/leases")
     page.get_by_role("button", name="Flush warm leases").click()
     dialog = page.get_by_role("dialog", name="Flush all that is kept warm")

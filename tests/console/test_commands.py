@@ -1,4 +1,4 @@
-"""Copy as command: each gives a line that works when it is pasted into a shell."""
+"""Copy as command: each copied line works when it is pasted into a shell."""
 
 import io
 import os
@@ -33,7 +33,7 @@ COMMANDS = (
 
 @pytest.fixture
 def it() -> Iterator[Seeded]:
-    """A daemon with tokens, at ports of its own, and one of all that a command may be about.
+    """A daemon with tokens, at ports of its own, with one object for each kind of command.
 
     Commands that are pasted change it, so each test, and each second try of one, has its own.
     """
@@ -55,14 +55,14 @@ def it() -> Iterator[Seeded]:
 
 
 class Shell:
-    """The user's machine: it has the token, and nothing else of the server."""
+    """The user's machine, which has the token and no files of the server."""
 
     def __init__(self) -> None:
         self._beside = ThreadPoolExecutor(1)  # The browser has the loop of this thread.
         self.ran: list[str] = []
 
     def paste(self, page: Any) -> None:
-        """Run each command that a page shows now, and has not shown before."""
+        """Run each command that a page shows now and has not shown before."""
         for button in page.get_by_role("button", name="Copy as command").all():
             text = button.get_attribute("title")
             if text in self.ran:
@@ -72,7 +72,7 @@ class Shell:
             assert code == 0, f"{text}\n{said}"
 
     def _run(self, text: str) -> tuple[int, str]:
-        """Run a command; a line for `moorage` in this process, which saves a start of Python."""
+        """Run a command; `moorage` runs within this process, to save a start of Python."""
         program, *words = shlex.split(text)
         if program == "moorage" and "logs" not in words:  # It writes bytes to a real file.
             with redirect_stdout(io.StringIO()) as said, redirect_stderr(said):
@@ -98,7 +98,7 @@ def plain(shell: Shell) -> list[str]:
 
 
 def dialogs(page: Any, shell: Shell, *labels: str) -> None:
-    """Paste what the dialogs of these actions show, and do nothing in them."""
+    """Paste the commands that the dialogs of these actions show, without confirming a dialog."""
     for label in labels:
         page.get_by_role("button", name=label, exact=True).click()
         page.get_by_role("button", name=f"{label} now").wait_for()
@@ -159,7 +159,7 @@ def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shel
 
 
 def sign_in(page: Any, console: str, view: str) -> Any:
-    """Show a view to ann; return the first button of a command there."""
+    """Show a view to ann; return the first button there that copies a command."""
     enter(page, f"{console}/{view}", "of-ann")
     button = page.get_by_role("button", name="Copy as command").first
     button.wait_for()

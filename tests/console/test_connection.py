@@ -16,7 +16,7 @@ def free_port() -> str:
         return str(each.getsockname()[1])
 
 
-def test_a_restart_under_an_open_page(page: Any, tmp_path: Path) -> None:
+def test_an_open_page_recovers_from_a_restart_of_its_server(page: Any, tmp_path: Path) -> None:
     options = ("--port", free_port(), "--http-port", free_port())
     with seed_server(tmp_path / "data", options=options) as it:
         it.fleet("east", 4)
@@ -53,10 +53,8 @@ def test_a_login_shows_the_data_of_its_tenant(chromium: Any) -> None:
         page.get_by_role("heading", name="Log in to Moorage").wait_for()
 
 
-def test_the_policy_of_the_page_forbids_scripts_of_others(
-    chromium: Any, console_server: Any
-) -> None:
-    """Without this, tests that see no violation would prove nothing."""
+def test_the_policy_of_the_page_forbids_foreign_scripts(chromium: Any, console_server: Any) -> None:
+    """Without this test, tests that see no violation would prove nothing."""
     context = chromium.new_context()
     page = context.new_page()
     wrong: list[str] = []

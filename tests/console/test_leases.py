@@ -25,7 +25,7 @@ def test_columns_order_the_rows(page: Any, console_server: Seeded) -> None:
     assert page.get_by_text("A100").count() > 0
 
 
-def test_the_timeline_by_keys_and_its_brush(page: Any, console_server: Seeded) -> None:
+def test_the_timeline_works_by_keys_and_brush(page: Any, console_server: Seeded) -> None:
     page.goto(f"{console_server.console}/leases")
     canvas = page.get_by_role("img", name="Timeline of")
     canvas.wait_for()

@@ -1,4 +1,4 @@
-"""The fleet: the tree says what the map draws, nothing is missed, and all of it is quick enough."""
+"""The fleet: the tree and the map agree, no change is missed, and drawing is quick."""
 
 import json
 import time
@@ -51,7 +51,9 @@ def test_keys_move_through_the_tree(page: Any, console_server: Seeded) -> None:
     assert tree(page).locator("[tabindex='0']").count() == 1
 
 
-def test_the_map_follows_and_a_click_opens_a_node(page: Any, console_server: Seeded) -> None:
+def test_the_map_follows_changes_and_a_click_opens_a_node(
+    page: Any, console_server: Seeded
+) -> None:
     page.goto(f"{console_server.console}/fleet")
     shape = page.get_by_role("region", name="Shapes").get_by_role("button", name="8 GPUs").first
     shape.click()
@@ -89,7 +91,7 @@ def test_the_nodes_of_a_rack_are_a_block_below_its_name(page: Any, console_serve
         assert (rack, *min(block)) in named
 
 
-def test_missed_deltas_are_no_guess(page: Any, console_server: Seeded) -> None:
+def test_after_missed_deltas_the_map_is_loaded_again(page: Any, console_server: Seeded) -> None:
     lost: list[str] = []
 
     def losing(route: Any) -> None:
@@ -118,7 +120,7 @@ def test_missed_deltas_are_no_guess(page: Any, console_server: Seeded) -> None:
 
 
 def test_a_node_out_of_service_that_others_hold_is_named(page: Any) -> None:
-    """No slot of it is idle, so none of them says that the node takes nothing new."""
+    """The node has no idle slot whose colour would show that it takes no new leases."""
     with seed_server() as it:
         it.fleet("east", 2)
         it.ask(8)
@@ -147,8 +149,8 @@ def truth(it: Seeded) -> int:
     return sum(row["gpu_milli_free"] for row in rows) // 1000
 
 
-def test_the_fleet_of_a_while_ago(page: Any) -> None:
-    """The page's clock is five minutes ahead: what it calls five minutes ago is just now."""
+def test_the_map_shows_the_fleet_of_an_earlier_time(page: Any) -> None:
+    """The page's clock is five minutes ahead: its "five minutes ago" is the present."""
     with seed_server() as it:
         it.fleet("east", 2)
         it.ask(3)
@@ -189,7 +191,7 @@ def test_reservations_are_listed(page: Any) -> None:
 
 @pytest.fixture(scope="module")
 def large() -> Iterator[Seeded]:
-    """10,000 GPUs."""
+    """A server with 10,000 GPUs."""
     with seed_server() as it:
         for n in range(5):
             it.fleet(f"c{n}", 250)
@@ -197,7 +199,7 @@ def large() -> Iterator[Seeded]:
 
 
 def churn(it: Seeded) -> None:
-    """Have nodes taken and given back, one after the other."""
+    """Lease and release nodes, one after the other."""
     terms = {"resources": {"gpus": GPUS_EACH}, "lease": {"ttl_seconds": 600}}
     request = {"adhoc": True, "policy_rule_uri": POLICY, "inputs": {}, **terms}
     with connect(it.running.ws) as socket:

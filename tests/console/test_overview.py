@@ -1,4 +1,4 @@
-"""The overview: its numbers are those of the fleet, and each leads to its view."""
+"""The overview: its numbers agree with the fleet, and each leads to its view."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ from consoles import PHONE, VIEWS, WIDE, Seeded, open_page, seed_server
 pytestmark = pytest.mark.heavy  # A browser.
 
 
-def test_numbers_charts_and_where_they_lead(page: Any, console_server: Seeded) -> None:
+def test_numbers_and_charts_lead_to_their_views(page: Any, console_server: Seeded) -> None:
     page.goto(f"{console_server.console}/overview")
     page.get_by_text("Nothing calls for attention.").wait_for()
     models = page.get_by_role("table", name="GPUs by model")

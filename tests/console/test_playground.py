@@ -1,4 +1,4 @@
-"""The playground: a policy runs in the jail on the fleet as it is, on another, and on a trace."""
+"""The playground: a policy runs in the jail on the present fleet, on another, and on a trace."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def run(page: Any, *gpus: int) -> Any:
     return page.get_by_role("table", name="Results")
 
 
-def test_placements_prints_refusals_and_times(playground: Any) -> None:
+def test_a_trial_shows_placements_prints_refusals_and_times(playground: Any) -> None:
     rows = run(playground, 1, 8, 9).get_by_role("row")
     rows.nth(3).wait_for()
     first, second, third = rows.all_inner_texts()[1:]
@@ -55,7 +55,7 @@ def test_a_mistake_is_shown_with_its_line(playground: Any) -> None:
     playground.get_by_text("Of the requests: this is no JSON.").wait_for()
 
 
-def test_an_uploaded_fleet(playground: Any) -> None:
+def test_a_policy_is_tried_on_an_uploaded_fleet(playground: Any) -> None:
     device = {"id": "0", "modelName": "A100", "memory": 80_000}
     node = {"id": "mine", "gpus": {"count": 1, "gpus": [device]}, "vcpus": {"count": 8}}
     nodes = {"count": 1, "nodeData": [node | {"memory": 64_000}]}
@@ -69,7 +69,7 @@ def test_an_uploaded_fleet(playground: Any) -> None:
     assert "refused" in second
 
 
-def test_a_backtest_and_its_curve(playground: Any) -> None:
+def test_a_backtest_draws_its_curve(playground: Any) -> None:
     playground.get_by_text("Backtest on a trace").click()
     playground.get_by_label("Trace (CSV").fill(TRACE)
     playground.get_by_role("button", name="Backtest", exact=True).click()

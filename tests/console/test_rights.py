@@ -14,7 +14,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 
 @pytest.fixture(scope="module")
 def it() -> Iterator[Seeded]:
-    """A daemon of ann, who holds a lease, of bob, and of the operator."""
+    """A daemon with three users: ann, who holds a lease, bob, and the operator."""
     tokens = "ann:of-ann,bob:of-bob,olga:of-olga"
     with seed_server(MOORAGE_TOKENS=tokens, MOORAGE_OPERATORS="olga") as each:
         each.fleet("east", 2)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a console, by a name that is another site's than the issuer's address."""
+    """The address of a console, under a name of another site than the issuer's."""
     folder: Path = tmp_path_factory.mktemp("issuer")
     with provider(folder) as issuer:
         environment = {
@@ -36,7 +36,7 @@ def sign_in(page: Any, console: str, person: str) -> None:
     page.get_by_role("button").click()
 
 
-def test_a_person_signs_in_at_the_issuer_and_gets_a_cookie_alone(
+def test_a_person_signs_in_at_the_issuer_and_gets_only_a_cookie(
     chromium: Any, console: str
 ) -> None:
     with open_page(chromium) as page:

@@ -1,4 +1,4 @@
-"""The console's files as they are shipped: vendored ones unaltered, all small, all our own."""
+"""The console's files as shipped: vendored files unaltered, small scripts, no foreign content."""
 
 import hashlib
 import re
@@ -23,7 +23,7 @@ def vendored_rows() -> dict[str, tuple[str, str, str, str]]:
     }
 
 
-def test_vendored_files_are_those_that_are_listed() -> None:
+def test_vendored_files_agree_with_their_list() -> None:
     assert set(vendored_rows()) == {path.name for path in VENDORED.glob("*.mjs")}
     for name, (package, version, licence, sum_) in vendored_rows().items():
         assert package, name
@@ -35,7 +35,7 @@ def test_vendored_files_are_those_that_are_listed() -> None:
 
 
 def test_the_page_preloads_all_scripts() -> None:
-    """One after the other, as they import each other, would take a way to the server for each."""
+    """Without preloading, scripts that import each other would need one round trip each."""
     named = re.findall(r'rel="modulepreload" href="/console/static/(.+?)"', INDEX.read_text())
     files = {str(path.relative_to(STATIC)) for path in SCRIPTS}
     assert sorted([*named, "main.js"]) == sorted(files)
@@ -57,8 +57,8 @@ def test_scripts_import_existing_files(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(STATIC.rglob("*.*")), ids=lambda path: path.name)
-def test_nothing_comes_from_elsewhere(path: Path) -> None:
-    """It works without the internet: no script, style, font or picture of another server."""
+def test_the_page_loads_nothing_from_other_servers(path: Path) -> None:
+    """The page works without internet: no script, style, font or picture of another server."""
     text = path.read_text()
     if VENDORED not in path.parents:
         assert set(re.findall(r"https?://[\w.]+", text)) <= {"http://www.w3.org"}

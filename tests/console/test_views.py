@@ -52,7 +52,9 @@ def test_leases_are_filtered_by_the_server(page: Any, console_server: Any) -> No
     assert all("east/east-n0000" in place for place in places)
 
 
-def test_new_rows_wait_and_those_that_are_gone_stay(page: Any, console_server: Any) -> None:
+def test_a_listing_shows_new_rows_on_request_and_keeps_ended_ones(
+    page: Any, console_server: Any
+) -> None:
     page.goto(f"{console_server.console}/leases")
     table = by(page, "table", "Leases")
     table.wait_for()
@@ -66,9 +68,7 @@ def test_new_rows_wait_and_those_that_are_gone_stay(page: Any, console_server: A
         table.get_by_role("link", name=lease).wait_for()
 
 
-def test_policies_activate_and_roll_back_behind_a_difference(
-    page: Any, console_server: Any
-) -> None:
+def test_activation_and_rollback_show_a_difference_first(page: Any, console_server: Any) -> None:
     page.goto(f"{console_server.console}/policies/first_fit:stable")
     panel = by(page, "complementary", "first_fit:stable")
     panel.get_by_role("button", name="Roll back").click()
@@ -89,8 +89,8 @@ def test_policies_activate_and_roll_back_behind_a_difference(
     ] == ("first_fit:1.1-stable")
 
 
-def test_a_canary_behind_a_difference(page: Any, console_server: Any) -> None:
-    """The alias means one version; the other one is tried on a share of its requests."""
+def test_a_canary_shows_a_difference_first(page: Any, console_server: Any) -> None:
+    """The alias means one version; a share of its requests goes to the other version."""
     means = console_server.http.get("/policy-alias/first_fit:stable").json()["data"][
         "policy_rule_uri"
     ]
@@ -123,7 +123,7 @@ def test_the_playground_saves_a_version(page: Any, console_server: Any) -> None:
     by(page, "complementary", "mine:0.1-draft").get_by_text("registered").wait_for()
 
 
-def test_operations(page: Any, console_server: Any) -> None:
+def test_the_operations_view_shows_health_events_and_cells(page: Any, console_server: Any) -> None:
     page.goto(f"{console_server.console}/operations")
     page.get_by_text("Requests are served.").wait_for()
     by(page, "link", "All metrics").wait_for()
@@ -133,7 +133,7 @@ def test_operations(page: Any, console_server: Any) -> None:
     by(page, "table", "Cells of policies").get_by_role("link", name="first_fit:1").first.wait_for()
 
 
-def test_missing_objects_have_a_page_that_says_so(page: Any, console_server: Any) -> None:
+def test_missing_objects_have_an_error_page(page: Any, console_server: Any) -> None:
     page.goto(f"{console_server.console}/nothing")
     page.get_by_text("There is no view “nothing”.").wait_for()
     for path, name in (
@@ -186,7 +186,7 @@ WORDS = """async (field) => {
 }"""
 
 
-def test_a_change_that_would_fit_is_in_plain_words(page: Any, console_server: Any) -> None:
+def test_a_change_that_would_fit_is_shown_in_plain_words(page: Any, console_server: Any) -> None:
     page.goto(console_server.console)
     for field in Demand.__struct_fields__:
         said = f"It would fit with {field_title(field)}: 3 instead of a or b."
@@ -199,7 +199,7 @@ TURN = """async ([row, why]) => {
 }"""
 
 
-def test_a_turn_is_a_point_a_span_or_why_there_is_none(page: Any, console_server: Any) -> None:
+def test_the_view_of_a_turn_is_a_point_a_span_or_a_reason(page: Any, console_server: Any) -> None:
     page.goto(console_server.console)
     now = time.time()
     row = {"position": 1, "deadline": now + 9000, "resources": {"gpus": 1}}

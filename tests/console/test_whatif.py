@@ -13,7 +13,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 
 @pytest.fixture(scope="module")
 def it() -> Iterator[Seeded]:
-    """One node, of which a lease holds two of eight GPUs."""
+    """A server with one node of eight GPUs, of which a lease holds two."""
     with seed_server() as each:
         each.fleet("east", 1)
         each.ask(2)
@@ -36,7 +36,7 @@ def ask(page: Any) -> Any:
 
 
 def begin(page: Any, it: Seeded) -> None:
-    """Show the view, without the example that it begins with."""
+    """Show the view, without the example that it starts with."""
     page.goto(f"{it.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
     page.get_by_role("button", name="Begin empty").click()
@@ -47,7 +47,7 @@ def request(page: Any, gpus: int) -> None:
     page.get_by_label("GPUs on each node").fill(str(gpus))
 
 
-def test_nodes_are_added_and_left_out_again(page: Any, it: Seeded) -> None:
+def test_added_nodes_can_be_removed_from_the_form(page: Any, it: Seeded) -> None:
     begin(page, it)
     request(page, 8)
     ask(page).get_by_text("no_capacity").wait_for()
@@ -60,7 +60,7 @@ def test_nodes_are_added_and_left_out_again(page: Any, it: Seeded) -> None:
     assert "east-n0000+1" not in it.http.get("/clusters/east").text
 
 
-def test_a_drain_cordons_a_quota_and_a_policy(page: Any, it: Seeded) -> None:
+def test_the_form_combines_drains_cordons_quotas_and_policies(page: Any, it: Seeded) -> None:
     begin(page, it)
     drain = change(page, "Drain", ("Cluster", "east"))
     row = ask(page).get_by_role("table", name="What would differ").get_by_role("row").last
@@ -80,7 +80,7 @@ def test_a_drain_cordons_a_quota_and_a_policy(page: Any, it: Seeded) -> None:
     page.get_by_role("alert").get_by_text("none:1-stable").wait_for()
 
 
-def test_a_request_that_waits(page: Any, it: Seeded) -> None:
+def test_the_form_opens_for_a_waiting_request(page: Any, it: Seeded) -> None:
     with it.waiter(8) as waits:
         page.goto(f"{it.console}/queue/{waits}")
         page.get_by_role("link", name="What if…").click()
@@ -93,7 +93,7 @@ def test_a_request_that_waits(page: Any, it: Seeded) -> None:
         ask(page).get_by_text(f"{waits} would start on east/east-n0000+1").wait_for()
 
 
-def test_by_keys_alone(page: Any, it: Seeded) -> None:
+def test_the_form_works_by_keys_alone(page: Any, it: Seeded) -> None:
     begin(page, it)
     page.get_by_role("button", name="Drain", exact=True).focus()
     page.keyboard.press("Enter")
@@ -115,7 +115,7 @@ def test_a_field_with_invalid_json_shows_an_error(page: Any, it: Seeded) -> None
     page.get_by_role("alert").get_by_text("this is no JSON").wait_for()
 
 
-def test_the_form_begins_with_an_example_of_the_fleet(page: Any, it: Seeded) -> None:
+def test_the_form_starts_with_an_example_from_the_fleet(page: Any, it: Seeded) -> None:
     page.goto(f"{it.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
     shown = ask(page)

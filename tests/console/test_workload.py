@@ -1,4 +1,4 @@
-"""The panel of a lease with a workload: its output as it grows, and commands inside of it."""
+"""The panel of a lease with a workload: its output as it grows, and commands in the workload."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ PATIENCE_MS = 60_000
 
 
 def working(it: Seeded, sign: Path) -> str:
-    """Start a process that says more once a file is there; return its lease."""
+    """Start a process that writes more once a file exists; return its lease."""
     saying = '[ -e "$0" ] && echo it goes on && exec sleep 60'  # It outlives its daemon.
     script = f"echo it starts; for n in $(seq 600); do {saying}; sleep 0.1; done"
     command = {"command": ["sh", "-c", script, str(sign)]}
@@ -28,7 +28,7 @@ def working(it: Seeded, sign: Path) -> str:
 
 @pytest.fixture(scope="module")
 def it() -> Iterator[Seeded]:
-    """A daemon that starts processes, for two tenants; the one that sees all owns nothing."""
+    """A daemon that starts processes, for two tenants; the operator owns no lease."""
     tokens = "ann:of-ann,bob:of-bob"
     with seed_server(
         MOORAGE_TOKENS=tokens, MOORAGE_OPERATORS="bob", MOORAGE_BACKENDS="local"
@@ -41,7 +41,9 @@ def it() -> Iterator[Seeded]:
         yield each
 
 
-def test_output_follows_and_a_command_prints(page: Any, it: Seeded, tmp_path: Path) -> None:
+def test_the_panel_follows_the_output_and_runs_a_command(
+    page: Any, it: Seeded, tmp_path: Path
+) -> None:
     sign = tmp_path / "go"
     lease = working(it, sign)
     enter(page, f"{it.console}/leases/{lease}", "of-ann")
@@ -57,7 +59,7 @@ def test_output_follows_and_a_command_prints(page: Any, it: Seeded, tmp_path: Pa
     assert "42 gpus" in panel.get_by_label("Output of the command").inner_text()
 
 
-def test_pages_show_workloads_of_their_tenant_alone(it: Seeded, tmp_path: Path) -> None:
+def test_pages_show_workloads_of_their_own_tenant_only(it: Seeded, tmp_path: Path) -> None:
     lease = working(it, tmp_path / "go")
     logs = {"op": "logs", "lease": lease, "wait_seconds": 20}
     command = {"op": "exec", "lease": lease, "command": ["echo", "42"]}

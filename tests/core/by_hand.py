@@ -1,4 +1,4 @@
-"""A short way to play the allocator by hand."""
+"""Helpers to drive the allocator step by step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ def nodes(count: int, gpus: int, name: str = "c") -> Cluster:
 
 
 def lab(*uuids: str, node: str = "n1", cluster: str = "c", **gpu: object) -> Cluster:
-    """A cluster of one node; `a/b` is the instance b of the GPU a, and `` a GPU without a UUID."""
+    """A cluster of one node; `a/b` is MIG instance b of GPU a, and `` a GPU without a UUID."""
     gpus = []
     for each in uuids:
         parent, _, uuid = each.rpartition("/")
@@ -69,7 +69,7 @@ def place(node: str, *gpus: str, **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Hand:
-    """An allocator, its clock, and all its answers and effects."""
+    """An allocator with its clock, its answers and its effects."""
 
     allocator: Allocator = field(default_factory=Allocator)
     now: float = 0.0

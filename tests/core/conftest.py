@@ -1,4 +1,4 @@
-"""Lets the tests of this package import `by_hand`, a short way to play the allocator by hand."""
+"""Lets the tests of this package import `by_hand`, which drives the allocator step by step."""
 
 import sys
 from pathlib import Path

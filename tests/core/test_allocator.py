@@ -1,4 +1,4 @@
-"""The allocator's limits and corners; the simulation and the stories have the rest."""
+"""The allocator's limits and special cases; simulation and transcripts cover the rest."""
 
 import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
@@ -60,7 +60,7 @@ def test_a_request_id_is_taken_while_it_is_pending_waiting_held_and_ended() -> N
     assert answers(hand.ask(ask("advice", ONE)))[0].code is Code.ALREADY_EXISTS
 
 
-def test_more_asks_than_can_be_decided_are_refused_as_busy() -> None:
+def test_requests_beyond_the_limit_are_refused_as_busy() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     for number in range(PENDING_MAX):
@@ -169,7 +169,7 @@ def test_a_new_request_gets_capacity_freed_during_its_evaluation() -> None:
 
 
 def test_a_new_request_gets_the_place_of_a_failed_proposal() -> None:
-    """Its policy's cell took that proposal for granted: it comes from the same replica."""
+    """The policy's cell had already booked the failed proposal in its replica of the fleet."""
     hand = Hand()
     hand.see(nodes(1, 1))
     first, second = hand.ask(ask("first", None)), hand.ask(ask("second", None))

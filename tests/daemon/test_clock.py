@@ -1,4 +1,4 @@
-"""The core's clock, over clocks that are set, stop, and stand still."""
+"""The core's clock, over clocks that are set, that stop, or that stand still."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def clock(machine: Machine) -> Clock:
 
 
 @pytest.mark.parametrize("hours", [2.0, -2.0, 8.0])
-def test_a_calendar_that_is_set_is_followed_on_demand(machine, clock, hours):
+def test_a_set_calendar_is_followed_on_demand(machine, clock, hours):
     machine.run(10.0)
     assert clock.now() == machine.date == 1_000_010.0
     machine.date += hours * 3_600.0
@@ -55,7 +55,7 @@ def test_small_clock_drifts_are_ignored_until_they_add_up(machine, clock):
     assert clock.follow_calendar() == DRIFT_SECONDS_MAX
 
 
-def test_a_loop_without_beats_stood_still(machine, clock):
+def test_a_missing_beat_shows_that_the_loop_stood_still(machine, clock):
     for _ in range(100):
         machine.run(BEAT_SECONDS)
         assert clock.stood_still_seconds == 0.0
@@ -66,7 +66,7 @@ def test_a_loop_without_beats_stood_still(machine, clock):
     assert clock.stood_still_seconds == 0.0
 
 
-def test_a_machine_that_slept_has_another_date_and_did_not_stand_still(machine, clock):
+def test_sleep_of_the_machine_shifts_the_date_and_is_no_stall(machine, clock):
     machine.date += 8 * 3_600.0  # As on Linux: the monotonic clock stops while it sleeps.
     machine.run(BEAT_SECONDS)
     assert clock.stood_still_seconds == 0.0
@@ -81,7 +81,7 @@ def record(machine: Machine, tmp_path: Path) -> CalendarRecord:
 
 
 @pytest.mark.parametrize("hours", [2.0, -2.0])
-def test_a_calendar_that_was_set_while_no_server_ran_shows(machine, record, hours):
+def test_a_calendar_set_while_no_server_ran_is_noticed(machine, record, hours):
     last_at = machine.date
     machine.run(600.0)
     assert record.calendar_shift(last_at) == 0.0
@@ -92,7 +92,7 @@ def test_a_calendar_that_was_set_while_no_server_ran_shows(machine, record, hour
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"boot": "another", "started_at": 0}'])
-def test_after_a_restart_of_the_machine_a_calendar_behind_the_ledger_shows(
+def test_after_a_restart_of_the_machine_a_calendar_behind_the_ledger_is_noticed(
     machine, record, tmp_path, text
 ):
     (tmp_path / CALENDAR).write_text(text)

@@ -1,4 +1,4 @@
-"""When facts go to the ledger, and what leaves before and after they are durable."""
+"""When facts go to the ledger, and which effects leave before and after they are durable."""
 
 import asyncio
 import time
@@ -135,7 +135,7 @@ class Played:
         return [x.expires_at - time.time() for x in self.allocator.state.leases.values()]
 
     async def rest(self) -> None:
-        """Wait until nothing is left to do except commits."""
+        """Wait until only commits are left to do."""
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -174,7 +174,7 @@ async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_p
         await it.until("answer 3")
 
 
-async def test_grant_of_a_waiter_follows_the_release_without_a_pause_of_the_disk() -> None:
+async def test_the_grant_of_a_waiter_follows_the_release_without_waiting_for_the_disk() -> None:
     async with play() as it:
         it.ask("waiter", 2, wait_seconds=60.0)
         await it.rest()
@@ -193,7 +193,7 @@ async def test_grant_of_a_waiter_follows_the_release_without_a_pause_of_the_disk
         await it.until("answer 2")
 
 
-async def test_while_requests_are_at_their_policy_facts_gather_for_one_sync() -> None:
+async def test_facts_gather_for_one_sync_while_policies_decide() -> None:
     async with play() as it:
         it.release("a", 2)
         await it.rest()
@@ -212,7 +212,7 @@ async def test_while_requests_are_at_their_policy_facts_gather_for_one_sync() ->
         assert answers == ["answer 2", "answer 4", "answer 3"]
 
 
-async def test_answer_without_facts_waits_for_the_facts_before_it() -> None:
+async def test_an_answer_without_facts_waits_for_earlier_facts() -> None:
     async with play() as it:
         it.release("a", 2)
         await it.rest()
@@ -228,7 +228,7 @@ async def test_answer_without_facts_waits_for_the_facts_before_it() -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_checkpoint_beside_commits_is_written_once_it_returns(waits: bool) -> None:
+async def test_a_checkpoint_beside_commits_is_written_once_it_returns(waits: bool) -> None:
     async with play() as it:
         if waits:
             it.release("a", 2)
@@ -244,8 +244,8 @@ async def test_checkpoint_beside_commits_is_written_once_it_returns(waits: bool)
         await it.loop.settle()
 
 
-async def test_leases_have_a_grace_after_a_stall_of_the_disk() -> None:
-    """A renewal is stepped while the disk stalls, and its reply comes when its time is up."""
+async def test_leases_get_a_grace_after_a_stall_of_the_disk() -> None:
+    """A renewal is stepped while the disk stalls; its reply comes when the lease's time is up."""
     async with play(ttl_seconds=2.0) as it:
         it.tasks.spawn(it.loop.watch_clocks())
         it.inbox.post(RenewAsked(Address(SessionId("s"), 2), RequestId("a"), "", None))
@@ -260,7 +260,7 @@ async def test_leases_have_a_grace_after_a_stall_of_the_disk() -> None:
         assert "durable Ended" not in it.ledger.log
 
 
-async def test_a_calendar_that_was_set_before_the_start_is_followed_first(tmp_path: Path) -> None:
+async def test_a_calendar_set_before_the_start_is_followed_first(tmp_path: Path) -> None:
     """The last fact is dated a day ahead, as after a wrong clock."""
     async with play(tmp_path, 100_000.0) as it:
         it.ledger.is_fast = True

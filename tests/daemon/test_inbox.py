@@ -1,4 +1,4 @@
-"""Which event the commit loop takes next, and which clients are read on."""
+"""Which event the commit loop takes next, and which clients it reads from again."""
 
 import asyncio
 
@@ -91,7 +91,7 @@ def test_requests_are_counted_by_tenant():
     assert inbox.requests(TENANT) == 0
 
 
-def test_others_have_their_turn_among_many_that_go_ahead():
+def test_requests_have_their_turn_among_many_events_that_go_ahead():
     inbox = Inbox()
     waiting = request("a")
     inbox.post(waiting)
@@ -100,7 +100,7 @@ def test_others_have_their_turn_among_many_that_go_ahead():
     assert take_all(inbox).index(waiting) == AHEAD_MAX
 
 
-async def test_a_client_is_read_on_after_a_batch_and_at_once_where_nothing_waits():
+async def test_a_client_is_read_again_after_a_batch_or_at_once_if_nothing_waits():
     inbox = Inbox()
     assert inbox.turn() is None
     inbox.post(Tick())

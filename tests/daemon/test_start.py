@@ -15,7 +15,7 @@ from moorage.storage.base import StorageError
 
 @pytest.mark.parametrize("name", ["tokens.db", "agents.db"])
 @pytest.mark.parametrize("content", ["newer", "damaged"])
-async def test_a_store_that_cannot_be_read_refuses_the_start_by_name(tmp_path, name, content):
+async def test_the_error_names_a_store_that_cannot_be_read(tmp_path, name, content):
     if content == "damaged":
         (tmp_path / name).write_bytes(b"no database" * 100)
     else:

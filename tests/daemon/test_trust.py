@@ -1,4 +1,4 @@
-"""How long a server relies on a sign of life, and what it does where it got none."""
+"""How long a server relies on its election's last beat, and what it does without one."""
 
 import asyncio
 
@@ -30,13 +30,13 @@ class Beats:
         self.is_deposed = True
 
 
-def test_files_have_one_server_which_needs_no_sign():
+def test_a_server_on_files_needs_no_beat():
     trust = Trust(None, pytest.fail)
     trust.begin()
     trust.check()
 
 
-def test_a_standby_needs_no_sign_and_a_leader_one_for_a_while():
+def test_a_standby_needs_no_beat_and_a_leader_one_for_a_while():
     election = Beats()
     trust = Trust(election, pytest.fail)
     assert trust.holds()
@@ -46,7 +46,7 @@ def test_a_standby_needs_no_sign_and_a_leader_one_for_a_while():
     assert election.beats == 1
 
 
-def test_a_server_that_slept_asks_before_anything_leaves():
+def test_a_server_that_slept_checks_its_election_before_it_answers():
     election, failures = Beats(), list[BaseException]()
     trust = Trust(election, failures.append)
     trust.begin()
@@ -60,7 +60,7 @@ def test_a_server_that_slept_asks_before_anything_leaves():
     assert election.beats == 2, "once is enough"
 
 
-async def test_an_operators_wish_comes_with_a_beat():
+async def test_an_operators_request_to_step_down_comes_with_a_beat():
     election = Beats()
     trust = Trust(election, pytest.fail)
     trust.begin()

@@ -1,4 +1,4 @@
-"""A reader of the docs: plays the blocks of a page, in order, against a real `moored serve`.
+"""A reader of the docs who types the blocks of a page, in order, against a real `moored serve`.
 
 - `python` is run; where its first line is a comment with a file name, it is written there instead;
 - `javascript` is run by Node;
@@ -45,7 +45,7 @@ OUTSIDE = ("make ", ". .venv/", SERVE, "docker ", "systemctl ", "journalctl ", "
 
 @dataclass
 class Story:
-    """A server, and what the README's reader does with it."""
+    """A server, and the commands that a reader of the README runs with it."""
 
     folder: Path
     start: Callable[[], dict[str, str]]
@@ -162,7 +162,7 @@ def looks_like(actual: Any, example: Any, path: str = "") -> list[str]:
 
 @pytest.fixture(scope="session")
 def reader() -> Callable[..., AbstractContextManager[Story]]:
-    """Start a server and a reader, with the lab of the tutorials where a page has no fleet."""
+    """Start a server and a reader; a page without a fleet gets the lab of the tutorials."""
 
     @contextmanager
     def start(folder: Path, *options: str, lab: bool = False) -> Iterator[Story]:

@@ -53,7 +53,7 @@ def test_every_metric_of_alerts_and_charts_is_served(metric_names: set[str]) -> 
     assert used - metric_names == set()
 
 
-def test_every_alert_has_its_section_and_the_other_way_round() -> None:
+def test_every_alert_has_a_section_and_every_section_an_alert() -> None:
     sections = re.findall(r"^## (\w+)$", PAGE.read_text(), re.MULTILINE)
     assert sections == [rule["alert"] for rule in rules()]
     for rule in rules():
@@ -71,7 +71,7 @@ def test_panels_lie_side_by_side_and_name_their_series() -> None:
 
 
 @pytest.mark.heavy
-def test_promtool_finds_nothing_wrong(tmp_path: Path, text: str) -> None:
+def test_promtool_finds_no_fault(tmp_path: Path, text: str) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not here; on Debian: apt-get install prometheus")
     charts = [

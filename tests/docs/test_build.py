@@ -1,4 +1,4 @@
-"""`make docs` refuses a page that is not sound; each mistake is made here once."""
+"""`make docs` refuses faulty pages; each kind of fault is made here once."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The README is short, and what it and the docs link to is there."""
+"""The README is short, and each link in it and in the docs leads to a file."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ def test_the_readme_takes_a_minute_to_read() -> None:
     assert len(README) <= CHARACTERS_MAX
 
 
-def test_each_terminal_that_it_opens_first_activates_the_environment() -> None:
+def test_each_new_terminal_activates_the_environment() -> None:
     blocks = re.findall(r"^```console\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     first = next(each for each in blocks if "moored serve" in each)
     second = next(each for each in blocks if "moorage fleet" in each)
@@ -27,7 +27,7 @@ def test_each_terminal_that_it_opens_first_activates_the_environment() -> None:
 
 
 def test_nothing_is_typed_into_the_terminal_of_a_server() -> None:
-    """It runs until Ctrl-C: what follows `moored serve` in one block would never be run."""
+    """`moored serve` runs until Ctrl-C, so commands after it in one block would never run."""
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         text = page.read_text()
         for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
@@ -36,7 +36,7 @@ def test_nothing_is_typed_into_the_terminal_of_a_server() -> None:
 
 
 def test_pages_install_from_a_checkout_until_there_is_a_release() -> None:
-    """`moorage` is no package of an index yet, and names no addresses that are not its own."""
+    """`moorage` is not yet a package of an index, so pages must not install it from one."""
     for page in [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
@@ -47,13 +47,13 @@ def test_pages_install_from_a_checkout_until_there_is_a_release() -> None:
 
 
 def test_tutorials_need_no_more_than_make_demo_installs() -> None:
-    """A first hour is not the time to install extras: pages say what draws pictures, and go on."""
+    """A first hour needs no extras: a page only names the extra that draws pictures."""
     for page in (ROOT / "docs" / "tutorials").glob("*.md"):
         typed = re.findall(r"^\$ .*", page.read_text(), re.MULTILINE)
         assert [each for each in typed if "--plot" in each] == [], page
 
 
-def test_its_quick_starts_have_ten_lines_at_most() -> None:
+def test_quick_starts_have_ten_lines_at_most() -> None:
     blocks = re.findall(
         r"^```(?:python|console|json)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL
     )
@@ -61,14 +61,14 @@ def test_its_quick_starts_have_ten_lines_at_most() -> None:
     assert all(len(each.splitlines()) <= EXAMPLE_LINES_MAX for each in blocks)
 
 
-def test_make_targets_that_it_names_exist() -> None:
+def test_named_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z-]+)`?$", README, re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
 def test_files_that_pages_link_to_exist() -> None:
-    """Sphinx checks links between pages of the docs; this checks those of all others, too."""
+    """Sphinx checks links between pages of the docs; this test checks those of all other pages."""
     tops = ("docs", "server", "policies", "clients", "deploy", "examples")
     pages = [*ROOT.glob("*.md"), *(page for top in tops for page in (ROOT / top).rglob("*.md"))]
     for page in pages:

@@ -1,4 +1,4 @@
-"""The reference has every name that users meet, as the code has it."""
+"""The reference has every name that users meet, as it is in the code."""
 
 import re
 from collections.abc import Iterator
@@ -62,13 +62,13 @@ def command_names(app_module: str, prefix: str) -> list[str]:
     ("module", "program"),
     [("moorage.commands.program", "moored"), ("moorage_client.cli.program", "moorage")],
 )
-def test_every_command_is_there(pages, module: str, program: str) -> None:
+def test_every_command_is_in_the_reference(pages, module: str, program: str) -> None:
     found = command_names(module, program)
     assert found
     assert [each for each in found if f"`{each}`" not in pages["reference/command-line.md"]] == []
 
 
-def test_no_command_is_named_that_does_not_exist(text: str) -> None:
+def test_every_command_on_a_page_exists(text: str) -> None:
     """Each command on a page works as typed."""
     known = command_names("moorage.commands.program", "moored") + command_names(
         "moorage_client.cli.program", "moorage"
@@ -80,7 +80,7 @@ def test_no_command_is_named_that_does_not_exist(text: str) -> None:
     assert typed <= words
 
 
-def test_every_message_and_field_is_there(pages) -> None:
+def test_every_message_and_field_is_in_the_reference(pages) -> None:
     page = pages["reference/messages.md"]
     assert [name for name in OPERATIONS if f"## {name}\n" not in page] == []
     parts = (AllocationRequest, Resources, LeaseRequest)
@@ -89,7 +89,7 @@ def test_every_message_and_field_is_there(pages) -> None:
 
 
 def test_every_operation_and_field_is_explained(pages) -> None:
-    """Beside the types, a page says by purpose what a message is for."""
+    """Besides the types, a page explains the purpose of each message."""
     page = pages["how-to/ask-for-gpus.md"] + pages["how-to/start-workloads.md"]
     parts = (AllocationRequest, Resources, LeaseRequest)
     fields = {name for part in parts for name in part.__struct_fields__}
@@ -101,7 +101,7 @@ NOT_OFFERED = {"stream"}
 """What the server answers with `unsupported`, or does not do yet."""
 
 
-def test_every_code_and_setting_is_there(pages) -> None:
+def test_every_code_and_setting_is_in_the_reference(pages) -> None:
     codes = pages["reference/codes.md"]
     assert [code for code in Code if f"| `{code}` |" not in codes] == []
     every = {**CLOSE_CODES, **MEANINGS}
@@ -115,11 +115,11 @@ def test_every_code_and_setting_is_there(pages) -> None:
 @pytest.mark.parametrize(
     "name", sorted({*EXTERNAL_SERVICES, *EXECUTION_NAMES, *OTHER_NAMES, CONFIG_FILE})
 )
-def test_every_other_name_in_the_environment_is_there(text: str, name: str) -> None:
+def test_every_other_variable_is_in_the_reference(text: str, name: str) -> None:
     assert f"`{name}`" in text
 
 
-def test_every_metric_and_path_that_a_server_has_is_there(pages) -> None:
+def test_every_metric_and_path_of_a_server_is_in_the_reference(pages) -> None:
     options = {"MOORAGE_PROMETHEUS_URL": "http://127.0.0.1:9"}
     with daemon(environment=options) as running:
         metrics = httpx.get(f"{running.http}/metrics").text

@@ -12,7 +12,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class CutProxy(ThreadingTCPServer):
-    """Passes bytes on, until `cut`; new connections pass on again."""
+    """Passes bytes on until `cut`; new connections are passed on again."""
 
     daemon_threads = True
 
@@ -27,7 +27,7 @@ class CutProxy(ThreadingTCPServer):
         self.passes.set()
 
     def verify_request(self, request: object, client_address: object) -> bool:
-        """Tell whether a connection is passed on; called before its handler begins."""
+        """Return whether a connection is passed on; called before its handler begins."""
         return not self.is_closed
 
     def cut(self) -> None:

@@ -14,7 +14,7 @@ MAKE_SECONDS_MAX: Final = 900
 
 
 def debian_base() -> Path:
-    """Return an archive of a Debian with Python, which is made where it is missing."""
+    """Return an archive of a Debian with Python; make it if it is missing."""
     archive = CACHE / "debian" / "bookworm-python.tar"
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A server and agents of machines, as processes, over sockets of loopback.
+"""A server and agents of machines, as processes, over loopback sockets.
 
 All agents are on one machine, which is why they have names and no machine id.
 """
@@ -19,7 +19,7 @@ MOORED = [sys.executable, "-P", "-m", "moorage"]
 
 
 class Fleet:
-    """A server over a folder, and agents that join a cluster of it."""
+    """A server over a folder, and agents that join one of its clusters."""
 
     def __init__(
         self, folder: Path, server: Server, stack: ExitStack, data: Path, cluster: str = "lab"

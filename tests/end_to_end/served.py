@@ -75,7 +75,7 @@ def read_message(socket) -> dict:
 def ran(
     *command: str | Path, seconds: float = 120, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, whatever that is, with further variables."""
+    """Run a program with additional variables until it ends, with any exit code."""
     return subprocess.run(
         command,
         env={**os.environ, **variables},
@@ -91,7 +91,7 @@ def moored(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[
 
 
 def invoke(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of `moored` in this process: quick, where its text is what counts."""
+    """Run a command of `moored` in this process, which is quick, for tests of its output."""
     from moorage.commands.program import app  # noqa: PLC0415  # Not every test needs all of it.
 
     runner = CliRunner(env=variables)
@@ -126,7 +126,7 @@ class Server:
         return self.running.log.read_text()
 
     def _check(self, response: httpx.Response) -> None:
-        """Check every small exchange against the server's interface description."""
+        """Check every small exchange against the interface description that the server serves."""
         request = response.request
         length = int(response.headers.get("content-length", CHECKED_BYTES_MAX + 1))
         if request.url.path == "/openapi.json" or length > CHECKED_BYTES_MAX:
@@ -155,13 +155,13 @@ class Server:
             assert answer.status_code == 200, answer.text
 
     def socket(self, headers: dict[str, str] | None = None, bearer: str = ""):
-        """Return a new socket, which shows a token of its own where one is given."""
+        """Return a new socket, which sends a token of its own if one is given."""
         given = bearing(bearer) if bearer else headers or self.headers
         return connect(self.running.ws, compression=None, max_size=None, additional_headers=given)
 
     @contextlib.contextmanager
     def watching(self, *topics: str, bearer: str = "") -> Iterator[Any]:
-        """Yield a socket on which the next messages are news of topics."""
+        """Yield a socket whose next messages are news of the given topics."""
         with self.socket(bearer=bearer) as socket:
             assert tell(socket, {"op": "watch", "topics": topics, "id": 1})["success"]
             yield socket
@@ -202,7 +202,7 @@ class Server:
     def moorage(
         self, *words: str | Path, folder: Path | None = None, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of the client in this process: quick, where its text is what counts."""
+        """Run a command of the client in this process, which is quick, for tests of its output."""
         urls = {"MOORAGE_URL": self.running.ws, "MOORAGE_HTTP_URL": self.running.http}
         given = urls | {"MOORAGE_TOKEN": self.token, "COLUMNS": "200", "NO_COLOR": "1"} | variables
         out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
@@ -254,7 +254,7 @@ def kill(server: Server) -> None:
 
 
 def is_over(pid: int) -> bool:
-    """Tell whether a process is gone: one that is dead may wait to be reaped."""
+    """Return whether a process is gone; a dead process may wait to be reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

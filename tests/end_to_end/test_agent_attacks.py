@@ -1,4 +1,4 @@
-"""Agents over raw sockets: those that misbehave, and those whose machine a tenant registered.
+"""Agents over raw sockets: those that misbehave, and those whose machine a tenant has registered.
 
 The server refuses the first in one sentence, and goes on.
 """
@@ -50,7 +50,7 @@ def answer(raw: ClientConnection) -> wire.Instruction:
 
 
 def call(raw: ClientConnection, order: type) -> wire.AgentCall:
-    """Return the next call with such an order."""
+    """Return the next call whose order is of this type."""
     while True:
         found = answer(raw)
         if isinstance(found, wire.AgentCall) and isinstance(found.order, order):
@@ -62,7 +62,7 @@ def done_frame(call: wire.AgentCall, value: object) -> bytes:
 
 
 def join(fleet: Fleet, raw: ClientConnection, name: str, **node: object) -> str:
-    """Come in as an agent that has nothing running; return its key."""
+    """Join as an agent that runs no workloads; return its key."""
     raw.send(hello({**NODE, "id": name, **node}, name))
     welcome = answer(raw)
     assert isinstance(welcome, wire.AgentWelcome), welcome
@@ -82,7 +82,7 @@ FIRST_FRAMES = [
 
 
 @pytest.mark.parametrize(("frame", "reason"), FIRST_FRAMES, ids=lambda value: repr(value)[:40])
-def test_a_bad_first_frame_is_refused_in_a_sentence(fleet: Fleet, frame: bytes | str, reason: str):
+def test_a_bad_first_frame_is_refused_with_an_error(fleet: Fleet, frame: bytes | str, reason: str):
     with dial(fleet, fleet.token()) as raw:
         raw.send(frame)
         farewell = answer(raw)
@@ -98,7 +98,7 @@ def test_a_first_frame_that_is_too_large_cuts_the_connection(fleet: Fleet) -> No
             answer(raw)
 
 
-def test_frames_that_are_none_cut_a_connection_and_nothing_else(fleet: Fleet) -> None:
+def test_malformed_frames_cut_their_connection_and_nothing_else(fleet: Fleet) -> None:
     with dial(fleet, fleet.token()) as raw:
         join(fleet, raw, "liar")
         raw.send(done_frame(wire.AgentCall(10**6, wire.DiscoverOrder(), 0), 1))
@@ -110,7 +110,7 @@ def test_frames_that_are_none_cut_a_connection_and_nothing_else(fleet: Fleet) ->
     assert fleet.server.http.get("/healthz").status_code == 200
 
 
-def test_a_token_used_by_two_at_the_same_time_lets_one_in(fleet: Fleet) -> None:
+def test_a_token_used_twice_at_the_same_time_admits_one_agent(fleet: Fleet) -> None:
     token = fleet.token()
     with dial(fleet, token) as first, dial(fleet, token) as second:
         first.send(hello({**NODE, "id": "one"}, "one"))
@@ -121,7 +121,7 @@ def test_a_token_used_by_two_at_the_same_time_lets_one_in(fleet: Fleet) -> None:
     until(lambda: len({each["id"] for each in nodes} & {"one", "two"}) == 1)
 
 
-def test_a_machine_that_has_joined_under_another_name_is_refused_with_what_to_do(fleet: Fleet):
+def test_a_machine_that_joined_under_another_name_is_refused_with_a_remedy(fleet: Fleet):
     with dial(fleet, fleet.token()) as first, dial(fleet, fleet.token()) as second:
         first.send(hello({**NODE, "id": "m1", "machineId": "m"}, "m1"))
         assert isinstance(answer(first), wire.AgentWelcome)
@@ -132,7 +132,7 @@ def test_a_machine_that_has_joined_under_another_name_is_refused_with_what_to_do
     assert "start this agent with --no-machine-id" in farewell.reason
 
 
-def test_what_an_agent_says_of_a_workload_is_bounded(fleet: Fleet) -> None:
+def test_an_agents_reports_on_a_workload_are_bounded(fleet: Fleet) -> None:
     with dial(fleet, fleet.token()) as raw:
         join(fleet, raw, "talker")
         where = [{"key": "moorage/node", "operator": "In", "values": ["talker"]}]
@@ -153,7 +153,7 @@ def test_what_an_agent_says_of_a_workload_is_bounded(fleet: Fleet) -> None:
         assert len(json.dumps(fleet.server.status(lease))) < 60_000
 
 
-def test_a_command_that_writes_a_lot_is_bounded_and_holds_up_none(fleet: Fleet, tmp_path: Path):
+def test_a_command_that_writes_a_lot_is_bounded_and_delays_none(fleet: Fleet, tmp_path: Path):
     with fleet.apart(tmp_path) as wordy:
         wordy.agent("box", wordy.token())
         lease = wordy.ask("head -c 104857600 /dev/zero | tr '\\0' x; echo end; sleep 1000")
@@ -220,7 +220,7 @@ def names(fleet: Fleet, cluster: str) -> set[str]:
 
 
 def displaced(fleet: Fleet) -> list[tuple[str, str]]:
-    """Return the nodes of other tenants that gave way to agents of a cluster, and whose."""
+    """Return the nodes that gave way to agents of a cluster, each with its tenant."""
     lines = invoke("audit", "--what", "agent.displaced", "--json", "--data", fleet.data).stdout
     entries = [json.loads(line) for line in lines.splitlines()]
     return [
@@ -231,7 +231,9 @@ def displaced(fleet: Fleet) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("same", [{"machineId": "m1"}, {"providerId": "aws:///i-1"}, {"gpus": GPU}])
-def test_an_agent_gets_its_machine_from_who_registered_it_by_hand(apart: Fleet, same: dict):
+def test_an_agent_takes_its_machine_over_from_the_tenant_that_registered_it(
+    apart: Fleet, same: dict
+):
     mine = f"mine-{apart.cluster}"
     squat = {"id": "x", **same}
     assert register(apart, "of-ann", mine, {"id": "own"}, squat)[0] == 201
@@ -246,7 +248,7 @@ def test_an_agent_gets_its_machine_from_who_registered_it_by_hand(apart: Fleet, 
     apart.server.http.delete(f"/clusters/{apart.cluster}")
 
 
-def test_an_agent_gets_its_name_and_its_cluster_from_who_took_them(apart: Fleet) -> None:
+def test_an_agent_takes_its_name_and_its_cluster_over_from_other_tenants(apart: Fleet) -> None:
     """The devices may exist under further names, too."""
     here, ann = f"/clusters/{apart.cluster}", bearing("of-ann")
     squats = [{"id": "box", "machineId": "false"}, {"id": "x", "machineId": "m2"}, {"id": "y"}]
@@ -271,7 +273,7 @@ def test_an_agent_gets_its_name_and_its_cluster_from_who_took_them(apart: Fleet)
 
 
 @pytest.mark.parametrize("shut", [{"status": "retired"}, {"unavailable": "no"}])
-def test_a_tenant_keeps_no_machine_with_an_agent_out_of_placement(apart: Fleet, shut: dict):
+def test_no_tenant_can_exclude_a_machine_with_an_agent_from_placement(apart: Fleet, shut: dict):
     here = f"/clusters/{apart.cluster}"
     ann = bearing("of-ann")
     own = {"id": apart.cluster, "nodes": {"nodeData": [{**NODE, "id": "own"}]}, **shut}
@@ -290,7 +292,7 @@ def test_a_tenant_keeps_no_machine_with_an_agent_out_of_placement(apart: Fleet, 
         assert len(displaced(apart)) == 1
 
 
-def test_a_lease_on_a_machine_that_an_agent_gets_holds_until_it_ends(apart: Fleet) -> None:
+def test_a_lease_on_a_machine_that_an_agent_takes_over_lasts_until_its_end(apart: Fleet) -> None:
     mine = f"mine-{apart.cluster}"
     register(apart, "of-ann", mine, {"id": "x", "machineId": "m3"})
     whole = {"resources": {"memory_mib": 1024}, "lease": {"ttl_seconds": 600}}
@@ -305,7 +307,7 @@ def test_a_lease_on_a_machine_that_an_agent_gets_holds_until_it_ends(apart: Flee
         until(lambda: apart.server.ask(clusters=[apart.cluster], **whole)["success"])
 
 
-def test_an_agent_gets_devices_that_it_finds_later(apart: Fleet) -> None:
+def test_an_agent_takes_over_devices_that_it_finds_later(apart: Fleet) -> None:
     mine = f"mine-{apart.cluster}"
     with dial(apart, apart.token()) as raw:
         key = join(apart, raw, "box")
@@ -317,7 +319,7 @@ def test_an_agent_gets_devices_that_it_finds_later(apart: Fleet) -> None:
         until(lambda: apart.node("box").get("machineId") == "m4")
 
 
-def test_no_agent_gets_the_machine_of_another_one(apart: Fleet, tmp_path: Path) -> None:
+def test_no_agent_takes_over_the_machine_of_another_one(apart: Fleet, tmp_path: Path) -> None:
     register(apart, "of-ann", apart.cluster, {"id": "hers"})  # The cluster is hers, too.
     with dial(apart, apart.token()) as raw:
         join(apart, raw, "box", machineId="m5")

@@ -1,4 +1,4 @@
-"""Agents beside what may happen to a network, a clock, a release and a storage."""
+"""Agents under faults of the network, the clock, the release and the storage."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ def test_a_partitioned_machine_returns_with_its_workloads(fleet: Fleet) -> None:
         assert fleet.output(lease) == COUNTED
 
 
-def test_clocks_that_are_set_lose_no_machine_and_end_nothing(tmp_path: Path, monkeypatch) -> None:
+def test_set_clocks_lose_no_machine_and_end_no_workload(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(SHIFTED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for name in ("server", "box"):
@@ -123,7 +123,7 @@ async def test_an_agent_waits_for_a_server_of_its_own_release(tmp_path: Path) ->
     assert b"agent_disconnected" in errors
 
 
-def test_agents_follow_a_server_that_was_restored_once_an_operator_says_so(fleet: Fleet) -> None:
+def test_agents_follow_a_restored_server_once_an_operator_confirms_it(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
     agent.terminate()
     agent.wait(60)
@@ -156,7 +156,7 @@ def secrets_of(fleet: Fleet) -> dict[str, str]:
     return {"key": key, "token": fleet.token()}
 
 
-def test_a_credential_of_an_agent_opens_nothing_else(fleet: Fleet) -> None:
+def test_a_credential_of_an_agent_gives_no_other_access(fleet: Fleet) -> None:
     paths = fleet.server.http.get("/openapi.json").json()["paths"]
     calls = [(method, path) for path, each in paths.items() for method in each]
     bare = [(m, p) for m, p in calls if fleet_status(fleet, m, p, {}) != 401]
@@ -191,14 +191,14 @@ def test_an_agent_may_not_send_requests_of_clients(fleet: Fleet) -> None:
                 raw.recv(30)
 
 
-def test_a_revoked_key_lets_in_no_more_from_that_moment(fleet: Fleet) -> None:
+def test_a_revoked_key_is_refused_from_that_moment(fleet: Fleet) -> None:
     key = secrets_of(fleet)["key"]
     assert invoke("agent", "revoke", f"{fleet.cluster}/box", "--data", fleet.data).returncode == 0
     with pytest.raises(InvalidStatus, match="401"):
         connect(fleet.server.running.ws + AGENT_PATH, additional_headers=bearing(key))
 
 
-def test_a_reader_of_logs_that_reads_nothing_holds_up_no_other(fleet: Fleet) -> None:
+def test_a_stalled_reader_of_logs_delays_no_other(fleet: Fleet) -> None:
     fleet.agent("box", fleet.token())
     wordy = fleet.ask("head -c 20000000 /dev/zero | tr '\\0' x; sleep 1000")
     until(lambda: fleet.state(wordy) == "active")

@@ -52,13 +52,13 @@ def pids(fleet: Fleet, lease: dict) -> dict[str, int]:
 
 
 def wait_end(fleet: Fleet, lease: dict) -> str:
-    """Await the end of a lease, of which nothing remains; return its reason."""
+    """Await the end of a lease of which no process remains; return its reason."""
     until(lambda: fleet.state(lease) == "ended")
     assert pids(fleet, lease) == {}
     return fleet.server.status(lease)["reason"]
 
 
-def test_members_of_a_gang_meet(fleet: Fleet) -> None:
+def test_members_of_a_gang_reach_each_other(fleet: Fleet) -> None:
     lease = fleet.ask(f"cat >meet.py <<'END'\n{MEET}\nEND\npython3 meet.py", nodes=3)
     text, code = fleet.output(lease)
     _, second, third = nodes_of(lease)
@@ -66,7 +66,7 @@ def test_members_of_a_gang_meet(fleet: Fleet) -> None:
     wait_end(fleet, lease)
 
 
-def test_a_gang_knows_its_shape(fleet: Fleet) -> None:
+def test_each_member_knows_the_size_of_its_gang_and_its_rank(fleet: Fleet) -> None:
     lease = fleet.ask("env | sort; sleep 1000", nodes=2)
     until(lambda: fleet.state(lease) == "active")
     message = {"op": "exec", "lease": lease["id"], "token": lease["token"]}
@@ -82,7 +82,7 @@ def test_a_gang_knows_its_shape(fleet: Fleet) -> None:
     wait_end(fleet, lease)
 
 
-def test_a_gang_that_loses_a_member_ends_with_the_node_named(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_gang_that_loses_a_member_ends_and_names_the_node(fleet: Fleet, tmp_path: Path) -> None:
     lease = fleet.ask(STAYS.format(seen=tmp_path / "seen"), nodes=2)
     until(lambda: fleet.state(lease) == "active")
     lost = nodes_of(lease)[1]
@@ -137,7 +137,7 @@ OWN = {"MOORAGE_LOCAL_NODES": "own"}
 
 
 def register_own(fleet: Fleet) -> None:
-    """Put the server's own machine beside those with agents."""
+    """Add the server's own machine to those with agents."""
     node = {"id": "own", "vcpus": {"count": 4}, "memory": 4096}
     document = {"id": "lab", "nodes": {"count": 1, "nodeData": [node]}}
     assert fleet.server.http.post("/clusters/lab/nodes", json=document).is_success
@@ -180,7 +180,7 @@ def test_a_gang_that_fails_on_one_node_leaves_nothing(fleet: Fleet) -> None:
     wait_end(fleet, fleet.ask("", nodes=2, spec=spec))
 
 
-def test_gangs_and_commands_outlive_their_killed_server_and_agents(tmp_path: Path) -> None:
+def test_gangs_and_commands_outlive_the_kill_of_server_and_agents(tmp_path: Path) -> None:
     seen, go, data = tmp_path / "seen", tmp_path / "go", tmp_path / "data"
     counts = f"seq 20; until [ -e {go} ]; do sleep 0.05; done; seq 21 40; exit 3"
     with ExitStack() as agents:
@@ -212,7 +212,7 @@ def test_gangs_and_commands_outlive_their_killed_server_and_agents(tmp_path: Pat
 
 
 @pytest.mark.parametrize("here", ["true", "false"])
-def test_a_gang_with_the_servers_own_machine_outlives_its_killed_server(
+def test_a_gang_with_the_servers_own_machine_outlives_the_kill_of_the_server(
     tmp_path: Path, here: str
 ) -> None:
     data = tmp_path / "data"

@@ -52,7 +52,7 @@ def nvmlDeviceGetComputeRunningProcesses(handle):
 
 @pytest.fixture
 def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
-    """Say how the cards are used."""
+    """Set how the simulated cards are used."""
     folder = tmp_path / "nvml"
     folder.mkdir()
     (folder / "pynvml.py").write_text(NVML)
@@ -123,7 +123,7 @@ def test_policies_see_metrics_of_agents(fleet: Fleet, cards: Cards) -> None:
     assert gpu_of(fleet, policy_rule_uri="least_loaded:1.0-stable") == "1"
 
 
-def test_a_gpu_that_others_use_is_not_given_out(fleet: Fleet, cards: Cards) -> None:
+def test_a_gpu_in_use_by_others_is_not_leased(fleet: Fleet, cards: Cards) -> None:
     cards(a={"pids": [os.getpid()], "used": 300})
     fleet.agent("box", fleet.token())
     (busy,) = fleet.node("box")["busy"]
@@ -138,7 +138,7 @@ def test_a_gpu_that_others_use_is_not_given_out(fleet: Fleet, cards: Cards) -> N
     assert gpu_of(fleet) == "0"
 
 
-def test_processes_of_a_lease_are_no_use_by_others(fleet: Fleet, cards: Cards) -> None:
+def test_processes_of_a_lease_do_not_count_as_use_by_others(fleet: Fleet, cards: Cards) -> None:
     fleet.agent("box", fleet.token())
     spec = {"category": "process", "command": ["sleep", "1000"]}
     lease = lease_of(fleet, 2, provision={"backend": "local", "spec": spec})
@@ -150,7 +150,7 @@ def test_processes_of_a_lease_are_no_use_by_others(fleet: Fleet, cards: Cards) -
     until(lambda: len(fleet.node("box").get("busy", ())) == 2)
 
 
-def test_metrics_of_a_lost_machine_are_stale_and_go_with_it(fleet, monkeypatch):
+def test_metrics_of_a_lost_machine_are_stale_and_are_removed_with_it(fleet, monkeypatch):
     agent = fleet.agent("box", fleet.token())
     monkeypatch.delenv("PYTHONPATH")  # It would have the same GPUs.
     fleet.agent("other", fleet.token())

@@ -1,4 +1,4 @@
-"""Machines with agents: how they join, run what leases are for, and are lost and found.
+"""Machines with agents: how they join, run workloads of leases, get lost and return.
 
 Agents and server are processes, over sockets of loopback. All agents are on one machine, which is
 why they have names and no machine id. Each test has a cluster of its own.
@@ -109,7 +109,7 @@ def test_an_invalid_server_address_is_refused_at_once(fleet: Fleet, address: str
     "words",
     [("--name", " "), ("--name", "a/b"), ("--name", "x" * 254), ("--address", "10.0.0.1,10.0.0.2")],
 )
-def test_a_name_or_address_that_no_machine_has_is_refused_at_once(
+def test_a_name_or_address_of_another_machine_is_refused_at_once(
     fleet: Fleet, words: tuple[str, str]
 ) -> None:
     done = ran(*fleet.command("a", "--token", "t", *words))
@@ -117,7 +117,7 @@ def test_a_name_or_address_that_no_machine_has_is_refused_at_once(
     assert f"{words[0]}: expected " in done.stderr
 
 
-def test_a_token_with_the_end_of_its_line_is_as_good(fleet: Fleet) -> None:
+def test_a_token_may_end_with_a_newline(fleet: Fleet) -> None:
     fleet.agent("line", f"{fleet.token()}\n")
 
 
@@ -159,7 +159,7 @@ def test_a_run_waits_for_a_machine_that_is_away(fleet: Fleet) -> None:
         assert (run.stdout.read(), run.wait(60)) == ("whole\n", 3)
 
 
-def test_an_agent_that_gets_many_signals_to_end_ends_cleanly(fleet: Fleet) -> None:
+def test_an_agent_that_gets_many_end_signals_ends_cleanly(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
     while agent.poll() is None:
         agent.terminate()
@@ -178,7 +178,7 @@ def test_a_command_outlives_its_killed_agent_and_its_output_is_whole(fleet: Flee
 
 
 class Away(NamedTuple):
-    """A machine whose agent is stopped or dead, with a lease, whose command writes to `seen`.
+    """A machine whose agent is stopped or dead, and a lease whose command writes to `seen`.
 
     Its output is followed by a client.
     """
@@ -204,7 +204,7 @@ SCENES = {
 
 @pytest.fixture(scope="module")
 def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
-    """Machines of several clusters that go away at one moment, as a loss takes seconds."""
+    """Machines of several clusters, all lost at one moment, since a loss takes seconds."""
     folder = tmp_path_factory.mktemp("lost")
     with serve_fleet(folder, MOORAGE_AGENT_LOST_SECONDS="12") as server, ExitStack() as stack:
         scenes = {}
@@ -259,8 +259,10 @@ def test_a_machine_is_lost_and_found_while_its_command_runs_on(away: dict[str, A
 
 
 @pytest.mark.parametrize("gone", ["stopped", "dead"])
-def test_a_lease_moves_once_its_lost_machine_has_ended_it(away: dict[str, Away], gone: str) -> None:
-    """The agent is stuck, or dead for good: its word holds, so that nothing runs twice."""
+def test_a_lease_moves_once_its_lost_machine_has_ended_its_workload(
+    away: dict[str, Away], gone: str
+) -> None:
+    """The agent hangs or is dead; its deadline still holds, so that no command runs twice."""
     scene = away[gone]
     fleet, there = scene.fleet, scene.node
     other = "b" if there == "a" else "a"
@@ -276,7 +278,7 @@ def test_a_lease_moves_once_its_lost_machine_has_ended_it(away: dict[str, Away],
     assert nodes == sorted(nodes, reverse=there == "b"), "one after the other"
 
 
-def test_a_lease_without_another_place_runs_again_where_it_was(away: dict[str, Away]) -> None:
+def test_a_lease_without_another_place_runs_again_on_its_node(away: dict[str, Away]) -> None:
     scene = away["alone"]
     fleet, lease = scene.fleet, scene.lease
     until(lambda: fleet.state(lease) not in {"active", "failing"})
@@ -335,7 +337,7 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(fleet: Fleet) -> None:
     assert entries == [*once, ("agent.forgotten", "ops"), *once, ("agent.forgotten", me)]
 
 
-def test_a_machine_that_was_forgotten_while_the_server_was_down_leaves(tmp_path: Path) -> None:
+def test_a_machine_forgotten_while_the_server_was_down_leaves(tmp_path: Path) -> None:
     with serve_fleet(tmp_path, **VARIABLES, bearer="of-ops") as fleet:
         agent, file = fleet.agent("box", fleet.token()), tmp_path / "pid"
         held = fleet.ask(f"trap '' TERM; echo $$ >{file}; while :; do sleep 0.05; done")

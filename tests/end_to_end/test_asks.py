@@ -1,4 +1,4 @@
-"""The main job over real sockets: advice, leases, order, warnings, what a policy sees and keeps."""
+"""Requests over real sockets: advice, leases, order, warnings, and the data that policies see."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_unknown_fields_warn_and_suggest(server):
     assert server.say(described)[0]["warnings"][:2] == warnings
 
 
-def test_a_model_that_no_node_has_is_refused_with_those_that_there_are(server):
+def test_a_model_that_no_node_has_is_refused_with_the_existing_ones(server):
     wanted = {"gpus": 1, "models": ["h100"]}
     error = server.ask(resources=wanted, lease={})["error"]
     assert (error["code"], error["models"]) == ("never_fits", ["A100", "H100"])
@@ -50,7 +50,7 @@ def test_a_model_that_no_node_has_is_refused_with_those_that_there_are(server):
     assert "models" not in short
 
 
-def test_lists_refuse_states_and_filters_that_there_are_not(server):
+def test_lists_refuse_unknown_states_and_filters(server):
     lease = hold(server, clusters=["east"])["lease"]
     here, elsewhere, state, name, queue, fleet = server.say(
         {"op": "leases", "cluster": "east"},
@@ -89,7 +89,7 @@ def test_a_grant_is_explained(server):
     assert "first_fit:1.0-stable proposed east/east-0" in why["data"]["reason"]
 
 
-def test_a_message_without_an_id_has_no_name_to_be_cancelled_by(server):
+def test_a_request_without_an_id_cannot_be_cancelled_by_the_name_none(server):
     filled = hold(server, clusters=["east"], resources={"gpus": 4, "nodes": 2})["lease"]
     lease = {"ttl_seconds": 60, "wait_seconds": 60}
     with server.socket() as socket:
@@ -124,7 +124,7 @@ return [names, seen, load, same, free, reads, input_data["inputs"], parameters]
         assert reply["data"] == [names, "west", 0.5, True, 1000, reads, {"a": [1]}, parameters]
 
 
-def test_a_policy_reads_the_present_state(server):
+def test_a_policy_reads_current_documents_and_metrics(server):
     body = """
 ok, document = self.settings["cluster_client"].read_cluster("north")
 try:
@@ -155,7 +155,7 @@ def test_a_value_that_names_no_cluster_is_passed_on(server):
     assert error["reason"] == "The policy declined: GPU memory."
 
 
-def test_the_http_twin_answers_the_same(server):
+def test_the_http_endpoint_gives_the_same_answers(server):
     body = {"policy_rule_uri": "first_fit:1.0-stable", "inputs": {}, "resources": {"gpus": 1}}
     answer = server.http.post("/allocate", json=body)
     assert (answer.status_code, answer.json()) == (200, server.ask(resources={"gpus": 1}))
@@ -171,7 +171,7 @@ def test_the_http_twin_answers_the_same(server):
         assert path in reason
 
 
-def test_inventory_changes_reach_the_next_ask(server):
+def test_inventory_changes_apply_to_the_next_request(server):
     server.register(cluster("fresh", nodes=1, gpus=8, model="B200"))
     resources = {"gpus": 8, "models": ["B200"]}
     assert server.ask(resources=resources)["data"]["cluster_id"] == "fresh"
@@ -182,7 +182,7 @@ def test_inventory_changes_reach_the_next_ask(server):
     server.http.delete("/clusters/fresh").raise_for_status()
 
 
-def test_a_declining_value_is_answered_once_and_not_stored(server):
+def test_a_value_that_declines_is_returned_once_and_not_stored(server):
     server.publish(policy("return ['no'] * 1000", "decliner:1.0-x"))
     reply = server.ask("decliner:1.0-x", lease={})
     assert reply["error"]["code"] == "policy_declined"

@@ -70,7 +70,7 @@ def entries_about(entries: list[dict], what: str) -> list[dict]:
     return [each for each in entries if each["what"] == what]
 
 
-def test_servers_and_leases_are_logged_from_begin_to_end(entries: list[dict]) -> None:
+def test_starts_and_ends_of_servers_and_leases_are_logged(entries: list[dict]) -> None:
     (granted, over_http), (ended,) = (
         entries_about(entries, "lease.granted"),
         entries_about(entries, "lease.ended"),
@@ -192,7 +192,7 @@ def test_kills_lose_no_entry_of_an_acknowledged_change(tmp_path: Path) -> None:
     assert all(any(each in about for about in named) for each in published)
 
 
-def test_moorage_reads_the_log_as_moored_does(tmp_path: Path) -> None:
+def test_moorage_and_moored_print_the_same_audit_log(tmp_path: Path) -> None:
     AuditFiles(tmp_path, 1e9, 1 << 20).append([AuditEntry(1e9, "x", "ann")] * 3, 0)
     program = Path(sys.executable).with_name("moorage")
     for words in (["--json"], ["--who", "ann"], ["--who", "bob"], ["verify", "--json"]):

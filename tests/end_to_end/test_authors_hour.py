@@ -1,4 +1,4 @@
-"""From an idea to a live policy, as its author goes: new, test, push, shadow, activate."""
+"""From an idea to an active policy, as its author works: new, test, push, shadow, activate."""
 
 import json
 import os
@@ -46,14 +46,14 @@ def test_a_new_policy_passes_its_tests_and_goes_live(server, tmp_path):
     assert json.loads(answer.stdout)["gpus"] == ["0"]
 
 
-def test_its_code_is_typed(tmp_path):
+def test_the_code_of_a_new_policy_is_typed(tmp_path):
     file = tmp_path / "function.py"
     file.write_text(skeleton._FUNCTION.replace("{name}", "mine"))  # As `new` writes it.
     done = ran(sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path, file)
     assert done.returncode == 0, done.stdout
 
 
-def test_a_folder_that_exists_is_left_alone(server, tmp_path):
+def test_an_existing_folder_is_not_overwritten(server, tmp_path):
     (tmp_path / "mine").mkdir()
     said = moorage(server, "policy", "new", "mine", code=2, folder=tmp_path).stderr
     assert "mine exists" in said
@@ -96,7 +96,7 @@ def test_push_tests_first_unless_it_is_switched_off(server, tmp_path):
 
 
 def test_examples_describe_the_use_of_a_policy(server, tmp_path):
-    """A ranking policy fails at allocation requests, so only its own examples count."""
+    """A ranking policy fails on allocation requests, so only its own examples count."""
     text = policy("return [each['id'] for each in input_data]", "ranks:1-x")["code"]
     (tmp_path / "ranks.py").write_text(text)
     examples = [{"input_data": [{"id": "a"}, {"id": "b"}], "output": ["a", "b"]}]
@@ -107,7 +107,7 @@ def test_examples_describe_the_use_of_a_policy(server, tmp_path):
 
 
 def test_unsound_policies_are_registered_only_by_force(server, tmp_path):
-    """It always proposes a missing node: it raises nothing, and places nothing."""
+    """The policy always proposes a missing node: it raises no error and places no request."""
     text = policy("return {'cluster_id': 'nowhere'}", "wrong:1-x")["code"]
     (tmp_path / "wrong.py").write_text(text)
     push = ("policy", "push", "wrong.py", "--uri", "wrong:1-x")

@@ -1,4 +1,4 @@
-"""Workloads at AWS run on the instance type of the node's labels, and none is leaked."""
+"""Workloads at AWS run on the instance type in the node's labels, and no instance is leaked."""
 
 import json
 import sys
@@ -73,7 +73,7 @@ def test_a_lease_rents_its_node_type_and_finds_the_instance_after_kill_9(
         assert instances() == []
 
 
-def test_a_daemon_starts_while_aws_is_not_reached_and_sweeps_later(
+def test_a_daemon_starts_while_aws_is_unreachable_and_cleans_up_later(
     aws_server, environment, tmp_path
 ):
     (tmp_path / "aws").mkdir()

@@ -1,4 +1,4 @@
-"""Workloads on this machine use their own devices, are found after a crash, and never leak."""
+"""Workloads on this machine use their own devices, outlast a crash, and leave nothing behind."""
 
 import os
 import platform
@@ -65,7 +65,7 @@ def test_a_workload_sees_its_own_devices_and_its_lease(server, data, tmp_path):
         (["no-such-program"], "did not start: no-such-program: No such file or directory"),
     ],
 )
-def test_a_workload_that_ends_by_itself_ends_its_lease_and_says_how(server, command, reason):
+def test_a_workload_that_ends_by_itself_ends_its_lease_with_an_exit_code(server, command, reason):
     lease = server.in_state(run(server, command, gpus=8), "ended")
     assert reason in lease["reason"]
     again = run(server, ["sleep", "1000"], gpus=8)
@@ -101,7 +101,7 @@ def test_an_unstartable_request_is_refused_before_a_lease(server, spec, code, fi
 
 
 @pytest.mark.heavy
-def test_after_kill_9_running_workloads_are_adopted_and_ended_ones_noticed(tmp_path):
+def test_after_kill_9_running_workloads_are_adopted_and_ended_ones_are_reported(tmp_path):
     with serve_and_kill(tmp_path) as server:
         server.fill(here())
         lives, ends = run(server, SLEEP), run(server, ["sleep", "0.5"])
@@ -132,7 +132,7 @@ def test_workloads_without_a_lease_are_stopped(tmp_path):
             until(lambda: not workload_processes(tmp_path))
 
 
-def test_a_gang_is_refused_where_a_backend_has_one_machine(server):
+def test_a_backend_of_one_machine_refuses_a_gang(server):
     provision = {"backend": "local", "spec": {"command": ["true"]}, "on_failure": "requeue"}
     gang = {"resources": {"gpus": 1, "nodes": 2}, "lease": LEASE}
     error = server.ask(**gang, provision=provision)["error"]
@@ -142,11 +142,11 @@ def test_a_gang_is_refused_where_a_backend_has_one_machine(server):
 
 
 @pytest.mark.heavy
-def test_after_kill_9_containers_are_found_again_and_so_is_their_end(
+def test_after_kill_9_containers_and_their_ends_are_found(
     tmp_path, container_engine, container_image
 ):
     def containers() -> Counter[str]:
-        """Count the containers there are of every workload, running or not."""
+        """Count the containers of every workload, running or not."""
         found = container_engine.containers(all=True)
         return Counter(each["Labels"]["moorage.workload"] for each in found)
 

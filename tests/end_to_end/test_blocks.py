@@ -58,7 +58,7 @@ return input_data["clusters"][0]["block_data"].get("chooses", {**lowest, "becaus
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Server]:
-    """A daemon with three clusters of L4s, of which one is not live, and the block policies."""
+    """A daemon with three clusters of L4s, one of which is not live, and the block policies."""
     with serving() as server:
         three = {"nodes": 3, "gpus": 4, "model": "L4"}
         server.register(cluster("one", tags=["a"], **three), cluster("two", tags=["b"], **three))
@@ -95,12 +95,12 @@ def say(site, document: dict, **more) -> dict:
 
 
 def score(value, **more) -> dict:
-    """Return the score data of a cluster."""
+    """Return a score of a cluster, as policies return it."""
     return {"selection_score_data": {"score": value, "node_info": {}, **more}}
 
 
 def free(site, nodes: dict[int, list[int]]) -> None:
-    """Report the free MB of every GPU of nodes of cluster `one`, by their numbers."""
+    """Report the free MB of each GPU of nodes of cluster `one`, by node number."""
     rows = [
         {"id": f"one-{node}", "gpus": [{"gpu_id": n, "freeMem": mb} for n, mb in enumerate(gpus)]}
         for node, gpus in nodes.items()
@@ -128,7 +128,7 @@ def test_the_named_resource_allocator_pools_gpus(site, needs_mb, nodes, node, gp
     assert reply["block_data"]["needs_mb"] == needs_mb
 
 
-def test_a_need_that_nothing_meets_is_refused_in_the_policys_own_words(site):
+def test_a_need_that_nothing_meets_is_refused_in_the_policys_words(site):
     free(site, {0: [8_000] * 2})
     error = say(site, block("pools:1.0-gpus", where=only("one"), needs_mb=20_000))["error"]
     assert (error["code"], error["left_out"][0]["cluster_id"]) == ("policy_declined", "one")
@@ -157,7 +157,7 @@ def test_dry_run_is_the_default_and_select_clusters_stops_after_the_selection(si
         {"clusterMetricsQuery": {"variable": FREE, "operator": ">", "value": "8000"}},
     ],
 )
-def test_filters_bare_enveloped_and_as_blocks_in_use_give_them(site, where):
+def test_filters_are_accepted_bare_enveloped_and_in_the_form_of_existing_blocks(site, where):
     selection = say(site, block(where=where), mode="select_clusters")
     assert [each["id"] for each in selection["clusters"]] == ["two"]
 
@@ -181,7 +181,7 @@ def test_block_specifications_list_their_policies(site):
     assert (reply["id"], reply["score_data"]["score"]) == ("one", 0.25)
 
 
-def test_one_cluster_whose_policy_fails_does_not_sink_the_others(site):
+def test_a_failing_policy_of_one_cluster_does_not_affect_the_others(site):
     document = block("obeys:1.0-block", says={"one": "raise", "two": score(0.1)})
     assert say(site, document)["id"] == "two"
     answer = site.http.post("/blockActions/dryRun", json=document).json()
@@ -197,7 +197,7 @@ def test_one_cluster_whose_policy_fails_does_not_sink_the_others(site):
     assert {each["code"] for each in error["left_out"]} == {"policy_timeout"}
 
 
-def test_documents_too_large_to_come_back_are_put_in_their_place(site):
+def test_very_large_documents_of_clusters_are_returned_completely(site):
     site.register(cluster("vast", note="x" * 900_000))
     try:
         document = obeying(says={"*": score(1)})
@@ -261,7 +261,7 @@ BAD_SCORES = [
 
 
 @pytest.mark.parametrize("answer", BAD_SCORES, ids=lambda answer: str(answer)[:60])
-def test_scores_are_checked(site, answer):
+def test_invalid_scores_are_refused(site, answer):
     error = say(site, block("obeys:1.0-block", where=only("one"), says={"*": answer}))["error"]
     assert (error["code"], error["field"]) == ("policy_bad_output", SCORER)
 
@@ -278,13 +278,13 @@ NONE = [{"selects": {"error": "none is good"}}, {"selects": {"clusters": []}}]
 
 
 @pytest.mark.parametrize("answer", BAD_CHOICES + NONE, ids=str)
-def test_selections_and_choices_are_checked(site, answer):
+def test_invalid_selections_and_choices_are_refused(site, answer):
     error = say(site, obeying(says={"*": score(1)}, **answer))["error"]
     code = "policy_declined" if answer in NONE else "policy_bad_output"
     assert (error["code"], error["field"]) == (code, ALLOCATOR)
 
 
-def test_a_site_with_services_of_its_own_places_blocks_with_them(site):
+def test_a_site_with_external_services_places_blocks_with_them(site):
     free(site, {0: [12_000] * 2})
     names = ("CLUSTER_SERVICE_URL", "GLOBAL_CLUSTER_METRICS_URL", "POLICY_DB_URL")
     services = dict.fromkeys((*names, "SEARCH_SERVER_API_URL"), site.running.http)
@@ -298,7 +298,7 @@ def test_a_site_with_services_of_its_own_places_blocks_with_them(site):
         assert (unknown["code"], unknown["field"]) == expected
 
 
-def test_select_clusters_over_http_is_bare(site):
+def test_select_clusters_over_http_has_no_envelope(site):
     def post(document: dict) -> tuple[int, dict]:
         answer = site.http.post("/blockActions/selectClusters", json=document)
         return answer.status_code, answer.json()
@@ -313,7 +313,7 @@ def test_select_clusters_over_http_is_bare(site):
     assert (status, none["success"]) == (404, False)
 
 
-def test_dry_run_over_http_has_the_envelope(site):
+def test_dry_run_over_http_has_an_envelope(site):
     answer = site.http.post("/blockActions/dryRun", json=block(where=only("two"))).json()
     assert (answer["success"], answer["data"]["id"]) == (True, "two")
     assert set(answer) == {"success", "data"}
@@ -321,7 +321,7 @@ def test_dry_run_over_http_has_the_envelope(site):
     assert (refused.status_code, refused.json()["error"]["field"]) == (400, "input")
 
 
-def test_allocate_answers_a_task(site):
+def test_allocate_returns_a_task(site):
     def wait_finished(document: dict) -> dict:
         task_id = site.http.post("/blockActions/allocate", json=document).json()["task_id"]
         path = f"/api/tasks/{task_id}"

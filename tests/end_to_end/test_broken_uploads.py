@@ -73,7 +73,7 @@ def files(**named: str) -> dict[str, Any]:
 
 
 def method(line: str) -> str:
-    """Return a policy with one method in the place of a good one of its name."""
+    """Return a policy in which one method replaces the good one of the same name."""
     name = line.split("(", maxsplit=1)[0].rsplit(maxsplit=1)[-1]
     rest = "".join(each for each in (INIT, EVAL) if f"def {name}(" not in each)
     return HEAD + rest + f"    {line}\n"
@@ -200,7 +200,7 @@ def upload(server, broken):
 
 @pytest.fixture(scope="module")
 def answers(server):
-    """Upload every kind once, while another client asks."""
+    """Upload every kind once, while another client sends requests."""
     over, placed = threading.Event(), []
 
     def ask():

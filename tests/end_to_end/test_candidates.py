@@ -89,7 +89,7 @@ def search_ids(server, path, body) -> list[str]:
 BOTH = filtering(simple("gpus.count", ">", 2), simple("cluster.vcpu.load_5m", ">=", "1"))
 
 
-def test_a_filter_finds_the_same_over_every_door(server):
+def test_a_filter_finds_the_same_clusters_over_socket_and_http(server):
     for form in (BOTH, envelope(BOTH)):
         assert candidates_seen(server, filter=form) == ["east", "south"]
         assert search_ids(server, "/api/filter-data", form) == ["east", "south"]
@@ -102,7 +102,7 @@ def test_a_filter_finds_the_same_over_every_door(server):
     assert candidates_seen(server, filter=filtering()) == ["east", "north", "south", "west"]
 
 
-def test_clusters_win_over_filter_and_filter_over_search(server):
+def test_a_request_with_clusters_ignores_its_filter_and_search(server):
     search = ranking(like="west", **{"return": 1})
     every = server.ask(SEEN, clusters=["west"], filter=EU, search=search)
     assert every["data"]["clusters"] == ["west"]
@@ -122,7 +122,7 @@ def test_clusters_win_over_filter_and_filter_over_search(server):
     ]
 
 
-def test_where_nothing_is_found_no_policy_is_evaluated(server):
+def test_without_candidates_no_policy_is_evaluated(server):
     none = filtering(simple("gpus.count", ">", 99))
     asleep = filtering(simple("id", "==", "zzz"))
     metrics = filtering(simple("gpus.count", ">", 1), simple("cluster.gpu.totalFreeMem", ">", 100))
@@ -169,7 +169,7 @@ def test_a_policy_ranks_the_clusters_of_the_filter_rule(server, wrap):
     ]
 
 
-def test_more_than_a_policy_can_be_given_is_refused_and_likeness_still_ranks_it(server):
+def test_too_many_documents_for_a_policy_are_refused_but_ranked_by_similarity(server):
     big = [cluster(f"big-{n}", status="draining", pad="x" * (9 << 20)) for n in range(2)]
     server.register(*big)
     answer = server.http.post(SEARCH, json=ranking(CHEAPEST)).json()
@@ -217,7 +217,7 @@ def test_a_refusal_names_the_wrong_field(server, field, body, place, code):
     assert (error["code"], error["field"]) == (code, place)
 
 
-def test_a_ranking_that_never_ends_holds_up_no_other(server):
+def test_a_ranking_policy_that_never_ends_delays_no_other_request(server):
     server.publish(policy("while True: pass", "endless:1.0-x"))
     with server.socket() as socket:
         socket.send(json.dumps(ask_message(SEEN, search=ranking("endless:1.0-x"))))

@@ -31,7 +31,7 @@ def storage(postgres) -> str:
 
 @pytest.fixture
 def pair(storage: str, tmp_path: Path) -> Iterator[tuple[One, One]]:
-    """The server that leads, with a fleet and a policy, and one that stands by."""
+    """The leading server, with a fleet and a policy, and a standby."""
     backends = {"MOORAGE_BACKENDS": "local,memory"}
     with one(tmp_path / "a", storage, **backends) as first:
         first.server.fill(cluster("east", nodes=2, gpus=8))
@@ -51,7 +51,7 @@ async def grant(client: Client, wait_seconds: float = 0.0, **resources: int) -> 
 
 
 async def ask_many(client: Client, answered: dict[str, int], half: asyncio.Event) -> None:
-    """Ask for leases one by one; note each that is answered."""
+    """Request leases one by one; note each that is granted."""
     for _ in range(LEASES):
         lease = await grant(client, cpu_milli=1)
         assert lease.id not in answered
@@ -61,7 +61,7 @@ async def ask_many(client: Client, answered: dict[str, int], half: asyncio.Event
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-async def test_many_clients_ask_on_and_nothing_is_granted_twice(pair, how):
+async def test_many_clients_continue_and_nothing_is_granted_twice(pair, how):
     writer, other = pair
     answered: dict[str, int] = {}
     half = asyncio.Event()
@@ -81,14 +81,14 @@ async def test_many_clients_ask_on_and_nothing_is_granted_twice(pair, how):
 
 
 async def names_until(news: Watch, last: str) -> list[str]:
-    """Return the names of news up to the one that is named."""
+    """Return the names of news up to the given one."""
     names = [""]
     while names[-1] != last and (event := await news.next()) is not None:
         names.append(event.event)
     return names
 
 
-async def test_waiters_keep_their_order_and_news_and_renewals_go_on(pair: tuple[One, One]):
+async def test_waiters_keep_their_order_and_news_and_renewals_continue(pair: tuple[One, One]):
     writer, other = pair
 
     async def wait(client: Client) -> int:
@@ -120,7 +120,7 @@ async def test_waiters_keep_their_order_and_news_and_renewals_go_on(pair: tuple[
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_commands_and_workloads_of_agents_go_on(pair, storage, tmp_path, how):
+def test_commands_and_workloads_of_agents_continue(pair, storage, tmp_path, how):
     writer, other = pair
     own = {"MOORAGE_URL": urls(pair), "MOORAGE_HTTP_URL": urls(pair, "http")}
     ask = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--json")

@@ -1,4 +1,4 @@
-"""A daemon that is stopped and goes on, and one whose machine has its calendar set."""
+"""A daemon that is stopped and resumed, and one on a machine whose calendar is set."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_a_resumed_daemon_reads_renewals_sent_during_its_stop(tmp_path):
 
 @pytest.fixture
 def offset(tmp_path: Path) -> Path:
-    """A file that says how far off the calendar of a daemon is."""
+    """A file with the shift of a daemon's calendar."""
     (tmp_path / "sitecustomize.py").write_text(SHIFTED)
     file = tmp_path / "offset"
     file.write_bytes(struct.pack("d", 0.0))
@@ -74,8 +74,8 @@ def clock_variables(offset: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("first", [0.0, -HOURS, HOURS])
-def test_a_lease_lasts_as_long_over_a_restart_under_another_calendar(tmp_path, offset, first):
-    """The machine starts its server with a wrong clock, and mends it later."""
+def test_a_lease_keeps_its_duration_over_a_restart_with_another_calendar(tmp_path, offset, first):
+    """The machine starts its server with a wrong clock, and corrects the clock later."""
     second = 0.0 if first else -HOURS
     shift(offset, first)
     with serving(tmp_path / "data", environment=clock_variables(offset)) as server:
@@ -96,7 +96,7 @@ def test_a_lease_lasts_as_long_over_a_restart_under_another_calendar(tmp_path, o
         server.release(lease)
 
 
-def test_times_follow_a_calendar_that_is_set(tmp_path, offset):
+def test_times_in_replies_follow_a_calendar_that_is_set(tmp_path, offset):
     shift(offset, -HOURS)
     with serving(tmp_path / "data", environment=clock_variables(offset)) as server:
         server.fill(cluster("east", nodes=2, gpus=1))

@@ -37,7 +37,7 @@ def hold(server, **resources):
 
 
 @pytest.mark.parametrize("program", ["moorage", "moored"])
-def test_a_program_says_its_version(program):
+def test_each_program_prints_its_version(program):
     output = ran(BIN / program, "--version")
     assert re.fullmatch(program + r" \d+\.\d+\.\d+\n", output.stdout)
 
@@ -60,7 +60,7 @@ def test_gpus_lists_free_gpus_by_model_and_size(server):
     assert "A100" not in table
 
 
-def test_nodes_that_take_nothing_new_have_no_free_gpus(server):
+def test_nodes_that_accept_no_leases_have_no_free_gpus(server):
     run(server, "fleet", "cordon", "east/east-0")
     (row,) = json.loads(run(server, "gpus", "A100", "--json"))
     run(server, "fleet", "uncordon", "east/east-0")
@@ -68,7 +68,7 @@ def test_nodes_that_take_nothing_new_have_no_free_gpus(server):
     assert json.loads(run(server, "gpus", "--cluster", "west", "--json"))[0]["free"] == 8
 
 
-def test_results_come_as_tables_wide_ones_json_and_yaml(server):
+def test_results_are_printed_as_tables_wide_tables_json_and_yaml(server):
     lease = hold(server, **HELD)
     (shown,) = json.loads(run(server, "leases", "-o", "json"))
     assert yaml.safe_load(run(server, "-o", "yaml", "leases")) == [shown]
@@ -122,7 +122,7 @@ def test_a_watched_listing_outlives_a_restart_of_the_daemon(tmp_path):
 
 
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_a_terminal_has_colours_unless_it_wants_none(server, variables, coloured):
+def test_a_terminal_has_colours_unless_they_are_disabled(server, variables, coloured):
     hold(server, **HELD)
     ours, theirs = pty.openpty()
     with watching(server, stdout=theirs, TERM="xterm", **variables) as seen:

@@ -59,7 +59,7 @@ def write_trace(folder: Path, nodes: str, pods: str) -> tuple[str, ...]:
     return ("--nodes", str(files[0]), "--pods", str(files[1]))
 
 
-def test_a_command_that_is_stopped_takes_its_daemon_along(tmp_path):
+def test_a_stopped_command_stops_its_daemon(tmp_path):
     rows = "".join(f"p{number},0,0,0,0\n" for number in range(50_000))
     trace = write_trace(tmp_path, "a,8000,8192,8,T4\n", rows)
     command = [sys.executable, "-m", "moorage", "replay", *trace]
@@ -74,7 +74,7 @@ def test_a_command_that_is_stopped_takes_its_daemon_along(tmp_path):
 
 
 def daemons_of(session: int) -> list[int]:
-    """Return the daemons that a process or its children started, in a session of its own."""
+    """Return the daemons that a process or its children started, each in its own session."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -91,14 +91,14 @@ def doctor(*words: str | Path, expect: int = 0, **variables: str) -> dict:
     return json.loads(done.stdout)
 
 
-def test_doctor_names_the_option_where_the_folder_matters(tmp_path):
+def test_doctor_with_a_folder_does_not_suggest_the_option_for_it(tmp_path):
     report = doctor("--data", tmp_path, MOORAGE_TOKENS="ann:sesame12")
     assert any("unless local_here is false" in each["detail"] for each in report["findings"])
     assert not any("doctor --data DIR" in each["detail"] for each in report["findings"])
     assert str(tmp_path) in str(report)
 
 
-def test_doctor_finds_this_machine_fit(capsys):
+def test_doctor_finds_no_fault_on_this_machine(capsys):
     report = doctor()
     assert report["ok"]
     findings = {each["name"].removeprefix("sandbox: "): each for each in report["findings"]}
@@ -111,7 +111,7 @@ def test_doctor_finds_this_machine_fit(capsys):
     assert "self-test" in capsys.readouterr().out
 
 
-def test_doctor_shows_brackets_as_they_are(capsys):
+def test_doctor_prints_brackets_unchanged(capsys):
     details = ["pip install 'moorage[aws]'", "/data/[/x]/ledger.db", "[red]"]
     findings = [DoctorFinding("[x]", "ok", detail) for detail in details]
     display.doctor(findings, as_json=False)
@@ -119,7 +119,7 @@ def test_doctor_shows_brackets_as_they_are(capsys):
     assert all(detail in shown for detail in [*details, "[x]"])
 
 
-def test_doctor_knows_a_healthy_server_from_another_that_has_its_port():
+def test_doctor_distinguishes_a_healthy_server_from_another_program_on_its_port():
     with daemon() as running, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
         found = [
@@ -143,7 +143,7 @@ def test_a_log_in_a_file_has_no_colours():
         assert "\x1b" not in running.log.read_text()
 
 
-def test_the_command_line_says_which_port_and_which_option():
+def test_errors_of_the_command_line_name_the_right_port_and_option():
     def failure(*words: str) -> str:
         done = ran(MOORAGE, *words)
         assert done.returncode != 0
@@ -193,7 +193,7 @@ def test_bench_refuses_an_unknown_name():
 
 @pytest.mark.trace
 @pytest.mark.skipif(not OPENB.exists(), reason=f"the production traces are not at {OPENB}")
-def test_openb_default_comes_out_as_published():
+def test_openb_default_gives_the_published_figures():
     trace = ["--nodes", str(OPENB / "nodes.csv"), "--pods", str(OPENB / "pods_default.csv")]
     words = ["replay", *trace, "--policy", "expected_fill", "--seeds", "1", "--json"]
     outcome = json.loads(moored(*words, seconds=900).stdout)
@@ -240,7 +240,7 @@ def test_the_end_of_a_command_ends_its_children(tmp_path, number, code, words):
     until(lambda: not any(folders.iterdir()))
 
 
-def test_a_daemon_starts_where_pythonpath_hides_standard_modules(tmp_path):
+def test_a_daemon_starts_although_pythonpath_hides_standard_modules(tmp_path):
     for name in ("random", "types"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a policy')\n")
     log = tmp_path / "log"
@@ -252,7 +252,7 @@ def test_a_daemon_starts_where_pythonpath_hides_standard_modules(tmp_path):
     assert expected in log.read_text()
 
 
-def test_health_asks_at_the_address_of_the_settings(tmp_path):
+def test_health_uses_the_address_of_the_settings(tmp_path):
     with daemon(tmp_path) as running:
         port = str(urlsplit(running.http).port)
         assert json.loads(invoke("health", "--http-port", port).stdout) == {"status": "ok"}
@@ -312,7 +312,7 @@ def test_doctor_names_ended_servers_and_damage(tmp_path: Path) -> None:
     assert (state, "in 2 days: replace it" in detail) == ("missing", True)
 
 
-def test_doctor_knows_a_server_with_tls(tmp_path: Path) -> None:
+def test_doctor_reaches_a_server_with_tls(tmp_path: Path) -> None:
     files = tmp_path / "server.pem", tmp_path / "server.key"
     for file, text in zip(files, pem_of(*certificate("server")), strict=True):
         file.write_bytes(text)

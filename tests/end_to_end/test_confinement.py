@@ -42,7 +42,7 @@ def output(server: Server, lease: dict) -> str:
 
 
 def try_script(server: Server, script: str) -> list[str]:
-    """Run a script as a workload, and as a command beside one; return what each printed."""
+    """Run a script as a workload, and as an exec command; return the output of each."""
     lease = run(server, ["sh", "-c", f"{script}\necho over; exec sleep 1000"])
     until(lambda: "over\n" in output(server, lease))
     beside = {"op": "exec", "lease": lease["id"], "token": lease["token"]}
@@ -77,7 +77,7 @@ ATTEMPTS = [
 ]
 
 
-def test_no_workload_gets_at_the_data(confined_server):
+def test_no_workload_reads_the_daemons_data(confined_server):
     server, data, pid, _ = confined_server
     before = sorted(each.name for each in data.iterdir())
     attempts = [each.format(data=data, pid=pid) for each in ATTEMPTS]
@@ -94,7 +94,7 @@ def test_no_workload_gets_at_the_data(confined_server):
     assert server.http.get("/healthz").status_code == 200
 
 
-def test_a_workload_signals_neither_the_daemon_nor_its_supervisor(confined_server):
+def test_a_workload_cannot_signal_the_daemon_or_its_supervisor(confined_server):
     server, _, pid, _ = confined_server
     if tuple(map(int, platform.release().split(".")[:2])) < (6, 12):
         pytest.skip("this kernel's Landlock knows no signals")
@@ -105,7 +105,7 @@ def test_a_workload_signals_neither_the_daemon_nor_its_supervisor(confined_serve
     server.in_state(lease, "ended")
 
 
-def test_everything_else_is_as_it_was(confined_server, tmp_path):
+def test_confinement_leaves_all_other_access(confined_server, tmp_path):
     server, data, _, way = confined_server
     (tmp_path / "old").write_text("old")
     script = f"""

@@ -1,4 +1,4 @@
-"""Recent decisions in pages, the fleet at each decision, and the playground over both."""
+"""Recent decisions in pages, the fleet at each decision, and the playground with both."""
 
 import base64
 import json
@@ -65,7 +65,7 @@ def test_grants_refusals_queue_and_ends_are_listed_newest_first(server):
     assert all(row["at"] > 1e9 for row in rows)
 
 
-def test_pages_join_without_gap_or_double(server):
+def test_pages_join_without_gaps_or_repeats(server):
     before = len(decisions(server, limit=1000)["decisions"])
     for _ in range(5):
         server.release(server.ask(resources={"gpus": 1}, lease=TERMS)["lease"])
@@ -84,7 +84,7 @@ def test_pages_join_without_gap_or_double(server):
         assert rows == whole
 
 
-def test_the_server_filters(server):
+def test_the_server_filters_decisions(server):
     held = hold(server)
     refused = server.ask(id="r", resources={"gpus": 5}, lease=TERMS)["request"]
     for filters, wanted in [
@@ -127,7 +127,7 @@ def test_after_a_restart_grants_come_from_the_ledger(tmp_path):
         assert [row["request"] for row in decisions(server)["decisions"]] == [refused, held["id"]]
 
 
-def test_the_fleet_of_a_decision(server):
+def test_a_decision_comes_with_its_fleet(server):
     inputs = {"name": "one"}
     before = hold(server)
     larger = hold(server, id="a", inputs=inputs, resources={"gpus": 3})
@@ -154,7 +154,7 @@ def test_the_fleet_of_a_decision(server):
     assert (unknown["error"]["code"], unknown["error"]["field"]) == ("unknown_request", "request")
 
 
-def test_the_fleet_at_a_time(server):
+def test_the_fleet_at_an_earlier_time_can_be_read(server):
     held = hold(server)
     hold(server, resources={"gpus": 1})
     server.release(held)
@@ -258,14 +258,14 @@ def refusal(server, **body) -> tuple[int, dict]:
 
 
 def placements(played: dict) -> list[list[tuple[str, list[str]]]]:
-    """Return where each request is placed; an empty list is nowhere."""
+    """Return where each request is placed; an empty list means that it is not placed."""
     return [
         [(share["node_id"], share["gpus"]) for share in each.get("placement") or ()]
         for each in played["results"]
     ]
 
 
-def test_a_policy_is_tried_on_the_fleet_as_it_is_and_nothing_changes(server):
+def test_a_trial_of_a_policy_on_the_present_fleet_changes_nothing(server):
     held = server.ask(resources={"gpus": 3}, lease=TERMS)["lease"]
     played = play(server, policy_rule_uri=FIRST_FIT, requests=[{"resources": {"gpus": 2}}] * 3)
     assert played["fleet"] == {"nodes": 2, "gpus": 8}
@@ -290,7 +290,7 @@ def test_prints_results_and_errors_come_with_their_lines(server):
     assert any(line["line"] == 5 and line["hits"] for line in played["lines"])
 
 
-def test_a_decision_opens_with_the_fleet_as_it_was(server):
+def test_a_decision_opens_with_the_fleet_of_its_time(server):
     demand = {"resources": {"gpus": 4}}
     leases = [server.ask(**demand, lease=TERMS)["lease"] for _ in range(2)]
     no = server.ask(**demand, lease=TERMS)["request"]

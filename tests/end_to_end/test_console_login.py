@@ -32,7 +32,7 @@ def server():
 
 
 class Page:
-    """A page of the server, in a browser that has no cookie yet."""
+    """A page of the server, in a browser without a cookie."""
 
     def __init__(self, server):
         self.server = server
@@ -130,8 +130,8 @@ def test_a_wrong_login_gets_no_cookie(page, body, status, code):
 
 
 @pytest.mark.parametrize("tokens", [["guess"], ["", "of-an"], ["of-bobb"]])
-def test_failed_logins_of_an_address_are_slowed(server, tokens):
-    """A few attempts wait for their answer; others are refused at once."""
+def test_failed_logins_from_one_address_are_delayed(server, tokens):
+    """A few attempts wait for their answer; further attempts are refused at once."""
     token, statuses = cycle(tokens), Counter()
 
     def fail(_):
@@ -149,14 +149,14 @@ def test_failed_logins_of_an_address_are_slowed(server, tokens):
     assert statuses.keys() == {401, 429}
 
 
-def test_a_login_is_short(page):
+def test_a_large_login_request_is_refused(page):
     answer = page.http.post("/console/session", json={"token": "x" * 10_000})
     assert answer.status_code == 413
     answer = page.http.post("/console/session", content=iter([b'{"token": "of-ann"}']))
     assert answer.status_code == 413
 
 
-def test_the_cookie_alone_changes_nothing(page):
+def test_a_cookie_without_origin_and_csrf_token_changes_nothing(page):
     page.log_in("of-ann")
     changes = [
         ("POST", "/clusters", cluster("west")),
@@ -186,7 +186,7 @@ def test_the_cookie_alone_changes_nothing(page):
         ({"Authorization": "Bearer guessed"}, 401),
     ],
 )
-def test_a_socket_takes_the_cookie_and_the_origin(page, headers, status):
+def test_a_socket_needs_the_cookie_and_the_origin(page, headers, status):
     page.log_in("of-ann")
     with pytest.raises(InvalidStatus) as refused, page.socket(**headers):
         pass
@@ -225,7 +225,7 @@ def test_a_socket_ends_with_its_login():
         page.http.close()
 
 
-def test_without_tokens_there_is_no_login_and_origins_still_count():
+def test_without_tokens_there_is_no_login_but_origins_are_checked():
     with serving() as server:
         page = Page(server)
         session = page.http.get("/console/session").json()["data"]
@@ -279,7 +279,7 @@ def test_a_tenant_releases_its_own_leases_and_no_others(server, page):
     assert server.status(held)["state"] == "ended"
 
 
-def test_the_command_line_releases_from_a_machine_that_never_saw_the_lease(server, tmp_path):
+def test_the_command_line_releases_a_lease_that_it_did_not_request(server, tmp_path):
     held = lease(server)
 
     def release(token):
@@ -314,7 +314,7 @@ def test_a_dry_run_changes_nothing(server):
     assert not any("unavailable" in node for node in nodes["data"]["nodes"])
 
 
-def test_a_request_that_waits_goes_on_waiting_after_a_dry_run(server):
+def test_a_waiting_request_still_waits_after_a_dry_run(server):
     waits = {"resources": {"gpus": 4, "nodes": 2}, "lease": {**TERMS, "wait_seconds": 60}}
     lease(server)
     with server.socket() as socket:
@@ -340,6 +340,6 @@ def test_a_request_that_waits_goes_on_waiting_after_a_dry_run(server):
         ({"op": "cancel", "request": "none"}, "unknown_request"),
     ],
 )
-def test_a_dry_run_refuses_the_same_requests(server, message, code):
+def test_a_dry_run_refuses_what_the_request_itself_would_refuse(server, message, code):
     wet, dry = say(server, message, {**message, "dry_run": True}, who="of-ann")
     assert wet["error"]["code"] == dry["error"]["code"] == code

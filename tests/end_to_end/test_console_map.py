@@ -1,4 +1,4 @@
-"""The console's map over a real socket: whole, then what changed, and never more than is read."""
+"""The console's map over a real socket: first a snapshot, then deltas, as fast as they are read."""
 
 import asyncio
 import base64
@@ -45,7 +45,7 @@ class Map:
         self.socket.send(json.dumps({"op": "watch", "topics": topics or ["map"]}))
 
     def take(self) -> dict:
-        """Take the next message; a gap is a failure here, since nothing may be lost."""
+        """Read the next message; a gap is an error here, since no news may be lost."""
         message = json.loads(self.socket.recv(30))
         self.messages.append(message.get("event", "reply"))
         data = message["data"]
@@ -154,8 +154,8 @@ def memory_mib(pid: int) -> float:
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-def test_a_map_that_is_not_read_is_sent_nothing_more_and_all_of_it_later():
-    """Names that do not compress make each snapshot some 200 kB, so buffers fill at once."""
+def test_a_page_that_does_not_read_gets_no_more_news_and_later_all_of_the_map():
+    """Names that do not compress make snapshots of about 200 kB, which fill buffers at once."""
     wide = cluster("wide", nodes=3_000, gpus=1)
     for number, node in enumerate(wide["nodes"]["nodeData"]):
         digest = zlib.crc32(b"%d" % number).to_bytes(4) * 7
@@ -203,7 +203,7 @@ asyncio.run(main())
 
 
 async def test_fifty_open_maps_cost_little():
-    """Rounds with and without alternate in one run; their medians are compared."""
+    """Runs with and without maps alternate; the test compares their medians."""
     with serving() as server:
         server.fill(*(cluster(f"c{n}", nodes=125, gpus=8) for n in range(10)))
         one = ask_message(resources={"gpus": 1}, lease=TERMS)

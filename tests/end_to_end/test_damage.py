@@ -1,4 +1,4 @@
-"""A damaged disk: leases hold, or the daemon names the lost ones."""
+"""A damaged disk: leases hold, or the daemon names the lost leases."""
 
 import json
 import os
@@ -21,7 +21,7 @@ FEW = {"MOORAGE_CHECKPOINT_EVERY_FACTS": "100"}
 
 
 def refusal(data: Path) -> str:
-    """Start a daemon that cannot start; return its error."""
+    """Start a daemon that must refuse to start; return its error."""
     done = ran(*serve_command(data))
     assert (done.returncode, done.stdout) == (3, "")
     return done.stderr
@@ -43,7 +43,7 @@ def remains(tmp_path_factory) -> tuple[Path, list[dict]]:
 
 @pytest.fixture
 def damaged_copy(remains, tmp_path) -> tuple[Path, list[dict]]:
-    """Return a copy of that, to be damaged."""
+    """Return a copy of the folder, to be damaged."""
     data, granted = remains
     return shutil.copytree(data, tmp_path / "data"), granted
 
@@ -53,7 +53,7 @@ def leases_by_id(server: Server) -> dict[str, dict]:
     return {lease["id"]: lease for lease in leases}
 
 
-def test_a_question_about_a_damaged_fact_ends_no_daemon(tmp_path):
+def test_a_query_of_a_damaged_fact_does_not_end_the_daemon(tmp_path):
     with serving(tmp_path) as server:
         server.fill(cluster("east", nodes=1, gpus=8))
         server.ask(resources={"gpus": 8}, lease=LEASE)
@@ -82,7 +82,7 @@ def care(word: str, data: Path, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_whole_copy_is_reported_and_private(tmp_path):
+def test_the_copy_of_a_sound_folder_is_reported_and_private(tmp_path):
     old = os.umask(0o002)
     try:
         with serving(tmp_path) as server:
@@ -104,7 +104,7 @@ def test_a_whole_copy_is_reported_and_private(tmp_path):
     assert json.loads(said)["findings"] == []
 
 
-def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(damaged_copy):
+def test_only_a_command_accepts_a_loss_and_nothing_is_granted_twice(damaged_copy):
     data, granted = damaged_copy
     log = data / "ledger.db-wal"
     content = bytearray(log.read_bytes())
@@ -138,7 +138,7 @@ def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(dama
         assert server.log() == ""
 
 
-def test_why_says_since_when_there_is_history(tmp_path):
+def test_why_reports_since_when_history_exists(tmp_path):
     days = {"MOORAGE_HISTORY_DAYS": "0", **FEW}
     with serving(tmp_path, environment=days) as server:
         server.fill(cluster("east", nodes=1, gpus=8))
@@ -159,7 +159,7 @@ def test_why_says_since_when_there_is_history(tmp_path):
         assert care("verify", tmp_path)[0] == 0
 
 
-def test_a_catalog_that_is_gone_is_missed(damaged_copy):
+def test_a_missing_catalog_is_noticed(damaged_copy):
     data, granted = damaged_copy
     for each in data.glob("catalog*"):
         each.unlink()

@@ -94,7 +94,7 @@ def test_files_replaced_by_a_workload_affect_only_that_workload(server, damage):
     assert server.http.get("/healthz").status_code == 200
 
 
-def test_commands_beside_one_workload_are_bounded(server):
+def test_concurrent_commands_in_one_workload_are_bounded(server):
     first, second = (run(server, WRITES) for _ in range(2))
     for lease in (first, second):
         server.in_state(lease, "active")
@@ -143,7 +143,7 @@ def test_a_start_sets_unreadable_files_aside_and_reports_them(data):
         after.in_state(again, "ended")
 
 
-def test_connections_leave_the_daemon_descriptors_of_its_own(data, tmp_path):
+def test_connections_leave_file_descriptors_to_the_daemon(data, tmp_path):
     command = ["prlimit", "--nofile=256:256", *serve_command(data)]
     with child(command, tmp_path / "log", serve_variables()) as (_, ready):
         server = Server(type("Running", (), ready))
@@ -166,7 +166,7 @@ def test_connections_leave_the_daemon_descriptors_of_its_own(data, tmp_path):
         assert "sessions_max" in (tmp_path / "log").read_text()
 
 
-def test_requests_are_answered_busy_where_no_descriptor_is_left(server):
+def test_requests_are_refused_as_busy_without_free_descriptors(server):
     with server.socket() as client:
         lease = run(server, WRITES)
         server.in_state(lease, "active")

@@ -1,4 +1,4 @@
-"""Messages of a real daemon agree with its AsyncAPI document and schemas."""
+"""Messages of a real daemon agree with the AsyncAPI document and schemas that it serves."""
 
 import json
 
@@ -16,7 +16,7 @@ RESOURCES = {"gpus": 1}
 
 @pytest.fixture
 def session(server):
-    """Talks over one socket, and checks each message, reply and news by the served schemas."""
+    """Talks over one socket, and checks each message, reply and event by the served schemas."""
     schemas = {
         name: Draft202012Validator(server.http.get(path).json())
         for name, path in server.http.get("/schemas/").json().items()
@@ -51,7 +51,7 @@ class Session:
         return reply
 
 
-def test_a_whole_session_is_as_described(server, session):
+def test_all_messages_of_a_session_agree_with_the_description(server, session):
     server.register(here())
     server.publish({"policy_rule_uri": "managed:1-x", "code": MANAGED})
     session.say({"op": "watch", "topics": ["leases", "fleet", "policies"], "id": "w"})
@@ -103,7 +103,7 @@ class AIOSv1PolicyRule:
 """
 
 
-def test_waiting_is_as_described(server, session):
+def test_messages_of_waiting_requests_agree_with_the_description(server, session):
     eight = {"gpus": 4, "nodes": 4}
     held = session.say(ask_message(resources=eight, lease={"ttl_seconds": 60}))
     server.leases = [held["lease"]]
@@ -118,7 +118,7 @@ def test_waiting_is_as_described(server, session):
     assert session.said >= {"queue", "status", "why", "cancel"}
 
 
-def test_a_resumed_session_is_as_described(server, session):
+def test_a_resumed_session_agrees_with_the_description(server, session):
     with server.socket() as lost:
         lost.send(json.dumps(ask_message(resources=RESOURCES, lease={"ttl_seconds": 60}, id="m")))
         server.leases = [read_message(lost)["lease"]]
@@ -129,7 +129,7 @@ def test_a_resumed_session_is_as_described(server, session):
         assert held["lease"] == server.leases[0]
 
 
-def test_failures_are_as_described(session):
+def test_failures_agree_with_the_description(session):
     for message in (
         {"op": "release", "lease": "none", "token": "t"},
         {"op": "fly"},
@@ -147,7 +147,7 @@ def test_failures_are_as_described(session):
             session.say(message, served=False)
 
 
-def test_a_browser_is_led_to_the_descriptions(server):
+def test_the_index_page_links_to_the_descriptions(server):
     for path in ("/", "/docs"):
         page = server.http.get(path)
         assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -164,7 +164,7 @@ def test_a_browser_is_led_to_the_descriptions(server):
     assert rebound.status_code == 403
 
 
-def test_the_socket_is_described_by_the_version_that_runs(server):
+def test_the_socket_description_names_the_running_version(server):
     described = server.http.get("/asyncapi.json").json()
     assert described["asyncapi"] == "3.0.0"
     assert (

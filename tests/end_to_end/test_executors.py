@@ -1,4 +1,4 @@
-"""One daemon executes policies for another, and what an executor says is verified like anything."""
+"""One daemon executes policies for another, which verifies the executor's answers like all."""
 
 import json
 import threading
@@ -31,7 +31,7 @@ def policies() -> list[dict]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Server, Server]]:
-    """A daemon that decides and one that executes its policies; the latter knows no machines."""
+    """A daemon that decides, and one that executes its policies and has no machines."""
     with serving() as executes:
         executes.publish(*policies())
         executes.http.post("/executor", json={"executor_id": "e1"}).raise_for_status()
@@ -53,7 +53,7 @@ def count_evaluations(server: Server) -> float:
     return float(found[0].split()[1]) if found else 0.0
 
 
-def test_leases_are_decided_by_a_policy_that_runs_on_the_other_daemon(pair):
+def test_leases_are_decided_by_a_policy_that_runs_on_another_daemon(pair):
     decides, executes = pair
     here, there = count_evaluations(decides), count_evaluations(executes)
     one = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
@@ -95,13 +95,13 @@ def test_faults_of_a_policy_at_an_executor_are_reported(pair, policy, code, says
     assert decides.ask("shows:1-x")["success"], "a failing policy is no failing service"
 
 
-def test_management_is_refused_where_policies_run_elsewhere(pair):
+def test_management_of_policies_that_run_elsewhere_is_refused(pair):
     decides, _ = pair
     (reply,) = decides.say({"op": "manage", "policy_rule_uri": FIRST_FIT, "action": "x"})
     assert reply["error"]["code"] == "unsupported"
 
 
-def test_executor_documents_live_at_their_documented_paths(pair):
+def test_executor_documents_are_at_their_documented_paths(pair):
     http, document = pair[1].http, {"executor_id": "e2", "description": "second"}
     assert http.post("/executor", json=document).status_code == 200
     assert http.post("/executor", json=document).status_code == 409
@@ -129,7 +129,7 @@ def test_executor_documents_live_at_their_documented_paths(pair):
         ("e1", "shows:1-x", {"input_data": {"cluster_data": NO_CLUSTERS}}, 400, "bad_message"),
     ],
 )
-def test_an_execution_that_cannot_be_is_refused_in_words(pair, path, policy, more, status, code):
+def test_an_impossible_execution_is_refused_with_a_code(pair, path, policy, more, status, code):
     body = {"policy_rule_uri": policy, **more} if policy else more
     answer = pair[1].http.post(f"/executor/{path}/execute_policy", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)

@@ -1,4 +1,4 @@
-"""Documents, bodies and programs of existing users, as they stand, against a real daemon."""
+"""Unchanged documents, bodies and programs of existing users work with a real daemon."""
 
 import base64
 import io
@@ -128,7 +128,7 @@ DOCUMENTS = {
 }  # fmt: skip
 
 
-def test_documents_are_registered_as_they_stand_and_come_back_complete(server):
+def test_documents_are_registered_unchanged_and_returned_complete(server):
     for kind, document in DOCUMENTS.items():
         answer = requests.post(f"{server.running.http}/policy", json=document, timeout=30)
         assert answer.status_code == 200, (kind, answer.text)
@@ -147,7 +147,7 @@ def test_documents_are_registered_as_they_stand_and_come_back_complete(server):
     assert len(odd["warnings"]) >= 6
 
 
-def test_a_policy_of_a_tutorial_answers(server):
+def test_a_policy_of_a_tutorial_answers_requests(server):
     server.publish(TUTORIAL)
     message = ask_message("tutorial:0.0.1-stable", inputs={"count": 2}, parameters={"region": "eu"})
     (reply,) = server.say(message)
@@ -184,7 +184,7 @@ def test_a_block_is_unwrapped_and_default_names_no_policy(server):
     assert server.http.post("/blocks", json=envelope).json()["data"] == BLOCK
 
 
-def test_endpoints_of_blocks(server):
+def test_endpoints_of_blocks_answer_as_documented(server):
     http = server.http
     for name, count in (("b1", 2), ("b2", 0)):
         http.post("/blocks", json={"id": name, "tags": ["t"]}).raise_for_status()
@@ -219,7 +219,7 @@ def test_fields_without_meaning_yield_a_warning(server):
         assert len(error["reason"]) > 40, operation
 
 
-def test_a_search_is_limited_to_its_filter(server):
+def test_a_search_is_limited_to_the_clusters_of_its_filter(server):
     server.http.post("/blocks", json={"id": "s1", "kind": "searched"}).raise_for_status()
     server.publish({
         "policy_rule_uri": "ranked:1-x",
@@ -265,7 +265,7 @@ def test_credentials_in_a_url_are_enough(tmp_path, monkeypatch):
         assert GlobalClusterMetricsClient().query_clusters() == []
 
 
-def test_metrics_are_queried_alike_inside_and_outside(server, monkeypatch):
+def test_metrics_have_the_same_queries_inside_and_outside_of_policies(server, monkeypatch):
     monkeypatch.setenv("GLOBAL_CLUSTER_METRICS_URL", server.running.http)
     for name, free in (("m1", 1), ("m2", 2), ("m3", 3)):
         server.http.post("/cluster", json={"clusterId": name, "free": free}).raise_for_status()

@@ -1,4 +1,4 @@
-"""Sites with services of their own: one real daemon uses another's, and some that misbehave."""
+"""External services: one real daemon uses another's, and some that misbehave."""
 
 import socket
 import sys
@@ -53,7 +53,7 @@ def serving(data=None, *, options=(), **environment):
 
 
 def until(ask, good):
-    """Return the first good answer, which must come in time."""
+    """Return the first successful answer, within the time limit."""
     for _ in range(400):
         reply = ask()
         if good(reply):
@@ -70,7 +70,7 @@ def doubts(reply):
 # One real daemon uses another's services ---------------------------------------------------------
 
 
-def test_a_site_serves_another_daemon_is_killed_and_comes_back(tmp_path):
+def test_a_daemon_survives_a_kill_of_the_site_whose_services_it_uses(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -114,7 +114,7 @@ def test_a_site_serves_another_daemon_is_killed_and_comes_back(tmp_path):
         assert here.log() == ""
 
 
-def test_a_restart_without_the_registry_forgets_no_lease_and_no_cluster(tmp_path):
+def test_a_restart_without_the_registry_loses_no_lease_and_no_cluster(tmp_path):
     with serving() as site:
         fill(site, "east")
         site.publish(catalog.document("first_fit"))
@@ -197,7 +197,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("part", [PARTS[0], PARTS[2]])
-def test_a_registry_or_a_store_that_lies_gets_every_ask_a_reply(part):
+def test_with_a_lying_registry_or_store_every_request_gets_a_reply(part):
     with FaultyServiceInThread() as faulty, serving(**{part: faulty.url}, **QUICK) as here:
         if part == PARTS[0]:
             here.publish(catalog.document("first_fit"))

@@ -1,4 +1,4 @@
-"""A version that fails again and again gives way to the last good one, durably, and says so."""
+"""A version that fails repeatedly is replaced by the last good one, durably, and with news."""
 
 from collections.abc import Iterator
 
@@ -94,7 +94,7 @@ def test_a_good_answer_keeps_the_reason_of_the_last_fault(steady):
     assert reason.startswith(said), reason
 
 
-def test_tenants_see_their_own_leases_and_move_no_others_policy(harbour):
+def test_tenants_see_only_their_own_leases_and_affect_no_policy_of_others(harbour):
     picky = "picky:2-b"
     harbour.publish(policy(PLACES, "picky:1-a"), policy(FAILS_ON_DEMAND, picky))
     activate(harbour, "picky:1-a", "picky")
@@ -124,7 +124,7 @@ def test_tenants_see_their_own_leases_and_move_no_others_policy(harbour):
     assert active(harbour, "picky") == "picky:1-a"
 
 
-def test_with_nothing_to_fall_back_to_it_stays_and_says_so(harbour):
+def test_without_a_fallback_a_failing_version_stays_and_reports_that(harbour):
     with harbour.watching("policies") as news:
         harbour.publish(policy("raise ValueError('no')", "lone:1-x"))
         activate(harbour, "lone:1-x", "lone")
@@ -180,7 +180,7 @@ def test_metrics_count_changes_and_faults(steady):
     assert 'moorage_watchers{topic="policies"} 0.0' in text
 
 
-def test_a_version_that_overruns_repeatedly_rests_until_activation(harbour):
+def test_a_version_that_overruns_repeatedly_is_paused_until_activation(harbour):
     uri = "rests:1-loop"
     harbour.publish(policy("while True: pass", uri, deadline_seconds=0.2))
     with harbour.watching("policies") as watching:

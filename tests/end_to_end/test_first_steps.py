@@ -1,4 +1,4 @@
-"""Mistakes of the first hour: wrong ports and names, and wire keys in sentences."""
+"""Mistakes of the first hour: wrong ports and names, and field names in error messages."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_a_wrong_port_is_reported_in_one_sentence(server):
         (["quota", "remove", "loca"], "(did you mean local?)"),
     ],
 )
-def test_the_nearest_name_is_proposed(server, words, said):
+def test_the_error_suggests_the_nearest_name(server, words, said):
     server.moorage("policy", "activate", "first_fit:1.0-stable", "--no-test")
     server.moorage("quota", "set", "local", "--gpus", "90")
     done = server.moorage(*words)

@@ -1,4 +1,4 @@
-"""The first hour: `moored serve --here`, `moorage run` right after it, and both again."""
+"""The first hour: `moored serve --here`, then `moorage run`, and both a second time."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def test_run_works_right_after_serve_and_again_after_a_second_start(tmp_path):
             assert levels <= {"info"}
 
 
-def test_a_backend_is_given_the_nodes_that_it_starts_on(tmp_path):
+def test_each_backend_gets_the_nodes_that_it_starts_on(tmp_path):
     with serving(tmp_path / "data", options=["--here"]) as server:
         server.register(*(cluster(f"a{number}", nodes=3) for number in range(3)))
         mixed = cluster("mixed", nodes=3)
@@ -88,7 +88,7 @@ def test_a_backend_is_given_the_nodes_that_it_starts_on(tmp_path):
     ],
     ids=lambda squat: squat["id"],
 )
-def test_the_servers_machine_wins_over_what_a_tenant_wrote_of_it(tmp_path, squat):
+def test_the_servers_own_machine_replaces_a_tenants_document_of_it(tmp_path, squat):
     tokens = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
     known = {"environment": tokens | {"MOORAGE_BACKENDS": "local"}, "bearer": "of-ops"}
     ann = bearing("of-ann")
@@ -109,7 +109,7 @@ def test_the_servers_machine_wins_over_what_a_tenant_wrote_of_it(tmp_path, squat
 
 @contextlib.contextmanager
 def serve_named(name: str, data: Path) -> Iterator[Server]:
-    """Serve on a machine of this name."""
+    """Serve on a machine with this host name."""
     log = data.with_name(f"{name}.log")
     renamed = f"hostname {name}; exec {shlex.join([*serve_command(data), '--here'])}"
     with child(["unshare", "-u", "sh", "-c", renamed], log, serve_variables()) as (process, ready):
@@ -137,5 +137,5 @@ def test_a_renamed_machine_keeps_node_leases_and_workloads(tmp_path):
 
 
 def running_commands(mark: str) -> list[str]:
-    """Return the processes that sleep for a time of this test alone."""
+    """Return the processes that sleep for a duration that only this test uses."""
     return ran("pgrep", "-xf", f"sleep {mark}").stdout.split()

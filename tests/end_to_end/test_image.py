@@ -1,4 +1,4 @@
-"""The image of the Dockerfile, built and run by Podman as an operator would: without any right."""
+"""The image of the Dockerfile, built and run by Podman as an operator would, without privileges."""
 
 import contextlib
 import importlib.util
@@ -43,7 +43,7 @@ TESTED_WITH: Final = (
 
 
 class Podman:
-    """Podman with everything it keeps in a folder of its own."""
+    """Podman with all its data in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         own = ["--root", f"{folder}/root", "--runroot", f"{folder}/run"]
@@ -166,7 +166,9 @@ def exit_code(engine: Podman) -> int:
     return int(engine.run("inspect", "moored", "--format={{.State.ExitCode}}").strip())
 
 
-def test_without_any_right_it_serves_a_lease_and_an_agent(engine: Podman, agent_build: str) -> None:
+def test_without_privileges_the_image_serves_a_lease_and_an_agent(
+    engine: Podman, agent_build: str
+) -> None:
     own = ("--env=MOORAGE_STATE=/tmp", f"--env=MOORAGE_TOKEN={TOKEN}", "moored", "moorage", "run")
     with serve_image(engine, MOORAGE_BACKENDS="local") as (port, http_port):
         status = engine.run("exec", "moored", "cat", "/proc/1/status")
@@ -194,7 +196,7 @@ def test_without_any_right_it_serves_a_lease_and_an_agent(engine: Podman, agent_
             engine.run("rm", "--force", "--volumes", "box")
 
 
-def test_health_comes_over_tls_where_the_server_speaks_it(engine: Podman, tmp_path: Path) -> None:
+def test_the_health_check_uses_tls_if_the_server_does(engine: Podman, tmp_path: Path) -> None:
     signer = certificate("an authority")
     files = dict(zip(("tls.crt", "tls.key"), pem_of(*certificate("moored", signer)), strict=True))
     for name, text in {**files, "ca.crt": pem_of(*signer)[0]}.items():
@@ -215,7 +217,7 @@ def test_without_tokens_the_image_names_the_missing_setting(engine: Podman) -> N
     assert "MOORAGE_TOKENS" in said
 
 
-def test_attacks_of_policies_get_nowhere_inside(engine: Podman, tmp_path: Path) -> None:
+def test_attacks_of_policies_fail_in_the_image(engine: Podman, tmp_path: Path) -> None:
     """The suite of the sandbox, in the image and under its restrictions."""
     copy_modules(tmp_path, TESTED_WITH)
     said = engine.run(
@@ -250,7 +252,7 @@ def copy_modules(folder: Path, names: Sequence[str]) -> None:
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
 
 
-def test_a_change_of_the_source_installs_no_dependency_again(agent_build: str) -> None:
+def test_a_changed_source_installs_no_dependency_again(agent_build: str) -> None:
     assert "Successfully built moorage" in agent_build
     assert "Using cache" in agent_build
     assert "Collecting" not in agent_build

@@ -1,4 +1,4 @@
-"""Workloads in Kubernetes run on their node, once, and to their end, through a real daemon."""
+"""Workloads in Kubernetes run on their node, once and to their end, through a real daemon."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ KILLS = 4
 
 
 def variables(plane: Plane, folder: Path, clusters: Sequence[str]) -> dict[str, str]:
-    """Return the settings of a daemon that knows the plane by several names, as clusters."""
+    """Return settings of a daemon for which one plane counts as several clusters."""
     config = yaml.safe_load(plane.kubeconfig().read_text())
     (only,) = config["contexts"]
     config["contexts"] = [{**only, "name": name} for name in clusters]
@@ -58,7 +58,7 @@ def is_known(server: Server, name: str) -> bool:
 def ask(
     server: Server, gpus: int, *clusters: str, nodes: int = 1, **provision: Any
 ) -> dict[str, Any]:
-    """Ask for GPUs on each of some nodes of clusters, and have a pod start there."""
+    """Request GPUs on some nodes of clusters, and start a pod there."""
     reply = server.ask(
         resources={"gpus": gpus, "nodes": nodes},
         clusters=clusters or ["west"],
@@ -104,7 +104,7 @@ def test_a_workload_that_fails_in_one_cluster_moves_to_the_other(fresh_plane, tm
         assert fresh_plane.all("Pod") == []
 
 
-def test_the_command_line_runs_reads_and_executes(fresh_plane, tmp_path):
+def test_the_command_line_runs_a_pod_reads_its_output_and_executes_commands(fresh_plane, tmp_path):
     fresh_plane.create(*dra_node("n1"))
     with serve_clusters(fresh_plane, tmp_path) as server:
         state = {"MOORAGE_STATE": str(tmp_path / "leases.json")}
@@ -124,7 +124,7 @@ def test_the_command_line_runs_reads_and_executes(fresh_plane, tmp_path):
 
 
 def test_kills_of_the_daemon_lose_and_duplicate_no_lease(fresh_plane, tmp_path):
-    """Killed with -9 while pods start and end: each lease has one pod, on its own devices."""
+    """Kill -9 hits the daemon while pods start and end: each lease has one pod, on its devices."""
     plane, draws = fresh_plane, random.Random(14)
     for number in range(4):
         plane.create(*dra_node(f"n{number}"))

@@ -1,4 +1,4 @@
-"""Callers over HTTP that leave before they have their answer."""
+"""HTTP callers that leave before they have their answer."""
 
 import json
 from http.client import HTTPConnection

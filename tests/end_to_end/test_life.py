@@ -1,4 +1,4 @@
-"""Starting and stopping, as they should be and otherwise."""
+"""Clean and failing starts and stops of a daemon."""
 
 import os
 import resource
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy  # Many daemons.
 LEASE = {"ttl_seconds": 3_600}
 
 
-def test_a_clean_stop_answers_all_closes_with_1012_and_logs_no_error(tmp_path):
+def test_a_clean_stop_answers_all_requests_closes_with_1012_and_logs_no_error(tmp_path):
     with serving(tmp_path) as server, Server(server.running).http as http:
         server.fill(cluster("east", nodes=1, gpus=1))
         held = server.ask(resources={"gpus": 1}, lease=LEASE)["lease"]
@@ -48,7 +48,7 @@ def test_a_clean_stop_answers_all_closes_with_1012_and_logs_no_error(tmp_path):
         assert server.log() == ""
 
 
-def test_a_second_daemon_on_the_same_data_names_the_first(tmp_path):
+def test_a_second_daemon_on_one_folder_names_the_first(tmp_path):
     with (
         daemon(tmp_path) as running,
         pytest.raises(CommandError, match=rf"process {running.pid}"),
@@ -57,7 +57,7 @@ def test_a_second_daemon_on_the_same_data_names_the_first(tmp_path):
         pass
 
 
-def test_a_ledger_that_fails_while_the_daemon_starts_ends_it(tmp_path):
+def test_a_ledger_that_fails_during_the_start_ends_the_daemon(tmp_path):
     with serving(tmp_path) as server:
         server.fill(cluster("east", nodes=40, gpus=8))
         ask = ask_message(resources={"gpus": 1, "gpu_milli": 10}, lease={"ttl_seconds": 10})
@@ -94,6 +94,6 @@ def test_a_daemon_without_standard_streams_serves_and_stops(tmp_path, closed):
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may look into every process")
-def test_no_other_looks_into_a_daemon(tmp_path):
+def test_other_processes_cannot_read_the_daemons_environment(tmp_path):
     with daemon(tmp_path) as running, pytest.raises(PermissionError):
         Path(f"/proc/{running.pid}/environ").read_bytes()

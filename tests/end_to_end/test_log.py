@@ -1,4 +1,4 @@
-"""A broken log never stops the daemon from starting, serving and stopping."""
+"""A broken log does not keep the daemon from starting, serving and stopping."""
 
 import contextlib
 import fcntl
@@ -48,7 +48,7 @@ def serving(
 
 
 @pytest.mark.parametrize(("variables", "readable"), [({}, True), (JSON, False)])
-def test_a_terminal_gets_lines_for_people(tmp_path, variables, readable):
+def test_a_terminal_gets_readable_log_lines(tmp_path, variables, readable):
     reader, writer = pty.openpty()
     with serving(tmp_path / "data", writer, **variables) as (server, process):
         os.close(writer)
@@ -86,7 +86,7 @@ def work(server: Server, *names: str) -> None:
 
 
 @pytest.mark.parametrize("log", [full, pipe_without_reader])
-def test_a_broken_log_does_not_hinder_the_daemon(tmp_path, log):
+def test_a_broken_log_does_not_disturb_the_daemon(tmp_path, log):
     descriptor = log()
     with serving(tmp_path, descriptor) as (server, process):
         os.close(descriptor)
@@ -99,7 +99,7 @@ def test_a_broken_log_does_not_hinder_the_daemon(tmp_path, log):
 @pytest.mark.parametrize(
     ("log", "flag", "code"), [(full, "--data=/dev/null", 3), (pipe_without_reader, "--port=x", 2)]
 )
-def test_a_start_that_fails_has_its_exit_code_all_the_same(tmp_path, log, flag, code):
+def test_with_a_broken_log_a_failed_start_has_its_exit_code(tmp_path, log, flag, code):
     descriptor = log()
     done = subprocess.run(
         [*serve_command(tmp_path), flag], stderr=descriptor, timeout=60, check=False

@@ -70,7 +70,7 @@ def notes_server():
 
 @pytest.fixture
 def noting(notes_server):
-    """The daemon; only lines of the test itself count."""
+    """The daemon, whose log lines count only during the test itself."""
     notes_server.before = 0
     notes_server.before = len(changes(notes_server))
     return notes_server
@@ -97,7 +97,7 @@ def order(operation):
     return rank, last, "rollback" in operation, "alias" in operation, operation
 
 
-def test_every_change_has_its_line(noting):
+def test_every_change_has_its_log_line(noting):
     paths = noting.http.get("/openapi.json").json()["paths"]
     operations = {
         f"{method.upper()} {path}"
@@ -127,7 +127,7 @@ def test_every_change_has_its_line(noting):
         assert any(value in about for value in line.values()), line
 
 
-def test_refusals_and_reads_leave_no_line(noting):
+def test_refusals_and_reads_have_no_log_line(noting):
     noting.http.post("/clusters/query", json={})
     noting.http.get("/policy")
     assert noting.http.delete("/clusters/none").status_code == 404
@@ -145,7 +145,7 @@ def test_a_forwarded_address_has_its_own_field(noting):
     assert (line["id"], line["who"]) == ("west", "ann")
 
 
-def test_logins_and_logouts_leave_lines(noting):
+def test_logins_and_logouts_have_log_lines(noting):
     url = noting.running.http
     with httpx.Client(base_url=url, headers={"Origin": url}) as page:
         login = page.post("/console/session", json={"token": "sesame"}).json()["data"]
@@ -159,7 +159,7 @@ def test_logins_and_logouts_leave_lines(noting):
     assert "sesame" not in noting.log()
 
 
-def test_management_over_the_socket_has_its_line_too(noting):
+def test_management_over_the_socket_has_its_log_line_too(noting):
     noting.publish(managed_policy("own:1-x"))
     message = {"op": "manage", "policy_rule_uri": "own:1-x", "action": "look", "data": {}}
     assert noting.say(message)[0]["success"]
@@ -169,7 +169,7 @@ def test_management_over_the_socket_has_its_line_too(noting):
     assert line["remote"].startswith("127.0.0.1:")
 
 
-def test_a_flush_has_its_line(noting):
+def test_a_flush_has_its_log_line(noting):
     noting.register(cluster("east"))
     for reply in noting.say({"op": "flush", "cluster": "east"}, {"op": "flush"}):
         assert reply["data"] == {"flushed": []}

@@ -52,7 +52,7 @@ def close_code(socket) -> int:
     return closed.value.rcvd.code
 
 
-def test_claims_say_tenant_and_role_at_both_doors(issuer: Provider, serve_issuer: Server) -> None:
+def test_claims_set_tenant_and_role_at_both_ports(issuer: Provider, serve_issuer: Server) -> None:
     client, viewer = (bearing(issuer.token(each)) for each in ("client", "viewer"))
     with serve_issuer.socket(client) as socket:
         message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 60})
@@ -76,7 +76,7 @@ def test_a_token_of_the_issuer_logs_in_to_the_console(
     assert session["expires_at"] < time.time() + 3_600  # Its token lasts for minutes.
 
 
-def test_a_rotated_key_is_taken_at_once_and_a_withdrawn_one_ends_sessions(
+def test_a_rotated_key_is_accepted_at_once_and_a_withdrawn_one_ends_sessions(
     issuer: Provider, serve_issuer: Server
 ) -> None:
     before = bearing(issuer.token("client"))
@@ -117,7 +117,7 @@ def unpack(part: str) -> dict:
 
 
 def jwt_of(issuer: str) -> str:
-    """Return what looks like a token of an issuer, until its keys are there."""
+    """Return a token with a false signature, which only the issuer's keys can reveal."""
     claims = {"iss": issuer, "aud": "moorage", "exp": time.time() + 600}
     return f"{pack({'alg': 'RS256', 'kid': 'one'})}.{pack(claims)}.c2lnbmVk"
 
@@ -189,7 +189,7 @@ def test_a_hanging_issuer_delays_no_token_with_a_known_key(
     assert serve_issuer.http.get("/policy", headers=unknown).status_code == 401
 
 
-def test_while_the_issuer_is_away_callers_are_to_come_again() -> None:
+def test_while_the_issuer_is_away_callers_may_retry() -> None:
     away = "http://127.0.0.1:1"
     environment = {**settings(away), "MOORAGE_TOKENS": "ann:s3cret-s3cret"}
     with serving(environment=environment, bearer=jwt_of(away)) as server:
@@ -205,7 +205,7 @@ def test_while_the_issuer_is_away_callers_are_to_come_again() -> None:
 
 @contextlib.contextmanager
 def logging_in(server: Server, state: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `moorage login`; yield it and the page that it names."""
+    """Run `moorage login`; yield the process and the page that it names."""
     urls = {"MOORAGE_URL": server.running.ws, "MOORAGE_HTTP_URL": server.running.http}
     with subprocess.Popen(
         [MOORAGE, "login", "--json"],
@@ -263,7 +263,9 @@ def test_a_person_without_a_role_is_not_signed_in(
     assert not (tmp_path / "moorage" / "logins.json").exists()
 
 
-def test_a_server_without_an_issuer_says_how_to_get_a_token(server: Server, tmp_path: Path) -> None:
+def test_a_server_without_an_issuer_explains_how_to_get_a_token(
+    server: Server, tmp_path: Path
+) -> None:
     done = server.moorage("login", XDG_STATE_HOME=str(tmp_path))
     assert done.returncode != 0
     assert "moored token create" in done.stderr

@@ -36,7 +36,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A daemon of three tenants, as its operator sees it; each test has a GPU model of its own."""
+    """A daemon of three tenants, as its operator sees it; each test uses its own GPU model."""
     data = tmp_path_factory.mktemp("data")
     with serving(data, environment=SETTINGS, bearer="o1") as server:
         server.fill(
@@ -54,7 +54,7 @@ def ask(server: Server, model: str, ttl: float = 60.0, **resources: object) -> d
     return server.ask(resources=resources, lease={"ttl_seconds": ttl})
 
 
-def test_a_drain_empties_a_node_while_others_go_on(server: Server) -> None:
+def test_a_drain_empties_a_node_while_other_nodes_serve(server: Server) -> None:
     with BlockingClient(server.running.ws, "o1") as client, server.watching("fleet") as watching:
         held = ask(server, "A10", 600)["lease"]
         node = held["placement"][0]["node_id"]
@@ -76,7 +76,7 @@ def test_a_drain_empties_a_node_while_others_go_on(server: Server) -> None:
             server.release(lease)
 
 
-def test_reserved_nodes_are_for_their_tenant(server: Server) -> None:
+def test_only_their_tenant_gets_reserved_nodes(server: Server) -> None:
     now, url = time.time(), server.running.ws
     two, seven = ({"resources": {"gpus": gpus, "models": ["B200"]}} for gpus in (2, 7))
     reserve = {"op": "reserve", **two, "starts_at": now, "ends_at": now + 3600, "tenant": "bob"}
@@ -119,7 +119,7 @@ def test_a_reservation_ends_leases_of_other_tenants(server: Server) -> None:
         hold(ann, ops)
 
 
-def test_reservations_by_the_command_line(server: Server) -> None:
+def test_the_command_line_makes_and_ends_reservations(server: Server) -> None:
     def run(*words: str, code: int = 0) -> str:
         model = ("--model", "A10") if words[0] == "add" else ()
         done = server.moorage("reservation", *words, *model, TZ="UTC")
@@ -144,7 +144,7 @@ def test_reservations_by_the_command_line(server: Server) -> None:
     assert "No node is reserved" in run("list")
 
 
-def test_alternatives_over_the_socket_over_http_and_by_the_command_line(
+def test_alternatives_work_over_socket_http_and_command_line(
     server: Server, tmp_path: Path
 ) -> None:
     def elastic(*sizes: int) -> dict:

@@ -1,4 +1,4 @@
-"""A whole server on a real PostgreSQL: nothing that matters is in its folder."""
+"""A whole server on a real PostgreSQL: its folder has no data that it needs."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.heavy
 HOUR = {"ttl_seconds": 3_600}
 
 
-def test_leases_outlast_a_kill_and_the_folder(postgres, tmp_path: Path) -> None:
+def test_leases_outlast_a_kill_and_the_loss_of_the_folder(postgres, tmp_path: Path) -> None:
     data, environment = tmp_path / "data", {"MOORAGE_STORAGE": postgres.database()}
     with serve_and_kill(data, environment=environment) as server:
         server.fill(cluster("east", nodes=2, gpus=8))
@@ -31,7 +31,7 @@ def test_leases_outlast_a_kill_and_the_folder(postgres, tmp_path: Path) -> None:
         assert new["fencing"] > max(each["fencing"] for each in held)
 
 
-def test_a_database_that_goes_away_ends_the_server(postgres, tmp_path: Path) -> None:
+def test_a_lost_database_ends_the_server(postgres, tmp_path: Path) -> None:
     data, log = tmp_path / "data", tmp_path / "stderr.log"
     address = postgres.database()
     variables = {**serve_variables(), "MOORAGE_STORAGE": address}
@@ -45,7 +45,7 @@ def test_a_database_that_goes_away_ends_the_server(postgres, tmp_path: Path) -> 
     assert "moored: ended, so that no answer is wrong" in log.read_text()
 
 
-def test_tokens_are_in_the_database(postgres, tmp_path: Path) -> None:
+def test_tokens_are_stored_in_the_database(postgres, tmp_path: Path) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database(), "MOORAGE_INSECURE_PLAINTEXT": "true"}
     outside = {**environment, "MOORAGE_HOST": "0.0.0.0", "MOORAGE_HTTP_HOST": "0.0.0.0"}  # noqa: S104  # Every address is what it refuses.
     refused = ran(*serve_command(tmp_path / "data"), **outside)

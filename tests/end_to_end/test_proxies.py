@@ -65,7 +65,7 @@ Edit = Callable[[str], str]
 
 
 def demand_certificates(text: str) -> str:
-    """Take the lines for certificates of clients into a file, as its comments say."""
+    """Enable the lines for client certificates in a file, as its comments describe."""
     text = re.sub(r"^ *bind .*\n(?= *#bind)", "", text, flags=re.MULTILINE)
     return re.sub(r"^(\s*)#(?=[\t\w}])", r"\1", text, flags=re.MULTILINE)
 
@@ -142,7 +142,7 @@ def find_program(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(proxy: str, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A proxy with its file as it is."""
+    """A proxy with its unchanged file."""
     with serve(proxy, server, tmp_path_factory.mktemp(proxy) / "proxy") as site:
         yield site
 
@@ -231,7 +231,7 @@ async def test_a_page_reaches_the_websocket_under_its_own_name(site: Site) -> No
     assert site.status("/ws", **UPGRADE, Origin="https://elsewhere.example") == 403
 
 
-def test_an_agent_joins_under_the_name_of_both_doors(
+def test_an_agent_joins_under_the_common_name_of_both_ports(
     proxy: str, site: Site, server: Server, tmp_path: Path
 ) -> None:
     made = moored("agent", "token", "--cluster", f"boxes-{proxy}", "--data", server.data)
@@ -254,7 +254,7 @@ def test_an_upload_of_the_largest_size_passes(site: Site) -> None:
     assert answer.status_code in {400, 413, 422}
 
 
-async def test_clients_need_a_certificate_where_the_file_demands_it(
+async def test_clients_need_a_certificate_if_the_file_demands_it(
     proxy: str, server: Server, tmp_path: Path
 ) -> None:
     with serve(proxy, server, tmp_path / "proxy", demand_certificates) as site:
@@ -269,10 +269,10 @@ async def test_clients_need_a_certificate_where_the_file_demands_it(
                     site.status(path, **headers)
 
 
-async def test_pings_keep_sockets_open_that_the_timeouts_of_the_files_would_cut(
+async def test_pings_keep_sockets_open_beyond_the_timeouts_of_the_files(
     server: Server, tmp_path: Path
 ) -> None:
-    """All wait at the same time; Caddy cuts none."""
+    """All sockets wait at the same time; Caddy cuts none of them."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def open_socket(name: str, seconds: int) -> ClientConnection:
@@ -294,7 +294,7 @@ async def test_pings_keep_sockets_open_that_the_timeouts_of_the_files_would_cut(
                 await connection.recv()
 
 
-def test_timeouts_of_the_files_outlast_two_pings() -> None:
+def test_timeouts_of_the_files_are_longer_than_two_pings() -> None:
     for file, _ in PROXIES.values():
         text = (FOLDER / file).read_text()
         found = re.findall(

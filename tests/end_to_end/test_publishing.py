@@ -1,4 +1,4 @@
-"""Publishing on a real daemon: aliases swap under load, survive kills, share out and fall back."""
+"""Publishing on a real daemon: aliases change under load, outlast kills, split and fall back."""
 
 import json
 import threading
@@ -72,7 +72,7 @@ def test_rollback_activates_the_former_version_and_is_in_the_history(swap):
     assert times == sorted(times)
 
 
-def test_a_repeated_request_is_answered_by_the_version_of_the_first(swap):
+def test_a_repeated_request_is_answered_by_the_version_that_answered_first(swap):
     ask = ask_message("swap", lease={"ttl_seconds": 30, "idempotency_key": "k1"}) | {"id": 1}
     (first,) = swap.say(ask)
     activate(swap, "swap", TWO)
@@ -100,7 +100,7 @@ def test_a_refused_activation_gives_its_reason(swap, alias, uri, code, says):
     assert swap.http.post("/policy-alias/none/rollback").status_code == 404
 
 
-def test_a_version_that_an_alias_means_or_would_fall_back_to_is_not_deleted_by_chance(swap):
+def test_a_version_in_use_by_an_alias_is_deleted_only_by_force(swap):
     assert swap.ask("swap")["success"]
     path = f"/policy/{ONE}"
     refused = swap.http.delete(path)
@@ -126,8 +126,8 @@ def test_a_version_that_an_alias_means_or_would_fall_back_to_is_not_deleted_by_c
     run(swap, "policy", "delete", TWO, "--force")
 
 
-def test_a_version_that_is_deleted_while_it_is_activated_is_one_or_the_other(swap):
-    """The first to come wins; no alias is left with a version that is gone."""
+def test_simultaneous_activation_and_deletion_of_a_version_end_in_one_of_both(swap):
+    """The first call wins; no alias is left with a deleted version."""
     third = "swap:3-short"
     body = {"json": {"policy_rule_uri": third}}
     for turn in range(8):
@@ -146,7 +146,7 @@ def test_a_version_that_is_deleted_while_it_is_activated_is_one_or_the_other(swa
         swap.http.delete(f"/policy/{third}")
 
 
-def test_activations_while_four_sockets_ask_disturb_none(swap):
+def test_activations_disturb_no_request_on_four_sockets(swap):
     stop = threading.Event()
     answers: Counter[str] = Counter()
     wrong: list[dict] = []
@@ -181,7 +181,7 @@ def test_activations_while_four_sockets_ask_disturb_none(swap):
     assert sum(answers.values()) > 20
 
 
-def test_a_canary_gets_its_share_and_repetitions_agree(swap):
+def test_a_canary_gets_its_share_and_repeated_requests_agree(swap):
     body = {"policy_rule_uri": TWO, "percent": 25, "seed": 7}
     assert swap.http.post("/policy-alias/swap/canary", json=body).status_code == 200
     keys = ({"ttl_seconds": 30, "idempotency_key": f"c{n}"} for n in range(200))
@@ -218,7 +218,7 @@ def test_a_canary_gets_its_share_and_repetitions_agree(swap):
         ({"percent": 5}, "policy_rule_uri", "expected"),
     ],
 )
-def test_a_canary_that_makes_no_sense_is_refused(swap, body, field, says):
+def test_an_impossible_canary_is_refused(swap, body, field, says):
     answer = swap.http.post("/policy-alias/swap/canary", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["field"] == field
@@ -231,7 +231,7 @@ def run(server: Server, *arguments: str, code: int = 0) -> str:
     return ran.stdout
 
 
-def test_the_command_line_publishes(swap):
+def test_the_command_line_activates_and_rolls_back_policies(swap):
     assert run(swap, "policy", "activate", "--no-test", TWO) == f"swap:stable -> {TWO}\n"
     assert run(swap, "policy", "rollback", "swap") == f"swap:stable -> {ONE}\n"
     assert run(swap, "policy", "canary", "swap", TWO, "--percent", "50", "--no-test")
@@ -264,7 +264,7 @@ class AIOSv1PolicyRule:
 """
 
 
-def test_a_policy_is_managed_at_each_door_and_may_come_back_otherwise(swap):
+def test_a_policy_is_managed_over_socket_and_http_and_may_return_changed(swap):
     gone = {"policy_rule_uri": "gone:1-x", "code": MANAGED}
     swap.publish(gone)
     assert run(swap, "policy", "delete", "gone:1-x") == "gone:1-x is removed\n"
@@ -300,7 +300,7 @@ def test_logs_show_policy_output_of_the_callers_requests(swap):
     assert swap.http.get("/policy/prints:9-x/logs").status_code == 404
 
 
-def test_blocks_and_searches_know_aliases_too(swap):
+def test_blocks_and_searches_accept_aliases(swap):
     ranks = "return sorted((each['id'] for each in input_data), reverse=True)"
     swap.publish(policy(ranks, "ranks:1-x"))
     activate(swap, "ranks", "ranks:1-x")
@@ -309,7 +309,7 @@ def test_blocks_and_searches_know_aliases_too(swap):
     assert [each["id"] for each in found["data"]] == ["west", "east"]
 
 
-def test_a_deadline_stands_in_the_document_or_in_the_request(server):
+def test_a_deadline_is_set_in_the_document_or_in_the_request(server):
     sleeps = "import time\ntime.sleep(input_data['inputs']['for'])\nreturn {'n': 1}"
     server.publish(policy(sleeps, "sleeps:1-x", deadline_seconds=0.5, code_file="sleeps.py"))
     no = server.ask("sleeps:1-x", inputs={"for": 20})["error"]

@@ -1,4 +1,4 @@
-"""`moorage policy push`: forms that a policy may have, and errors in words."""
+"""`moorage policy push`: the accepted forms of a policy, and the error messages."""
 
 import json
 import tarfile
@@ -63,7 +63,7 @@ def test_a_policy_is_registered_in_each_form(push, server, tmp_path, form, more)
     ), "the policy itself was registered: it names a cluster that is not here"
 
 
-def test_options_go_before_the_document(push, server, tmp_path):
+def test_options_override_the_document(push, server, tmp_path):
     forms(tmp_path)
     done = push(
         "rule.json", "--tag=other", "--description=mine", "--examples=examples.json",
@@ -95,7 +95,7 @@ def test_a_failing_example_is_shown(push, tmp_path):
         ("gone.json", None, "cannot read"),
     ],
 )
-def test_a_document_that_is_none_is_refused_here(push, tmp_path, name, text, said):
+def test_an_invalid_document_is_refused_by_the_command(push, tmp_path, name, text, said):
     if text is not None:
         (tmp_path / name).write_text(text)
     done = push(name, "--uri=bad:1-x")

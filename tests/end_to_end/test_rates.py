@@ -48,7 +48,7 @@ def test_a_flood_is_refused_and_another_tenant_is_served(rates_server: Server) -
         assert next(each for each in replies if each["id"] == "renew")["success"]
 
 
-def test_an_upload_too_many_is_answered_429(rates_server: Server) -> None:
+def test_a_surplus_upload_is_answered_429(rates_server: Server) -> None:
     document = catalog.document("best_fit")
     first, second = (
         rates_server.http.post("/policy", json=document, headers=bearing("b1")) for _ in range(2)
@@ -58,7 +58,7 @@ def test_an_upload_too_many_is_answered_429(rates_server: Server) -> None:
     assert "tenant_uploads_per_minute" in second.json()["error"]["reason"]
 
 
-def test_a_watcher_too_many_is_refused(rates_server: Server) -> None:
+def test_a_surplus_watcher_is_refused(rates_server: Server) -> None:
     watch = {"op": "watch", "topics": ["leases"]}
     with rates_server.socket(bearer="b1") as one, rates_server.socket(bearer="b1") as two:
         for socket in (one, two, one):  # Again is not one more.
@@ -69,7 +69,7 @@ def test_a_watcher_too_many_is_refused(rates_server: Server) -> None:
         assert rates_server.say(watch)[0]["success"]
 
 
-def test_a_tenant_that_burnt_too_much_is_refused_over_both_doors(rates_server: Server) -> None:
+def test_a_tenant_that_used_too_much_cpu_is_refused_over_both_ports(rates_server: Server) -> None:
     burns = """
 import time
 end = time.process_time() + 0.4

@@ -68,7 +68,7 @@ def ask(server: Server, spec: dict, count: int = 1, **more) -> dict:
 
 
 def clear(world: RayWorld) -> None:
-    """End what daemons started, and have the nodes that there were at first."""
+    """End what daemons started, and restore the nodes of the beginning."""
     world.mend()
     for name in world.actors():
         with contextlib.suppress(ValueError):  # It has ended meanwhile.
@@ -78,7 +78,7 @@ def clear(world: RayWorld) -> None:
 
 @pytest.fixture(scope="module")
 def ray_server(ray_world, tmp_path_factory) -> Iterator[Server]:
-    """The daemon of all tests that kill none, and need no other settings."""
+    """The daemon of all tests that neither kill it nor need other settings."""
     folder = tmp_path_factory.mktemp("data")
     with daemon(folder, environment=environment(ray_world)) as running:
         server = open_server(running, ray_world)
@@ -109,19 +109,19 @@ def test_run_prints_the_output_of_a_command_on_ray(ray_world, ray_server, tmp_pa
     assert reply["error"]["field"] == "provision.spec"
 
 
-def test_the_document_of_the_cluster_that_a_client_deletes_comes_again(ray_server):
+def test_the_document_of_a_ray_cluster_returns_after_its_deletion(ray_server):
     assert ray_server.http.delete("/clusters/ray").status_code == 200
     until(lambda: gpus(ray_server) == 8, 120)
 
 
 def autoscaler_requests() -> list[dict]:
-    """Return what Ray's autoscaler reads as the requests of users, where it finds it."""
+    """Return the resource requests that Ray's autoscaler reads."""
     text = internal_kv._internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL)
     return json.loads(text or "[]")
 
 
 def test_the_ray_autoscaler_gets_waiting_and_held_resources(ray_world, tmp_path):
-    """The test is the autoscaler: it adds the node that the request wants."""
+    """The test plays the autoscaler: it adds the node that the request needs."""
     clear(ray_world)  # An attempt before this one may have failed.
     request_resources(bundles=[{"GPU": 64}])  # A daemon that is gone left this.
     variables = {**environment(ray_world), "MOORAGE_RAY_AUTOSCALE": "true"}
@@ -173,7 +173,7 @@ class Workers:
         return [name for name, number in starts.items() if number > 1]
 
     def overlaps(self) -> list[str]:
-        """Return GPUs that two workloads have at one time."""
+        """Return the GPUs that two workloads use at the same time."""
         held: dict[tuple[str, str], str] = {}
         found = []
         for each in self.folder.iterdir():
@@ -194,7 +194,7 @@ class Workers:
         return found
 
 
-def test_kill_9_of_the_daemon_leaves_nothing_double_and_nothing_orphaned(ray_world, tmp_path):
+def test_kill_9_of_the_daemon_duplicates_and_orphans_no_workload(ray_world, tmp_path):
     clear(ray_world)
     chance = random.Random(7)
     folder = tmp_path / "started"
@@ -255,7 +255,7 @@ def test_kill_9_of_the_daemon_leaves_nothing_double_and_nothing_orphaned(ray_wor
     clear(ray_world)
 
 
-def test_a_gang_that_lost_a_node_is_queued_again_and_then_ends(ray_world, ray_server):
+def test_a_gang_that_lost_a_node_is_requeued_and_then_ends(ray_world, ray_server):
     clear(ray_world)  # An attempt before this one may have failed.
     until(lambda: gpus(ray_server) == 8, 120)
     spec = {"command": ["sleep", "1000"]}

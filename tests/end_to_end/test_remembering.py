@@ -67,7 +67,7 @@ def data_of(reply: dict):
 
 
 def test_contexts_outlive_restarts_and_go_with_their_policy(tmp_path):
-    """A version from before a kill is good while nothing changed, and never again."""
+    """A context version from before a kill is valid only while the context has not changed."""
     with serving(tmp_path) as server:
         server.register(cluster("east"))
         server.publish(policy(COUNTS, "counts:1-x"), SWAPS_RULE)
@@ -132,7 +132,7 @@ BAD_SWAPS = [
 ]
 
 
-def test_a_bad_swap_is_a_typed_error(server):
+def test_an_invalid_swap_is_a_typed_error(server):
     server.publish(SWAPS_RULE)
     manage(server, "set", {"n": 1})
     for action, exception, reason in BAD_SWAPS:

@@ -1,4 +1,4 @@
-"""A workload that fails and is started again, as its request said: real processes and kills."""
+"""A workload that fails is started again, as its request demands: real processes and kills."""
 
 import contextlib
 import platform
@@ -39,7 +39,7 @@ def renew(server: Server, lease: dict) -> dict:
 
 @pytest.fixture(scope="module", autouse=True)
 def short_pauses():
-    """Every daemon here tries again after hundredths of a second, unless a test says otherwise."""
+    """Every daemon here retries after hundredths of a second, unless a test sets another pause."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PAUSE, "0.02")
         yield
@@ -86,7 +86,7 @@ def test_a_failed_workload_starts_again_and_watchers_see_it(server, tmp_path):
     assert ended["workload"]["phase"] == "stopped"
 
 
-def test_random_kills_among_failures_start_nothing_twice(tmp_path):
+def test_random_kills_and_failures_start_no_workload_twice(tmp_path):
     """Each grant starts its workload once, however often the daemon dies, and each lease runs."""
     draw = random.Random(7)
     starts = tmp_path / "starts"

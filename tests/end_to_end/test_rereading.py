@@ -108,7 +108,7 @@ def test_a_broken_file_changes_no_token_and_is_named(first):
             old.recv(30)
 
 
-def test_other_settings_are_named_and_wait_for_a_restart(first):
+def test_changes_of_other_settings_are_named_and_need_a_restart(first):
     file, server = first
     before = len(lines(server, "settings_need_restart"))
     file.write_text('candidates_max = 7\nray_cluster = "rays"\n' + WITHOUT_OLD)
@@ -120,7 +120,7 @@ def test_other_settings_are_named_and_wait_for_a_restart(first):
 
 
 def test_a_closed_terminal_ends_the_daemon(tmp_path):
-    """SIGHUP ends it, as all programs: without a terminal, Ctrl-C no longer could."""
+    """SIGHUP ends the daemon then, since Ctrl-C could not reach it without a terminal."""
     serve = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
     command = [*serve, "--data", str(tmp_path)]
     pid, here = pty.fork()

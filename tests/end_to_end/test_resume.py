@@ -1,4 +1,4 @@
-"""`resume`: a session that lost its connection goes on over another one, and nothing is lost."""
+"""`resume`: a session that lost its connection continues over a new one without losses."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ def proxy(server):
 
 
 class Talk:
-    """One connection, and the session that it speaks for."""
+    """One connection, and the session that it belongs to."""
 
     def __init__(self, url: str) -> None:
         self._opened = connect(url, compression=None)
@@ -113,7 +113,7 @@ def requests(server: Server) -> int:
     return server.metric("moorage_asks_total")
 
 
-def test_watched_topics_go_on_with_news_of_the_time_between(server, proxy):
+def test_watched_topics_continue_with_the_missed_news(server, proxy):
     with Talk(proxy.url) as lost:
         lost.say(op="watch", topics=["leases", "map"], id=1)
         proxy.cut()
@@ -132,8 +132,8 @@ def test_watched_topics_go_on_with_news_of_the_time_between(server, proxy):
         server.release(held)
 
 
-async def test_the_client_resumes_by_itself_and_its_requests_stay_in_line(server, proxy):
-    """It loses its connection twice; the second time one of its requests is granted meanwhile."""
+async def test_the_client_resumes_by_itself_and_its_requests_keep_their_places(server, proxy):
+    """The client loses its connection twice; during the second loss a request is granted."""
     held = hold_all(server)
 
     async def has_sessions(count: int) -> None:

@@ -14,7 +14,7 @@ ANN, BOB, OPS = "a1", "b1", "o1"
 
 @pytest.fixture(scope="module")
 def rights_server() -> Iterator[Server]:
-    """A daemon of ann, who holds leases on `east`, of bob, and of the operator ops."""
+    """A daemon with three users: ann, who holds leases on `east`, bob, and the operator ops."""
     with serving(environment=TOKENS, bearer=BOB) as server:
         server.fill(cluster("east", nodes=2, gpus=4), cluster("idle", nodes=1, gpus=1))
         yield server
@@ -22,7 +22,7 @@ def rights_server() -> Iterator[Server]:
 
 @pytest.fixture
 def lease(rights_server: Server) -> Iterator[dict]:
-    """A lease of ann on the cluster `east`."""
+    """A lease of ann on cluster `east`."""
     lease = lease_on(rights_server, "east")
     yield lease
     say(rights_server, OPS, {"op": "uncordon", "cluster": "east"})
@@ -86,7 +86,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("method", "body"), CHANGES)
-def test_a_cluster_with_leases_of_others_is_an_operators(
+def test_only_an_operator_changes_a_cluster_with_leases_of_others(
     rights_server: Server, lease: dict, method: str, body: object
 ) -> None:
     before = send(rights_server, BOB, "GET", "/clusters/east").json()
@@ -98,7 +98,7 @@ def test_a_cluster_with_leases_of_others_is_an_operators(
     assert send(rights_server, BOB, "GET", "/clusters/east").json() == before
 
 
-def test_a_cluster_is_changed_where_only_ones_own_leases_are(rights_server: Server) -> None:
+def test_a_tenant_changes_a_cluster_that_has_only_its_own_leases(rights_server: Server) -> None:
     mine = send(rights_server, ANN, "POST", "/clusters", cluster("mine", nodes=1, gpus=1))
     assert mine.status_code == 201
     own = lease_on(rights_server, "mine")
@@ -116,7 +116,9 @@ def test_a_cluster_is_changed_where_only_ones_own_leases_are(rights_server: Serv
     assert again.status_code == 409
 
 
-def test_no_other_takes_the_name_of_a_gone_cluster_with_leases(rights_server: Server) -> None:
+def test_no_other_tenant_takes_the_name_of_a_deleted_cluster_with_leases(
+    rights_server: Server,
+) -> None:
     rights_server.register(cluster("gone", nodes=1, gpus=1))
     lease = lease_on(rights_server, "gone")
     assert send(rights_server, OPS, "DELETE", "/clusters/gone").status_code == 200
@@ -149,7 +151,7 @@ def test_a_refused_command_names_the_setting(rights_server: Server, lease: dict)
     assert say(rights_server, ANN, {"op": "status", "lease": lease["id"]})["success"]
 
 
-def test_documents_of_a_tenant_belong_to_it(rights_server: Server) -> None:
+def test_documents_of_a_tenant_are_changed_only_by_it(rights_server: Server) -> None:
     made = [
         ("/blocks", {"id": "anns"}),
         ("/block", {"blockId": "anns"}),

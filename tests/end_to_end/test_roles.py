@@ -91,7 +91,7 @@ def serve_roles(folder: Path, tokens: dict[Role, str]) -> Iterator[Server]:
         yield server
 
 
-def test_every_operation_is_tried() -> None:
+def test_each_operation_has_a_test_message_and_a_right() -> None:
     assert EVERY_OPERATION.keys() == {"allocate", "block", *OPERATIONS}
     assert len(RIGHT_OF) == len(EVERY_OPERATION)
 
@@ -126,7 +126,7 @@ def test_each_endpoint_is_answered_by_the_table_of_rights(
         assert "not_you" in answer.text
 
 
-def test_figures_name_no_tenant(serve_roles: Server, tokens: dict[Role, str]) -> None:
+def test_metrics_name_no_tenant(serve_roles: Server, tokens: dict[Role, str]) -> None:
     text = serve_roles.http.get("/metrics", headers=bearing(tokens[Role.METRICS])).text
     assert "moorage_build_info" in text
     assert "tenant=" not in text
@@ -139,7 +139,7 @@ def test_a_metrics_token_opens_no_socket(serve_roles: Server, tokens: dict[Role,
     assert b"role metrics" in (refused.value.response.body or b"")
 
 
-def test_the_dry_run_of_a_drain_needs_no_more_than_reading(
+def test_the_dry_run_of_a_drain_needs_only_the_right_to_read(
     serve_roles: Server, tokens: dict[Role, str]
 ) -> None:
     drain = {"op": "drain", "cluster": "east", "dry_run": True}
@@ -213,7 +213,7 @@ def test_a_cluster_of_another_tenant_is_refused(
     assert serve_roles.moorage("fleet", "delete", "hers", MOORAGE_TOKEN=operator).returncode == 0
 
 
-def test_a_revoked_token_ends_its_sessions_and_lets_none_in(
+def test_a_revoked_token_ends_its_sessions_and_is_refused(
     serve_roles: Server, folder: Path
 ) -> None:
     headers = bearing(make(folder, "gone", "client"))
@@ -239,11 +239,11 @@ def test_an_expired_token_ends_its_sessions(serve_roles: Server, folder: Path) -
     assert serve_roles.http.get("/metrics", headers=headers).status_code == 401
 
 
-def test_a_client_goes_on_with_the_new_token_of_its_file(
+def test_a_client_continues_with_the_new_token_of_its_file(
     serve_roles: Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def revoke(name: str, held: str) -> None:
-        """Revoke a token, and wait until the sessions that showed it are closed."""
+        """Revoke a token, and wait until the sessions that used it are closed."""
         with serve_roles.socket(bearing(held)) as socket:
             assert token(folder, "revoke", name).returncode == 0
             with pytest.raises(ConnectionClosed):
@@ -307,7 +307,7 @@ def test_a_server_with_named_tokens_registers_its_own_machine(tmp_path: Path) ->
         (("revoke", "nothing"), "no token is named “nothing”"),
     ],
 )
-def test_wrong_words_are_refused_with_the_expected_ones(
+def test_wrong_arguments_are_refused_with_the_expected_ones(
     tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     refused = token(tmp_path, *words)
@@ -331,7 +331,9 @@ def test_the_list_shows_states_and_no_token(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can write in the folder of another user")
 @pytest.mark.parametrize("made", [False, True])
-def test_root_leaves_no_files_that_the_server_could_not_read(tmp_path: Path, made: bool) -> None:
+def test_commands_of_root_leave_no_files_that_the_server_cannot_read(
+    tmp_path: Path, made: bool
+) -> None:
     if made:
         (tmp_path / "catalog.db").touch()
         os.chown(tmp_path / "catalog.db", 1, 1)

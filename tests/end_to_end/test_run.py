@@ -44,17 +44,17 @@ def environment(server, tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture
 def moorage(server, environment):
-    """A command of the client, in this process."""
+    """Run a command of the client within this process."""
     return partial(server.moorage, MOORAGE_STATE=environment["MOORAGE_STATE"])
 
 
 def start(environment, *words: str) -> "subprocess.Popen[str]":
-    """Begin what `moorage` does to its end."""
+    """Start a `moorage` command; return its process."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([MOORAGE, *words], env=environment, text=True, **pipes)
 
 
-def test_output_and_exit_code_are_those_of_the_command(server, tmp_path, moorage):
+def test_run_prints_the_output_and_returns_the_exit_code_of_the_command(server, tmp_path, moorage):
     script = "echo gpus $CUDA_VISIBLE_DEVICES $WHO; pwd; exit 3"
     words = ["run", "--gpus", "2", "--env", "WHO=me", "--", "sh", "-c", script]
     done = moorage(*words, folder=tmp_path)
@@ -80,7 +80,7 @@ def test_options_end_where_the_command_begins(tmp_path, moorage):
         (("--gpus", "9"), 3, "too few GPUs"),
     ],
 )
-def test_a_run_that_cannot_be_is_refused(moorage, words, code, reason):
+def test_an_impossible_run_is_refused(moorage, words, code, reason):
     done = moorage("run", *words, "--", "true")
     assert (done.returncode, reason in done.stderr) == (code, True), done.stderr
 
@@ -135,7 +135,9 @@ def test_the_output_of_each_start_stays_readable(failed_lease, moorage):
     assert "has been started 4 times" in never.stderr
 
 
-def test_a_command_that_fails_every_time_ends_as_it_did_last(server, failed_lease, moorage):
+def test_a_command_that_always_fails_ends_with_the_reason_of_its_last_start(
+    server, failed_lease, moorage
+):
     lease, *_ = failed_lease
     ended = server.status({"id": lease})
     assert ended["reason"].startswith("attempt 4 of 4 failed"), "not merely released"
@@ -148,7 +150,7 @@ def test_a_command_that_fails_every_time_ends_as_it_did_last(server, failed_leas
     assert "null" not in shown
 
 
-def test_output_of_a_start_comes_under_its_own_number(server, failed_lease):
+def test_output_of_a_start_is_read_by_its_number(server, failed_lease):
     lease, token, lines = failed_lease
 
     def logs(attempt: int, **more) -> dict:
@@ -170,7 +172,7 @@ def test_output_of_a_start_comes_under_its_own_number(server, failed_lease):
     assert (error["code"], error["field"]) == ("not_found", "attempt")
 
 
-def test_long_output_that_is_no_text_comes_out_as_it_was_written(environment, tmp_path):
+def test_long_binary_output_is_printed_unchanged(environment, tmp_path):
     data = random.Random(5).randbytes(1_500_000)
     (tmp_path / "data").write_bytes(data)
     command = [MOORAGE, "run", "--", "cat", str(tmp_path / "data")]
@@ -213,8 +215,8 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         ([INT, INT], True),
     ],
 )
-def test_a_run_that_a_signal_ends_leaves_nothing(server, environment, sent, late, tmp_path):
-    """It waits for its workload to end, also after a second signal."""
+def test_a_run_ended_by_a_signal_leaves_nothing(server, environment, sent, late, tmp_path):
+    """The command waits for its workload to end, even after a second signal."""
     pid, ending = tmp_path / "pid", tmp_path / "ending"
     script = f"trap 'touch {ending}; sleep 0.5; exit' TERM; echo $$ > {pid}; "
     script += "while :; do sleep 0.05; done"
@@ -231,7 +233,7 @@ def test_a_run_that_a_signal_ends_leaves_nothing(server, environment, sent, late
     assert len(sent) > 1 or f"ended by {sent[0].name}" in errors
 
 
-def test_a_late_ctrl_c_leaves_a_server_that_is_gone(environment, tmp_path):
+def test_a_late_ctrl_c_ends_a_command_whose_server_is_gone(environment, tmp_path):
     begun = tmp_path / "begun"
     with contextlib.suppress(CommandError), serving() as one:
         one.register(here())
@@ -250,7 +252,7 @@ def test_a_late_ctrl_c_leaves_a_server_that_is_gone(environment, tmp_path):
 
 
 def test_output_after_the_signal_is_passed_on(server, environment, tmp_path):
-    """The last words of a job, such as where it saved its work, matter to its user."""
+    """The last output of a job, such as where it saved its work, matters to its user."""
     begun = tmp_path / "begun"
     script = f"trap 'sleep 0.3; echo saved; exit 3' TERM; echo running; touch {begun}; "
     script += "while :; do sleep 0.05; done"
@@ -264,7 +266,7 @@ def test_output_after_the_signal_is_passed_on(server, environment, tmp_path):
     assert not server.held()
 
 
-def test_only_the_owner_looks_inside(server):
+def test_only_the_owner_reads_output_and_runs_commands(server):
     def lease_node(**more) -> dict:
         reply = server.ask("best_fit:1.0-stable", lease={"ttl_seconds": 60}, **more)
         return reply["lease"]
@@ -307,7 +309,7 @@ def on_a_terminal(environment, *words: str) -> bytes:
     return wrote
 
 
-def test_a_workload_drives_no_terminal_but_files_get_every_byte(environment, tmp_path, moorage):
+def test_escape_sequences_of_a_workload_reach_files_but_no_terminal(environment, tmp_path, moorage):
     file = tmp_path / "escapes"
     file.write_bytes(ESCAPES)
     done = moorage("run", "--json", "--", "cat", str(file))
@@ -323,7 +325,7 @@ def test_a_workload_drives_no_terminal_but_files_get_every_byte(environment, tmp
     assert on_a_terminal(environment, "logs", lease).decode() == tame
 
 
-def test_a_command_inside_of_it_drives_no_terminal_either(environment, tmp_path, moorage):
+def test_escape_sequences_of_an_exec_command_reach_no_terminal(environment, tmp_path, moorage):
     file = tmp_path / "escapes"
     file.write_bytes(ESCAPES.decode(errors="replace").encode())
     with start(environment, "run", "--", "sh", "-c", "echo begun; exec sleep 60") as process:

@@ -1,4 +1,4 @@
-"""`moorage run --out DIR`: files of a run, here and on a machine with an agent, and no others."""
+"""`moorage run --out DIR` fetches a run's files from the server or an agent, and no others."""
 
 import os
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def test_files_of_a_run_are_fetched(fleet: Fleet, tmp_path: Path, place: str) ->
     assert "expected an empty folder" in full.stderr
 
 
-def test_a_run_that_ended_well_without_all_files_says_so(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_successful_run_without_all_files_reports_that(fleet: Fleet, tmp_path: Path) -> None:
     words = ["run", "--cluster", "lab", "--cpu-milli", "100", "--out", str(tmp_path / "out")]
     done = fleet.server.moorage(*words, "--", "sh", "-c", "echo all >file; ln -s file link")
     assert (done.returncode, (tmp_path / "out" / "file").read_text()) == (1, "all\n")
@@ -70,7 +70,7 @@ def test_no_path_leaves_the_folder_of_a_run(fleet: Fleet) -> None:
     assert fleet.server.release(lease)["success"]
 
 
-def test_a_file_in_the_place_of_the_folder_is_not_followed(fleet: Fleet) -> None:
+def test_a_link_in_place_of_the_folder_is_not_followed(fleet: Fleet) -> None:
     lease, message = begin(fleet, "cd ..; rm -rf work; ln -s /etc work; echo done; sleep 1000")
     (answer,) = fleet.server.say(message)
     assert "passwd" not in str(answer), "where the jail lets it put a link there"

@@ -102,7 +102,7 @@ def test_a_cell_gives_a_refused_proposal_back(server):
     assert seen["data"]["free"] == 4000
 
 
-def test_blocks_and_rankings_are_checked_too(server):
+def test_answers_of_blocks_and_rankings_are_checked(server):
     error = server.ask(search=ranking("schemas.echo:1-t"))["error"]
     assert error["code"] == "bad_message"
     assert "parameters.zone" in error["reason"]

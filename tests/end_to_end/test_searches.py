@@ -1,4 +1,4 @@
-"""The search endpoints beyond clusters: policies, blocks, scores, and what rankings get."""
+"""The search endpoints beyond clusters: policies, blocks, scores, and the input of rankings."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -73,7 +73,7 @@ def rank(server, match_type, uri="", **parameters):
     return find(server, body, "/api/similarity-search")
 
 
-def test_fields_of_a_ranking_policy_are_answered(server):
+def test_a_ranking_policy_returns_its_own_fields(server):
     found = rank(server, "cluster", "scores:1.0-x", **{"return": 2})
     assert [(each["id"], each["score"]) for each in found] == [("west", 1.0), ("north", 0.5)]
     assert found[0]["nodes"] == server.http.get("/clusters/west").json()["nodes"]
@@ -133,7 +133,7 @@ def test_policies_are_searched(server):
     assert named[0]["policy_rule_uri"] == "first_fit:1.0-stable"
 
 
-def test_blocks_are_searched_by_themselves_their_metrics_and_their_clusters(server):
+def test_blocks_are_found_by_themselves_their_metrics_and_their_clusters(server):
     def of(**queries):
         body = {"matchType": "block", "filter": queries}
         return [each["id"] for each in find(server, body, "/api/filter-data")]
@@ -179,7 +179,7 @@ class Git(BaseHTTPRequestHandler):
 
 @pytest.mark.heavy
 def test_blocks_outlast_a_restart_and_settings_bound_answers(tmp_path):
-    """Code comes only from hosts that are configured, and no refusal quotes it."""
+    """Code comes only from configured hosts, and no refusal quotes the code."""
     with serving(tmp_path) as server:
         server.fill(cluster("east"))
         server.http.post("/blocks", json={"id": "b"}).raise_for_status()
@@ -208,7 +208,7 @@ def test_blocks_outlast_a_restart_and_settings_bound_answers(tmp_path):
         assert refused["error"]["expected"] == "one of git.lan, localhost"
 
 
-def test_metrics_are_aggregated_and_read_as_at_the_gateway(server):
+def test_metrics_are_aggregated_and_read_as_in_the_original_gateway(server):
     http = server.http
     group = {"_id": None, "f": {"$sum": "$nodes.gpu.totalFreeMem"}}
     stages = [{"$unwind": "$nodes"}, {"$group": group}]

@@ -1,4 +1,4 @@
-"""A shadow gets the requests of the active version; no reply shows it, and the report says all."""
+"""A shadow gets the requests of the active version; only the report shows its answers."""
 
 import json
 import subprocess
@@ -57,7 +57,7 @@ def post(server: Server, action: str, uri: str) -> None:
 
 
 def begin(server: Server, uri: str) -> None:
-    """Start a shadow, and wait until its cell is warm: requests before that are dropped."""
+    """Start a shadow, and wait until its cell is ready, since earlier requests are dropped."""
     post(server, "shadow", uri)
     server.ask("side", resources={"gpus": 1})
     until(lambda: report(server)["compared"] + report(server)["dropped"] == 1)
@@ -70,7 +70,7 @@ def report(server: Server) -> dict:
 
 
 def wait_comparisons(server: Server, count: int) -> dict:
-    """Return the report once that many pairs were compared."""
+    """Return the report as soon as the given number of pairs was compared."""
     until(lambda: report(server)["compared"] + report(server)["dropped"] >= count)
     return report(server)
 
@@ -83,7 +83,7 @@ def lease(server: Server, gpus: int = 1) -> dict:
 
 
 def test_a_difference_is_shown_with_its_cost(side):
-    """The active version stays on the node in use, the candidate opens an idle one."""
+    """The active version uses the node in use; the candidate uses an idle node."""
     lease(side)
     begin(side, LAST)
     reply = lease(side)
@@ -119,7 +119,7 @@ def test_a_candidate_has_its_own_schemas(side):
     ("candidate", "code"),
     [(RAISES, "policy_error"), (LIES, "policy_unsound"), (SLEEPS, "policy_timeout")],
 )
-def test_a_broken_candidate_alters_no_answer_and_is_reported(side, candidate, code):
+def test_a_broken_candidate_changes_no_answer_and_is_reported(side, candidate, code):
     begin(side, candidate)
     replies = [lease(side) for _ in range(3)]
     assert {reply["policy_rule_uri"] for reply in replies} == {FIRST}
@@ -164,7 +164,7 @@ def test_a_candidate_that_declines_is_activated_without_force(side):
 
 
 def test_a_slow_candidate_delays_no_request_and_skips_are_counted(side):
-    """Its one cell is stuck for half a second per request; live answers go on, far quicker."""
+    """Its only cell is busy for half a second per request; active answers are far quicker."""
     begin(side, SLEEPS)
     replies = side.say(*[ask_message("side", resources={"gpus": 1})] * 150)
     assert all(reply["success"] for reply in replies)
@@ -175,7 +175,7 @@ def test_a_slow_candidate_delays_no_request_and_skips_are_counted(side):
     assert report(side)["asked"] == 0, "another candidate starts afresh"
 
 
-def test_reports_by_command_http_and_metrics_and_an_end(side):
+def test_a_shadow_is_reported_by_command_http_and_metrics_and_ended(side):
     begin(side, LAST)
     for number in range(MANY):  # One by one: the candidate's cell is free for each.
         side.ask("side", resources={"gpus": 1})
@@ -191,7 +191,7 @@ def test_reports_by_command_http_and_metrics_and_an_end(side):
     assert side.http.post("/policy-alias/side/shadow", json=body).status_code == 400
 
 
-def test_shadows_under_load_balance(side):
+def test_a_shadow_under_load_counts_each_request_once(side):
     """Four sockets send, send again and leave; every request is in the report exactly once."""
     begin(side, LAST)
 

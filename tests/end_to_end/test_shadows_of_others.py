@@ -1,4 +1,4 @@
-"""A tenant's version beside another tenant's alias sees requests and passes none of them on."""
+"""A shadow beside another tenant's alias sees its requests, but cannot pass them on."""
 
 import pytest
 from served import Server, ask_message, cluster, policy, until
@@ -51,7 +51,7 @@ def report(server, what="shadow"):
 
 
 def place(site, token, **inputs):
-    """Send a request under the alias, and wait until it was compared or dropped."""
+    """Send a request under the alias, and wait until it is compared or dropped."""
 
     def read_report():
         found = report(site[0])
@@ -98,7 +98,7 @@ def test_requests_of_a_tenant_do_not_reach_the_owner_of_a_shadow(site):
         assert not [each for each in sent if each in text]
 
 
-def test_few_answers_are_no_figures(site):
+def test_a_report_hides_figures_of_few_answers(site):
     ann, bob = site
     bob.http.delete("/policy-alias/side/shadow").raise_for_status()
     post(bob, "shadow", SPY)
@@ -114,7 +114,7 @@ def test_few_answers_are_no_figures(site):
     assert [each.status_code for each in answers] == [409, 403], "no failure of others is shown"
 
 
-def test_no_tenant_takes_an_alias_by_making_it_again(site):
+def test_no_tenant_takes_over_an_alias_by_creating_it_again(site):
     ann, bob = site
     gone = bob.http.delete("/policy-alias/side")
     assert gone.status_code == 403

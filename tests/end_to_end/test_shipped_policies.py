@@ -1,4 +1,4 @@
-"""Every shipped policy on a real daemon; tests/policies says what each prefers."""
+"""Every shipped policy on a real daemon; tests/policies checks which placement each prefers."""
 
 import pytest
 from served import cluster, serving
@@ -45,7 +45,7 @@ def test_each_proposal_is_granted(server, policy):
     assert all(len(share["gpus"]) == 1 for share in shares)
 
 
-def test_least_loaded_follows_the_metrics_as_they_are_posted(server):
+def test_least_loaded_follows_posted_metrics(server):
     def post(document: dict) -> dict:
         server.http.post("/cluster", json=document).raise_for_status()
         more = {"resources": {"gpus": 1}, "parameters": {"refresh_seconds": 0}}

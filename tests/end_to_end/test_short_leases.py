@@ -22,7 +22,7 @@ COMMANDS = (["true"], ["true"], ["false"], ["sleep", "0.2"], ["sleep", "100"])
 
 
 def flood(server: Server, number: int, stop_at: float) -> int:
-    """Send requests over one socket, and end each lease in one way or another; count grants."""
+    """Send requests over one socket, and end each lease in some way; count the grants."""
     draw = random.Random(number)
     with server.socket() as socket:
         granted = 0
@@ -32,7 +32,7 @@ def flood(server: Server, number: int, stop_at: float) -> int:
 
 
 def send_one(server: Server, socket, draw: random.Random) -> bool:
-    """Send a request, and treat its lease by chance; return whether it was granted."""
+    """Send a request, and use its lease in a random way; return whether it was granted."""
     provision = {"backend": "local", "spec": {"command": draw.choice(COMMANDS)}}
     if draw.random() < 0.3:
         provision["keep_warm_seconds"] = draw.choice([1, 60])
@@ -60,7 +60,7 @@ def send_one(server: Server, socket, draw: random.Random) -> bool:
 
 
 def cancel_one(server: Server) -> None:
-    """Cancel whatever request waits, over another socket."""
+    """Cancel all waiting requests, over another socket."""
     with contextlib.suppress(OSError):
         (queue,) = server.say({"op": "queue"})
         for row in queue["data"]["waiting"][:1]:
@@ -81,8 +81,8 @@ def test_short_leases_of_short_commands_end_nothing_else(tmp_path: Path):
     assert list((tmp_path / "local" / "running").iterdir()) == []
 
 
-def test_a_stop_amid_many_starts_is_obeyed_in_time(tmp_path: Path):
-    """Services that never answer, and ignore SIGTERM: their starts are under way for long."""
+def test_a_stop_during_many_starts_ends_in_time(tmp_path: Path):
+    """Services never answer and ignore SIGTERM, so that their starts take long."""
     stubborn = ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]
     spec = {"category": "service", "command": stubborn, "stop_seconds": 600, "start_timeout": 600}
     with serving(tmp_path) as server:

@@ -1,4 +1,4 @@
-"""Twenty clients request large answers and read none; one beside them has small requests."""
+"""Twenty clients request large answers and read none; another client sends small requests."""
 
 import asyncio
 import socket
@@ -69,7 +69,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def worst_beside_slow_readers(running: Running, sent: bytes) -> float:
-    """Return the most CPU seconds that the daemon used before it answered a small request.
+    """Return the highest CPU seconds of the daemon before its answer to a small request.
 
     A small request waits for what is done before it, and no other program's work is in that.
     """

@@ -49,7 +49,7 @@ def test_a_standby_has_loaded_the_state_when_it_is_ready(storage: str, servers, 
         assert read(third, op="fleet")["success"]
 
 
-def test_reads_are_those_of_the_leader_at_the_same_revision(pair: tuple[One, One]):
+def test_standby_and_leader_answer_reads_equally_at_one_revision(pair: tuple[One, One]):
     (first, _, ready), (second, *_) = pair
     held = [grant(first) for _ in range(14)]
     first.release(held.pop())
@@ -89,7 +89,7 @@ def test_reads_are_those_of_the_leader_at_the_same_revision(pair: tuple[One, One
             assert read(first, op="cancel", request=row["request"])["success"]
 
 
-def test_the_leader_is_named_where_only_it_may_answer(pair: tuple[One, One]):
+def test_the_refusal_of_a_standby_names_the_leader(pair: tuple[One, One]):
     (first, _, ready), (second, _, standing) = pair
     assert "role" not in ready
     assert standing["role"] == "standby"
@@ -125,7 +125,7 @@ def test_the_leader_is_named_where_only_it_may_answer(pair: tuple[One, One]):
     assert details | {"role": "standby", **leader} == details
 
 
-def test_a_question_waits_for_ones_own_writes(pair: tuple[One, One]):
+def test_a_read_waits_for_the_callers_own_writes(pair: tuple[One, One]):
     (first, *_), (second, *_) = pair
     with second.socket() as asking, first.socket() as writing:
         for _ in range(10):
@@ -146,7 +146,7 @@ def test_a_question_waits_for_ones_own_writes(pair: tuple[One, One]):
     assert read(first, **ahead)["success"]
 
 
-def test_documents_are_followed(pair: tuple[One, One]):
+def test_a_standby_follows_changes_of_documents(pair: tuple[One, One]):
     (first, _, ready), (second, *_) = pair
     first.publish(catalog.document("best_fit"))
     first.http.put("/clusters/east", json={"tags": ["big"]}).raise_for_status()
@@ -195,7 +195,9 @@ def test_the_console_shows_data_of_a_standby(pair: tuple[One, One]):
         assert second.status(lease)["id"] == lease["id"]
 
 
-def test_a_standby_reads_on_where_its_sessions_end(pair: tuple[One, One], postgres, storage: str):
+def test_a_standby_survives_the_end_of_its_database_sessions(
+    pair: tuple[One, One], postgres, storage: str
+):
     (first, *_), (second, *_) = pair
     sessions = postgres.execute(
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
@@ -223,7 +225,7 @@ def test_a_standby_stops_at_once(pair: tuple[One, One], storage: str, tmp_path: 
     assert standbys() == [second]
 
 
-async def test_clients_read_at_the_leader(pair: tuple[One, One]):
+async def test_clients_of_a_standby_read_at_the_leader(pair: tuple[One, One]):
     (first, _, ready), (_, _, standing) = pair
     lease = grant(first)
     wait_sync(pair)

@@ -42,7 +42,7 @@ def facts_about(first: int, last: int, chain: int) -> list[FactRow]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A data folder with something of everything, pruned facts and a checkpoint included."""
+    """A data folder with some data of every kind, including pruned facts and a checkpoint."""
     folder = tmp_path / "data"
     folder.mkdir()
     fill(SqliteStorage(folder))
@@ -80,7 +80,7 @@ def fill(storage: Storage) -> None:
 
 
 def contents(storage: Storage) -> tuple[object, ...]:
-    """Return all of it, and the lowest fencing number that is not given out again."""
+    """Return all stored data, and the lowest fencing number that is still free."""
     facts, records = storage.facts(), storage.records()
     fencing = facts.open().fencing
     with facts.reading() as tables:
@@ -98,7 +98,7 @@ def contents(storage: Storage) -> tuple[object, ...]:
     return fencing, there, checkpoints, pruned, clusters, known, storage.secret()
 
 
-def test_a_server_moves_there_and_back(postgres, folder: Path, tmp_path: Path) -> None:
+def test_a_server_moves_to_a_database_and_back(postgres, folder: Path, tmp_path: Path) -> None:
     address, back = postgres.database(), tmp_path / "back"
     before = contents(SqliteStorage(folder))
     assert before[0] >= FENCING
@@ -162,7 +162,7 @@ def test_a_ledger_with_accepted_losses_is_refused(postgres, folder: Path) -> Non
 
 @contextmanager
 def kill_copy_at(postgres, address: str, table: str, *words: str | Path) -> Iterator[None]:
-    """Kill a copy that has come to a table."""
+    """Kill a copy when it has reached a table."""
     name = address.rpartition("/")[2]
     waits = "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
     with psycopg.connect(address) as holder:
@@ -175,7 +175,7 @@ def kill_copy_at(postgres, address: str, table: str, *words: str | Path) -> Iter
         yield
 
 
-def test_a_killed_copy_is_made_again(postgres, folder: Path, tmp_path: Path) -> None:
+def test_a_killed_copy_is_repeated(postgres, folder: Path, tmp_path: Path) -> None:
     address, back = postgres.database(), tmp_path / "back"
     assert invoke("storage", "prepare", MOORAGE_STORAGE=address).returncode == 0
     before = contents(SqliteStorage(folder))
@@ -200,7 +200,7 @@ def test_a_password_in_an_argument_is_refused(tmp_path: Path) -> None:
         assert "hunter2" not in said.stderr
 
 
-def test_a_backup_says_how_without_the_password(postgres, tmp_path: Path) -> None:
+def test_a_backup_of_a_database_names_pg_dump_and_no_password(postgres, tmp_path: Path) -> None:
     named = postgres.database().replace("moorage@", "moorage:hunter2@")
     said = invoke("backup", tmp_path / "backup", MOORAGE_STORAGE=named)
     assert (said.returncode, "pg_dump" in said.stderr, "hunter2" in said.stderr) == (1, True, False)

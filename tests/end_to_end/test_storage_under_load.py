@@ -1,4 +1,4 @@
-"""Databases that fail, and copies that are made, while a server grants: no lease goes missing."""
+"""Databases fail and copies are made while a server grants leases: no lease is lost."""
 
 import contextlib
 import os
@@ -66,7 +66,7 @@ def start(data: Path, address: str) -> Iterator[tuple[subprocess.Popen[str], Ser
 
 
 def check(server: Server, leases: dict[str, int], later: dict[str, int] | None = None) -> None:
-    """Look for each lease; the next fencing number is above theirs and those of `later`."""
+    """Check that each lease exists, and that the next fencing number is above all of them."""
     there = set[str]()
     more: dict[str, str] | None = {}
     while more is not None:
@@ -79,8 +79,8 @@ def check(server: Server, leases: dict[str, int], later: dict[str, int] | None =
     assert new["fencing"] > max((later or leases).values())
 
 
-def test_no_lease_is_lost_where_the_database_ends_sessions(postgres, tmp_path: Path):
-    """Without its ledger or lock a server ends; other sessions it opens again."""
+def test_no_lease_is_lost_when_the_database_ends_sessions(postgres, tmp_path: Path):
+    """Without its ledger or lock a server ends; it reopens other database sessions."""
     address, data = postgres.database(), str(postgres.folder / "data")
     leases: dict[str, int] = {}
 
@@ -156,7 +156,7 @@ def test_a_backup_under_load_is_restored(tmp_path: Path):
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    """A small disk of its own, where the database's user gets in."""
+    """A small disk of its own, which the database's user may write."""
     place = Path(tempfile.mkdtemp(prefix="moorage-disk-", dir="/tmp"))
     mounted = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=777", "none", str(place)]
     if os.getuid() != 0 or subprocess.run(mounted, check=False, capture_output=True).returncode:

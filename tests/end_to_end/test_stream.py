@@ -1,4 +1,4 @@
-"""`stream`: how far a request is, as messages with its id, beside its one reply."""
+"""`stream`: progress of a request, as messages with its id, before its one reply."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +47,7 @@ def test_a_waiter_gets_its_position_until_it_is_decided(server):
         server.release(reply["lease"])
 
 
-def test_an_expected_time_that_moves_is_sent_again(server):
+def test_a_changed_expected_time_is_sent_again(server):
     def hold(seconds, **more):
         terms = {"ttl_seconds": seconds, **more}
         return ask_message(FIRST_FIT, resources={"gpus": 4, "models": ["H100"]}, lease=terms)
@@ -100,7 +100,7 @@ def test_a_long_decision_has_progress(server):
     assert all(1 <= each["data"]["seconds"] < 30 for each in progress)
 
 
-def test_a_refusal_is_the_last_word(server):
+def test_a_refusal_ends_the_stream(server):
     with server.socket() as socket:
         socket.send(json.dumps(ask_message(FIRST_FIT, resources={"gpus": 99}, id=1, stream=True)))
         assert read_message(socket)["error"]["code"] == "never_fits"

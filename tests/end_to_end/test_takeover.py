@@ -22,7 +22,7 @@ HOUR = {"ttl_seconds": 3_600}
 
 
 class One(NamedTuple):
-    """One of several servers."""
+    """One of several servers on the same database."""
 
     server: Server
     process: "subprocess.Popen[str]"
@@ -31,7 +31,7 @@ class One(NamedTuple):
 
 @contextlib.contextmanager
 def one(folder: Path, storage: str, **variables: str) -> Iterator[One]:
-    """Run a server that may end in any way."""
+    """Run a server that may end with any exit code."""
     log = folder.with_suffix(".log")
     environment = {**serve_variables(), "MOORAGE_STORAGE": storage, **variables}
     with child(serve_command(folder), log, environment) as (process, ready):
@@ -46,7 +46,7 @@ def one(folder: Path, storage: str, **variables: str) -> Iterator[One]:
 
 @contextlib.contextmanager
 def two(folder: Path, storage: str) -> Iterator[tuple[One, One]]:
-    """Run the server that leads, with a fleet and a policy, and one that stands by."""
+    """Run a leading server, with a fleet and a policy, and a standby."""
     with one(folder / "a", storage) as first:
         first.server.fill(cluster("east", nodes=2, gpus=8))
         with one(folder / "b", storage) as second:
@@ -72,7 +72,7 @@ def grant(server: Server, **lease) -> dict:
 
 
 def leads(server: Server) -> bool:
-    """Return whether a server leads; a server that just began to lead closes its old sockets."""
+    """Return whether a server leads; at the beginning of its lead a server closes old sockets."""
     return server.http.get("/readyz").status_code == 200
 
 
@@ -98,7 +98,7 @@ def leadership(storage: str) -> dict[str, Any]:
 
 
 def audit_entries(storage: str) -> list[dict]:
-    """Return the entries of the audit log, whose chain is whole."""
+    """Return the entries of the audit log, whose chain must be complete."""
     listed = invoke("audit", "--json", MOORAGE_STORAGE=storage).stdout.splitlines()
     verified = invoke("audit", "verify", MOORAGE_STORAGE=storage)
     assert f"entries 1 to {len(listed)} are as written" in verified.stdout, verified.stderr
@@ -184,7 +184,7 @@ def test_a_frozen_server_answers_and_stores_nothing_afterwards(pair: tuple[One, 
     until(lambda: granted_leases(audit_entries(storage)) == granted)
 
 
-def test_a_server_that_stops_hands_over(pair: tuple[One, One], storage: str, postgres):
+def test_a_stopping_server_hands_over_to_a_standby(pair: tuple[One, One], storage: str, postgres):
     (first, stopped, _), (second, *_) = pair
     held = grant(first)
     until(lambda: leadership(storage)["standbys"])
@@ -238,7 +238,7 @@ def test_a_login_to_the_console_outlasts_its_server(storage: str, tmp_path: Path
         assert other.status_code == 401
 
 
-def test_an_operator_has_another_server_lead(pair: tuple[One, One], storage: str):
+def test_an_operator_makes_another_server_lead(pair: tuple[One, One], storage: str):
     (first, resigned, ready), (second, _, standing) = pair
     shown = leadership(storage)
     assert (shown["leader"]["ws"], shown["leader"]["epoch"]) == (ready["ws"], 1)

@@ -1,4 +1,4 @@
-"""TLS at both doors of a real server: certificates, those of clients, and their renewal."""
+"""TLS at both ports of a real server: certificates of server and clients, and their renewal."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ class Authority:
         return files
 
     def context(self, client: str = "", by: "Authority | None" = None) -> ssl.SSLContext:
-        """Return the context of a client, with a certificate where one is named.
+        """Return the TLS context of a client, with a certificate if one is given.
 
         Args:
             client: Whose certificate.
@@ -81,7 +81,7 @@ def running(ours: Authority) -> Iterator[Running]:
         yield running
 
 
-def test_both_doors_speak_tls_and_grant(running: Running, ours: Authority) -> None:
+def test_both_ports_speak_tls_and_grant_leases(running: Running, ours: Authority) -> None:
     assert (running.ws[:6], running.http[:8]) == ("wss://", "https://")
     context = ours.context()
     with httpx.Client(base_url=running.http, verify=context) as client:
@@ -93,7 +93,7 @@ def test_both_doors_speak_tls_and_grant(running: Running, ours: Authority) -> No
     assert ask(running, context, **message)["lease"]["placement"]
 
 
-def test_the_command_line_reaches_both_with_the_authority(
+def test_the_command_line_reaches_both_ports_with_the_authority(
     running: Running, ours: Authority
 ) -> None:
     urls = {"MOORAGE_URL": running.ws, "MOORAGE_HTTP_URL": running.http}
@@ -103,7 +103,7 @@ def test_the_command_line_reaches_both_with_the_authority(
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
-def test_strangers_old_versions_and_plain_text_get_nothing(
+def test_foreign_certificates_old_versions_and_plain_text_are_refused(
     running: Running, ours: Authority
 ) -> None:
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -121,7 +121,7 @@ def test_strangers_old_versions_and_plain_text_get_nothing(
             assert b"This port speaks TLS: use https://, or wss://" in said
 
 
-def test_clients_say_which_side_speaks_tls(running: Running, ours: Authority) -> None:
+def test_error_messages_say_which_side_uses_tls(running: Running, ours: Authority) -> None:
     ws, http = running.ws.replace("wss:", "ws:"), running.http.replace("https:", "http:")
     tls = "This port speaks TLS: use https://, or wss://"
     for read, url in ((leases_of, ws), (clusters_of, http)):
@@ -140,7 +140,7 @@ def clusters_of(url: str, authority: Authority) -> None:
         services.clusters({})
 
 
-def test_with_an_authority_of_clients_both_doors_want_a_certificate(ours: Authority) -> None:
+def test_with_an_authority_of_clients_both_ports_demand_a_certificate(ours: Authority) -> None:
     with daemon(environment=variables(ours.sign("strict"), ours.file)) as running:
         assert status(running, ours.context("ann")) == 200
         assert ask(running, ours.context("ann"), op="fleet")["success"]
@@ -149,9 +149,7 @@ def test_with_an_authority_of_clients_both_doors_want_a_certificate(ours: Author
                 door(running, ours.context())
 
 
-def test_a_certificate_and_a_token_are_both_wanted_and_neither_stands_for_the_other(
-    tmp_path: Path, ours: Authority
-) -> None:
+def test_a_certificate_and_a_token_are_both_required(tmp_path: Path, ours: Authority) -> None:
     stranger = Authority(tmp_path / "stranger")
     old = ours.context()
     old.load_cert_chain(*ours.sign("old", days=-1))
@@ -160,7 +158,7 @@ def test_a_certificate_and_a_token_are_both_wanted_and_neither_stands_for_the_ot
     with daemon(environment=environment) as running:
 
         def shows(context: ssl.SSLContext, headers: dict[str, str]) -> set[object]:
-            """Return what both doors say: a status, or that there is no connection."""
+            """Return the answers of both ports: a status, or that there is no connection."""
             said = set[object]()
             try:
                 at = f"{running.http}/policy"
@@ -192,7 +190,7 @@ def is_refused(running: Running, context: ssl.SSLContext) -> bool:
     return False
 
 
-def test_an_authority_that_leaves_the_file_is_refused_at_once_and_its_connections_end(
+def test_removing_an_authority_ends_its_connections_at_once(
     tmp_path: Path, ours: Authority
 ) -> None:
     leaving = Authority(tmp_path / "leaving")
@@ -234,7 +232,7 @@ def test_a_server_with_tls_registers_this_machine(tmp_path: Path, ours: Authorit
         assert FIRST_FIT in [each["policy_rule_uri"] for each in published]
 
 
-def test_a_renewed_certificate_is_in_force_and_a_bad_one_is_not(
+def test_a_renewed_certificate_is_used_and_a_bad_one_is_not(
     running: Running, ours: Authority
 ) -> None:
     def served_certificate() -> str:
@@ -257,7 +255,7 @@ def test_a_renewed_certificate_is_in_force_and_a_bad_one_is_not(
 
 
 @pytest.mark.parametrize("change", [{"TLS_KEY": ""}, {"TLS_CERT": "", "TLS_KEY": ""}])
-def test_a_part_of_the_settings_is_refused(change: dict[str, str]) -> None:
+def test_incomplete_tls_settings_are_refused(change: dict[str, str]) -> None:
     named = variables((Path("c.pem"), Path("k.pem")), Path("a.pem"))
     named |= {f"MOORAGE_{name}": text for name, text in change.items()}
     with pytest.raises(ConfigError, match="tls_key"):
@@ -272,7 +270,9 @@ def test_a_part_of_the_settings_is_refused(change: dict[str, str]) -> None:
         (2, "empty", "expected certificates as PEM"),
     ],
 )
-def test_wrong_files_are_named(tmp_path: Path, place: int, name: str, sentence: str) -> None:
+def test_wrong_certificate_files_are_named(
+    tmp_path: Path, place: int, name: str, sentence: str
+) -> None:
     authority = Authority(tmp_path / "ours")
     files = [*authority.sign("server"), authority.file]
     (tmp_path / "empty").write_text("")

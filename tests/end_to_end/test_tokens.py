@@ -22,7 +22,7 @@ def has(folder: Path, text: str) -> list[Path]:
     return [path for path in files if text.encode() in path.read_bytes()]
 
 
-def test_no_file_holds_a_token_and_a_retry_gets_it_again(tmp_path):
+def test_no_file_holds_a_lease_token_and_a_retry_returns_it_again(tmp_path):
     secret = tmp_path / "lease_secret"
     with serving(tmp_path, environment=OFTEN) as server:
         server.fill(cluster("east"))

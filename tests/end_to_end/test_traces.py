@@ -1,4 +1,4 @@
-"""`traces`: a real receiver of OTLP sees one trace of each request, below the client's span."""
+"""`traces`: a real OTLP receiver gets one trace per request, below the client's span."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ QUICK = {"OTEL_BSP_SCHEDULE_DELAY": "50", "MOORAGE_BACKENDS": "local,memory"}
 
 @contextmanager
 def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Serve HTTP on this machine; yield the URL."""
+    """Serve HTTP on loopback; yield the URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -36,7 +36,7 @@ def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 class Receiver:
-    """An OTLP receiver over HTTP, and the spans that it got."""
+    """An OTLP receiver over HTTP, and the spans that it received."""
 
     def __init__(self) -> None:
         self.spans: list = []
@@ -70,7 +70,7 @@ class Receiver:
         return Handler
 
     def of(self, trace: str, names: list[str]) -> dict:
-        """Return the spans of a trace by name, once there are as many as that."""
+        """Return the spans of a trace by name, as soon as there are enough."""
         until(lambda: len([s for s in self.spans if s.trace_id.hex() == trace]) >= len(names))
         found = {s.name: s for s in self.spans if s.trace_id.hex() == trace}
         assert sorted(found) == sorted(names)
@@ -114,7 +114,7 @@ def server(receiver: Receiver) -> Iterator[Server]:
         yield server
 
 
-def test_a_request_over_each_door_is_one_trace(server: Server, receiver: Receiver) -> None:
+def test_a_request_over_each_port_is_one_trace(server: Server, receiver: Receiver) -> None:
     provision = {"backend": "local", "spec": SLEEP}
     one = {"resources": {"gpus": 1}, "lease": LEASE}
     lease = server.ask(provision=provision, traceparent=TRACEPARENT, **one)["lease"]
@@ -156,7 +156,7 @@ def test_the_client_sends_its_active_span(server: Server, receiver: Receiver) ->
     until(lambda: len(receiver.spans) == before + 6)
 
 
-def test_a_receiver_that_takes_nothing_costs_spans_and_nothing_else() -> None:
+def test_a_receiver_that_refuses_everything_costs_only_spans() -> None:
     taken = threading.Event()
 
     class Silent(BaseHTTPRequestHandler):
@@ -176,7 +176,7 @@ def test_a_receiver_that_takes_nothing_costs_spans_and_nothing_else() -> None:
         taken.set()
 
 
-def test_switched_off_only_the_debug_log_follows_a_request() -> None:
+def test_without_traces_only_the_debug_log_follows_a_request() -> None:
     more = {"MOORAGE_LOG_LEVEL": "debug", "MOORAGE_LOG_FORMAT": "json"}
     with serving(environment={"PYTHONPROFILEIMPORTTIME": "1", **more}) as server:
         server.fill(here())

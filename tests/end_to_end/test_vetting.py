@@ -27,7 +27,7 @@ def _remove_policies(server):
 
 
 @pytest.mark.heavy
-def test_a_flood_of_uploads_holds_up_no_other_tenant(tmp_path):
+def test_a_flood_of_uploads_delays_no_other_tenant(tmp_path):
     tokens = {"MOORAGE_TOKENS": "flood:alpha,calm:beta"}
     # The daemon stops first, or the flood would go on for a minute.
     with ThreadPoolExecutor(48) as pool, daemon(tmp_path, environment=tokens) as running:
@@ -89,7 +89,7 @@ def test_a_policy_that_fails_its_example_is_refused(server, example, said):
     assert server.http.get("/policy/vetted:1-x").status_code == 404
 
 
-def test_examples_that_come_with_a_change_must_pass_too(server):
+def test_examples_added_by_a_change_must_pass_too(server):
     assert publish(server, ASK_MESSAGE).status_code == 200
     wrong = {**ASK_MESSAGE, "output": {"gpus": [1]}}
     for change in (

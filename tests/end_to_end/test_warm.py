@@ -44,7 +44,7 @@ def run(server: Server, gpus: int = 1, **more) -> dict:
 
 
 def warm(server: Server, **more) -> tuple[dict, int]:
-    """Start something and release it; return its lease, warm, and its process."""
+    """Start a workload and release it; return its warm lease and its process."""
     lease = run(server, **more)
     server.in_state(lease, "active")
     (pid,) = workload_processes(server.data)[lease["id"]]
@@ -74,7 +74,7 @@ def _nothing_warm(request) -> Iterator[None]:
         until(lambda: not server.held())
 
 
-def test_the_next_request_like_it_gets_the_same_process(server):
+def test_the_next_equal_request_gets_the_same_process(server):
     first, pid = warm(server)
     assert server.metric("moorage_leases_warm") == 1
     assert server.metric("moorage_gpu_milli_warm") == 1000
@@ -117,7 +117,7 @@ def test_the_next_request_like_it_gets_the_same_process(server):
     assert (stopped["id"], stopped["phase"]) == (second["id"], "stopped")
 
 
-def test_a_failed_reset_is_the_reason_everywhere(server):
+def test_a_failed_reset_is_given_as_the_reason_in_all_reports(server):
     given = provision(reset_command=["sh", "-c", "echo no such table >&2; exit 3"])
     lease = run(server, provision=given)
     server.in_state(lease, "active")
@@ -132,7 +132,7 @@ def test_a_failed_reset_is_the_reason_everywhere(server):
     assert "no such table" in json.dumps(why)
 
 
-def test_a_reset_that_hangs_holds_up_no_other(server):
+def test_a_hanging_reset_delays_no_other(server):
     hangs = provision(reset_command=["sleep", "1000"])
     first = run(server, gpus=2, provision=hangs)
     server.in_state(first, "active")
@@ -155,7 +155,7 @@ SERVE += "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind=
 
 
 def test_a_service_that_stopped_answering_is_not_reused(server, tmp_path):
-    """Its shell lives on, so its end is not seen."""
+    """The service's shell still runs, so no end is noticed."""
     script = f"""{sys.executable} -c "{SERVE}" & echo $! > pid; wait; exec sleep 1000"""
     probe = {"path": "/", "timeout_seconds": 0.3}
     spec = {"category": "service", "readiness": probe, "workdir": str(tmp_path)}
@@ -200,7 +200,7 @@ def test_flush_ends_warm_leases(server):
     assert (missed.returncode, "did you mean here?" in missed.stderr) == (5, True)
 
 
-def test_the_longest_time_is_a_setting(server):
+def test_the_longest_warm_time_is_a_setting(server):
     error = server.ask(
         resources={"gpus": 1}, lease={"ttl_seconds": 60}, provision=provision(keep=3_601)
     )["error"]
@@ -209,7 +209,7 @@ def test_the_longest_time_is_a_setting(server):
 
 
 def test_kill_9_loses_no_warm_lease_and_starts_nothing_twice(tmp_path):
-    """One is warm, one was taken over, and one dies while the daemon is away."""
+    """One workload is warm, one is taken over, and one dies while the daemon is down."""
     commands = [["sleep", f"{number}00000"] for number in (1, 2, 3)]
     with serve_and_kill(tmp_path) as server:
         server.fill(here(3))

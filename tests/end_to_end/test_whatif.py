@@ -51,7 +51,7 @@ def whatif(server: Server, **message) -> dict:
 
 
 def waiting(server: Server, socket, gpus: int, **more) -> str:
-    """Have a request wait on a socket; return its id."""
+    """Let a request wait on a socket; return its id."""
     known = {each["request"] for each in server.waiting()}
     socket.send(json.dumps(ask_message(resources={"gpus": gpus}, lease=WAITS, **more)))
 
@@ -69,7 +69,7 @@ def everything(server: Server) -> list:
     return [*(each["data"] for each in listed), server.http.get("/clusters/east").json()]
 
 
-def test_a_request_is_answered_and_nothing_changes(server):
+def test_a_what_if_of_a_request_is_answered_and_changes_nothing(server):
     hold(server, 4)
     hold(server, 3)
     before = everything(server)
@@ -83,7 +83,7 @@ def test_a_request_is_answered_and_nothing_changes(server):
     assert hold(server, 1)["placement"] == [share], "it is what then happens"
 
 
-def test_more_nodes_say_which_waiters_are_granted(server):
+def test_a_what_if_with_more_nodes_names_the_waiters_that_are_granted(server):
     hold(server, 4)
     hold(server, 4)
     with server.socket() as socket:
@@ -102,7 +102,7 @@ def test_more_nodes_say_which_waiters_are_granted(server):
         assert everything(server) == before
 
 
-def test_a_cordon_leaves_leases_and_an_uncordon_starts_waiters(server):
+def test_predicted_cordons_keep_leases_and_uncordons_start_waiters(server):
     hold(server, 4)
     node = {"cluster": "east", "node": "east-1"}
     assert server.say({"op": "cordon", **node})[0]["success"]
@@ -164,7 +164,7 @@ def test_added_nodes_and_a_drain_act_as_predicted(server):
     server.http.delete("/clusters/west").raise_for_status()
 
 
-def test_quotas_preemption_and_other_policies(server):
+def test_a_what_if_covers_quotas_preemption_and_other_policies(server):
     server.publish(policy("return {}", "refuses:1.0-stable"))
     for _ in range(2):
         victim = hold(server, 4, {"ttl_seconds": 3600, "preemptible": True})
@@ -214,7 +214,7 @@ def test_an_empty_or_unknown_what_if_is_refused(server):
     assert "gpus" in server.say({"op": "whatif", "change": bad})[0]["error"]["reason"]
 
 
-def test_a_tenant_has_one_at_a_time_and_a_policy_that_hangs_is_stopped(server):
+def test_a_tenant_has_one_what_if_at_a_time_and_a_hanging_policy_is_stopped(server):
     server.publish(policy("while True: pass", "hangs:1.0-stable", deadline_seconds=1))
     hangs = request(1) | {"policy_rule_uri": "hangs:1.0-stable"}
     both = [{"op": "whatif", "request": hangs}, {"op": "whatif", "request": request(1)}]
@@ -224,7 +224,7 @@ def test_a_tenant_has_one_at_a_time_and_a_policy_that_hangs_is_stopped(server):
     assert late["data"]["answer"]["code"] == "policy_timeout"
 
 
-def test_the_command_line(server, tmp_path):
+def test_the_command_line_prints_what_if_answers(server, tmp_path):
     held = hold(server, 4)
     hold(server, 4)
 
@@ -248,8 +248,8 @@ def test_the_command_line(server, tmp_path):
     run(code=2)
 
 
-def test_quota_reserved_for_an_overtaken_waiter_counts(server):
-    """A smaller request of the tenant has overtaken another one as often as allowed."""
+def test_a_what_if_respects_quota_reserved_for_an_overtaken_waiter(server):
+    """A smaller request of the tenant has overtaken another as often as allowed."""
     server.say({"op": "set_quota", "tenant": "local", "nominal": {"gpu_milli": 4000}})
     hold(server, 2)
     with server.socket() as socket:

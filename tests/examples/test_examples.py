@@ -52,16 +52,16 @@ def python(name: str, *words: str) -> str:
     return output_of(sys.executable, EXAMPLES / name, *words)
 
 
-def test_the_blocking_client(url: str) -> None:
+def test_the_example_of_the_blocking_client_runs(url: str) -> None:
     assert python("blocking_client.py", url) == "yours: lab n0 GPU 0\n"
 
 
-def test_the_asyncio_client(url: str) -> None:
+def test_the_example_of_the_asyncio_client_runs(url: str) -> None:
     reply = sorted(python("asyncio_client.py", url).splitlines())
     assert reply == ["yours: n0 GPU 0", "yours: n0 GPU 1"]
 
 
-def test_the_node_client(url: str) -> None:
+def test_the_example_of_the_node_client_runs(url: str) -> None:
     if shutil.which("node") is None:
         pytest.skip("no Node here: apt-get install nodejs")
     program = EXAMPLES / "node_client.mjs"
@@ -69,7 +69,7 @@ def test_the_node_client(url: str) -> None:
     assert reply == "yours: lab n0 GPU 0\n"
 
 
-def test_the_node_client_says_that_a_token_is_needed() -> None:
+def test_the_example_of_the_node_client_reports_a_missing_token() -> None:
     if shutil.which("node") is None:
         pytest.skip("no Node here: apt-get install nodejs")
     command = ["node", "--experimental-websocket", EXAMPLES / "node_client.mjs"]
@@ -86,12 +86,12 @@ def test_the_node_client_says_that_a_token_is_needed() -> None:
     assert (ran.returncode, "needs a token: set MOORAGE_TOKEN" in ran.stderr) == (1, True)
 
 
-def test_a_training_has_the_gpus_of_its_lease(url: str) -> None:
+def test_the_training_example_uses_the_gpus_of_its_lease(url: str) -> None:
     words = ["sh", "-c", "sleep 1.5; echo trained on GPU $CUDA_VISIBLE_DEVICES"]
     assert python("training_under_a_lease.py", url, *words) == "trained on GPU 0\n"
 
 
-def test_a_graph_has_a_lease_for_each_task(url: str) -> None:
+def test_the_graph_example_takes_a_lease_for_each_task(url: str) -> None:
     reply = dict(line.split(": ") for line in python("graph_of_tasks.py", url).splitlines())
     assert (reply["prepare"], reply["compare"]) == ("data", "compared")
     assert [len(reply[name].split()) for name in ("small", "large")] == [3, 4], reply
@@ -101,7 +101,7 @@ def test_a_graph_has_a_lease_for_each_task(url: str) -> None:
     "name",
     ["blocking_client.py", "asyncio_client.py", "graph_of_tasks.py", "training_under_a_lease.py"],
 )
-def test_without_a_server_there_is_one_sentence(name: str) -> None:
+def test_without_a_server_each_example_prints_one_sentence(name: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"ws://127.0.0.1:{free.getsockname()[1]}"
@@ -112,12 +112,12 @@ def test_without_a_server_there_is_one_sentence(name: str) -> None:
 
 
 def typed_lines(folder: Path) -> list[str]:
-    """Return what the README of an example has its reader type."""
+    """Return the commands that the README of an example has its reader type."""
     return re.findall(r"^\$ (.+)$", (folder / "README.md").read_text(), re.MULTILINE)
 
 
 @pytest.mark.heavy
-def test_the_policy_passes_its_tests_and_is_accepted(tmp_path: Path) -> None:
+def test_the_example_policy_passes_its_tests_and_is_accepted(tmp_path: Path) -> None:
     folder = shutil.copytree(EXAMPLES / "policy_with_tests", tmp_path / "policy")
     with daemon() as running:
         reach = {"MOORAGE_URL": running.ws, "MOORAGE_HTTP_URL": running.http}
@@ -163,7 +163,7 @@ def compose_services() -> dict[str, dict]:
 
 
 @pytest.mark.heavy
-def test_prometheus_scrapes_the_server_as_compose_has_both(tmp_path: Path) -> None:
+def test_prometheus_scrapes_the_server_as_configured_in_compose(tmp_path: Path) -> None:
     if shutil.which("prometheus") is None:
         pytest.skip("no prometheus here: apt-get install prometheus")
     found = compose_services()
@@ -193,7 +193,7 @@ def test_prometheus_scrapes_the_server_as_compose_has_both(tmp_path: Path) -> No
 
 
 def until_up(url: str) -> bool:
-    """Return whether Prometheus comes to have the server's metrics."""
+    """Return whether Prometheus gets the server's metrics in time."""
     deadline = time.monotonic() + SECONDS_MAX
     while time.monotonic() < deadline:
         try:
@@ -206,7 +206,7 @@ def until_up(url: str) -> bool:
     return False
 
 
-def test_every_example_is_listed_and_every_listed_one_is_there() -> None:
+def test_every_example_is_listed_and_every_listed_one_exists() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     names = {each.name for each in EXAMPLES.iterdir()} - {"README.md", "__pycache__"}
     assert len(names) == 8

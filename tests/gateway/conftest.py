@@ -1,4 +1,4 @@
-"""A gateway on a real socket, with a small but complete other side behind it."""
+"""A gateway on a real socket, with a small but complete daemon behind it."""
 
 import asyncio
 import contextlib
@@ -34,12 +34,12 @@ UPGRADE = (
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run every test of this package on the loop of production."""
+    """Run every test of this package on the event loop that production uses."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 class Harbour:
-    """Answers requests with their own `inputs`; `inputs.do` chooses the moment.
+    """Answers requests with their own `inputs`; `inputs.do` chooses when.
 
     `hold`: when the test calls `answer`. `wait`: not before the test opens `room`. `park`: as
     `hold`, and parked. `raise`: never, by a defect. Else at once.
@@ -119,7 +119,7 @@ class Harbour:
 
     @property
     def taken(self) -> list[Any]:
-        """The `n` of every ask taken, in order."""
+        """The `n` of every admitted request, in order."""
         return [m.inputs["n"] for _, _, m in self.seen if isinstance(m, AllocationRequest)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -128,7 +128,7 @@ class Harbour:
 
 
 class Client:
-    """One client on a real socket; every wait has a bound."""
+    """A client on a real socket; each of its waits has a time limit."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -149,7 +149,7 @@ class Client:
         return found
 
     async def answers(self, n: Any = 1) -> bool:
-        """Send an ask, and return whether the next reply is its own."""
+        """Send a request, and return whether the next reply is its own."""
         await self.ask(n)
         return bool(await self.data() == {"n": n})
 
@@ -177,7 +177,7 @@ class Client:
 
 
 class Attacker:
-    """A socket with a WebSocket handshake behind it, and no library to keep it honest."""
+    """A raw socket after a WebSocket handshake, which may send invalid frames."""
 
     def __init__(self, endpoint: socket.socket) -> None:
         self.endpoint = endpoint
@@ -215,7 +215,7 @@ class Attacker:
         return True
 
     async def close_code(self) -> int:
-        """Read frames up to the server's close frame, and return its code; 0 when it was cut."""
+        """Read up to the server's close frame, and return its code; 0 if the connection is cut."""
         while await self._fill(4):
             size, skip = self._received[1], 2
             if size == 126:
@@ -230,7 +230,7 @@ class Attacker:
         return 0
 
     async def _fill(self, size: int) -> bool:
-        """Read until so many bytes are there; return whether they came."""
+        """Read until the given number of bytes has come; return whether it did."""
         while len(self._received) < size:
             chunk = await self._read()
             if not chunk:
@@ -246,7 +246,7 @@ class Attacker:
             return b""
 
     def vanish(self) -> None:
-        """Leave without a word: the kernel sends a reset."""
+        """Disconnect without a close frame: the kernel sends a reset."""
         linger = struct.pack("ii", 1, 0)
         self.endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.endpoint.close()
@@ -274,7 +274,7 @@ class Port:
         return Client(await self.clients.enter_async_context(connect(self.url + path, **options)))
 
     async def attacker(self, extensions: str = "", receive_bytes: int = 0) -> "Attacker":
-        """Connect a client that writes whatever bytes it likes, and may never read."""
+        """Connect a client that writes any bytes, and may never read."""
         endpoint = socket.socket()
         if receive_bytes:
             endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -286,7 +286,7 @@ class Port:
         return found
 
     async def http(self, request: bytes) -> bytes:
-        """Send bytes of HTTP and return all that comes back."""
+        """Send raw HTTP, and return the whole response."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.number)
         async with asyncio.timeout(PATIENCE_SECONDS):
             with contextlib.suppress(ConnectionError):
@@ -303,7 +303,7 @@ class Port:
 
 
 def let_in(token: str | None) -> Caller | None:
-    """Let in clients without a token, and two tenants by theirs."""
+    """Admit clients without a token, and two tenants by their tokens."""
     tenants = {None: "local", "token-a": "a", "token-b": "b"}
     name = tenants.get(token)
     return None if name is None else Caller(Tenant(name), Role.ADMIN)

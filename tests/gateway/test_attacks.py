@@ -1,4 +1,4 @@
-"""The front door under attack: classes 91 to 96, and their kin.
+"""The gateway under attack: classes 91 to 96 of the attack list, and similar ones.
 
 Source of the numbers: docs/reference/sandbox.md, "Attack classes".
 """
@@ -41,7 +41,7 @@ def measure_mib() -> Iterator[Callable[[], float]]:
 
 @pytest.fixture
 def crowd() -> Iterator[int]:
-    """Let this process open all the files it may; tell how many clients that makes, up to 2,000."""
+    """Raise the limit of open files; return how many clients it allows, at most 2,000."""
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1], usual[1]))
     yield min(2_000, usual[1] // 2 - 100)  # Both ends of each socket are here.
@@ -53,7 +53,7 @@ async def still_serves(port) -> None:
 
 
 def asks(attacker, count: int, size: int = 0, **more: object) -> bytes:
-    """Return frames of asks whose replies hold `size` bytes each."""
+    """Return frames of requests whose replies have `size` bytes each."""
     inputs = {"n": "x" * size}
     message = json.dumps({"adhoc": True, "policy_rule_uri": "p", "inputs": inputs, **more}).encode()
     return attacker.frame(TEXT, message) * count
@@ -98,7 +98,7 @@ async def test_an_unacceptable_frame_closes_the_connection(port, data, code):
     await still_serves(port)
 
 
-async def test_a_message_in_fragments_is_a_message(port):
+async def test_a_message_in_fragments_is_read_as_one(port):
     client = await port.client()
     message = json.dumps({"adhoc": True, "policy_rule_uri": "p", "inputs": {"n": 1}})
     await client.socket.send(iter(message))
@@ -108,7 +108,7 @@ async def test_a_message_in_fragments_is_a_message(port):
 # Oversized frames ----------------------------------------------------------------------------
 
 
-async def test_the_largest_message_is_read_and_one_byte_more_is_not(open_port):
+async def test_the_largest_message_is_read_and_one_byte_more_is_refused(open_port):
     port = await open_port(message_bytes_max=10_000)
     client = await port.client()
     empty = len('{"adhoc": true, "policy_rule_uri": "p:1-a", "inputs": {"n": ""}}')
@@ -136,7 +136,7 @@ async def test_a_ping_after_a_huge_message_leaves_no_stray_exception(open_port):
 # 92: compression -----------------------------------------------------------------------------
 
 
-async def test_a_compression_bomb_does_not_go_off_with_it(open_port, measure_mib):
+async def test_a_compression_bomb_is_refused_before_it_is_unpacked(open_port, measure_mib):
     port = await open_port(deflate=True)
     attacker = await port.attacker("permessage-deflate")
     charge = attacker.frame(TEXT, bomb(64), rsv1=True)
@@ -172,7 +172,7 @@ async def test_a_client_that_never_reads_is_held_back_and_dropped(open_port, mea
     await still_serves(port)
 
 
-async def test_a_slow_client_that_reads_after_all_sees_why_it_was_closed(open_port):
+async def test_a_slow_client_that_reads_at_last_sees_why_it_was_closed(open_port):
     port = await open_port(slow_seconds_max=0.1, close_seconds_max=10)
     attacker = await port.attacker(receive_bytes=4_096)
     writing = asyncio.create_task(attacker.write(asks(attacker, 2_000, size=10_000)))
@@ -197,7 +197,7 @@ async def test_a_client_that_pauses_loses_nothing(open_port):
     assert port.gateway.stats().slow_readers_total == 0
 
 
-async def test_news_that_are_not_read_are_bounded(open_port):
+async def test_unread_news_are_bounded(open_port):
     port = await open_port(events_max=16, slow_seconds_max=0.2)
     attacker = await port.attacker(receive_bytes=4_096)
     await port.harbour.until(lambda: bool(port.harbour.ever))
@@ -213,7 +213,7 @@ async def test_news_that_are_not_read_are_bounded(open_port):
     assert await attacker.close_code() in {Close.TRY_LATER, 0}, "or cut: it read nothing"
 
 
-async def test_a_slow_watcher_reads_how_much_it_missed(open_port):
+async def test_a_slow_watcher_reads_how_many_events_it_missed(open_port):
     port = await open_port(events_max=16, write_buffer_bytes_max=1_024)
     client = await port.client(max_queue=1)
     await port.harbour.until(lambda: bool(port.harbour.ever))
@@ -253,7 +253,7 @@ async def test_a_ping_flood_without_reading_is_held_back_and_dropped(open_port):
     assert port.gateway.stats().slow_readers_total == 1
 
 
-async def test_a_ping_flood_does_not_keep_others_from_their_answers(port):
+async def test_a_ping_flood_does_not_delay_answers_to_others(port):
     attacker = await port.attacker()
     flood = asyncio.create_task(attacker.write(attacker.frame(PING, b"x") * 20_000))
     pongs = asyncio.create_task(attacker.close_code())
@@ -264,8 +264,8 @@ async def test_a_ping_flood_does_not_keep_others_from_their_answers(port):
 
 
 @pytest.mark.parametrize("frame", [(PING, b""), (PING, b"x" * 125), (TEXT, b"{}"), (PONG, b"x")])
-async def test_frames_that_are_tiny_are_read_in_turn(port, frame):
-    """A quarter of a mebibyte of them, as is read at once, takes a hundred milliseconds."""
+async def test_clients_with_tiny_frames_are_read_in_turn(port, frame):
+    """A quarter of a mebibyte of such frames, which is read at once, takes 100 ms."""
     attackers = [await port.attacker() for _ in range(4)]
     attacked = tuple(port.gateway._connections)
     tiny = attackers[0].frame(*frame)
@@ -286,7 +286,7 @@ async def test_frames_that_are_tiny_are_read_in_turn(port, frame):
 
 @pytest.mark.parametrize("count", [1, 40, 4_000])
 async def test_messages_before_the_close_are_read(port, count):
-    """However much of it waits for its turn when the client leaves."""
+    """Any number of messages may wait for their turn when the client leaves."""
     attacker = await port.attacker()
     before = len(port.harbour.seen)
     await attacker.write(asks(attacker, count))
@@ -296,7 +296,7 @@ async def test_messages_before_the_close_are_read(port, count):
 
 
 async def test_requests_for_leases_of_a_client_that_left_are_dropped(port):
-    """Thousands may wait for their turn to be read; what ends or keeps leases is still taken."""
+    """Thousands may wait for their turn; messages that end or renew leases are still read."""
     attacker = await port.attacker()
     before = len(port.harbour.seen)
     await attacker.write(asks(attacker, 4_000, lease={"ttl_seconds": 60, "wait_seconds": 60}))
@@ -308,7 +308,7 @@ async def test_requests_for_leases_of_a_client_that_left_are_dropped(port):
 # 95: storms ----------------------------------------------------------------------------------
 
 
-async def test_after_a_storm_of_vanishing_clients_the_next_one_is_served(port, crowd):
+async def test_after_a_storm_of_disconnecting_clients_the_next_one_is_served(port, crowd):
     storm = []
     while len(storm) < crowd:
         wave = min(100, crowd - len(storm))
@@ -321,7 +321,7 @@ async def test_after_a_storm_of_vanishing_clients_the_next_one_is_served(port, c
     assert port.gateway.stats().in_flight == 0
 
 
-async def test_clients_that_vanish_in_the_middle_of_a_request_leave_nothing(port):
+async def test_clients_that_disconnect_during_a_request_leave_nothing(port):
     storm = await asyncio.gather(*(port.attacker() for _ in range(100)))
     for number, attacker in enumerate(storm):
         await attacker.write(asks(attacker, 50) + asks(attacker, 1)[: number % 40])
@@ -330,7 +330,7 @@ async def test_clients_that_vanish_in_the_middle_of_a_request_leave_nothing(port
     await port.harbour.until(lambda: len(port.harbour.sessions) <= 1)
 
 
-async def test_half_a_handshake_is_cut(open_port):
+async def test_an_incomplete_handshake_is_cut_off(open_port):
     port = await open_port(open_seconds_max=0.2)
     answers = await asyncio.gather(
         *(

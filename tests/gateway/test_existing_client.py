@@ -1,4 +1,4 @@
-"""The example client of the allocation server's documents, run as it is printed there.
+"""The example client in the allocation server's documents runs as printed there.
 
 `documented_client.txt` is that example, byte for byte (OpenOS.AI documentation, Apache-2.0). Only
 its placeholder for the server, and in one test the empty one for the policy, are filled in.

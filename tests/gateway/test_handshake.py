@@ -33,21 +33,21 @@ async def test_other_methods_are_not_allowed(port, method):
     assert port.harbour.ever == []
 
 
-async def test_a_browser_is_answered_that_this_is_no_web_page(port):
+async def test_a_browser_learns_that_this_port_has_no_web_page(port):
     for target, status in (("/", 426), ("http://localhost/", 426), ("http://evil.example/", 403)):
         answer = await port.http(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert answer.startswith(f"HTTP/1.1 {status} ".encode())
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/allocate?x=1", "/healthzz"])
-async def test_any_other_path_is_the_socket(port, path):
+async def test_every_other_path_opens_the_socket(port, path):
     client = await port.client(path, subprotocols=["graphql-ws"])
     assert client.socket.subprotocol is None, "others are left alone"
     assert await client.answers()
 
 
 @pytest.mark.parametrize("headers", [["Bearer wrong"], [""], ["Bearer token-a", "Bearer token-b"]])
-async def test_without_a_valid_token_no_client_gets_in(port, headers):
+async def test_a_client_without_a_valid_token_is_refused(port, headers):
     shown = [("Authorization", each) for each in headers]
     response = await refusal(port, additional_headers=shown)
     assert response.status_code == 401
@@ -65,7 +65,7 @@ async def test_a_page_of_another_site_cannot_connect(port, origin):
     assert port.gateway.stats().refused_foreign_total == 1
 
 
-async def test_our_own_pages_and_named_ones_can(open_port):
+async def test_pages_of_our_own_and_of_configured_sites_can_connect(open_port):
     port = await open_port(origins=Origins(("moored",), ("https://ours.example",)), pages_port=8080)
     for origin in (
         "http://localhost:8080",
@@ -88,30 +88,30 @@ async def test_our_own_pages_and_named_ones_can(open_port):
         ("Accept: */*", 400),
     ],
 )
-async def test_plain_requests_are_checked(port, path, headers, status):
+async def test_plain_http_requests_are_checked(port, path, headers, status):
     answer = await port.http(f"GET {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode())
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
 
 
 @pytest.mark.parametrize("header", ["Content-Length: 5", "Transfer-Encoding: chunked"])
-async def test_a_request_with_a_body_is_cut(port, header):
+async def test_a_request_with_a_body_is_cut_off(port, header):
     ask = f"GET /healthz HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n"
     assert await port.http(ask.encode()) == b""
 
 
 def bearer(token):
-    """Return the subprotocols with which a page shows a token."""
+    """Return the subprotocols in which a page sends a token."""
     shown = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
     return ["moorage", f"moorage.bearer.{shown}"]
 
 
 def owner_of(token):
-    """Return whose a token is."""
+    """Return the tenant of a token."""
     return Caller(Tenant("a"), Role.CLIENT) if token in {"token-a", "ü?>"} else None
 
 
 @pytest.mark.parametrize("token", ["token-a", "ü?>"])
-async def test_a_page_shows_its_token_as_a_subprotocol(open_port, token):
+async def test_a_page_sends_its_token_as_a_subprotocol(open_port, token):
     port = await open_port(owner_of)
     client = await port.client(subprotocols=bearer(token))
     assert client.socket.subprotocol == "moorage", "the secret is not sent back"
@@ -131,7 +131,7 @@ async def test_a_page_shows_its_token_as_a_subprotocol(open_port, token):
         ["moorage"],
     ],
 )
-async def test_a_page_without_a_valid_one_stays_out(open_port, offered):
+async def test_a_page_without_a_valid_token_is_refused(open_port, offered):
     port = await open_port(owner_of, tickets=SocketTickets(owner_of))
     assert (await refusal(port, subprotocols=offered)).status_code == 401
     assert port.harbour.ever == []

@@ -1,4 +1,4 @@
-"""Incomplete messages: their memory, and turns of large ones."""
+"""Memory of incomplete messages, and turns of large messages."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 class Connection:
-    """Notes whether it is read on."""
+    """A connection that records whether the gateway still reads it."""
 
     def __init__(self) -> None:
         self.reads = True
@@ -24,7 +24,7 @@ class Connection:
         self.reads = True
 
 
-def test_a_tenant_holds_its_share_and_no_more():
+def test_a_tenant_has_at_most_its_share_of_the_memory():
     received = Received(8 * MIB)
     ours, other = [Connection() for _ in range(20)], Connection()
     for connection in ours:
@@ -43,7 +43,7 @@ def test_a_tenant_holds_its_share_and_no_more():
     assert not (received._bytes_of + received._read_of)
 
 
-def test_one_of_each_tenant_is_always_read_on():
+def test_one_connection_of_each_tenant_is_always_read():
     received = Received(2 * MIB)
     ours = {tenant: [Connection() for _ in range(3)] for tenant in "abcd"}
     for count in range(1, 4):
@@ -54,7 +54,7 @@ def test_one_of_each_tenant_is_always_read_on():
     assert all(sum(each.reads for each in connections) == 1 for connections in ours.values())
 
 
-def test_small_parts_count_as_nothing():
+def test_small_parts_are_not_counted():
     received = Received(0)
     few = [Connection() for _ in range(1_000)]
     for connection in few:
@@ -94,7 +94,7 @@ async def until_all(port, condition):
             await asyncio.sleep(0.01)  # As above.
 
 
-async def test_large_messages_that_wait_are_refused_unread_when_it_stops(port):
+async def test_waiting_large_messages_are_refused_unread_when_the_gateway_stops(port):
     clients = [await port.client() for _ in range(4)]
     async with port.gateway._turns.turn("another"):
         for client in clients:
@@ -108,7 +108,7 @@ async def test_large_messages_that_wait_are_refused_unread_when_it_stops(port):
 
 @pytest.mark.parametrize("size", [40_000, 300_000, 900_000])
 async def test_large_messages_of_a_closed_socket_are_not_read(port, size):
-    """A crowd that leaves has hundreds of them wait, each for some milliseconds."""
+    """When many clients leave at once, hundreds of their messages wait for milliseconds each."""
     clients = [await port.client() for _ in range(4)]
     async with port.gateway._turns.turn("another"):
         for client in clients:
@@ -140,7 +140,7 @@ async def test_large_messages_are_freed_after_they_are_taken(port):
     assert held < len(message)
 
 
-async def test_messages_that_follow_a_large_one_at_once_are_whole(port):
+async def test_messages_right_behind_a_large_one_arrive_complete(port):
     await port.client()
     attacker = await port.attacker()
     sizes = [1_000_000, 70_000, 10, 300_000, 70_000, 40_000, 1_000_000, 10]

@@ -42,7 +42,7 @@ async def until_none_is_open(port):
             await asyncio.sleep(0.01)  # There is no event to wait for.
 
 
-async def test_replies_and_news_are_held_and_come_in_order(port):
+async def test_replies_and_news_are_buffered_and_come_in_order(port):
     client = await park(port, 3)
     port.harbour.answer(1)
     port.gateway.push(client.session, event("moved", {"n": 1}, "fleet"))
@@ -74,7 +74,7 @@ async def test_a_resumed_session_answers_messages_without_ids_in_order(port):
 
 
 @pytest.mark.parametrize("code", [Close.NORMAL, Close.GOING_AWAY, Close.DEFECT])
-async def test_a_goodbye_ends_a_session_at_once_and_a_close_for_trouble_does_not(port, code):
+async def test_a_normal_close_ends_a_session_and_an_abnormal_close_does_not(port, code):
     client = await port.client()
     await client.socket.close(code)
     await until_none_is_open(port)
@@ -86,7 +86,7 @@ async def test_a_goodbye_ends_a_session_at_once_and_a_close_for_trouble_does_not
 
 
 @pytest.mark.parametrize("settings", [{"resume_seconds": 0.1}, {}])
-async def test_a_session_that_is_not_resumed_in_time_is_over(open_port, settings):
+async def test_a_session_that_is_not_resumed_in_time_ends(open_port, settings):
     port = await open_port(**settings)
     client = await port.client()
     await client.ask(1, "park", id=1)
@@ -98,7 +98,7 @@ async def test_a_session_that_is_not_resumed_in_time_is_over(open_port, settings
     assert reply["error"]["code"] == "not_found"
 
 
-async def test_too_many_held_replies_end_a_session(port):
+async def test_too_many_buffered_replies_end_a_session(port):
     client = await park(port, 3)
     port.harbour.answer(0, "x" * (HELD_BYTES_MAX - 1_000))
     assert client.session in port.harbour.sessions
@@ -120,7 +120,7 @@ async def test_news_beyond_the_buffer_are_counted(port):
     assert (missed["event"], missed["data"]) == ("missed", {"missed": 2})
 
 
-async def test_as_many_wait_as_may_be_open_and_one_address_leaves_room(open_port):
+async def test_lost_sessions_of_one_address_are_bounded(open_port):
     port = await open_port(resume_seconds=LONG, sessions_max=4)
     lost = []
     for number in range(5):
@@ -131,7 +131,7 @@ async def test_as_many_wait_as_may_be_open_and_one_address_leaves_room(open_port
     assert list(port.harbour.sessions) == lost[2:]
 
 
-async def test_a_session_is_resumed_by_its_own_tenant_alone(open_port):
+async def test_only_its_own_tenant_can_resume_a_session(open_port):
     port = await open_port(resume_seconds=LONG)
     mine, others = ({"Authorization": f"Bearer token-{name}"} for name in "ab")
     client = await port.client(additional_headers=mine)
@@ -144,7 +144,7 @@ async def test_a_session_is_resumed_by_its_own_tenant_alone(open_port):
     assert (await back.resume(client.session))["success"]
 
 
-async def test_a_token_that_is_gone_ends_a_session_that_is_away(open_port):
+async def test_a_removed_token_ends_a_disconnected_session(open_port):
     callers = {"old": Caller(Tenant("a"), Role.CLIENT)}
     port = await open_port(authenticate=callers.get, resume_seconds=LONG)
     client = await port.client(additional_headers={"Authorization": "Bearer old"})
@@ -154,13 +154,13 @@ async def test_a_token_that_is_gone_ends_a_session_that_is_away(open_port):
     assert not port.harbour.sessions
 
 
-async def test_a_stop_ends_sessions_that_are_away(port):
+async def test_a_stop_ends_disconnected_sessions(port):
     await park(port, 1)
     await port.gateway.close()
     assert not port.harbour.sessions
 
 
-async def test_resume_is_the_first_message(port):
+async def test_resume_must_be_the_first_message(port):
     client = await port.client()
     error = (await client.resume(client.session))["error"]
     assert (error["code"], error["field"]) == ("not_found", "session"), "not one's own"
@@ -169,8 +169,8 @@ async def test_resume_is_the_first_message(port):
     assert (reply["id"], reply["error"]["code"]) == (1, "bad_message")
 
 
-async def test_sessions_change_hands_while_messages_come(port):
-    """Take a busy session over again and again: each message is answered, or never came."""
+async def test_sessions_are_resumed_while_messages_arrive(port):
+    """Resume a busy session repeatedly: each message is answered, or was never received."""
     client = await port.client()
     for turn in range(20):
         for n in range(10):

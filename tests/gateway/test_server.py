@@ -1,4 +1,4 @@
-"""The front door as the daemon sees it: its sessions, its limits, a clean stop."""
+"""The gateway as the daemon sees it: its sessions, its limits, a clean stop."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from moorage.protocol.replies import event
 from moorage.records.rights import Caller, Role
 
 
-async def test_a_session_is_announced_and_taken_back(port):
+async def test_the_daemon_learns_of_each_session_and_its_end(port):
     client = await port.client(additional_headers={"Authorization": "Bearer token-a"})
     await client.ask(1)
     assert await client.reply() == {"success": True, "data": {"n": 1}}
@@ -50,7 +50,7 @@ async def test_one_message_has_one_reply(port):
             port.gateway.tell(Address(session, number), b"{}")
 
 
-async def test_news_are_pushed_after_the_reply_that_announced_them(port):
+async def test_news_are_sent_after_the_reply_that_announces_them(port):
     client = await port.client()
     await client.ask(1, "hold")
     await port.harbour.until(lambda: 1 in port.harbour.held)
@@ -74,7 +74,7 @@ async def test_a_full_server_refuses_sessions_until_one_ends(open_port):
     assert port.gateway.stats().refused_full_total == 1
 
 
-async def test_connections_that_say_nothing_are_bounded_and_cut(open_port):
+async def test_connections_that_send_nothing_are_bounded_and_cut_off(open_port):
     port = await open_port(sessions_max=1, handshakes_max=3, open_seconds_max=0.2)
     idle = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(8)]
     async with asyncio.timeout(60):
@@ -86,7 +86,7 @@ async def test_connections_that_say_nothing_are_bounded_and_cut(open_port):
     assert port.gateway.stats().connections == 1
 
 
-async def test_connections_that_say_nothing_lock_no_client_out(open_port):
+async def test_connections_that_send_nothing_do_not_lock_clients_out(open_port):
     """One address opens too many connections; health checks and new sessions still succeed."""
     port = await open_port(handshakes_max=100)
     idle = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(500)]
@@ -109,7 +109,7 @@ async def test_one_address_leaves_sessions_to_others(open_port):
     assert await (await port.client(local_addr=("127.0.0.2", 0))).answers()
 
 
-async def test_sessions_of_a_token_that_is_gone_or_anothers_now_are_closed(open_port):
+async def test_sessions_of_a_token_that_is_removed_or_changes_its_tenant_are_closed(open_port):
     a = Caller(Tenant("a"), Role.CLIENT)
     callers = {"old": a, "new": a, "moved": a, "promoted": a}
     port = await open_port(authenticate=callers.get)
@@ -128,7 +128,7 @@ async def test_sessions_of_a_token_that_is_gone_or_anothers_now_are_closed(open_
 
 @pytest.mark.parametrize("fields", [{}, {"id": "x"}])
 @pytest.mark.parametrize("slow", [False, True])
-async def test_a_defect_behind_the_door_is_reported_and_closes_the_session(port, fields, slow):
+async def test_a_defect_in_the_daemon_is_reported_and_closes_the_session(port, fields, slow):
     client = await port.client()
     if slow:
         await client.ask(1, "wait", **fields)
@@ -141,7 +141,7 @@ async def test_a_defect_behind_the_door_is_reported_and_closes_the_session(port,
 # Stopping ------------------------------------------------------------------------------------
 
 
-async def test_a_stop_closes_everybody_with_1012_and_logs_nothing(open_port, caplog):
+async def test_a_stop_closes_all_clients_with_1012_and_logs_nothing(open_port, caplog):
     port = await open_port()
     clients = [await port.client() for _ in range(50)]
     gc.collect()  # What other tests left behind is not logged below.
@@ -154,8 +154,8 @@ async def test_a_stop_closes_everybody_with_1012_and_logs_nothing(open_port, cap
         await asyncio.open_connection("127.0.0.1", port.number)
 
 
-async def test_a_replaced_handler_answers_no_more(open_port):
-    """A standby that becomes leader has new handlers, which know none of its old sessions."""
+async def test_a_replaced_handler_sends_no_answers(open_port):
+    """A standby that becomes leader has new handlers, which know no old sessions."""
     port = await open_port()
     before = await port.client()
     assert await before.answers()
@@ -169,7 +169,7 @@ async def test_a_replaced_handler_answers_no_more(open_port):
 
 
 @pytest.mark.parametrize(("do", "patient"), [("hold", False), ("park", True)])
-async def test_a_stop_waits_neither_for_the_queue_nor_after_a_defect(open_port, do, patient):
+async def test_a_stop_waits_neither_for_the_queue_nor_for_a_defect(open_port, do, patient):
     port = await open_port(drain_seconds_max=1_000)
     client = await port.client()
     await client.ask(1, do)
@@ -179,7 +179,7 @@ async def test_a_stop_waits_neither_for_the_queue_nor_after_a_defect(open_port, 
     assert await client.close_code() == Close.RESTART
 
 
-async def test_a_stop_waits_for_replies_that_are_due(open_port):
+async def test_a_stop_waits_for_replies_in_progress(open_port):
     port = await open_port(drain_seconds_max=20)
     client = await port.client()
     await client.ask(1, "hold")
@@ -195,7 +195,7 @@ async def test_a_stop_waits_for_replies_that_are_due(open_port):
     await closing
 
 
-async def test_a_stop_is_bounded_whichever_client_does_not_answer(open_port):
+async def test_a_stop_is_bounded_whichever_client_does_not_react(open_port):
     port = await open_port(drain_seconds_max=0.1)
     silent = await asyncio.open_connection("127.0.0.1", port.number)
     waiting = await port.client()
@@ -238,7 +238,7 @@ async def test_messages_of_a_client_that_left_are_dropped(port):
     assert port.harbour.defects == [], "it got no question"
 
 
-async def test_the_numbers_add_up(port):
+async def test_the_gateway_counts_connections_messages_and_replies(port):
     client = await port.client()
     await client.ask(1)
     await client.ask(2, "hold", id=2)

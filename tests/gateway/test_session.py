@@ -1,4 +1,4 @@
-"""One session: replies in their places, and nothing dropped when there is too much."""
+"""One session: replies in their order, and no message lost under load."""
 
 import asyncio
 import random
@@ -6,7 +6,7 @@ import random
 import pytest
 
 
-async def test_replies_with_ids_come_as_they_are_ready(port):
+async def test_replies_with_ids_come_as_soon_as_they_are_ready(port):
     client = await port.client()
     for n in range(5):
         await client.ask(n, "hold", id=f"id-{n}")
@@ -82,7 +82,7 @@ async def test_messages_that_wait_for_room_keep_their_order(port):
     assert port.harbour.taken == ["other", 0, 1, 2]
 
 
-async def test_the_slow_path_with_ids_holds_up_no_other(port):
+async def test_a_slow_request_with_an_id_delays_no_other(port):
     client = await port.client()
     await client.ask(0, "wait", id="slow")
     await client.ask(1, id="quick")
@@ -93,7 +93,7 @@ async def test_the_slow_path_with_ids_holds_up_no_other(port):
     assert (await client.reply())["id"] == "slow"
 
 
-async def test_messages_before_a_close_count_on_the_slow_path(port):
+async def test_messages_before_a_close_are_read_on_the_slow_path(port):
     client = await port.client()
     for n in range(5):
         await client.ask(n, "wait", **({"id": n} if n % 2 else {}))
@@ -120,7 +120,7 @@ async def test_at_the_limit_the_session_stops_reading_and_drops_nothing(open_por
     assert [await client.data() for _ in range(50)] == list(range(50))
 
 
-async def test_replies_that_wait_in_the_line_count_too(open_port):
+async def test_replies_that_wait_for_earlier_ones_count_too(open_port):
     port = await open_port(inflight_max=4)
     client = await port.client()
     await client.ask("first", "hold")
@@ -156,7 +156,7 @@ async def test_parked_messages_leave_room_for_a_cancel(open_port):
     assert port.gateway.stats().parked == 9
 
 
-async def test_parked_messages_beyond_their_limit_count_again(open_port):
+async def test_parked_messages_beyond_their_limit_count_as_open(open_port):
     port = await open_port(inflight_max=2, parked_max=3)
     client = await port.client()
     for n in range(20):
@@ -189,7 +189,7 @@ async def test_messages_beyond_the_limit_are_busy_and_the_socket_stays_open(open
     assert port.gateway.stats().parked == 20
 
 
-async def test_a_socket_that_is_not_read_is_not_taken_for_dead(open_port):
+async def test_a_socket_that_is_not_read_for_a_while_is_not_closed(open_port):
     port = await open_port(inflight_max=1, ping_interval_seconds=0.05, ping_timeout_seconds=0.05)
     client = await port.client()
     for n in range(60):  # More than are read ahead.

@@ -44,12 +44,12 @@ class Source:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """Every node of it: many checks look at all."""
+        """All nodes of the syntax tree, since many checks read all of them."""
         return list(ast.walk(self.tree))
 
 
 def names(root: Path) -> list[str]:
-    """Return all files of a tree, those included that are not committed yet."""
+    """Return all files of a tree, including files that are not committed yet."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     if (root / ".git").exists() and shutil.which("git"):
         listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
@@ -100,7 +100,7 @@ def tests() -> list[Source]:
 
 @pytest.fixture(scope="session")
 def mutant() -> Callable[..., Source]:
-    """Make a source of a given text, to see that a check sees what it should."""
+    """Build a source from a text, to check that a rule finds its violations."""
 
     def make(text: str, name: str = "mutant.py") -> Source:
         source = Source(name)

@@ -1,4 +1,4 @@
-"""Each page and section that a source cites is in the repository."""
+"""Each page and section that a source cites exists in the repository."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ AUTHORS = {"function.py", "code/function.py"}
 
 
 def missing(page, names: list[str]) -> list[str]:
-    """Return the Python files that a page names and that are neither below it nor at its path."""
+    """Return Python files that a page names but that do not exist."""
     below = page.name.rpartition("/")[0]
     there = [f"/{name}" for name in names if name.startswith(below)]
     return [
@@ -30,7 +30,7 @@ def missing(page, names: list[str]) -> list[str]:
 
 
 def dead_citations(files: list, folder: Path) -> list[str]:
-    """Return citations of pages or sections that are not there."""
+    """Return citations of pages or sections that do not exist."""
     pages = {
         page.name: set(re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE))
         for page in folder.glob("*.md")
@@ -54,7 +54,7 @@ def leading_nowhere(files: list) -> list[str]:
     ]
 
 
-def test_every_cited_page_and_section_is_there(sources, tests, root) -> None:
+def test_every_cited_page_and_section_exists(sources, tests, root) -> None:
     files = [each for each in [*sources, *tests] if each.name != "tests/house/test_citations.py"]
     assert dead_citations(files, root / "docs/reference") == []
     assert sum("docs/reference/" in each.text for each in files) > 10
@@ -64,7 +64,7 @@ def test_nothing_is_cited_by_number(sources) -> None:
     assert leading_nowhere(sources) == []
 
 
-def test_files_that_pages_name_are_there(tree) -> None:
+def test_files_that_pages_name_exist(tree) -> None:
     names = [each.name for each in tree]
     pages = [each for each in tree if each.name.endswith(".md")]
     assert [finding for page in pages for finding in missing(page, names)] == []

@@ -62,7 +62,7 @@ print(*threading.enumerate())
 
 @pytest.mark.heavy  # All extras.
 def test_the_packages_import_without_starting_anything(tmp_path) -> None:
-    """Importing a module has no effects: no warning, no thread, no file."""
+    """Importing a module has no side effects: no warning, no thread, no file."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORT_EVERYTHING],
         cwd=tmp_path,

@@ -21,7 +21,9 @@ PROGRAM = "from moorage.extras import install_command; print(install_command('ra
         (None, "'moorage[ray]'"),
     ],
 )
-def test_the_command_names_where_this_was_installed_from(tmp_path: Path, noted, command) -> None:
+def test_the_install_command_names_the_source_of_this_installation(
+    tmp_path: Path, noted, command
+) -> None:
     folder = tmp_path / "moorage-0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: moorage\nVersion: 0\n")

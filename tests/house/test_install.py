@@ -37,7 +37,7 @@ def project(root: Path) -> Any:
 
 
 def requirements(names: list[str]) -> Iterator[str]:
-    """Yield the distributions that these need, themselves first; extras are left out."""
+    """Yield these distributions and all that they need; extras are left out."""
     seen: set[str] = set()
     while names:
         name = names.pop()
@@ -52,7 +52,7 @@ def requirements(names: list[str]) -> Iterator[str]:
 
 
 def is_installed(name: str) -> bool:
-    """Tell whether it is here; what is for other systems and versions of Python is not."""
+    """Return whether a distribution is installed; those for other systems do not count."""
     try:
         distribution(name)
     except ModuleNotFoundError:
@@ -62,7 +62,7 @@ def is_installed(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def client(wheel: Path, project: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Install the wheel where only the direct dependencies and theirs are; return what runs it."""
+    """Install the wheel with its direct dependencies and theirs; return the Python to run."""
     folder = tmp_path_factory.mktemp("light")
     venv.create(folder / "venv", with_pip=False)
     (packages,) = (folder / "venv").glob("lib/python3*/site-packages")
@@ -93,7 +93,7 @@ def client(wheel: Path, project: Any, tmp_path_factory: pytest.TempPathFactory) 
     return run
 
 
-def test_few_direct_dependencies(project: Any) -> None:
+def test_the_number_of_direct_dependencies_is_small(project: Any) -> None:
     direct = {name_of(each) for each in project["dependencies"]}
     assert len(direct) <= DIRECT_MAX
     assert not direct & SERVER_ONLY
@@ -154,7 +154,7 @@ def test_fleet_importers_name_their_extra(client: Run, code: str) -> None:
         (["pool", "show"], 4),
     ],
 )
-def test_the_command_needs_no_server_either(
+def test_the_command_line_needs_no_server_package(
     client: Run, arguments: list[str], exit_code: int
 ) -> None:
     ran = client("moorage", *arguments)
@@ -187,7 +187,7 @@ def test_trying_a_policy_names_the_extra(client: Run, tmp_path: Path) -> None:
 
 
 def test_importing_the_client_imports_nothing_heavy(client: Run) -> None:
-    """Not even `typing`, which takes longer than all the rest of it."""
+    """The client does not even import `typing`, which takes longer than all other modules."""
     heavy = "{'typing', 'asyncio', 're', 'requests', 'rich', 'numpy', 'msgspec', 'yaml'}"
     ran = client(f"import sys; b = set(sys.modules); import moorage_client; "
                  f"print(sorted({heavy} & (set(sys.modules) - b)))")  # fmt: skip

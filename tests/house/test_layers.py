@@ -1,4 +1,4 @@
-"""Imports go down and siblings do not meet; and the contracts that say so do bite."""
+"""Imports go down and siblings do not meet; each contract catches its violation."""
 
 import os
 import re
@@ -80,7 +80,7 @@ MUTANTS = [
 
 
 def lint(tree: Path) -> subprocess.CompletedProcess[str]:
-    """Check the contracts of the packages that lie in `tree`."""
+    """Check the contracts of the packages in `tree`."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / p) for p in PLACES)}
     command = [LINT_IMPORTS, "--no-cache", "--config", tree / "pyproject.toml"]
     return subprocess.run(
@@ -104,13 +104,13 @@ def test_no_import_breaks_a_contract(copy: Path) -> None:
 
 
 def named(name: str, line: str) -> str:
-    """Return what a report says of a mutant: the module, and what it imports."""
+    """Return the module and the import that a report names for a mutant."""
     module = name.partition("/")[2].removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     return f"{module} -> {line.split()[1]}" if line else module
 
 
 def test_bad_imports_break_their_contract(copy: Path) -> None:
-    """All are made at once, and the report has each below its contract."""
+    """All violations are made at once, and the report lists each under its contract."""
     before = {}
     for name, line, _ in MUTANTS:
         path = copy / name

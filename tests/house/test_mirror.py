@@ -1,4 +1,4 @@
-"""Folders of tests mirror those of the source, and files of one kind look alike."""
+"""Folders of tests mirror those of the source, and files of one kind share their names."""
 
 from pathlib import Path
 
@@ -35,12 +35,12 @@ def packages(root: Path) -> dict[str, Path]:
     return found | {name: root / place for name, place in OUTSIDE.items()}
 
 
-def test_every_folder_of_tests_is_a_package_or_across_them(root: Path, tests) -> None:
+def test_every_folder_of_tests_is_that_of_a_package_or_spans_several(root: Path, tests) -> None:
     folders = {each.name.split("/")[1] for each in tests if each.name.count("/") > 1}
     assert folders - ACROSS <= set(packages(root))
 
 
-def test_inner_folders_of_tests_are_inner_packages(root: Path, tests) -> None:
+def test_inner_folders_of_tests_mirror_inner_packages(root: Path, tests) -> None:
     known = packages(root)
     inner = {tuple(each.name.split("/")[1:3]) for each in tests if each.name.count("/") > 2}
     lost = [

@@ -1,4 +1,4 @@
-"""Files for operators: the Makefile, the unit, and the image."""
+"""Files for operators: the Makefile, the systemd unit, and the image."""
 
 import configparser
 import re
@@ -15,14 +15,14 @@ from moorage.config.settings import OTHER_NAMES, Config, ConfigError, settings
 
 
 def test_every_setting_is_read_somewhere(sources) -> None:
-    """A setting that nothing reads would be a promise that nothing keeps."""
+    """A setting that no code reads would promise what does not happen."""
     text = "\n".join(each.text for each in sources if not each.name.endswith("/config.py"))
     found = re.findall(r"(?:config|settings)\.(\w+)|chosen\[.(\w+).\]", text)
     assert set(settings()) - {name for pair in found for name in pair} == set()
 
 
-def test_the_daemon_knows_every_name_that_the_clients_read(sources) -> None:
-    """It refuses what it does not know, and both often share one environment."""
+def test_the_daemon_accepts_every_variable_that_the_clients_read(sources) -> None:
+    """The daemon refuses unknown names, and both often share one environment."""
     clients = "\n".join(each.text for each in sources if each.name.startswith("clients/"))
     names = set(re.findall(r"\bMOORAGE_[A-Z_]+\b", clients))
     assert names
@@ -44,7 +44,7 @@ def test_without_a_supported_python_make_names_the_remedy(root: Path, tmp_path: 
     assert "PYTHON=/path/to/python3" in shown.stderr
 
 
-def test_ci_is_a_script_without_mistakes_of_grammar(root: Path) -> None:
+def test_ci_is_a_shell_script_without_syntax_errors(root: Path) -> None:
     script = root / ".ci" / "run"
     assert script.stat().st_mode & 0o100
     subprocess.run(["bash", "-n", script], check=True)
@@ -89,7 +89,7 @@ def test_under_the_unit_workloads_outlive_a_restart(root: Path, name: str) -> No
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
-def test_systemd_understands_the_unit(root: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(root: Path, tmp_path: Path) -> None:
     folder = root / "deploy" / "systemd"
     units = ["moored.service", "moored-agent.service"]
     for each in units:
@@ -104,7 +104,7 @@ def test_systemd_understands_the_unit(root: Path, tmp_path: Path) -> None:
 
 
 def test_no_unit_with_workloads_hides_their_devices(root: Path) -> None:
-    """`ProtectClock=yes` does, before systemd 253."""
+    """`ProtectClock=yes` hides devices before systemd 253."""
     folder = root / "deploy" / "systemd"
     assert "\nProtectClock=" not in (folder / "moored-agent.service").read_text()
     workloads = (folder / "moored-workloads.conf").read_text()
@@ -114,7 +114,7 @@ def test_no_unit_with_workloads_hides_their_devices(root: Path) -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 @pytest.mark.parametrize(("name", "tenths"), [("moored", 33), ("moored-agent", 42)])
 def test_the_unit_is_little_exposed(root: Path, name: str, tenths: int) -> None:
-    """The exposure is out of 10. The rest is network, namespaces and what workloads need."""
+    """Exposure is rated from 0 to 10; the rest is due to network, namespaces and workloads."""
     unit = root / "deploy" / "systemd" / f"{name}.service"
     # 0 is no exposure, and over 50 counts as medium.
     command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={tenths}", unit]

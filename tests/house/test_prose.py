@@ -1,4 +1,4 @@
-"""Sentences name who acts: words that leave it open are in no source, page or message."""
+"""Sentences name who acts: no source, page or message has words that leave this open."""
 
 import re
 

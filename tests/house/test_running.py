@@ -1,4 +1,4 @@
-"""The tests run wherever the tree lies: without git, too, and none is skipped in silence."""
+"""The tests run in any folder, also without git, and no test is skipped silently."""
 
 import os
 import shutil
@@ -34,9 +34,7 @@ def test_that_passes_at_its_second_try():
 """
 
 
-def test_without_git_the_files_of_the_tree_are_those_that_are_not_ignored(
-    names, tmp_path: Path
-) -> None:
+def test_without_git_the_ignored_files_are_left_out_too(names, tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text(".venv*/\n__pycache__/\n*.pyc\n/data/\n")
     sources = ("README.md", "data.py", "server/data/own.py", "server/moorage/a.py")
     made = (".git/HEAD", ".venv-3.13/x.py", "data/x.db", "server/__pycache__/a.pyc", "b.pyc")
@@ -47,7 +45,7 @@ def test_without_git_the_files_of_the_tree_are_those_that_are_not_ignored(
 
 
 def play(root: Path, folder: Path, *flags: str) -> tuple[int, str]:
-    """Run the tests of a folder under the conftest of all tests."""
+    """Run the tests of a folder under the common conftest."""
     shutil.copy(root / "tests" / "conftest.py", folder)
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--rootdir", folder, *flags, folder]
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
@@ -59,7 +57,7 @@ def play(root: Path, folder: Path, *flags: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-def test_with_skips_fail_a_skip_is_a_failure_unless_nothing_could_be_installed(
+def test_with_skips_fail_a_skip_is_a_failure_unless_extras_are_missing(
     root: Path, tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
     (tmp_path / "test_skipping.py").write_text(SKIPPING)
@@ -75,7 +73,7 @@ def test_with_skips_fail_a_skip_is_a_failure_unless_nothing_could_be_installed(
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-def test_first_failure_is_shown_where_the_second_try_passes(
+def test_the_first_failure_is_shown_if_the_second_try_passes(
     root: Path, tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
     (tmp_path / "test_flaky.py").write_text(FLAKY)

@@ -12,7 +12,7 @@ END = re.compile(r"(?<=[.!?])[)”\"*_]*\s+")
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a page of Markdown; a cell, an item and a heading are their own."""
+    """Return the sentences of a Markdown page; cells, items and headings count as sentences."""
     parts, lines = [], []
     for line in [*CODE.sub("", text).splitlines(), ""]:
         if not line.strip() or MARK.match(line) or line.startswith("|"):
@@ -27,7 +27,7 @@ def sentences(text: str) -> list[str]:
 
 
 def ninth(found: list[str]) -> int:
-    """Return how many words the longest of nine in ten sentences has."""
+    """Return the 90th percentile of the numbers of words."""
     counts = sorted(len(each.split()) for each in found)
     return counts[int(SHARE * (len(counts) - 1))]
 

@@ -41,7 +41,7 @@ def exceptions_without_reason(files) -> list[str]:
     ]
 
 
-def test_every_exception_to_a_check_names_it_and_its_reason(sources, tests) -> None:
+def test_every_exception_to_a_check_names_the_check_and_a_reason(sources, tests) -> None:
     others = [each for each in tests if each.name != "tests/house/test_sources.py"]
     assert exceptions_without_reason([*sources, *others]) == []
 
@@ -72,11 +72,11 @@ def test_every_rule_left_out_in_pyproject_has_its_reason(root: Path) -> None:
     assert [line for line in policies if not re.search(r"# \S", line)] == []
 
 
-def test_nothing_is_left_unfinished(sources) -> None:
+def test_no_source_marks_unfinished_work(sources) -> None:
     assert matching_lines(UNFINISHED, sources) == []
 
 
-def test_nothing_names_this_machine(tree) -> None:
+def test_no_source_names_this_machine(tree) -> None:
     assert matching_lines(THIS_MACHINE, tree) == []
 
 
@@ -85,7 +85,7 @@ _NAP = re.compile(r"time\.sleep\(.*\)|asyncio\.sleep\((?!0\))[\d.]+\)")
 
 
 def naps(files: list) -> list[str]:
-    """Return the calls that let time pass instead of waiting for something to happen."""
+    """Return the calls that let time pass instead of waiting for an event."""
     return [
         f"{each.name}:{node.lineno}: {ast.unparse(node)}"
         for each in files
@@ -98,7 +98,7 @@ def naps(files: list) -> list[str]:
 
 
 def test_no_code_waits_by_the_clock(sources, tests) -> None:
-    """Events are waited for, with a bound; who must poll says on the line why."""
+    """Code waits for events, with a time limit; a line that must poll says why."""
     assert naps([*sources, *tests]) == []
 
 
@@ -122,7 +122,7 @@ _TIMED = re.compile(r"^\s*assert .*\b(monotonic|perf_counter)(_ns)?\(\) - ")
 
 
 def test_no_test_asserts_a_time(tests) -> None:
-    """Other work on the machine decides it: `moored bench` reports times, tests count."""
+    """Other work on the machine changes times: `moored bench` reports them, tests count."""
     assert matching_lines(_TIMED, tests) == []
 
 
@@ -139,7 +139,7 @@ def test_time_assertions_are_found(mutant, line: str, timed: bool) -> None:
 
 
 def unsafe_children(files) -> list[str]:
-    """Return the starts of Python that would import a `random.py` beside the user's policies."""
+    """Return calls that start a Python which would import a user's `random.py` by accident."""
     return [
         f"{each.name}:{node.lineno}: {ast.unparse(node)}"
         for each in files
@@ -153,7 +153,7 @@ def unsafe_children(files) -> list[str]:
 
 
 def test_no_child_imports_from_the_working_directory(sources) -> None:
-    """It is the user's, and may hold policies that are called like modules of Python's own."""
+    """The working directory is the user's, and may hold modules named like standard ones."""
     ours = [each for each in sources if each.name.startswith(("server/", "clients/"))]
     assert unsafe_children(ours) == []
 
@@ -185,7 +185,7 @@ def test_modules_are_named_by_nouns(sources) -> None:
 
 
 def test_each_test_checks_something(tests) -> None:
-    """It calls or asserts something, and what it asserts is no constant."""
+    """A test calls or asserts something, and the assertion is no constant."""
     idle = [
         f"{each.name}:{node.lineno}: {node.name}"
         for each in tests
@@ -212,7 +212,7 @@ def test_tests_without_a_check_are_found(mutant, body: str, nothing: bool) -> No
 
 
 def open_ends(files: list) -> list[str]:
-    """Return the `case _` that neither close a union nor say why the values are open."""
+    """Return the `case _` that neither close a union nor say why its values are open."""
     return [
         f"{each.name}:{node.cases[-1].pattern.lineno}"
         for each in files
@@ -259,7 +259,7 @@ def module_of(name: str) -> str:
 
 
 def imports_of(source, known: Iterable[str]) -> set[str]:
-    """Return those modules of `known` that a source imports anywhere."""
+    """Return the modules of `known` that a source imports anywhere."""
     known, found = set(known), set()
     for node in source.nodes:
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -272,7 +272,7 @@ def imports_of(source, known: Iterable[str]) -> set[str]:
 
 
 def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return a circle of a graph, or nothing where it has none."""
+    """Return a cycle of a graph, or an empty list."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -280,7 +280,7 @@ def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
     return []
 
 
-def test_no_circle_of_imports(sources) -> None:
+def test_imports_have_no_cycle(sources) -> None:
     modules = {module_of(each.name): each for each in sources}
     graph = {name: imports_of(each, modules) - {name} for name, each in modules.items()}
     assert circle(graph) == []
@@ -290,7 +290,7 @@ def test_no_circle_of_imports(sources) -> None:
     ("graph", "expected"),
     [({"a": ["b"], "b": []}, False), ({"a": ["b"], "b": ["c"], "c": ["a"]}, True)],
 )
-def test_import_circles_are_found(graph: dict[str, list[str]], expected: bool) -> None:
+def test_import_cycles_are_found(graph: dict[str, list[str]], expected: bool) -> None:
     assert bool(circle(graph)) == expected
 
 
@@ -328,13 +328,13 @@ def test_a_public_class_is_defined_once(sources) -> None:
     assert {name: places for name, places in several.items() if name not in SEVERAL} == {}
 
 
-def test_each_name_that_several_may_define_has_several(sources) -> None:
+def test_each_name_on_the_list_of_repeated_names_is_repeated(sources) -> None:
     several = {name for name, places in classes(sources).items() if len(places) > 1}
     assert set(SEVERAL) - several == set()
 
 
 def names_in(source) -> set[str]:
-    """Return all names that a source gives to classes, functions, arguments and variables."""
+    """Return the names that a source gives to classes, functions, arguments and variables."""
     found = set()
     for node in source.nodes:
         match node:
@@ -378,7 +378,7 @@ NOUNS = {"cluster": ("Clusters", "DocumentCollection"), "metrics": ("Metrics",)}
 
 
 def protocols(sources) -> dict[str, set[str]]:
-    """Return the methods of each Protocol, those of the Protocols that it extends included."""
+    """Return the methods of each Protocol, including those of its base Protocols."""
     found: dict[str, set[str]] = {}
     for source in sorted(sources, key=lambda each: each.name, reverse=True):
         for node in source.tree.body:
@@ -391,7 +391,7 @@ def protocols(sources) -> dict[str, set[str]]:
 
 
 def find_declarations(source) -> Iterator[tuple[str, str]]:
-    """Yield what a source declares: the class it stands in, if in one, and the name.
+    """Yield each name that a source declares, with its class if it has one.
 
     What is handed on under a name of its own (`self.update_cluster = catalog.clusters.update`) is
     declared once more; what is made there (`self.update = refuse(…)`) is not.
@@ -408,7 +408,7 @@ def find_declarations(source) -> Iterator[tuple[str, str]]:
 
 
 def all_declarations(sources) -> list[tuple[str, str, str]]:
-    """Return what is declared on the way from HTTP to the embedded store: source, class, name."""
+    """Return the declarations between HTTP and the embedded store: source, class, name."""
     return [
         (source.name, owner, name)
         for source in sources
@@ -419,7 +419,7 @@ def all_declarations(sources) -> list[tuple[str, str, str]]:
 
 
 def declarations(known: list[tuple[str, str, str]], noun: str, verb: str) -> list[str]:
-    """Return where an operation is declared."""
+    """Return the places that declare an operation."""
     spelled = {f"{verb}_{noun}", f"{verb}_{noun}s"}
     return [
         f"{source}: {owner}.{name}"
@@ -482,7 +482,7 @@ LOOSENED: dict[str, int] = {
 
 
 def measure(sources) -> Iterator[tuple[str, int, int]]:
-    """Yield every file and function: its name, its lines, and how many it may have."""
+    """Yield every file and function: its name, its number of lines, and its bound."""
     for source in sources:
         yield source.name, len(source.lines), FILE_LINES_MAX
         for node in source.nodes:
@@ -535,7 +535,7 @@ def docstrings(file) -> list[str]:
 
 
 def missing_policies(file, prose: list[str]) -> list[str]:
-    """Return the URIs of policies that neither ship nor are registered in the same file."""
+    """Return policy URIs that are neither shipped nor registered in the same file."""
     return [
         f"{file.name}: {name}:{version}"
         for text in prose
@@ -545,11 +545,11 @@ def missing_policies(file, prose: list[str]) -> list[str]:
     ]
 
 
-def test_docstrings_name_policies_that_ship(sources) -> None:
+def test_docstrings_name_only_shipped_policies(sources) -> None:
     assert [each for file in sources for each in missing_policies(file, docstrings(file))] == []
 
 
-def test_readmes_name_policies_that_ship(tree) -> None:
+def test_readmes_name_only_shipped_policies(tree) -> None:
     pages = [each for each in tree if each.name.endswith(".md")]
     assert len(pages) > 3
     assert [each for page in pages for each in missing_policies(page, [page.text])] == []
@@ -579,7 +579,7 @@ DAEMON_LINES_MAX = 250
 
 
 def is_record(node: ast.ClassDef) -> bool:
-    """Tell whether a class declares fields: a dataclass, a struct, a tuple, or a Protocol."""
+    """Return whether a class declares fields: a dataclass, a struct, a tuple, or a Protocol."""
     named = [ast.unparse(each) for each in (*node.decorator_list, *node.bases)]
     return any(
         name.startswith(("dataclass", "msgspec.Struct", "NamedTuple", "Protocol")) for name in named
@@ -587,7 +587,7 @@ def is_record(node: ast.ClassDef) -> bool:
 
 
 def constructors(source) -> Iterator[tuple[str, int]]:
-    """Yield every class with a constructor of its own, and how many arguments that takes."""
+    """Yield every class with a constructor of its own, and the number of its arguments."""
     for node in source.nodes:
         if isinstance(node, ast.ClassDef):
             for each in node.body:
@@ -598,7 +598,7 @@ def constructors(source) -> Iterator[tuple[str, int]]:
 
 
 def early_declarations(source) -> Iterator[str]:
-    """Yield attributes that are declared before they exist."""
+    """Yield attributes that are declared before they have a value."""
     for node in source.nodes:
         if isinstance(node, ast.ClassDef):
             bodies = [node.body] if not is_record(node) else []
@@ -633,18 +633,18 @@ def too_long(lines: list[str]) -> bool:
     return len(lines) > DAEMON_LINES_MAX
 
 
-def test_the_daemon_itself_stays_small(sources) -> None:
+def test_the_daemon_class_stays_small(sources) -> None:
     daemon = next(each for each in sources if each.name == f"{DAEMON}daemon.py")
     assert not too_long(daemon.lines)
 
 
 @pytest.mark.parametrize(("lines", "seen"), [(250, False), (251, True)])
-def test_a_daemon_that_grew_is_seen(mutant, lines: int, seen: bool) -> None:
+def test_a_daemon_class_that_is_too_large_is_found(mutant, lines: int, seen: bool) -> None:
     assert too_long(mutant("pass\n" * lines).lines) is seen
 
 
 @pytest.mark.parametrize(("keywords", "greedy"), [(2, False), (3, True)])
-def test_a_constructor_of_seven_is_seen(mutant, keywords: int, greedy: bool) -> None:
+def test_a_constructor_with_seven_arguments_is_found(mutant, keywords: int, greedy: bool) -> None:
     more = ", ".join(f"k{number}" for number in range(keywords))
     source = mutant(f"class A:\n    def __init__(self, a, b, c, d, *, {more}):\n        pass\n")
     assert [count > CONSTRUCTOR_ARGUMENTS_MAX for _, count in constructors(source)] == [greedy]
@@ -660,5 +660,5 @@ def test_a_constructor_of_seven_is_seen(mutant, keywords: int, greedy: bool) -> 
         ("class A(Protocol):\n    field: int\n", []),
     ],
 )
-def test_an_attribute_without_a_value_is_seen(mutant, text: str, early: list[str]) -> None:
+def test_an_attribute_without_a_value_is_found(mutant, text: str, early: list[str]) -> None:
     assert list(early_declarations(mutant(text))) == early

@@ -21,7 +21,7 @@ def test_the_wheel_has_every_source_and_nothing_else(wheel: Path, tree) -> None:
 
 
 def test_the_wheel_runs_without_the_tree(wheel: Path, tmp_path: Path) -> None:
-    """Installed elsewhere, the policies are found although no checkout is near."""
+    """An installed policy package is found although no checkout is near."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     code = (

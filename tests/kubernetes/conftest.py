@@ -1,4 +1,4 @@
-"""A real Kubernetes control plane per test file; `kubernetes_plane` says what it can do."""
+"""A real Kubernetes control plane per test file, as `kubernetes_plane` runs it."""
 
 import sys
 from pathlib import Path

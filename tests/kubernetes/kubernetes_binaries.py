@@ -31,7 +31,7 @@ _LINKING: Final = (
 
 @dataclass(frozen=True)
 class Program:
-    """The package to build, and the folder of `tools` whose go.mod names its version."""
+    """The package to build, and the folder of `tools` whose go.mod gives the version."""
 
     module: str
     package: str
@@ -57,11 +57,11 @@ _LIMITS: Final = {"QPS = 50": "QPS = 10_000", "Burst = 100": "Burst = 10_000"}
 
 
 class BinariesError(Exception):
-    """A program is not here and cannot be built; the message says why and what to do."""
+    """A program is missing and cannot be built; the message gives the reason and a remedy."""
 
 
 def binaries(*names: str) -> dict[str, Path]:
-    """Return where the programs are; those that are missing are built first.
+    """Return the paths of the programs; missing ones are built first.
 
     Raises:
         BinariesError: One is missing, and Go is, too; or Go could not build it.
@@ -80,7 +80,7 @@ def _find_given(name: str) -> Path | None:
 
 
 def _find_built(name: str) -> Path:
-    """Return where a program lies that was built of what its go.mod says now."""
+    """Return the path of a program that was built from the present go.mod."""
     program = PROGRAMS[name]
     files = [TOOLS / program.module / each for each in ("go.mod", "go.sum")]
     content = b"\0".join([*(each.read_bytes() for each in files), _LINKING.encode()])
@@ -135,7 +135,7 @@ def _build_one(go: str, name: str) -> None:
 
 
 def _kueue_source(go: str, program: Program, folder: Path) -> Path:
-    """Put Kueue's CRDs into a folder, and the source of its main program without limits."""
+    """Put Kueue's CRDs into a folder, with the source of its main program without rate limits."""
     listed = subprocess.run(
         [go, "mod", "download", "-json", "sigs.k8s.io/kueue"],
         cwd=TOOLS / program.module,

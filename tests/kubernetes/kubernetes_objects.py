@@ -99,7 +99,7 @@ def resource_slice(
     slices: int = 1,
     driver: str = DRIVER,
 ) -> dict[str, Any]:
-    """Return the slice that a driver publishes for a node; its pool is called as the node."""
+    """Return the slice that a driver publishes for a node; its pool has the node's name."""
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
@@ -118,7 +118,7 @@ def resource_slice(
 
 
 def device_class(driver: str = DRIVER) -> dict[str, Any]:
-    """Return the class that claims name, of all devices of a driver."""
+    """Return the device class that claims name, for all devices of a driver."""
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
@@ -142,7 +142,7 @@ def claim(
     labels: Mapping[str, str] | None = None,
     driver: str = DRIVER,
 ) -> dict[str, Any]:
-    """Return a claim on the devices with these uuids, or on `count` of any."""
+    """Return a claim on the devices with these uuids, or on any `count` devices."""
     exactly: dict[str, Any] = {
         "deviceClassName": driver,
         "allocationMode": "ExactCount",

@@ -1,4 +1,4 @@
-"""A real Kubernetes control plane on loopback, with KWOK in the place of nodes and kubelets.
+"""A real Kubernetes control plane on loopback; KWOK simulates nodes and kubelets.
 
 etcd, kube-apiserver, kube-controller-manager, kube-scheduler and KWOK run as children, each with
 free ports and certificates of its own, and end with the process that started them, however that
@@ -125,7 +125,7 @@ class Plane:
             plane.close()
 
     def close(self) -> None:
-        """End every program; what they stored is thrown away."""
+        """End every program, and delete its data."""
         for client in self._clients.values():
             client.close()
         for child in self._children.values():
@@ -137,7 +137,7 @@ class Plane:
     # Its programs -----------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
-        """Start a program that is not running; of the API server, wait until it answers."""
+        """Start a stopped program; for the API server, wait until it answers."""
         # Whatever ends the tests, kill -9 among it, ends the plane: Linux ends a child with the
         # thread that started it, so all are started by one that lives as long as the plane.
         self._children[name] = self._starter.submit(self._spawn, name).result()
@@ -157,7 +157,7 @@ class Plane:
             )
 
     def kill(self, name: str) -> None:
-        """End a program at once; its data and its port stay for `start`."""
+        """Kill a program; its data and its port stay for `start`."""
         child = self._children[name]
         child.kill()
         child.wait()
@@ -210,14 +210,14 @@ class Plane:
         return answer.json()
 
     def create(self, *objects: dict[str, Any], user: str = "admin") -> list[dict[str, Any]]:
-        """Create objects, as `kubernetes_objects` makes them, and return them as they are then."""
+        """Create objects of `kubernetes_objects`; return them as the API server returns them."""
         return [
             self.call("POST", _path(each["kind"], _namespace(each)), each, user=user)
             for each in objects
         ]
 
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any] | None:
-        """Return an object, or None where there is none."""
+        """Return an object, or None if it does not exist."""
         try:
             return self.call("GET", _path(kind, namespace, name))
         except PlaneError as error:
@@ -232,16 +232,16 @@ class Plane:
     def patch(
         self, kind: str, name: str, change: dict[str, Any], namespace: str = "default", at: str = ""
     ) -> dict[str, Any]:
-        """Merge a change into an object, or into what `at` names, such as `status`."""
+        """Merge a change into an object, or into its subresource `at`, such as `status`."""
         path = _path(kind, namespace, name)
         return self.call("PATCH", f"{path}/{at}" if at else path, change)
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> None:
-        """Delete an object; a pod is gone when KWOK has seen it."""
+        """Delete an object; a pod disappears once KWOK has noticed."""
         self.call("DELETE", _path(kind, namespace, name))
 
     def clear(self) -> None:
-        """Delete everything that tests make, for the next one; waits until it is gone."""
+        """Delete everything that tests create, and wait until it is gone."""
         makers = ("Deployment", "ReplicaSet", "Job")
         kinds = (*makers, "Pod", "ResourceClaim", "ResourceSlice", "DeviceClass", "Node")
         for kind in kinds:
@@ -254,19 +254,19 @@ class Plane:
     # Its nodes --------------------------------------------------------------------------------
 
     def lose_node(self, name: str) -> None:
-        """Have a node's kubelet say nothing more; it counts as lost some 20 s later."""
+        """Silence a node's kubelet; the node counts as lost about 20 s later."""
         self.patch("Node", name, {"metadata": {"labels": {"kubelet": None}}})
         self.kill("kwok")  # It may go on reporting for an earlier node of this name.
         self.start("kwok")
 
     def find_node(self, name: str) -> None:
-        """Have the kubelet of a lost node report again."""
+        """Let the kubelet of a lost node report again."""
         self.patch("Node", name, {"metadata": {"labels": {"kubelet": "up"}}})
 
     def until(
         self, happened: Callable[[], _T], what: str, seconds: float = READY_SECONDS_MAX
     ) -> _T:
-        """Return the first true answer of a question that is put again and again.
+        """Call a function repeatedly, and return its first true result.
 
         Raises:
             PlaneError: None came in time, or a program of the plane ended meanwhile.
@@ -448,7 +448,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
 
 @pytest.fixture
 def fresh_plane(plane: Plane) -> Iterator[Plane]:
-    """The control plane of the file, running and empty except for the device class of `DRIVER`."""
+    """The control plane of the file, running, with no object but the device class of `DRIVER`."""
     plane.create(device_class())
     yield plane
     plane.mend()
@@ -468,7 +468,7 @@ def _namespace(thing: dict[str, Any]) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports without a listener, below those that outgoing connections are given.
+    """Return free ports below the range of outgoing connections.
 
     A killed program finds its port free again, then.
     """

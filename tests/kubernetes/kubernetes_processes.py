@@ -1,4 +1,4 @@
-"""A kubelet for the pods of the chart: each is a real `moored serve` on this machine."""
+"""Simulated kubelet for pods of the chart: each pod is a real `moored serve` on this machine."""
 
 import contextlib
 import threading
@@ -16,7 +16,7 @@ ROUND_SECONDS: Final = 0.1
 
 
 class ProcessKubelet:
-    """Starts a process for each pod, ends it with its pod, and reports what its probe says.
+    """Starts a process for each pod, ends it with the pod, and reports its probe's result.
 
     KWOK leaves pods alone whose variable SIM_FATE is `hang`, but for their end.
 
@@ -35,7 +35,7 @@ class ProcessKubelet:
         self._thread = threading.Thread(target=self._work)
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Begin to follow pods."""
         self._folder.mkdir()
         self._thread.start()
         return self

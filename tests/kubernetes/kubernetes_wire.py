@@ -1,4 +1,4 @@
-"""A wire to the API server of a plane, which tests cut, mend, and have lose all that it carries."""
+"""A connection to a plane's API server that tests cut, restore, or let lose all data."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ class Wire:
         await asyncio.gather(*self._joined)
 
     def lose(self) -> None:
-        """Carry nothing from now on, without a word, as behind a firewall that forgot them.
+        """Drop all data from now on without notice, like a firewall that lost its state.
 
         What is open now stays so: it carries nothing any more, also after `find`.
         """

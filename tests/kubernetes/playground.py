@@ -1,4 +1,4 @@
-"""A Kubernetes cluster with fake GPU nodes, and a `moored` beside it, to try things on a laptop.
+"""A Kubernetes cluster with fake GPU nodes, and a `moored` beside it, for tests on a laptop.
 
 `make kubernetes-playground` starts it; Ctrl-C ends everything. What follows on the command line is
 for `moored serve`, e.g. `--port 0`. The daemon follows the cluster: cordon a node with kubectl, and
@@ -61,7 +61,7 @@ def populate(plane: Plane) -> None:
 
 @contextlib.contextmanager
 def moored(data: Path, kubeconfig: Path, *options: str) -> Iterator[dict[str, Any]]:
-    """Run a daemon until the block ends; gives what it says when it is ready."""
+    """Run a daemon until the block ends; yield its ready line."""
     environment = {
         **os.environ,
         "MOORAGE_BACKENDS": "kubernetes",
@@ -91,7 +91,7 @@ def moored(data: Path, kubeconfig: Path, *options: str) -> Iterator[dict[str, An
 
 
 async def main(*options: str) -> None:
-    """Start everything, and go on until Ctrl-C."""
+    """Start everything, and run until Ctrl-C."""
     programs = binaries(*CONTROL_PLANE, "kubectl")
     task = asyncio.current_task()
     for each in (signal.SIGINT, signal.SIGTERM):

@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).parent / "kubernetes_binaries.py"
 
 
 def run(cache: Path, *names: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Ask for programs where there is neither Go nor anything built."""
+    """Look for programs where neither Go nor built programs exist."""
     variables = {**os.environ, "PATH": "", "XDG_CACHE_HOME": str(cache), **environment}
     return subprocess.run(
         [sys.executable, SCRIPT, *names], env=variables, capture_output=True, text=True, check=False
@@ -25,7 +25,7 @@ def test_without_go_the_error_names_the_remedy(tmp_path: Path) -> None:
     assert "KUBEBUILDER_ASSETS" in ran.stderr
 
 
-def test_programs_that_are_there_are_taken(tmp_path: Path) -> None:
+def test_existing_programs_are_used(tmp_path: Path) -> None:
     for name in FOR_TESTS:
         (tmp_path / name).touch()
     ran = run(tmp_path, KUBEBUILDER_ASSETS=str(tmp_path))

@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes: an API server takes them, and what they grant suffices."""
+"""The manifests of deploy/kubernetes: an API server accepts them, and their rights suffice."""
 
 import asyncio
 import contextlib
@@ -70,7 +70,7 @@ def apply(plane: Plane, thing: dict[str, Any], **parameters: str) -> None:
 
 @pytest.fixture(scope="module")
 def plane_with_roles(plane: Plane) -> Plane:
-    """Grant the account what rbac.yaml says."""
+    """Grant the account the rights in rbac.yaml."""
     for thing in (*manifests("0-namespaces.yaml"), *manifests("rbac.yaml")):
         apply(plane, thing)
     return plane
@@ -88,14 +88,12 @@ def account(plane_with_roles: Plane, fresh_plane: Plane, tmp_path: Path) -> Path
     return file
 
 
-def test_an_api_server_takes_each_manifest_and_every_field_of_it(plane_with_roles: Plane) -> None:
+def test_an_api_server_accepts_each_manifest_with_every_field(plane_with_roles: Plane) -> None:
     for thing in manifests("moored.yaml"):
         apply(plane_with_roles, thing, dryRun="All")
 
 
-def test_the_commands_of_the_manifests_work_in_their_order(
-    fresh_plane: Plane, tmp_path: Path
-) -> None:
+def test_the_commands_of_the_manifests_work_in_order(fresh_plane: Plane, tmp_path: Path) -> None:
     kubectl = str(binaries("kubectl")["kubectl"])
     (tmp_path / "kubectl").symlink_to(kubectl)
     path = os.pathsep.join((str(tmp_path), os.environ["PATH"]))
@@ -109,7 +107,7 @@ def test_the_commands_of_the_manifests_work_in_their_order(
             )
 
 
-def test_the_deployment_uses_the_account_the_volume_and_the_ports_that_there_are() -> None:
+def test_the_deployment_uses_the_defined_account_volume_and_ports() -> None:
     found = {each["kind"]: each for each in manifests("moored.yaml")}
     spec = found["Deployment"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -140,13 +138,13 @@ def test_the_deployment_uses_the_account_the_volume_and_the_ports_that_there_are
 
 @contextlib.contextmanager
 def without(plane: Plane, group: int, resource: str) -> Iterator[None]:
-    """Take one right away for a while."""
+    """Remove one right for a while."""
     rules = plane.call("GET", INVENTORY)["rules"]
     fewer = [{**each, "resources": [*each["resources"]]} for each in rules]
     fewer[group]["resources"].remove(resource)
 
     def set_rules(now: list[dict[str, Any]], *, allowed: bool) -> None:
-        """Change the rules, and wait until the API server goes by them."""
+        """Change the rules, and wait until the API server applies them."""
         plane.call("PATCH", INVENTORY, {"rules": now})
         named = {"group": rules[group]["apiGroups"][0], "resource": resource, "verb": "list"}
         review = {"spec": {"user": USER, "resourceAttributes": named}}
@@ -161,7 +159,7 @@ def without(plane: Plane, group: int, resource: str) -> Iterator[None]:
         set_rules(rules, allowed=True)
 
 
-async def test_the_inventory_needs_every_right_that_it_has_and_no_other(
+async def test_the_inventory_needs_exactly_the_rights_that_it_has(
     plane_with_roles: Plane, account: Path
 ) -> None:
     plane_with_roles.create(
@@ -217,7 +215,7 @@ def test_a_daemon_with_these_rights_leases_gpus(plane_with_roles: Plane, account
 
 
 def calls_since(plane: Plane, since: int) -> set[tuple[str, str]]:
-    """Return what the account has called since the log had so many lines, as RBAC says it."""
+    """Return the account's calls since a line of the log, in the terms of RBAC."""
     found = set[tuple[str, str]]()
     for line in plane.audit_log.read_text().splitlines()[since:]:
         event = json.loads(line)
@@ -239,7 +237,7 @@ def rights(*names: str) -> set[tuple[str, str]]:
     }
 
 
-async def test_the_backend_needs_every_right_that_it_has_and_no_other(
+async def test_the_backend_needs_exactly_the_rights_that_it_has(
     plane_with_roles: Plane, account: Path, tmp_path: Path
 ) -> None:
     plane_with_roles.create(*dra_node("n1", 4))
@@ -289,7 +287,7 @@ async def test_the_backend_needs_every_right_that_it_has_and_no_other(
     }
 
 
-async def test_where_it_may_make_nothing_a_start_fails_at_once_and_leaves_nothing_to_end(
+async def test_without_the_right_to_create_a_start_fails_at_once_and_leaves_nothing(
     plane_with_roles: Plane, account: Path, tmp_path: Path
 ) -> None:
     plane_with_roles.create(*dra_node("n1", 4))

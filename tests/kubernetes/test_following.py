@@ -1,4 +1,4 @@
-"""A daemon beside a real Kubernetes: what it knows, when it does not, and what it never grants."""
+"""A daemon beside a real Kubernetes: its inventory, unknown states, and grants that must not be."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ FIRST_FIT = "first_fit:1.0-stable"
 
 
 def contexts(plane: Plane, path: Path) -> Path:
-    """Write a kubeconfig with the context `west`, the plane, and `east`, where no server is."""
+    """Write a kubeconfig with two contexts: `west` is the plane, `east` has no server."""
     config = yaml.safe_load(plane.kubeconfig().read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["name"]
     nowhere = {"server": "https://127.0.0.1:9"}
@@ -141,7 +141,7 @@ def test_a_cordoned_drained_or_tainted_node_keeps_its_leases_and_gets_none(world
     assert world.refused() == "no_capacity"
 
 
-def test_news_tell_of_a_foreign_claim_on_a_granted_device_and_no_lease_gets_it(
+def test_a_foreign_claim_on_a_granted_device_is_reported_and_no_lease_gets_the_device(
     world: World,
 ) -> None:
     world.plane.create(*dra_node("d1", 2))
@@ -170,7 +170,9 @@ def test_news_tell_of_a_foreign_claim_on_a_granted_device_and_no_lease_gets_it(
     assert world.lease().placement[0].gpus == (device,)
 
 
-def test_vanished_devices_and_deleted_nodes_are_drift_and_come_back_held(world: World) -> None:
+def test_vanished_devices_and_deleted_nodes_are_drift_and_return_with_their_leases(
+    world: World,
+) -> None:
     made, devices = dra_node("d1", 2)
     world.plane.create(made, devices)
     world.until(lambda: world.free("d1") == 2000, "the node is there")

@@ -50,7 +50,7 @@ class Helm:
         self._environment = {**os.environ, **homes, **own}
 
     def run(self, *words: str, fails: bool = False) -> str:
-        """Run a command; return what it printed, on stderr where it fails as it should."""
+        """Run a command; return its stdout, or its stderr if it must fail."""
         done = subprocess.run(
             [self._program, *words, *(() if words[0] == "lint" else ("--namespace", "moorage"))],
             env=self._environment,
@@ -89,7 +89,7 @@ def helm(namespaces: Plane, fresh_plane: Plane, tmp_path: Path) -> Iterator[Helm
 @pytest.mark.parametrize(
     "words", [PLAIN, TLS, (*TLS, *ALL), (*TLS, *TWO), (*TLS, "--set", "tls.clientCa=true")]
 )
-def test_lint_is_clean(offline: Helm, words: tuple[str, ...]) -> None:
+def test_helm_lint_finds_no_fault(offline: Helm, words: tuple[str, ...]) -> None:
     assert "0 chart(s) failed" in offline.run("lint", "--strict", str(CHART), *words)
 
 
@@ -135,7 +135,7 @@ def container(manifests: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def test_rights_are_those_of_the_plain_manifests(offline: Helm) -> None:
+def test_the_chart_has_the_rights_of_the_plain_manifests(offline: Helm) -> None:
     ours = offline.template(*PLAIN, *ALL)
     plain = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "rbac.yaml").read_text()))
     for kind in ("ClusterRole", "Role"):
@@ -172,7 +172,7 @@ def test_variables_are_settings_that_exist(offline: Helm) -> None:
 
 
 def test_settings_of_a_file_are_read_as_they_are_written(offline: Helm, tmp_path: Path) -> None:
-    """Helm reads whole numbers of a file as floating-point ones."""
+    """Helm reads whole numbers of a file as floating-point numbers."""
     given = {
         "message_bytes_max": 4_194_304,
         "agent_lost_seconds": 62.5,
@@ -208,7 +208,7 @@ def test_tls_reaches_daemon_probes_and_scraper(offline: Helm) -> None:
     assert daemon["readinessProbe"]["tcpSocket"] == {"port": "http"}, "the kubelet has none"
 
 
-def test_of_two_pods_the_one_that_leads_is_ready(offline: Helm) -> None:
+def test_of_two_pods_only_the_leader_is_ready(offline: Helm) -> None:
     manifests = offline.template(*TLS, *TWO)
     deployment = of_kind(manifests, "Deployment")["spec"]
     assert (deployment["replicas"], deployment["strategy"]["type"]) == (2, "RollingUpdate")
@@ -259,7 +259,7 @@ def revisions(helm: Helm) -> list[tuple[int, str]]:
     return [(each["revision"], each["status"]) for each in found]
 
 
-def test_install_upgrade_and_roll_back(helm: Helm, fresh_plane: Plane) -> None:
+def test_the_chart_is_installed_upgraded_and_rolled_back(helm: Helm, fresh_plane: Plane) -> None:
     fresh_plane.create(node("n1", gpus=1))
     short = (*PLAIN, "--set", "persistence.enabled=false", "--wait", "--timeout", "100s")
     where = "/apis/apps/v1/namespaces/moorage/deployments/moorage"

@@ -23,12 +23,12 @@ SERVE = "moored serve"
 
 
 def typed_blocks() -> list[str]:
-    """Return what the page has people type, block by block."""
+    """Return the commands that the page has its reader type, block by block."""
     return re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def say(text: str, environment: dict[str, str]) -> str:
-    """Run lines of a shell; the first one that fails ends the test."""
+    """Run lines in a shell; the first line that fails ends the test."""
     command = ["bash", "-euc", text]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -39,7 +39,7 @@ def say(text: str, environment: dict[str, str]) -> str:
 
 @pytest.fixture
 def environment(fresh_plane: Plane, tmp_path: Path) -> dict[str, str]:
-    """Return that of a user with a kubeconfig, kubectl and Moorage, and nothing else set."""
+    """Return the environment of a user who has only a kubeconfig, kubectl and Moorage."""
     fresh_plane.create(*dra_node("gpu-1", 4), *dra_node("gpu-2", 4))
     (tmp_path / "kubectl").symlink_to(binaries("kubectl")["kubectl"])
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("MOORAGE_")}
@@ -62,7 +62,7 @@ def settings() -> str:
 
 @pytest.fixture
 def server(environment: dict[str, str], settings: str) -> Iterator[dict[str, Any]]:
-    """Start the server as the page does; gives what it says when it is ready."""
+    """Start the server as the page does; yield its ready line."""
     assert f"{SERVE}\n" in typed_blocks()
     child = subprocess.Popen(
         ["bash", "-euc", f"{settings}exec {SERVE}"],

@@ -1,4 +1,4 @@
-"""`moorage fleet import kubernetes`: a cluster as it is, and with `--watch` as it changes."""
+"""`moorage fleet import kubernetes` imports a cluster once, or with `--watch` continuously."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def running() -> Iterator[Running]:
 
 @pytest.fixture
 def start(fresh_plane: Plane, running: Running) -> Iterator[Start]:
-    """Start `moorage fleet import`; whatever still runs is ended after the test."""
+    """Start `moorage fleet import`; end the command after the test if it still runs."""
     made: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> "subprocess.Popen[str]":
@@ -56,7 +56,7 @@ def wait_end(child: "subprocess.Popen[str]") -> tuple[int, Any]:
     return child.returncode, json.loads(out)
 
 
-def test_a_cluster_is_imported_as_it_is(fresh_plane: Plane, start: Start) -> None:
+def test_a_cluster_is_imported_with_its_present_nodes(fresh_plane: Plane, start: Start) -> None:
     fresh_plane.create(node("n1", gpus=4), node("n2", gpus=2), pod("p", gpus=3, node_name="n1"))
     fresh_plane.patch("Node", "n2", {"spec": {"unschedulable": True}})
     fresh_plane.until(

@@ -1,4 +1,4 @@
-"""A cluster of 1,000 nodes and 10,000 pods, which come in many pages: all of it is known."""
+"""A cluster of 1,000 nodes and 10,000 pods in many pages: the daemon knows all of them."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ CREATED = "2026-01-01T00:00:00Z"
 
 
 def machines() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield keys of etcd and nodes; no kubelet reports on them."""
+    """Yield etcd keys and nodes; no kubelet reports on these nodes."""
     for number in range(NODES):
         made = node(f"node-{number:04}", gpus=8)
         made["metadata"] |= {"uid": f"node-{number}", "creationTimestamp": CREATED}
@@ -31,7 +31,7 @@ def machines() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def pods() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield keys of etcd and pods that run, as large as real ones; every fifth has a GPU."""
+    """Yield etcd keys and running pods, as large as real ones; every fifth has a GPU."""
     note = {"example.com/configuration": "x" * 1500}
     for number in range(NODES * PODS_PER_NODE):
         place = f"node-{number // PODS_PER_NODE:04}"
@@ -51,7 +51,7 @@ def encode(text: str) -> str:
 
 
 def write(plane: Plane, objects: Iterator[tuple[str, dict[str, Any]]]) -> None:
-    """Put objects straight into etcd: through the API server it takes ten minutes."""
+    """Write objects directly into etcd, since the API server would take ten minutes."""
     with httpx.Client(base_url=plane.etcd_url, timeout=60) as client:
         batch: list[dict[str, Any]] = []
 
@@ -70,7 +70,7 @@ def write(plane: Plane, objects: Iterator[tuple[str, dict[str, Any]]]) -> None:
 
 @pytest.fixture(scope="module")
 def large(plane: Plane) -> Plane:
-    """Return a plane with nothing but an API server, and with all these nodes and pods."""
+    """Return a plane with only an API server, and with all these nodes and pods."""
     for name in ("kwok", "kube-scheduler", "kube-controller-manager"):
         plane.kill(name)  # They would look at all nodes, and find no kubelet.
     write(plane, machines())
@@ -80,7 +80,7 @@ def large(plane: Plane) -> Plane:
     return plane
 
 
-def test_a_daemon_knows_all_of_it(large: Plane) -> None:
+def test_a_daemon_knows_all_nodes_and_pods(large: Plane) -> None:
     environment = {
         "MOORAGE_KUBERNETES_CLUSTERS": "large=test",
         "MOORAGE_KUBERNETES_CONFIG": str(large.kubeconfig()),

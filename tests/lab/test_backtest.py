@@ -1,4 +1,4 @@
-"""Backtests: production's own decisions, the same bytes every time, and a ledger's history."""
+"""Backtests: decisions as in production, equal bytes every time, and histories of ledgers."""
 
 import json
 import re
@@ -104,7 +104,7 @@ async def test_schemas_complete_or_refuse_a_request_as_on_a_server(trace):
     assert wants["refusals"] == {"bad_message": 5}
 
 
-async def test_by_its_own_times_requests_wait_and_end(trace):
+async def test_with_times_of_the_trace_requests_wait_and_end(trace):
     job = BacktestJob(shipped_policies("first_fit"), **trace, timed=True)
     (at_once,) = (await backtest(job))["rules"]
     assert at_once["asked"] == 40
@@ -142,7 +142,7 @@ async def test_only_requests_after_the_warm_up_count(trace):
 
 
 def play_day(line):
-    """Return a day's facts with their times: each request goes to the first node that fits."""
+    """Return facts of a day with their times; each request goes to the first node that fits."""
     allocator, facts, now = Allocator(), [], 0.0
 
     def step(event):
@@ -164,7 +164,7 @@ def play_day(line):
     return facts
 
 
-async def test_a_ledger_is_replayed_as_far_as_it_knows(trace, tmp_path):
+async def test_a_ledger_is_replayed_as_far_as_its_facts_reach(trace, tmp_path):
     line = timeline.of_trace(
         tmp_path / "nodes.csv", tmp_path / "pods.csv",
         arrive=1.3, seed=1, limit=None, timed=True, wait_seconds=100.0,
@@ -189,7 +189,7 @@ async def test_a_ledger_is_replayed_as_far_as_it_knows(trace, tmp_path):
     assert outcome["differing"][0]["placed_elsewhere"] > 0
 
 
-async def test_a_pruned_ledger_is_replayed_from_where_it_begins(trace, tmp_path):
+async def test_a_pruned_ledger_is_replayed_from_its_first_fact(trace, tmp_path):
     line = timeline.of_trace(
         tmp_path / "nodes.csv", tmp_path / "pods.csv",
         arrive=1.3, seed=1, limit=None, timed=True, wait_seconds=100.0,
@@ -245,7 +245,7 @@ def test_fragmentation_is_capacity_unusable_by_typical_requests(trace, tmp_path)
     assert fragmentation_milli(fleet, []) == 0
 
 
-def test_the_ask_behind_a_lease_has_no_key_and_no_policy():
+def test_a_replayed_request_has_no_key_and_no_policy():
     ask = Ask(
         RequestId("r"), Tenant("t"), PolicyRef("a:1-b", "d"), demand=Demand(gpus=1),
         terms=LeaseTerms(60.0, 5.0, idempotency_key="k"), parameters={"x": 1},

@@ -34,13 +34,13 @@ def test_the_load_holds_from_the_first_moment_if_all_fits(stays):
 
 
 @pytest.mark.parametrize("stays", STAYS)
-def test_requests_stay_an_hour_on_the_average(stays):
+def test_requests_stay_an_hour_on_average(stays):
     came = [each for each in draw_arrivals(Churn(2.0, stays, 8.0)) if each.at > 0]
     mean = sum(each.stay for each in came) / len(came)
     assert mean == pytest.approx(MEAN_STAY_SECONDS, rel=0.1)
 
 
-def test_the_more_gpus_the_longer_where_stays_are_sized():
+def test_stays_by_size_are_longer_for_more_gpus():
     def mean(milli):
         stays = [a.stay for a in came if a.pod.demand_milli == milli]
         return sum(stays) / len(stays)
@@ -59,7 +59,7 @@ def test_half_of_the_requests_may_come_from_another_trace():
     assert held_share_at(coming, how.end - 1) == pytest.approx(0.8, rel=0.15)
 
 
-def test_the_same_seed_draws_the_same_and_another_one_does_not():
+def test_equal_seeds_draw_equal_requests_and_others_do_not():
     assert (
         draw_arrivals(Churn(0.5)) == draw_arrivals(Churn(0.5)) != draw_arrivals(Churn(0.5), seed=2)
     )
@@ -70,7 +70,7 @@ def test_a_load_needs_requests_for_gpus():
         arrivals(PODS[:1], CAPACITY, Churn(1.0), 1)
 
 
-def test_sizes_have_words_and_an_order():
+def test_sizes_have_names_and_an_order():
     sizes = [size_of(pod.gpus, pod.gpu_milli) for pod in PODS] + ["16 GPUs"]
     assert sizes == ["CPU only", "share", "1 GPU", "4 GPUs", "16 GPUs"]
     assert sorted({*sizes}, key=by_size) == sizes

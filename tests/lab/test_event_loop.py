@@ -42,7 +42,7 @@ def test_sigterm_within_a_callback_lets_the_program_clean_up_silently():
     assert (process.returncode, process.stdout, process.stderr) == (143, "cleaned up\n", "")
 
 
-def test_the_handler_of_before_is_back_afterwards():
+def test_the_previous_signal_handler_is_restored_afterwards():
     before = signal.getsignal(signal.SIGTERM)
     assert run_until_sigterm(asyncio.sleep(0, 7)) == 7
     assert signal.getsignal(signal.SIGTERM) is before

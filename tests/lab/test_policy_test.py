@@ -1,4 +1,4 @@
-"""Policies tried offline, in real cells: what passes, what is found, and in which words."""
+"""Offline tests of policies in real cells: what passes, and which faults are reported how."""
 
 import textwrap
 
@@ -23,7 +23,7 @@ ONE = {"inputs": {}, "resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
 
 @pytest.fixture(autouse=True)
 def two_seeds(monkeypatch):
-    """Run policies under two hash seeds: each takes a second to start."""
+    """Run policies under two hash seeds only, since each takes a second to start."""
     monkeypatch.setattr(policy_test, "HASH_SEEDS", HASH_SEEDS[:2])
 
 
@@ -56,7 +56,7 @@ async def test_a_shipped_policy_passes_the_built_in_requests():
     assert 0 < report.p50_seconds <= report.max_seconds
 
 
-async def test_the_example_site_is_one_that_a_server_takes():
+async def test_a_server_accepts_the_example_site():
     measured = {each["clusterId"] for each in metrics()}
     assert measured < {each["id"] for each in clusters()}, "one of them has no metrics"
 
@@ -125,8 +125,8 @@ async def test_dependence_on_metrics_is_found(body, says):
         assert finding.endswith("There `cluster_metrics` is None, and `get_cluster` raises")
 
 
-async def test_a_choice_from_a_set_of_two_that_two_seeds_agree_about_is_found(all_seeds):
-    """For this set, hash seeds 1, 2 and 3 yield the same first element."""
+async def test_a_set_order_that_two_seeds_share_is_found_by_a_third(all_seeds):
+    """For this set, hash seeds 1, 2 and 3 give the same first element."""
     choice = "return {'cluster_id': 'alpha', 'x': next(iter({'e', 'g'}))}"
     report = await try_policy(PolicyTestJob(policy(choice), [{"inputs": {}}]))
     assert not report.passed
@@ -190,7 +190,7 @@ async def test_a_policy_may_decline_requests_of_its_author():
     assert (await try_policy(job)).passed
 
 
-async def test_a_profile_is_made_on_demand_and_calls_count_for_their_line():
+async def test_a_profile_is_made_on_demand_and_counts_calls_by_line():
     body = "total = sum(weigh(n) for n in range(3))\nreturn {'total': total}"
     head = "import math\ndef weigh(n):\n    return math.sqrt(n)\n"
     report = await try_policy(PolicyTestJob(policy(body, head), [ONE, ONE], profile=True))
@@ -215,7 +215,7 @@ async def test_policies_on_plain_input_are_tested_with_their_output():
     assert "ranked" in report.printed
 
 
-async def test_no_placement_without_a_reason_is_found():
+async def test_an_answer_with_neither_placement_nor_reason_is_reported():
     advice = {"inputs": {}, "resources": {"gpus": 1}}
     report = await try_policy(PolicyTestJob(policy("return {}"), [advice, ONE, {"inputs": {}}]))
     (finding,) = report.findings
@@ -231,11 +231,11 @@ async def test_no_placement_without_a_reason_is_found():
         *[(each, True) for each in ({"declined": "full"}, {"error": "no rack"})],
     ],
 )
-def test_a_refusal_is_explained(value, explained):
+def test_the_report_explains_a_refusal(value, explained):
     assert _is_unexplained(Tried(ONE, "policy_declined", "", (value,), 0.0)) is not explained
 
 
-async def test_unknown_fields_of_requests_are_warned_of_as_on_a_server():
+async def test_unknown_fields_of_requests_yield_a_warning_as_on_a_server():
     own = policy("return {'declined': 'x'}")
     requested = [{**ONE, "gpus": 1}, {**ONE, "gpus": 2}, {"input_data": [], "inputs": {}}]
     report = await try_policy(PolicyTestJob(own, requested))
@@ -250,7 +250,7 @@ async def test_unknown_fields_of_requests_are_warned_of_as_on_a_server():
             await try_policy(PolicyTestJob(own, [{**ONE, **refused}]))
 
 
-async def test_a_request_that_is_none_says_nothing_of_the_policy():
+async def test_an_invalid_request_is_an_error_and_no_fault_of_the_policy():
     with pytest.raises(CommandError, match=r"request 0: .*resources"):
         await try_policy(PolicyTestJob(policy("return {}"), [{"resources": 3}]))
     with pytest.raises(CommandError, match="cluster document"):

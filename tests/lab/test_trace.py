@@ -81,7 +81,7 @@ def test_a_malformed_file_is_refused_with_its_line_and_column(tmp_path, read, li
     assert column in str(caught.value)
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path):
+def test_binary_files_are_refused(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_bytes(NODE_HEADER.encode() + b"\n\xff\xfe,1,1,1,T4\n")
     with pytest.raises(TraceError, match="UTF-8"):
@@ -103,7 +103,7 @@ def pods_of(*pods):
     ]
 
 
-def test_typical_classes_cover_the_share_and_stop():
+def test_typical_classes_cover_the_requested_share():
     pods = [WHOLE] * 60 + [HALF] * 30 + [CPU] * 6 + [EIGHT] * 4
     classes = typical_classes(pods)
     assert [(kind["gpus"], kind["gpu_milli"], kind["weight"]) for kind in classes] == [
@@ -115,7 +115,7 @@ def test_typical_classes_cover_the_share_and_stop():
     assert typical_classes([]) == []
 
 
-def test_arrivals_reach_the_limit_and_do_not_pass_it():
+def test_arrivals_reach_the_limit_and_do_not_exceed_it():
     pods = pods_of(*[WHOLE] * 10, *[HALF] * 10, *[CPU] * 5)
     order = arrivals(pods, 20_000, arrive=1.3, seed=7)
     assert Counter(order[:25]) == Counter(pods)  # The trace itself, shuffled, comes first …
@@ -140,7 +140,7 @@ def test_a_trace_above_the_limit_loses_gpu_requests_at_random():
     assert set(drawn) != set(arrivals(pods, 10_000, arrive=1.0, seed=4))
 
 
-def test_a_trace_without_gpus_is_not_inflated():
+def test_a_trace_without_gpus_does_not_grow():
     assert len(arrivals(pods_of(*[CPU] * 7), 10_000)) == 7
 
 
@@ -170,7 +170,7 @@ def test_the_cluster_document_describes_the_nodes():
     assert cluster_document(nodes)["nodes"]["nodeData"][0]["id"] == "a"
 
 
-def test_a_pod_s_resources_are_those_of_a_request():
+def test_a_pod_has_the_resources_of_a_request():
     assert TracePod("p", 1000, 512, 2, 1000, ("A",)).resources() == {
         "cpu_milli": 1000,
         "memory_mib": 512,

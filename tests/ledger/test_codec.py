@@ -173,7 +173,7 @@ def test_every_fact_has_a_kind_and_a_strategy():
 
 
 @pytest.mark.parametrize("record", STRATEGIES, ids=lambda record: record.__name__)
-def test_facts_come_back_as_they_were(record: type[Any]):
+def test_stored_facts_are_read_back_unchanged(record: type[Any]):
     # No deadlines: how busy the machine is says nothing about the codec.
     @settings(max_examples=50)
     @given(STRATEGIES[record], st.integers(1, 2**62), times)
@@ -188,7 +188,7 @@ def test_facts_come_back_as_they_were(record: type[Any]):
     come_back()
 
 
-def test_each_fact_is_about_its_lease_request_or_cluster():
+def test_each_fact_names_its_lease_request_or_cluster():
     request, cluster = RequestId("r-1"), ClusterId("c-1")
     ask = Ask(request, Tenant("t"), PolicyRef("p", "0"))
     lease = Lease(request, Tenant("t"), "", PolicyRef("p", "0"), (), 1, 1.0, 2.0, LeaseTerms(1.0))
@@ -265,7 +265,7 @@ def test_non_json_values_are_refused_before_storage(inputs: Any):
         seal(1, 1.0, Queued(ask, 1.0, 2.0), 0)
 
 
-def test_rows_that_are_no_facts_are_refused():
+def test_invalid_rows_are_refused():
     with pytest.raises(FactUnwritable, match="Refusal cannot be stored: it is no member of `Fact`"):
         FACTS.encode(Refusal(Code.BUSY, "no fact"))
 
@@ -278,14 +278,14 @@ def test_an_unknown_kind_in_a_checkpoint_is_never_skipped():
         list(FACTS.unpack(b'{"kind":"ended"}', "here", "the part"))
 
 
-def test_a_known_version_of_another_shape_is_damage():
+def test_a_known_version_with_another_shape_is_damage():
     with pytest.raises(LedgerCorrupt, match=r"fact 3 is no 'renewed' of version 1.*lease"):
         FACTS.decode("renewed", 1, b'{"expires_at":1.0}', "here", "fact 3")
 
 
 @dataclass(frozen=True)
 class Moored:
-    """Version 3. Version 2 called the berth `place`; version 1 had no rope."""
+    """Facts of version 3. Version 2 called the berth `place`; version 1 had no rope."""
 
     berth: str
     rope_metres: float
@@ -306,7 +306,7 @@ MOORED = Codec([FactKind("moored", 3, Moored)], MOORED_UPGRADES)
         (3, b'{"berth":"C","rope_metres":3.5}', Moored("C", 3.5)),
     ],
 )
-def test_old_versions_are_brought_up_to_date(version: int, body: bytes, fact: Moored):
+def test_old_versions_are_upgraded_when_read(version: int, body: bytes, fact: Moored):
     assert MOORED.decode("moored", version, body, "here", "fact 1") == fact
     line = b'{"kind":"moored","version":%d,"fact":%s}' % (version, body)
     assert list(MOORED.unpack(line, "here", "a part")) == [fact]
@@ -324,7 +324,7 @@ def test_newer_versions_are_refused():
     assert (caught.value.kind, caught.value.version) == ("moored", 4)
 
 
-def test_no_version_is_left_without_its_upgrade():
+def test_each_old_version_has_an_upgrade():
     with pytest.raises(ValueError, match="moored has version 3 but no upgrade from 1"):
         Codec([FactKind("moored", 3, Moored)], {("moored", 2): MOORED_UPGRADES["moored", 2]})
     # The codec of the ledgers is made at import, so it has every step that its kinds need.
@@ -333,7 +333,7 @@ def test_no_version_is_left_without_its_upgrade():
 
 
 def shape(record: type[Any]) -> str:
-    """Digest of the JSON schema of a record, without the prose."""
+    """Return the digest of a record's JSON schema, without its descriptions."""
 
     def bare(part: Any) -> Any:
         if isinstance(part, dict):
@@ -344,7 +344,7 @@ def shape(record: type[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def test_no_shape_changes_without_its_version():
+def test_a_changed_shape_needs_a_new_version():
     shapes = {f"{kind.name} {kind.version}": shape(kind.record) for kind in KINDS}
     pinned = json.loads(SHAPES.read_text())
     assert {key: pinned.get(key) for key in shapes} == shapes, (

@@ -24,7 +24,7 @@ def fact(seq: int) -> Fact:
 
 
 def kill_after(path: Path, acknowledgements: int) -> int:
-    """Run the appender until it has printed so often, kill it; return the last seq it printed."""
+    """Run the appender, kill it after so many prints, and return the last seq that it printed."""
     command = [sys.executable, str(APPENDER), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -36,7 +36,7 @@ def kill_after(path: Path, acknowledgements: int) -> int:
 
 
 def fill(path: Path, room_bytes: int) -> tuple[list[int], list[str]]:
-    """Run the filler; return the seqs it printed, and its errors."""
+    """Run the filler; return the seqs that it printed, and its errors."""
     command = [sys.executable, str(FILLER), str(path), str(room_bytes)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     assert run.stderr == ""
@@ -47,7 +47,7 @@ def fill(path: Path, room_bytes: int) -> tuple[list[int], list[str]]:
 
 
 @pytest.mark.heavy
-async def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path):
+async def test_kill_9_loses_no_acknowledged_fact(tmp_path: Path):
     path = tmp_path / "ledger.sqlite"
     dice = random.Random(20)
     last_seq = checkpoints = 0

@@ -1,4 +1,4 @@
-"""Nothing that was acknowledged is missing without a word, and no fencing number comes twice."""
+"""Every loss of acknowledged facts is reported, and no fencing number is used twice."""
 
 import random
 import shutil
@@ -33,7 +33,7 @@ def numbered_facts(first: int, last: int) -> list[Fact]:
 
 
 async def write_and_kill(path: Path, commits: int = 60, checkpoint_at: int = 20) -> list[Fact]:
-    """Write facts, one a commit, and leave the files in `path` as a kill -9 leaves them."""
+    """Write facts, one per commit; leave the files in `path` as kill -9 leaves them."""
     alive = path.parent / "alive" / path.name
     ledger = StoredLedger(SqliteFacts(alive))
     await ledger.open()
@@ -75,13 +75,13 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(content)
 
 
-async def test_a_ledger_is_whole_after_a_kill(path: Path):
+async def test_a_ledger_is_complete_after_a_kill(path: Path):
     facts = await write_and_kill(path)
     assert await read_back(path) == (facts, (), 60 + FENCING_BLOCK - 59)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
-async def test_a_log_that_was_cut_is_noticed_and_left_as_it_is(path: Path, keep: float):
+async def test_a_truncated_log_is_noticed_and_left_unchanged(path: Path, keep: float):
     await write_and_kill(path)
     content = log(path).read_bytes()
     log(path).write_bytes(content[: int(len(content) * keep)])
@@ -94,14 +94,14 @@ async def test_a_log_that_was_cut_is_noticed_and_left_as_it_is(path: Path, keep:
 
 
 @pytest.mark.parametrize("name", ["ledger.db-wal", "ledger.db", "ledger.mark"])
-async def test_a_file_that_is_gone_is_noticed(path: Path, name: str):
+async def test_a_missing_file_is_noticed(path: Path, name: str):
     await write_and_kill(path)
     remove(path.parent / name)
     with pytest.raises(LedgerCorrupt):
         await read_back(path)
 
 
-async def test_without_its_reserved_numbers_a_whole_ledger_goes_on(path: Path):
+async def test_a_complete_ledger_opens_without_its_reserved_numbers(path: Path):
     facts = await write_and_kill(path)
     remove(path.with_name("ledger.fencing"))
     found, [warning], fencing = await read_back(path)
@@ -109,13 +109,13 @@ async def test_without_its_reserved_numbers_a_whole_ledger_goes_on(path: Path):
     assert "ledger.fencing is missing" in warning
 
 
-async def test_a_ledger_that_was_being_made_is_no_damage(path: Path):
+async def test_a_ledger_whose_creation_was_interrupted_is_not_damaged(path: Path):
     await read_back(path)
     remove(path)
     assert await read_back(path) == ([], (), 0)
 
 
-async def test_a_damaged_mark_has_its_other_copy(path: Path):
+async def test_a_damaged_mark_is_restored_from_its_other_copy(path: Path):
     facts = await write_and_kill(path)
     for copy in (0, 4096):
         flip(path.with_name("ledger.mark"), (copy + 20) * 8)
@@ -129,8 +129,8 @@ async def test_a_damaged_mark_has_its_other_copy(path: Path):
         await read_back(path)
 
 
-async def test_a_fact_of_another_life_is_noticed(path: Path):
-    """Each is right by itself, and they were never together: an older copy of a file's part."""
+async def test_a_fact_of_another_ledger_is_noticed(path: Path):
+    """Each file is valid by itself; one of them is an older copy."""
     await write_and_kill(path)
     other = path.parent / "other" / "ledger.db"
     ledger = StoredLedger(SqliteFacts(other))
@@ -158,7 +158,7 @@ async def test_the_checksum_covers_the_fields_of_a_checkpoint(path: Path, column
     assert "is damaged and was dropped" in warning
 
 
-async def test_a_clean_end_returns_reserved_numbers(path: Path):
+async def test_a_clean_end_releases_reserved_numbers(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     await ledger.append(numbered_facts(1, 5), NOW)
@@ -166,7 +166,7 @@ async def test_a_clean_end_returns_reserved_numbers(path: Path):
     assert (await read_back(path))[2] == 5
 
 
-async def test_numbers_are_reserved_before_they_are_durable(path: Path):
+async def test_numbers_are_reserved_durably_before_they_are_used(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     for fencing in (1, 2, FENCING_BLOCK, FENCING_BLOCK + 1, FENCING_BLOCK + 2, 3 * FENCING_BLOCK):
@@ -188,7 +188,7 @@ async def test_numbers_are_reserved_before_they_are_durable(path: Path):
         ),
     ],
 )
-async def test_no_flipped_bit_is_believed(path: Path, name: str, places: int):
+async def test_every_flipped_bit_is_noticed(path: Path, name: str, places: int):
     commits = 300 if name.startswith("ledger.db") else 60
     facts = await write_and_kill(path, commits=commits, checkpoint_at=commits // 2)
     if name == "ledger.db":
@@ -213,10 +213,10 @@ async def test_no_flipped_bit_is_believed(path: Path, name: str, places: int):
 
 
 @pytest.mark.parametrize("place", [0.6, 0.9])
-async def test_a_log_damaged_in_its_middle_is_noticed_also_where_the_mark_is_old(
+async def test_damage_in_the_middle_of_the_log_is_noticed_despite_an_old_mark(
     path: Path, place: float
 ):
-    """A power cut may leave this: the mark was not on the disk yet."""
+    """A power cut may leave an old mark, since the new one was not on the disk yet."""
     await write_and_kill(path)
     whole = path.parent.rename(path.parent.with_name("whole"))
     shutil.copytree(whole, path.parent)
@@ -230,7 +230,7 @@ async def test_a_log_damaged_in_its_middle_is_noticed_also_where_the_mark_is_old
         await read_back(path)
 
 
-async def test_a_torn_last_commit_is_no_damage(path: Path):
+async def test_a_torn_last_commit_does_not_count_as_damage(path: Path):
     facts = await write_and_kill(path)
     old = path.parent.parent / "old" / "ledger.db"
     await write_and_kill(old, commits=20)

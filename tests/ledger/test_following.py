@@ -1,4 +1,4 @@
-"""A ledger that another process writes, read on where it grew."""
+"""A follower of a ledger that another process writes reads on from where it stopped."""
 
 import asyncio
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ async def write_facts(tmp_path: Path):
     await ledger.close()
 
 
-async def test_each_fact_is_taken_once_and_in_order(write_facts) -> None:
+async def test_each_fact_is_applied_once_and_in_order(write_facts) -> None:
     store, ledger = write_facts
     await ledger.append(facts(0, 5), NOW)
     await ledger.checkpoint(3, facts(0, 2))  # As if two facts said what three did.
@@ -76,7 +76,7 @@ async def test_a_follower_reports_only_applied_facts(write_facts) -> None:
     assert [entry.seq for entry in await followed.history("c4")] == [5]
 
 
-async def test_a_database_that_is_away_is_tried_again(write_facts) -> None:
+async def test_an_unreachable_database_is_tried_again(write_facts) -> None:
     store, ledger = write_facts
     beside = Beside(store)
     followed = FollowedLedger(beside)
@@ -145,7 +145,9 @@ async def test_a_follower_does_not_resume_from_a_partial_read(write_facts) -> No
     assert followed.position is None
 
 
-async def test_following_that_is_cancelled_goes_on_from_whole_pieces(write_facts) -> None:
+async def test_after_a_cancellation_following_continues_from_the_last_whole_piece(
+    write_facts,
+) -> None:
     store, ledger = write_facts
     followed = FollowedLedger(Beside(store))
     await followed.load(lambda _: None)

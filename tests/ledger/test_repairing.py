@@ -30,7 +30,7 @@ def grant(number: int) -> Granted:
 
 
 async def write_and_kill(path: Path) -> list[Fact]:
-    """Write facts, one a commit, with two checkpoints of one fact each, and kill the ledger."""
+    """Write facts, one per commit, with two checkpoints of one fact each, and kill the ledger."""
     alive = path.parent / "alive" / path.name
     ledger = StoredLedger(SqliteFacts(alive))
     await ledger.open()
@@ -79,7 +79,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "data" / "ledger.db"
 
 
-async def test_a_whole_ledger_has_no_findings(path: Path):
+async def test_an_intact_ledger_has_no_findings(path: Path):
     await write_and_kill(path)
     found = walk(path)
     assert found.findings == []
@@ -87,7 +87,7 @@ async def test_a_whole_ledger_has_no_findings(path: Path):
     assert found.fencing_seen == COMMITS
 
 
-async def test_a_catalog_without_any_of_its_files_is_found(path: Path):
+async def test_a_missing_catalog_is_found(path: Path):
     await write_and_kill(path)
     (finding,) = ledger_care.verify(path.parent).findings
     assert finding.startswith("catalog.db is missing, with all its records")
@@ -106,7 +106,7 @@ async def test_a_catalog_without_any_of_its_files_is_found(path: Path):
         ("UPDATE checkpoint_part SET body = x'00' WHERE checkpoint = 1", "as of fact 50 is dama"),
     ],
 )
-async def test_an_old_fact_that_is_damaged_is_named_and_costs_its_history_only(
+async def test_a_damaged_old_fact_is_named_and_costs_only_its_history(
     path: Path, statement: str, finding: str
 ):
     facts = await write_and_kill(path)
@@ -129,7 +129,7 @@ async def test_facts_after_a_damaged_recent_fact_are_lost_and_named(path: Path):
     assert fencing >= COMMITS
 
 
-async def test_where_the_checkpoint_has_lost_its_own_fact_the_chain_goes_on(path: Path):
+async def test_the_chain_continues_although_the_fact_of_the_checkpoint_is_lost(path: Path):
     facts = await write_and_kill(path)
     change(path, "DELETE FROM fact WHERE seq >= 100")
     repair(path)
@@ -143,14 +143,14 @@ async def test_a_damaged_link_alone_loses_no_fact(path: Path):
     assert (await read_back(path))[0] == facts
 
 
-async def test_without_a_checkpoint_all_of_it_is_replayed(path: Path):
+async def test_without_a_checkpoint_all_facts_are_replayed(path: Path):
     await write_and_kill(path)
     change(path, "UPDATE checkpoint SET seq = seq + 1")
     assert repair(path) == []
     assert (await read_back(path))[0] == [grant(number) for number in range(1, COMMITS + 1)]
 
 
-async def test_with_neither_nothing_is_left_but_the_numbers_go_on(path: Path):
+async def test_without_checkpoint_and_facts_only_the_fencing_numbers_survive(path: Path):
     await write_and_kill(path)
     change(
         path,
@@ -164,8 +164,8 @@ async def test_with_neither_nothing_is_left_but_the_numbers_go_on(path: Path):
     assert fencing >= COMMITS
 
 
-async def test_a_fact_out_of_its_order_takes_none_of_the_others_with_it(path: Path):
-    """A tree with it shows other facts to a read with other bounds."""
+async def test_a_misplaced_fact_costs_no_other_fact(path: Path):
+    """A B-tree with such a fact gives different results for different ranges."""
     facts = await write_and_kill(path)
     change(path, "PRAGMA journal_mode=DELETE")
     rename_in_its_page(path, 60, 120)
@@ -178,7 +178,7 @@ async def test_a_fact_out_of_its_order_takes_none_of_the_others_with_it(path: Pa
 
 
 def rename_in_its_page(path: Path, seq: int, name: int) -> None:
-    """Give a fact another key, where it lies (https://sqlite.org/fileformat2.html)."""
+    """Give a fact another key in its place in the file (https://sqlite.org/fileformat2.html)."""
     content = bytearray(path.read_bytes())
     size = int.from_bytes(content[16:18])
     cell = bytes([seq])  # Below 128, a key is one byte, behind the two of the cell's size.
@@ -203,7 +203,7 @@ def rename_in_its_page(path: Path, seq: int, name: int) -> None:
         "DELETE FROM meta WHERE name = 'pruned'",
     ],
 )
-async def test_a_ledger_without_its_header_loses_nothing(path: Path, statement: str):
+async def test_a_ledger_without_its_header_loses_no_fact(path: Path, statement: str):
     facts = await write_and_kill(path)
     change(path, statement)
     if "format" in statement:
@@ -224,7 +224,7 @@ async def test_a_lost_header_page_loses_no_facts(path: Path):
 
 
 def blank_root(path: Path, table: str) -> None:
-    """Write zeros over the first page of a table."""
+    """Fill the first page of a table with zeros."""
     with closing(sqlite3.connect(path)) as connection:
         roots = "SELECT rootpage FROM sqlite_master WHERE name = ?"
         (page,) = connection.execute(roots, (table,)).fetchone()
@@ -242,7 +242,7 @@ def invert_byte(path: Path, place: int) -> None:
 
 @pytest.mark.parametrize("place", [0, 20, 40, 4_200, 60_000, 200_000])
 async def test_facts_after_damage_in_the_log_are_recovered(path: Path, place: int):
-    """SQLite reads nothing from there on; here that is every fact but those of before."""
+    """SQLite reads no log record behind the damage, which would lose almost every fact."""
     facts = await write_and_kill(path)
     invert_byte(path.with_name("ledger.db-wal"), place)
     with pytest.raises(LedgerCorrupt):
@@ -253,7 +253,9 @@ async def test_facts_after_damage_in_the_log_are_recovered(path: Path, place: in
 
 @pytest.mark.parametrize("name", ["catalog.db", "old.db"])
 @pytest.mark.parametrize("foreign", [False, True])
-async def test_a_ledger_under_another_name_is_not_made_empty(path: Path, name: str, foreign: bool):
+async def test_a_renamed_ledger_is_not_replaced_by_an_empty_one(
+    path: Path, name: str, foreign: bool
+):
     facts = await write_and_kill(path)
     moved = path.with_name(name)
     for end in ("", "-wal"):
@@ -268,7 +270,7 @@ async def test_a_ledger_under_another_name_is_not_made_empty(path: Path, name: s
     assert (await read_back(path))[0] == facts
 
 
-async def test_a_ledger_of_which_only_the_numbers_are_left_is_missed(path: Path):
+async def test_a_ledger_with_only_its_reserved_numbers_counts_as_lost(path: Path):
     await write_and_kill(path)
     for file in path.parent.iterdir():
         if file.name.startswith("ledger.db") or file.name == "ledger.mark":
@@ -280,7 +282,7 @@ async def test_a_ledger_of_which_only_the_numbers_are_left_is_missed(path: Path)
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "ledger.mark", "ledger.fencing"])
-async def test_a_file_that_is_gone_is_done_without(path: Path, name: str):
+async def test_a_repair_works_without_a_missing_file(path: Path, name: str):
     facts = await write_and_kill(path)
     file = path.parent / name
     file.rename(file.with_name("gone"))

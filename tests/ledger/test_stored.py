@@ -65,7 +65,7 @@ def test_every_commit_is_synced(path: Path):
     connection.close()
 
 
-async def test_only_its_owner_may_read_it(tmp_path: Path):
+async def test_only_the_owner_may_read_the_file(tmp_path: Path):
     path = tmp_path / "made" / "too" / "ledger.sqlite"
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
@@ -147,7 +147,7 @@ async def test_only_the_newest_checkpoints_stay(path: Path):
     assert parts == CHECKPOINTS_KEPT + 1, "the last one dropped is swept by the next checkpoint"
 
 
-async def test_parts_of_an_unfinished_checkpoint_count_for_nothing(path: Path):
+async def test_parts_of_an_unfinished_checkpoint_are_ignored(path: Path):
     await fill(path, 3)
     run(path, "INSERT INTO checkpoint_part VALUES (1, 0, 'torn')")
     ledger = StoredLedger(SqliteFacts(path))
@@ -170,7 +170,7 @@ async def test_parts_of_an_unfinished_checkpoint_count_for_nothing(path: Path):
         (SQL["parts"], (1,)),
     ],
 )
-async def test_no_question_scans_the_history(
+async def test_no_query_scans_the_whole_history(
     path: Path, statement: str, parameters: tuple[object, ...]
 ):
     await fill(path, 1)
@@ -181,7 +181,7 @@ async def test_no_question_scans_the_history(
     assert all(step.startswith("SEARCH ") for step in plan), plan
 
 
-async def test_a_file_that_is_no_database_is_left_alone(path: Path):
+async def test_a_file_that_is_no_database_is_left_unchanged(path: Path):
     spoil(path, b"not a database, but long enough to look at" * 100)
     before = contents(path)
     with pytest.raises(LedgerCorrupt, match=r"file is not a database.*from a backup"):
@@ -189,7 +189,7 @@ async def test_a_file_that_is_no_database_is_left_alone(path: Path):
     assert contents(path) == before
 
 
-async def test_a_foreign_database_is_left_alone(path: Path):
+async def test_a_foreign_database_is_left_unchanged(path: Path):
     run(path, "CREATE TABLE recipes(name TEXT)")
     with pytest.raises(LedgerError, match=r"no ledger of Moorage.*another data directory"):
         await StoredLedger(SqliteFacts(path)).open()
@@ -208,7 +208,7 @@ async def test_a_newer_format_is_refused(path: Path):
         walk(path)
 
 
-async def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
+async def test_an_unwritable_path_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match="directory that this user may write to"):
         await StoredLedger(SqliteFacts(tmp_path / "file" / "ledger.sqlite")).open()
@@ -224,7 +224,7 @@ async def test_a_torn_file_is_noticed(path: Path):
     await ledger.close()
 
 
-async def test_rotten_text_is_noticed(path: Path):
+async def test_corrupt_text_is_noticed(path: Path):
     await fill(path, 3)
     run(path, "UPDATE fact SET subject = CAST(x'ff' AS TEXT) WHERE seq = 2")
     ledger = StoredLedger(SqliteFacts(path))

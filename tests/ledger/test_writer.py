@@ -16,7 +16,7 @@ SECONDS_MAX = 30
 
 
 class Gate:
-    """A job's work that says when it has begun, and goes on when it may."""
+    """The work of a job that reports its start, and continues when the test allows it."""
 
     def __init__(self, statement: str) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()

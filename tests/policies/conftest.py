@@ -1,4 +1,4 @@
-"""Lets the tests of this package import `small`."""
+"""Lets the tests of this package import `small`, which builds small fleets."""
 
 import sys
 from pathlib import Path

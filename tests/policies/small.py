@@ -1,4 +1,4 @@
-"""Small fleets, and asking a policy about them as a cell does."""
+"""Small fleets, and calls of policies with them as a cell makes them."""
 
 from importlib import import_module
 
@@ -51,7 +51,7 @@ def fleet_with(*nodes, cluster="c"):
 
 
 def document_of(cluster):
-    """Return the part of a cluster's document that policies read labels from."""
+    """Return the part of a cluster's document from which policies read labels."""
     rows = [{"id": each.id, "labels": dict(each.labels)} for each in cluster.nodes]
     return {"id": cluster.id, "nodes": {"nodeData": rows}}
 
@@ -93,7 +93,7 @@ def ask(
 
 
 def options(fleet, demand):
-    """Yield all that a demand can get: row, model, what is free, columns, and the GPUs afterwards.
+    """Yield each possible placement: row, model, free amounts, columns, and the GPUs afterwards.
 
     Whole GPUs are the lowest free ones; several shares take the tightest.
     """

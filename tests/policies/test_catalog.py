@@ -23,7 +23,7 @@ def a_fleet():
     return fleet
 
 
-def test_every_file_of_the_folder_is_shipped_or_serves_the_shipping():
+def test_every_file_of_the_folder_is_a_shipped_policy_or_a_helper():
     files = {path.stem for path in FOLDER.glob("*.py")}
     assert files == set(POLICIES) | {"__init__", "catalog", "types"}
 
@@ -81,6 +81,6 @@ def test_a_publication_may_have_its_own_defaults_under_its_own_version():
     assert catalog.document("spread")["policy_parameters"] == {"cpu_weight": 0.5}
 
 
-def test_an_unknown_policy_is_named_with_the_known_ones():
+def test_the_error_for_an_unknown_policy_lists_the_known_ones():
     with pytest.raises(KeyError, match=r"no shipped policy 'worst_fit'.*best_fit"):
         catalog.document("worst_fit")

@@ -1,4 +1,4 @@
-"""Cheapest: where prices come from, and what decides between equal ones."""
+"""Cheapest: where prices come from, and how ties between equal prices are decided."""
 
 import pytest
 from small import ask, fleet_with, new_policy, node, take
@@ -21,7 +21,7 @@ def choose(nodes, demand=None, policy=None, **parameters):
     return value.get("node_id")
 
 
-def test_the_label_goes_before_the_table_and_the_instance_type_before_the_model():
+def test_a_label_overrides_the_table_and_the_instance_type_overrides_the_model():
     nodes = [
         node("model", models=["A100"] * 4),
         node("type", models=["A100"] * 4, labels={TYPE: "p4d"}),
@@ -33,7 +33,7 @@ def test_the_label_goes_before_the_table_and_the_instance_type_before_the_model(
     assert choose(nodes) == "label"
 
 
-def test_spot_machines_cost_a_part_of_the_table_but_their_own_label():
+def test_spot_machines_cost_a_part_of_the_table_price_unless_labelled():
     nodes = [
         node("a", labels={TYPE: "p4d"}),
         node("b", labels={TYPE: "p5", **SPOT}),
@@ -45,7 +45,7 @@ def test_spot_machines_cost_a_part_of_the_table_but_their_own_label():
     assert choose(nodes[2:], prices=prices, spot_factor=0) == "c"
 
 
-def test_unknown_prices_come_last_and_unreadable_ones_are_unknown():
+def test_unknown_prices_come_last_and_unreadable_ones_count_as_unknown():
     nodes = [
         node("a", labels={PRICE: "cheap"}),
         node("b", labels={PRICE: "-1"}),
@@ -65,25 +65,25 @@ def test_equal_prices_fill_the_fullest_node():
     assert value["node_id"] == "b"
 
 
-def test_of_mixed_gpus_the_one_that_would_be_used_is_paid():
+def test_on_mixed_gpus_the_price_of_the_used_one_counts():
     nodes = [node("a", models=["T4", "H100"]), node("b", models=["A100", "A100"])]
     prices = {"T4": 1, "H100": 9, "A100": 4}
     assert choose(nodes, prices=prices) == "a"
     assert choose(nodes, Demand(1, models=("A100", "H100")), prices=prices) == "b"
 
 
-def test_work_without_gpus_keeps_off_them():
+def test_work_without_gpus_avoids_nodes_with_gpus():
     nodes = [node("a", labels={PRICE: "0.1"}), node("b", gpus=0), node("c", gpus=0)]
     assert choose(nodes, Demand(cpu_milli=1000)) == "b"
     assert choose(nodes[:1], Demand(cpu_milli=1000)) == "a"
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
-def test_a_fleet_without_gpus_is_no_mistake(gpus):
+def test_a_fleet_without_gpus_is_no_error(gpus):
     assert choose([node("a", gpus=0)], Demand(gpus, cpu_milli=1)) == (None if gpus else "a")
 
 
-def test_a_warm_policy_notices_other_prices():
+def test_a_running_policy_notices_changed_prices():
     nodes, policy = [node("a", models=["T4"]), node("b", models=["L4"])], new_policy("cheapest")
     assert choose(nodes, policy=policy, prices={"T4": 1, "L4": 2}) == "a"
     assert choose(nodes, policy=policy, prices={"T4": 2, "L4": 1}) == "b"

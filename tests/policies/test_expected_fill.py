@@ -1,4 +1,4 @@
-"""Expected fill against its definition, written out slowly; and its caches against having none."""
+"""Expected fill against a slow implementation of its definition; and its caches against none."""
 
 import numpy as np
 import pytest
@@ -92,7 +92,7 @@ def streams_of(kinds, weights, length, seed):
 
 
 class Definition:
-    """Return V by the definition in the policy's docstring."""
+    """Return V by the definition in the policy's docstring, computed slowly."""
 
     def __init__(self, typical, fleet, seed=1, *, prices=False):
         self.kinds, self.fleet, self.seed = read_typical(typical), fleet, seed
@@ -166,7 +166,7 @@ class Definition:
         return min(copies, cpu // kind.cpu_milli) if kind.cpu_milli else copies
 
     def price_kinds(self):
-        """Return the price of each kind on the fleet as it is."""
+        """Return the price of each kind of request on the present fleet."""
         found = []
         for kind in self.kinds:
             room = 0
@@ -188,7 +188,7 @@ class Definition:
         )
 
     def scores(self, demand):
-        """Return {(row, device columns): V after - V before} of all that is possible."""
+        """Return {(row, device columns): V after - V before} of all possible placements."""
         found, before = {}, {}
         for row, _, (cpu, memory, gpus), columns, after in options(self.fleet, demand):
             if row not in before:
@@ -221,13 +221,13 @@ def test_the_policy_agrees_with_its_definition(typical, nodes, demands, seed, pr
         take(fleet, value, demand)
 
 
-def test_equal_nodes_and_equal_gpus_are_taken_from_the_first():
+def test_of_equal_nodes_and_gpus_the_first_is_taken():
     fleet, policy = fleet_of([(64, 4, "A")] * 3), new_policy("expected_fill")
     value = ask(policy, fleet, Demand(1, 500), parameters={"typical": [{"gpus": 1}]})
     assert (value["node_id"], value["gpus"]) == ("n0", ["0"])
 
 
-def test_on_a_node_of_mixed_gpus_the_first_that_may_serve_is_taken():
+def test_on_a_node_of_mixed_gpus_the_first_suitable_one_is_taken():
     fleet = fleet_with(node("n0", models=["A", "A", "B", "B"]))
     demand = Demand(1, 300, ("B",))
     assert ask(new_policy("expected_fill"), fleet, demand)["gpus"] == ["2"]
@@ -251,7 +251,7 @@ def test_more_kinds_than_levels_stay_distinct():
 
 
 @pytest.mark.parametrize("width", [1, 32, 33, 64])
-def test_nodes_of_any_width_are_filled(width):
+def test_nodes_with_any_number_of_gpus_are_filled(width):
     kinds = [RequestKind(0, 1, 500)]
     walked = RequestStreams(kinds, np.ones((1, 1)), width, 1)
     gpus = np.full((1, width), 1000)
@@ -260,7 +260,7 @@ def test_nodes_of_any_width_are_filled(width):
     assert filled == 1000 * (width - 1)
 
 
-def test_many_states_at_once_are_valued_as_one_by_one():
+def test_many_states_have_the_same_values_as_one_by_one():
     kinds = read_typical([{"gpus": 1, "gpu_milli": 300, "cpu_milli": 1000}, {"gpus": 2}])
     walked = RequestStreams(kinds, np.ones((1, 2)), 8, 1)
     chance = np.random.default_rng(1)
@@ -274,7 +274,7 @@ def test_many_states_at_once_are_valued_as_one_by_one():
 # What it is for --------------------------------------------------------------------------------
 
 
-def test_a_share_goes_where_the_rest_can_still_be_filled():
+def test_a_share_goes_where_the_remainder_is_still_usable():
     # n0 has 700 left, n1 a whole GPU. A learner that expects 700s keeps the 700.
     fleet, policy = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_policy("expected_fill")
     fleet.set_capacity(0, 64_000, 65_536, [700])
@@ -284,7 +284,7 @@ def test_a_share_goes_where_the_rest_can_still_be_filled():
     assert ask(policy, fleet, Demand(1, 300), parameters=whole)["node_id"] == "n0"
 
 
-def test_cpu_is_taken_where_it_strands_no_gpu():
+def test_cpu_is_taken_where_all_gpus_stay_usable():
     fleet = fleet_of([(8, 2, "A"), (64, 2, "A"), (8, 0, "A")])
     typical = {"typical": [{"gpus": 1, "cpu_milli": 4000}]}
     policy, demand = new_policy("expected_fill"), Demand(cpu_milli=8000)
@@ -314,7 +314,7 @@ def test_whole_nodes_remain_for_large_requests():
     assert ask(policy, fleet, Demand(1), parameters={"typical": typical})["node_id"] == "n1"
 
 
-def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
+def test_shares_ignore_gpus_that_are_only_taken_whole():
     fleet = Fleet()
     shared, alone = Gpu("0", "A"), Gpu("0", "A", exclusive=True)
     fleet.install([Cluster("c", (Node("n0", 8000, 0, (shared,)), Node("n1", 8000, 0, (alone,))))])
@@ -322,7 +322,7 @@ def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
     assert ask(new_policy("expected_fill"), fleet, Demand(1), parameters=halves)["node_id"] == "n1"
 
 
-def test_gpus_that_a_replica_counts_twice_are_full_and_do_no_harm():
+def test_gpus_that_a_replica_counts_twice_count_as_full():
     fleet = fleet_of([(8, 3, "A"), (8, 3, "A")])
     fleet.set_capacity(0, -1000, 1, [-1000, 1000, 700])
     fleet.set_capacity(1, 8000, 1, [-1000, -1000, 700])
@@ -340,11 +340,11 @@ def test_gpus_that_a_replica_counts_twice_are_full_and_do_no_harm():
     nodes=st.lists(NODES, min_size=2, max_size=5),
     steps=steps_of(DEMANDS, 16),
 )
-def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
+def test_a_running_instance_answers_like_a_new_one(typical, nodes, steps):
     play("expected_fill", typical, fleet_of, nodes, steps)
 
 
-def test_other_parameters_are_noticed():
+def test_changed_parameters_are_noticed():
     fleet, policy = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_policy("expected_fill")
     for milli, seed, prices in ((700, 1, True), (1000, 1, True), (1000, 2, True), (1000, 2, False)):
         typical = [{"gpus": 1, "gpu_milli": milli}]
@@ -444,7 +444,7 @@ def test_scarce_whole_gpus_stay_whole():
 # Learning --------------------------------------------------------------------------------------
 
 
-def test_the_learnt_mix_decides():
+def test_the_learnt_mix_of_requests_decides():
     fleet, context = fleet_of([(64, 1, "A"), (64, 1, "A")]), {}
     policy, small, usual = new_policy("expected_fill"), Demand(1, 300), Demand(1, 700)
     fleet.set_capacity(0, 64_000, 65_536, [700])
@@ -456,7 +456,7 @@ def test_the_learnt_mix_decides():
     assert ask(new_policy("expected_fill"), fleet, small)["node_id"] == "n0"
 
 
-def test_a_fleet_without_gpus_and_one_without_nodes_are_no_trouble():
+def test_fleets_without_gpus_or_without_nodes_cause_no_error():
     view = FleetView(fleet_of([(8, 0, "A")]), Demand(cpu_milli=1000))
     value = new_policy("expected_fill").eval({}, {"fleet": view, "inputs": {}, "seed": 1}, {})
     assert value == {"cluster_id": "c", "node_id": "n0", "gpus": []}

@@ -1,4 +1,4 @@
-"""FGD against its definition, written out slowly; and its caches against having none."""
+"""FGD against a slow implementation of its definition; and its caches against none."""
 
 from functools import partial
 from math import exp
@@ -51,7 +51,7 @@ def fragmentation(typical, model, cpu, gpus):
 
 
 def choose(typical, fleet, demand):
-    """Return the (row, device columns) that the protocol's steps 4 to 6 name, or None."""
+    """Return the (row, device columns) that steps 4 to 6 of the protocol choose, or None."""
     best, chosen = -1, None
     weights = sum(kind["weight"] for kind in typical)
     for row, model, (cpu, _, gpus), columns, after in options(fleet, demand):
@@ -120,7 +120,7 @@ def test_the_policy_agrees_with_its_definition(typical, nodes, demands):
     nodes=st.lists(NODES, min_size=2, max_size=5),
     steps=steps_of(DEMANDS, 20),
 )
-def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
+def test_a_running_instance_answers_like_a_new_one(typical, nodes, steps):
     play("fgd", typical, fleet_of, nodes, steps)
 
 
@@ -159,7 +159,7 @@ def test_the_caches_are_bounded():
     assert len(policy._scored) == fgd.DEMANDS_MAX
 
 
-def test_gpus_that_a_replica_counts_twice_are_full_and_do_no_harm():
+def test_gpus_that_a_replica_counts_twice_count_as_full():
     fleet = fleet_of([(8, "AAA"), (8, "AAA")])
     fleet.set_capacity(0, -1000, 1, [-1000, 1000, 700])
     fleet.set_capacity(1, 8000, 1, [-1000, -1000, 700])
@@ -169,7 +169,7 @@ def test_gpus_that_a_replica_counts_twice_are_full_and_do_no_harm():
     assert "declined" in ask(new_policy(), fleet, Demand(2, gpu_milli=100), typical)
 
 
-def test_more_sorts_of_gpu_than_are_distinguished_are_still_served():
+def test_more_sorts_of_gpu_than_the_limit_are_still_served():
     models = [f"M{number}" for number in range(fgd.KINDS_MAX + 6)]
     fleet, policy = fleet_of([(8, [model]) for model in models]), new_policy()
     typical = [{"gpus": 1, "models": [model]} for model in models]
@@ -178,7 +178,7 @@ def test_more_sorts_of_gpu_than_are_distinguished_are_still_served():
         assert "node_id" in ask(policy, fleet, demand, typical)
 
 
-def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
+def test_shares_ignore_gpus_that_are_only_taken_whole():
     fleet = Fleet()
     shared, alone = Gpu("0", "A"), Gpu("0", "A", exclusive=True)
     fleet.install([Cluster("c", (Node("n0", 8000, 0, (shared,)), Node("n1", 8000, 0, (alone,))))])
@@ -187,7 +187,7 @@ def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
     assert ask(new_policy(), fleet, Demand(1, gpu_milli=500), halves)["node_id"] == "n0"
 
 
-def test_several_shares_are_valued_on_the_tightest_gpus_as_they_are_taken():
+def test_several_shares_go_to_the_fullest_gpus_that_fit_one_by_one():
     fleet = fleet_of([(8, "AA"), (8, "AAA")])
     fleet.set_capacity(0, 8000, 0, [1000, 400, 0])
     fleet.set_capacity(1, 8000, 0, [1000, 400, 300])
@@ -204,7 +204,7 @@ def test_typical_requests_accept_num_gpu_and_defaults():
     assert fgd.read_typical([{"gpus": 1, "weight": 0}]) == []
 
 
-def test_of_too_many_typical_requests_the_heaviest_count():
+def test_of_too_many_typical_requests_only_the_heaviest_count():
     kinds = fgd.read_typical([{"cpu_milli": n, "gpus": 1, "weight": n} for n in range(1, 400)])
     assert len(kinds) == fgd.TYPICAL_MAX
     assert kinds[0].cpu_milli == 399
@@ -225,7 +225,7 @@ def test_only_the_ratio_of_weights_matters(weights):
     assert chosen == [("n0", ["0"]), ("n0", ["0"]), ("n0", ["1"]), ("n1", ["0"])]
 
 
-def test_without_typical_it_learns_from_the_requests_and_remembers_in_its_context():
+def test_without_typical_requests_the_policy_learns_them_in_its_context():
     fleet, context, policy = fleet_of([(64, "A" * 8)]), {}, new_policy()
     demand = Demand(1, gpu_milli=700, models=("A", "B"), cpu_milli=3000)
     for _ in range(fgd.Learner.BATCH):
@@ -235,7 +235,7 @@ def test_without_typical_it_learns_from_the_requests_and_remembers_in_its_contex
     assert kinds[0] == fgd.Typical(3000, 1, 700, ("A", "B"), float(fgd.Learner.BATCH))
 
 
-def test_the_fleet_is_valued_again_each_time_the_count_has_doubled():
+def test_the_fleet_is_valued_again_each_time_the_count_doubles():
     learner, context, view, relearned = fgd.Learner(), {}, FleetView(fleet_of([(8, "A")])), []
     for number in range(1, 9 * fgd.Learner.BATCH):
         if learner.observe(Demand(1), context):
@@ -244,7 +244,7 @@ def test_the_fleet_is_valued_again_each_time_the_count_has_doubled():
     assert relearned == [1, 2, 4, 8]
 
 
-def test_learning_goes_on_when_the_counts_are_halved():
+def test_learning_continues_when_the_counts_are_halved():
     learner, context, view = fgd.Learner(), {}, FleetView(fleet_of([(8, "A")]))
     relearned = 0
     for _ in range(4 * fgd.Learner.COUNT_MAX):
@@ -255,7 +255,7 @@ def test_learning_goes_on_when_the_counts_are_halved():
     assert relearned >= 8 + 5
 
 
-def test_the_learnt_mix_decides():
+def test_the_learnt_mix_of_requests_decides():
     fleet, policy, context = fleet_of([(4, "A"), (4, "A")]), new_policy(), {}
     take(fleet, {"cluster_id": "c", "node_id": "n1", "gpus": ["0"]}, Demand(1, gpu_milli=500))
     little, usual = Demand(1, gpu_milli=300), Demand(1, gpu_milli=400)
@@ -266,14 +266,14 @@ def test_the_learnt_mix_decides():
     assert ask(policy, fleet, little, context=context)["node_id"] == "n0"
 
 
-def test_given_typical_requests_leave_the_context_alone():
+def test_with_given_typical_requests_the_context_does_not_change():
     context, policy, fleet = {}, new_policy(), fleet_of([(64, "A" * 8)])
     for _ in range(2 * fgd.Learner.BATCH):
         ask(policy, fleet, Demand(1), [{"gpus": 1}], context)
     assert context == {}
 
 
-def test_a_request_with_an_endless_list_of_models_is_served_and_not_learnt():
+def test_a_request_with_very_many_models_is_served_and_not_learnt():
     policy, context, fleet = new_policy(), {}, fleet_of([(64, "A" * 8)])
     demand = Demand(1, models=("A", *(f"model-{number}" for number in range(100))))
     for _ in range(fgd.Learner.BATCH):

@@ -1,4 +1,4 @@
-"""Gang: together or apart, whole or not at all."""
+"""Gang: several nodes, close together or far apart, or no placement at all."""
 
 import pytest
 from small import ask, fleet_with, new_policy, node, take
@@ -10,7 +10,7 @@ SPREAD = {"strategy": "spread"}
 
 
 def racks(**sizes):
-    """Return nodes `rack-number`, so many of each rack."""
+    """Return nodes named `rack-number`, with the given number for each rack."""
     return [node(f"{rack}-{n}", rack=rack) for rack, size in sizes.items() for n in range(size)]
 
 
@@ -51,7 +51,7 @@ def test_spread_takes_the_emptiest_node_of_each_rack():
 
 
 @pytest.mark.parametrize("parameters", [{}, SPREAD])
-def test_one_cluster_where_one_has_the_room_and_else_several(parameters):
+def test_a_gang_stays_in_one_cluster_if_one_has_room(parameters):
     fleet = Fleet()
     fleet.install([Cluster("x", tuple(racks(a=2))), Cluster("y", tuple(racks(b=2, c=1)))])
     for nodes, clusters in ((3, {"y"}), (4, {"x", "y"})):
@@ -60,7 +60,7 @@ def test_one_cluster_where_one_has_the_room_and_else_several(parameters):
 
 
 @pytest.mark.parametrize(("parameters", "rack"), [({}, "b"), (SPREAD, "a")])
-def test_a_demanded_rack_is_obeyed(parameters, rack):
+def test_a_gang_stays_in_one_rack_if_the_request_demands_it(parameters, rack):
     fleet = fleet_with(*racks(a=3, b=2, c=1))
     found = members(fleet, Demand(1, nodes=2, topology="rack"), **parameters)
     assert {name[0] for name in found} == {rack}
@@ -74,14 +74,14 @@ def test_nodes_without_a_rack_are_racks_of_their_own():
 
 
 @pytest.mark.parametrize("parameters", [{}, SPREAD])
-def test_a_gang_that_does_not_fit_whole_gets_nothing(parameters):
+def test_a_gang_that_does_not_fit_completely_gets_nothing(parameters):
     fleet = fleet_with(*racks(a=2, b=2))
     take(fleet, {"cluster_id": "c", "node_id": "a-0", "gpus": ["0", "1", "2"]}, Demand(3))
     assert len(members(fleet, Demand(2, nodes=3), **parameters)) == 3
     assert members(fleet, Demand(2, nodes=4), **parameters) == []
 
 
-def test_a_gang_of_one_goes_to_the_fullest_node_or_the_emptiest():
+def test_a_gang_of_one_goes_to_the_fullest_or_the_emptiest_node():
     fleet = fleet_with(*racks(a=1, b=1))
     take(fleet, {"cluster_id": "c", "node_id": "b-0", "gpus": ["0"]}, Demand(1))
     assert members(fleet, Demand(1)) == ["b-0"]

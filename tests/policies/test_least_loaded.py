@@ -1,4 +1,4 @@
-"""Least loaded: what is measured, what is promised, and how often it is read."""
+"""Least loaded: which metrics count, how leases count, and how often metrics are read."""
 
 import msgspec
 import pytest
@@ -33,7 +33,7 @@ def choose(fleet, demand, metrics, policy=None, **parameters):
     )
 
 
-def test_the_node_and_the_gpu_with_the_least_work():
+def test_the_node_and_the_gpu_with_the_least_load_are_chosen():
     fleet = fleet_with(node("a"), node("b"))
     metrics = metrics_of(
         tree("a", cores=0, gpus=[90, 80, 70, 90]), tree("b", cores=0, gpus=[90, 20, 60, 10])
@@ -54,13 +54,13 @@ def test_only_gpus_that_fit_are_compared():
     assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
 
 
-def test_an_average_stands_for_unreported_devices():
+def test_unreported_devices_have_the_average_load():
     fleet = fleet_with(node("a"), node("b"))
     metrics = metrics_of(tree("a", cores=0, average=60), tree("b", cores=0, average=50))
     assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
 
 
-def test_cpu_load_counts_per_core_and_by_its_weight():
+def test_cpu_load_counts_per_core_and_is_weighted():
     fleet = fleet_with(node("a", cpu=10_000), node("b", cpu=100_000))
     metrics = metrics_of(tree("a", cores=9, average=10), tree("b", cores=20, average=50))
     assert choose(fleet, Demand(1), metrics, cpu_weight=0)["node_id"] == "a"
@@ -68,7 +68,7 @@ def test_cpu_load_counts_per_core_and_by_its_weight():
     assert choose(fleet, Demand(cpu_milli=1), metrics, cpu_weight=0)["node_id"] == "b"
 
 
-def test_a_node_without_metrics_counts_by_its_leases():
+def test_a_node_without_metrics_is_rated_by_its_leases():
     fleet = fleet_with(node("a"), node("b"))
     metrics = metrics_of(tree("b", cores=32, average=50))
     assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
@@ -100,7 +100,7 @@ def test_without_metrics_the_policy_spreads_by_leases():
     assert seen == list("abcabc")
 
 
-def test_a_burst_does_not_land_on_the_node_that_was_idle():
+def test_a_burst_of_requests_does_not_all_go_to_the_idle_node():
     nodes = [node(name, gpus=8) for name in "abc"]
     metrics = metrics_of(
         *(tree(name, cores=6, average=10) for name in "bc"), tree("a", cores=0, average=0)
@@ -117,7 +117,7 @@ def test_a_burst_does_not_land_on_the_node_that_was_idle():
 
 
 class Counted:
-    """Ten clusters of one node, whose metrics can be changed and whose fetches are counted."""
+    """Ten clusters of one node each; tests change their metrics and count the reads."""
 
     def __init__(self):
         self.used = dict.fromkeys([f"c{n}" for n in range(10)], 50)
@@ -150,7 +150,7 @@ def test_all_metrics_are_read_once_and_not_for_every_request():
     assert site.fetches == list(site.used)
 
 
-def test_news_count_after_the_refresh():
+def test_new_metrics_count_after_the_refresh():
     site = Counted()
     site.used["c7"] = 10
     assert site.ask(refresh_seconds=0) == "c7"
@@ -159,14 +159,14 @@ def test_news_count_after_the_refresh():
     assert site.ask(refresh_seconds=0) == "c3"
 
 
-def test_candidates_that_were_not_read_yet_are_read():
+def test_metrics_of_new_candidates_are_read():
     site = Counted()
     site.used |= {"c7": 10, "c3": 5}
     assert site.ask(["c6", "c7"], refresh_seconds=3600) == "c7"
     assert site.ask(["c2", "c3"], refresh_seconds=3600) == "c3"
 
 
-def test_another_inventory_is_noticed():
+def test_a_changed_inventory_is_noticed():
     site = Counted()
     site.used["c7"] = 10
     assert site.ask(refresh_seconds=3600) == "c7"

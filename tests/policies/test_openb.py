@@ -45,7 +45,7 @@ def test_fgd_with_a_learnt_mix_packs_better_than_best_fit():
 
 
 def quarter(rule: str, parameters: dict[str, Any]) -> float:
-    """Return what a policy packs on every fourth node with every fourth request of the trace."""
+    """Return how much a policy places on a quarter of the nodes, with a quarter of the requests."""
     nodes = sorted(read_nodes(DATA / "nodes.csv"), key=lambda node: node.name)[::4]
     pods = sorted(read_pods(DATA / "pods_default.csv"), key=lambda pod: pod.name)[::4]
     policy = import_module(f"moorage_policies.{rule}").AIOSv1PolicyRule("", {}, parameters)
@@ -53,7 +53,7 @@ def quarter(rule: str, parameters: dict[str, Any]) -> float:
     return pack(policy, openb(nodes, 42), order, parameters, 42).allocated_percent
 
 
-def test_expected_fill_packs_more_than_fgd_whether_it_is_given_the_mix_or_learns_it():
+def test_expected_fill_packs_more_than_fgd_with_a_given_or_learnt_mix():
     pods = read_pods(DATA / "pods_default.csv")
     published_best = quarter("fgd", typical_of("fgd", pods))
     assert quarter("expected_fill", typical_of("expected_fill", pods)) > published_best + 0.6

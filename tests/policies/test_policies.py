@@ -1,4 +1,4 @@
-"""The character of each shipped policy on tiny fleets, and what all of them owe every request."""
+"""The character of each shipped policy on tiny fleets, and rules that hold for all of them."""
 
 from collections import Counter
 
@@ -99,7 +99,7 @@ def test_random_takes_whole_gpus_from_the_lowest():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_same_seed_same_answer(name):
+def test_equal_seeds_give_equal_answers(name):
     def answers():
         fleet, policy, context = fleet_with(*(node(x) for x in "abcdef")), new_policy(name), {}
         for number in range(12):
@@ -112,7 +112,7 @@ def test_same_seed_same_answer(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_candidates_and_reserved_nodes_are_respected(name):
+def test_policies_use_only_candidates_and_no_reserved_nodes(name):
     fleet = Fleet()
     fleet.install([Cluster(id=c, nodes=(node("1"), node("2"))) for c in ("x", "y")])
     policy = new_policy(name)
@@ -130,7 +130,7 @@ def test_the_answer_has_exactly_the_documented_keys(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_demand_without_gpus_names_none(name):
+def test_a_proposal_for_a_demand_without_gpus_names_none(name):
     value = ask(new_policy(name), fleet_with(node("a", gpus=0)), Demand(cpu_milli=2000))
     assert value == {"cluster_id": "c", "node_id": "a", "gpus": []}
 
@@ -148,7 +148,7 @@ def test_a_gang_gets_different_nodes_in_one_rack(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_gang_stays_in_one_cluster_where_one_has_the_room(name):
+def test_a_gang_stays_in_one_cluster_if_one_has_room(name):
     fleet = Fleet()
     sizes = {"x": 2, "y": 3}
     fleet.install(
@@ -159,7 +159,7 @@ def test_a_gang_stays_in_one_cluster_where_one_has_the_room(name):
     assert len(ask(new_policy(name), fleet, Demand(1, nodes=4))) == 4
 
 
-def test_members_of_a_gang_are_the_best_and_equal_ones_the_first():
+def test_a_gang_gets_the_best_nodes_and_the_first_of_equal_ones():
     fleet = fleet_with(*(node(f"n{number:03}") for number in range(200)))
     scores = np.arange(200) * 7 % 5
     rows = best_rows(FleetView(fleet), Demand(1, nodes=70), scores)
@@ -177,7 +177,7 @@ def test_nvlink_gpus_come_from_one_group(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_inputs_stand_in_for_resources(name):
+def test_inputs_replace_missing_resources(name):
     fleet = fleet_with(node("a", models=["A", "A", "B", "B"]))
     data = {
         "fleet": FleetView(fleet),
@@ -215,7 +215,7 @@ def test_inputs_stand_in_for_resources(name):
         {"gpus": 1, "topology": []},
     ],
 )
-def test_a_request_without_resources_is_declined_with_the_remedy(name, inputs):
+def test_a_request_without_resources_is_declined_with_a_remedy(name, inputs):
     fleet = fleet_with(node("a"))
     data = {"fleet": FleetView(fleet), "cluster_data": cluster_data(fleet), "seed": 1}
     data["inputs"] = inputs
@@ -225,7 +225,7 @@ def test_a_request_without_resources_is_declined_with_the_remedy(name, inputs):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_an_empty_fleet_declines(name):
+def test_on_an_empty_fleet_each_policy_declines(name):
     value = ask(new_policy(name), Fleet(), Demand(1, gpu_milli=500, models=("A", "B")))
     assert "1 GPUs of 500 milli of A or B" in value["declined"]
 
@@ -276,7 +276,7 @@ def build(nodes):
 
 
 def room_for(view, demand):
-    """Say whether the demand fits, from `feasible` and the meaning of a gang alone."""
+    """Return whether the demand fits, by `feasible` and the rules for gangs alone."""
     rows = [row for row, fits in enumerate(view.feasible(demand)) if fits]
     if demand.nodes > 1 and demand.topology in {"rack", "zone"}:
         groups = getattr(view, demand.topology)
@@ -288,7 +288,7 @@ def room_for(view, demand):
 
 
 def check(fleet, view, demand, value):
-    """Assert that the proposal is sound, and take it."""
+    """Assert that the proposal is sound, and apply it."""
     shares = [ask_message.share() for ask_message in parse_proposal(value, demand)]
     assert len(shares) == demand.nodes
     assert len({(share.cluster_id, share.node_id) for share in shares}) == demand.nodes

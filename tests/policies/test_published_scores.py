@@ -1,4 +1,4 @@
-"""The policies of the ATC'23 comparison against their definitions, written out slowly.
+"""The policies of the ATC'23 comparison against slow implementations of their definitions.
 
 FGD has a file of its own. The definitions are those of the original simulator, in whole numbers:
 8 GPUs and 128 cores are its largest node.
@@ -64,7 +64,7 @@ def tag_of(demand):
 
 
 def choose(score, fleet, demand, held):
-    """Return the (node, GPUs) of the protocol: the best node, the first of equal ones."""
+    """Return the (node, GPUs) that the protocol chooses: the best node, the first of equal ones."""
     scores = {}
     for row, (_, name) in enumerate(fleet.node_ids):
         cpu, memory, gpus = fleet.capacity(row)
@@ -114,7 +114,7 @@ def test_the_policy_agrees_with_its_definition(name, nodes, steps):
 # What clustering knows without having seen it ---------------------------------------------------
 
 
-def test_clustering_forgets_a_node_that_is_empty_again():
+def test_clustering_forgets_a_node_that_becomes_empty():
     fleet, policy, half = (
         fleet_with(node("a"), node("b")),
         new_policy("gpu_clustering"),
@@ -128,7 +128,7 @@ def test_clustering_forgets_a_node_that_is_empty_again():
     assert ask(policy, fleet, Demand(1))["node_id"] == "a"
 
 
-def test_clustering_sees_shares_and_whole_gpus_that_others_placed():
+def test_clustering_counts_shares_and_whole_gpus_that_others_placed():
     fleet = fleet_with(node("a"), node("b"), node("c"))
     take(fleet, {"cluster_id": "c", "node_id": "b", "gpus": ["0"]}, Demand(1))
     take(fleet, {"cluster_id": "c", "node_id": "c", "gpus": ["3"]}, Demand(1, 300))

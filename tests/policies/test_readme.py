@@ -20,7 +20,7 @@ SECTIONS = {
 }
 
 
-def test_every_policy_has_its_section_in_the_order_of_the_catalog():
+def test_sections_of_policies_have_the_order_of_the_catalog():
     assert list(SECTIONS) == list(catalog.shipped())
 
 
@@ -33,7 +33,7 @@ def test_every_parameter_is_described_with_its_default(name):
 
 
 @pytest.mark.parametrize("name", catalog.shipped())
-def test_the_example_is_a_request_that_this_policy_serves(name):
+def test_each_example_is_a_request_that_its_policy_serves(name):
     (block,) = re.findall(r"```json\n(.*?)```", SECTIONS[name], re.DOTALL)
     request = json.loads(block)
     assert request["adhoc"] is True

@@ -1,4 +1,4 @@
-"""Similarity: the measure is that of the search without a policy, and decides placements too."""
+"""Similarity: it measures like the search without a policy, and also decides placements."""
 
 import pytest
 from hypothesis import given, settings
@@ -24,23 +24,23 @@ def rank(documents=DOCUMENTS, policy=None, **parameters):
     return [document["id"] for document in found]
 
 
-def test_the_most_alike_come_first_and_the_reference_is_left_out():
+def test_the_most_similar_documents_come_first_without_the_reference():
     assert rank(like="mid", weights={"gpus.count": 1}) == ["small", "tiny", "big"]
     assert rank(like={"gpus": {"count": 60}}, weights={"gpus.count": 1})[0] == "big"
     assert rank(like={"tags": ["us"]})[0] == "tiny"
 
 
-def test_the_documents_are_returned_as_they_came():
+def test_documents_are_returned_unchanged():
     found = new_policy("similarity").eval({"like": "mid"}, DOCUMENTS, {})
     assert all(document in DOCUMENTS for document in found)
 
 
-def test_without_a_reference_all_are_alike_and_stay_in_order():
+def test_without_a_reference_all_documents_stay_in_order():
     assert rank(list(reversed(DOCUMENTS))) == ["big", "mid", "small", "tiny"]
 
 
 class Registry:
-    """The injected client, as far as the policy needs it."""
+    """The injected client, with the calls that the policy needs."""
 
     def read_cluster(self, name):
         known = name in REGISTERED
@@ -96,7 +96,7 @@ def test_a_reference_need_not_be_a_candidate():
     assert place(Demand(1), ["big", "tiny"], policy, like="small") == ("tiny", "m")
 
 
-def test_documents_are_read_again_after_the_refresh_and_for_another_question():
+def test_documents_are_read_again_after_the_refresh_or_for_another_request():
     policy = new_policy("similarity")
     assert place(Demand(1), policy=policy, like="mid", refresh_seconds=3600) == ("mid", "m")
     assert place(Demand(1), policy=policy, like="tiny", refresh_seconds=3600) == ("tiny", "m")
@@ -140,13 +140,13 @@ ANY = st.fixed_dictionaries(
 
 @settings(max_examples=200)
 @given(documents=st.lists(ANY, min_size=1, max_size=6), like=ANY)
-def test_the_distances_are_those_of_the_search_without_a_policy(documents, like):
+def test_the_policy_and_the_search_compute_equal_distances(documents, like):
     known = {f"d{number}": each for number, each in enumerate(documents)}
     expected = dict(nearest(known, like))
     found = distances(list(known.values()), like, WEIGHTS)
     assert found.tolist() == pytest.approx([expected[name] for name in known])
 
 
-def test_lists_on_the_way_stand_for_their_members():
+def test_a_list_on_a_path_stands_for_its_members():
     document = {"nodes": [{"gpus": ["a", "b"]}, {"gpus": []}, {"gpus": ["c"]}, 5, None]}
     assert list(values_at(document, ["nodes", "gpus"])) == ["a", "b", "c"]

@@ -15,7 +15,7 @@ class Site:
         self.policy = new_policy("spot_first")
 
     def fill(self, demand=None, **parameters):
-        """Place until nothing fits, and return the nodes in the order of their use."""
+        """Place requests until none fits; return the nodes in the order of their use."""
         demand, used = demand or Demand(1), []
         while True:
             value = ask(
@@ -27,7 +27,7 @@ class Site:
             used.append(value["node_id"])
 
 
-def test_spot_then_reserved_then_on_demand_then_the_rest():
+def test_spot_comes_before_reserved_on_demand_and_other_types():
     assert Site("on-demand", "odd", "spot", None, "reserved").fill() == [
         "n2",
         "n4",
@@ -45,7 +45,7 @@ def test_the_order_is_a_parameter():
     ]
 
 
-def test_without_others_only_the_named_types_are_used():
+def test_without_other_types_only_the_named_ones_are_used():
     assert Site("on-demand", "spot", None).fill(order=["spot"], others=False) == ["n1"]
     assert Site("on-demand").fill(order=[], others=False) == []
 
@@ -54,7 +54,7 @@ def test_within_a_type_a_node_is_filled_before_the_next():
     assert Site("spot", "spot", gpus=2).fill() == ["n0", "n0", "n1", "n1"]
 
 
-def test_a_warm_policy_notices_another_order():
+def test_a_running_policy_notices_a_changed_order():
     site = Site("spot", "on-demand", gpus=4)
     parameters = [{}, {"order": ["on-demand"]}, {}]
     chosen = [

@@ -62,7 +62,7 @@ demands = st.builds(
 
 @dataclass
 class Walk:
-    """A fleet after random takes and gives, and what is held."""
+    """A fleet after random takes and gives, and the shares that are held."""
 
     fleet: Fleet
     rng: Random

@@ -1,4 +1,4 @@
-"""The common moves: what they choose, and that nothing that they return is unsound."""
+"""The common placement functions choose the best placement, and return only sound ones."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def by_row(fleet, demand):
     return np.arange(len(fleet))
 
 
-def test_place_takes_the_best_node_that_it_fits_on():
+def test_place_takes_the_best_node_that_fits():
     fleet = site()
     best = place(data(fleet, Demand(gpus=1)), by_row)
     assert best == {"cluster_id": "b", "node_id": "m1", "gpus": ["0"]}
@@ -63,7 +63,7 @@ def test_place_takes_the_best_node_that_it_fits_on():
     assert "declined" in place(data(fleet, None), by_row)
 
 
-def test_close_gpus_share_a_link_group_then_a_numa_domain():
+def test_close_gpus_share_an_nvlink_group_or_else_a_numa_domain():
     fleet = site()
     view, demand = FleetView(fleet), Demand(gpus=4)
     fleet.gpu_free[0, :2] = 0  # The first group of n0 has two left.
@@ -91,7 +91,7 @@ def test_gangs_are_packed_or_spread():
     assert spread_rows(view, Demand(nodes=2, topology="rack"), scores) == [3, 2]
 
 
-def test_scores_that_are_none_are_refused_with_the_node():
+def test_invalid_scores_are_refused_with_the_node():
     view, demand = FleetView(site()), Demand(gpus=1)
     for wrong, found in (
         ([1, 2], r"shape \(2,\)"),
@@ -159,7 +159,7 @@ def test_any_score_yields_a_sound_answer(gpus, milli, nodes, topology, close, ga
         assert not fleet.feasible(demand).any()
 
 
-def test_scores_are_printed_where_a_policy_wants_them(capsys, monkeypatch):
+def test_scores_are_printed_if_a_policy_wants_that(capsys, monkeypatch):
     fleet = site()
     place(data(fleet, Demand(gpus=1)), by_row)
     assert capsys.readouterr().out == ""
@@ -173,7 +173,7 @@ def test_scores_are_printed_where_a_policy_wants_them(capsys, monkeypatch):
     ]
 
 
-def test_a_score_of_named_terms_is_their_sum_and_says_them(capsys, monkeypatch):
+def test_a_score_of_named_terms_is_their_sum_and_lists_them(capsys, monkeypatch):
     def by_terms(view, _):
         return {"first": np.arange(len(view)) * 2.0, "busy": -np.arange(len(view)), "base": 1}
 

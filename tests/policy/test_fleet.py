@@ -1,4 +1,4 @@
-"""The fleet in columns: one feasibility for all, and replicas that do not drift."""
+"""The fleet in columns: one feasibility function for all, and replicas without drift."""
 
 from itertools import combinations
 
@@ -39,7 +39,7 @@ def fleet_of(*clusters: Cluster) -> Fleet:
 
 
 @given(walks(), demands)
-def test_feasible_is_exactly_the_absence_of_misfits(walk: Walk, demand: Demand) -> None:
+def test_a_node_is_feasible_exactly_without_misfits(walk: Walk, demand: Demand) -> None:
     misfits = walk.fleet.misfits(demand)
     assert (walk.fleet.feasible(demand) == (misfits == Misfit.FITS)).all()
     for row in range(len(walk.fleet)):
@@ -60,7 +60,7 @@ def test_never_does_not_depend_on_leases(walk: Walk, demand: Demand) -> None:
 
 
 @given(walks())
-def test_giving_back_undoes_taking(walk: Walk) -> None:
+def test_giving_back_a_share_undoes_taking_it(walk: Walk) -> None:
     for share in walk.held:
         walk.fleet.give(share)
     for name in ("cpu", "memory", "gpu"):
@@ -69,7 +69,7 @@ def test_giving_back_undoes_taking(walk: Walk) -> None:
 
 
 @given(walks())
-def test_a_replica_is_the_same_fleet(walk: Walk) -> None:
+def test_a_replica_equals_the_fleet(walk: Walk) -> None:
     replica = Fleet()
     replica.restore(walk.fleet.snapshot())
     for name in ALL_COLUMNS:
@@ -86,7 +86,7 @@ def test_a_replica_is_the_same_fleet(walk: Walk) -> None:
 
 
 @given(walks())
-def test_the_changes_since_a_version_are_all_there_is_to_copy(walk: Walk) -> None:
+def test_copying_the_changes_since_a_version_updates_a_replica(walk: Walk) -> None:
     replica, version = Fleet(), walk.fleet.version
     replica.restore(walk.fleet.snapshot())
     for _ in range(8):
@@ -101,7 +101,7 @@ def test_the_changes_since_a_version_are_all_there_is_to_copy(walk: Walk) -> Non
     assert walk.fleet.changed_since(walk.fleet.version) == []
 
 
-def test_a_reader_too_far_behind_must_read_all() -> None:
+def test_a_reader_too_far_behind_must_read_everything() -> None:
     fleet = fleet_of(one(Gpu("0")))
     version = fleet.version
     for _ in range(CHANGES_MAX):
@@ -117,7 +117,7 @@ def test_a_reader_too_far_behind_must_read_all() -> None:
 
 
 @given(walks(), demands)
-def test_picked_devices_are_valid_enough_and_of_one_group(walk: Walk, demand: Demand) -> None:
+def test_picked_devices_are_valid_sufficient_and_of_one_group(walk: Walk, demand: Demand) -> None:
     fleet = walk.fleet
     for row in range(len(fleet)):
         columns = fleet.pick_gpus(row, demand)
@@ -136,14 +136,14 @@ def test_picked_devices_are_valid_enough_and_of_one_group(walk: Walk, demand: De
 
 
 @given(walks(), demands)
-def test_a_node_alone_is_judged_as_among_all(walk: Walk, demand: Demand) -> None:
+def test_a_single_node_is_judged_as_among_all_nodes(walk: Walk, demand: Demand) -> None:
     fleet, rows = walk.fleet, range(len(walk.fleet))
     assert [fleet.takes(row, demand) for row in rows] == fleet.feasible(demand).tolist()
     fitting = [np.flatnonzero(row).tolist() for row in fleet.fitting_gpus(demand)]
     assert [fleet.fitting_columns(row, demand) for row in rows] == fitting
 
 
-def test_shares_go_to_the_tightest_device_and_whole_ones_to_the_lowest() -> None:
+def test_shares_go_to_the_fullest_device_and_whole_gpus_to_the_lowest() -> None:
     fleet = fleet_of(one(*(Gpu(str(n)) for n in range(4))))
     fleet.take(Share(ClusterId("c"), NodeId("n"), ("2",), 500))
     fleet.take(Share(ClusterId("c"), NodeId("n"), ("3",), 300))
@@ -184,7 +184,7 @@ def test_the_first_constraint_that_fails_is_named(demand: Demand, misfit: Misfit
     assert Misfit(int(fleet.misfits(demand)[0])) is misfit
 
 
-def test_racks_of_the_same_name_in_two_clusters_are_two() -> None:
+def test_equal_names_of_racks_in_two_clusters_are_two_racks() -> None:
     twins = [Cluster(ClusterId(c), (Node(NodeId("n"), 1, 1, (), "r"),)) for c in ("a", "b")]
     assert len(set(fleet_of(*twins).rack.tolist())) == 2
 
@@ -194,7 +194,7 @@ def test_numa_domains_are_numbered_within_the_node() -> None:
     assert fleet.gpu_numa[0].tolist() == [1, -1, 0, 0]
 
 
-def test_lost_nodes_hold_nothing() -> None:
+def test_shares_on_missing_nodes_or_devices_take_no_other_capacity() -> None:
     fleet = fleet_of(one(Gpu("0")))
     fleet.take(Share(ClusterId("gone"), NodeId("n"), ("0",)))
     fleet.take(Share(ClusterId("c"), NodeId("n"), ("7",), cpu_milli=500))
@@ -202,7 +202,7 @@ def test_lost_nodes_hold_nothing() -> None:
     assert fleet.cpu_free.tolist() == [7_500]
 
 
-def test_nothing_is_free_where_nothing_can_start_and_leases_there_come_back_with_it() -> None:
+def test_an_unavailable_node_has_no_free_capacity_and_returns_with_its_leases() -> None:
     node = one(Gpu("0"), Gpu("1")).nodes[0]
     shut = Cluster(ClusterId("c"), (replace(node, unavailable="cordoned"),))
     share = Share(ClusterId("c"), NodeId("n"), ("0",), cpu_milli=500)
@@ -234,7 +234,7 @@ def test_the_mask_cache_is_bounded_and_read_only() -> None:
 
 
 @given(walks(), demands)
-def test_a_view_shows_candidates_that_are_not_reserved(walk: Walk, demand: Demand) -> None:
+def test_a_view_shows_candidates_without_reserved_nodes(walk: Walk, demand: Demand) -> None:
     fleet = walk.fleet
     reserved = fleet.node_ids[:1]
     view = FleetView(fleet, demand, ("c0", "c2", "c9"), reserved)
@@ -251,7 +251,7 @@ def test_a_view_shows_candidates_that_are_not_reserved(walk: Walk, demand: Deman
 
 
 @given(inventories())
-def test_a_view_cannot_be_written(clusters: list[Cluster]) -> None:
+def test_a_view_is_read_only(clusters: list[Cluster]) -> None:
     fleet = fleet_of(*clusters)
     view = FleetView(fleet)
     for name in ALL_COLUMNS:
@@ -263,7 +263,7 @@ def test_a_view_cannot_be_written(clusters: list[Cluster]) -> None:
         _ = view._change_nothing
 
 
-def test_a_view_follows_the_fleet_and_names_its_misfits() -> None:
+def test_a_view_follows_the_fleet_and_gives_its_misfits() -> None:
     fleet = fleet_of(one(Gpu("0")))
     view = FleetView(fleet, Demand(gpus=1))
     version = view.version
@@ -290,7 +290,7 @@ def test_a_policy_cannot_change_the_fleet_by_accident() -> None:
 
 
 @pytest.mark.parametrize("name", ["free_gpu_milli", "changed_since", "cpu_free", "feasible"])
-def test_a_misspelt_name_of_the_fleet_suggests_the_one_that_is_meant(name: str) -> None:
+def test_a_misspelt_name_of_the_fleet_suggests_the_right_one(name: str) -> None:
     view = FleetView(fleet_of(one(Gpu("0"))))
     with pytest.raises(AttributeError) as caught:
         getattr(view, name[:-2] + name[-1])

@@ -1,4 +1,4 @@
-"""Columns that follow an inventory cluster by cluster are those that are made of all at once."""
+"""Columns that are updated cluster by cluster equal columns that are built at once."""
 
 from random import Random
 
@@ -55,7 +55,7 @@ def test_a_fleet_changed_cluster_by_cluster_equals_a_new_fleet(before, later, rn
 
 
 @given(walks(), changes, st.randoms(use_true_random=False))
-def test_a_replica_that_gets_parts_and_rows_is_the_same_fleet(walk, later, rng):
+def test_a_replica_updated_by_parts_and_rows_equals_the_fleet(walk, later, rng):
     fleet, replica = walk.fleet, Fleet()
     replica.restore(fleet.snapshot())
     answer = fleet.layout, fleet.version
@@ -100,7 +100,7 @@ def test_other_rows_keep_their_leases():
     assert len(fleet) == 5
 
 
-def test_a_reader_that_does_not_follow_the_splices_must_read_all():
+def test_a_reader_that_misses_splices_must_read_everything():
     fleet = install([one("a"), one("b")])
     version, layout = fleet.version, fleet.layout
     fleet.touch(3)
@@ -134,7 +134,7 @@ def test_the_logs_are_bounded():
     assert fleet.rows_since(version) is None
 
 
-def test_a_snapshot_takes_no_more_than_its_numbers_need():
+def test_a_snapshot_uses_the_smallest_number_types():
     fleet = install([one("a", nodes=100, gpus=8)])
     kind, content = fleet.snapshot()["gpu_free"]
     assert np.dtype(kind).itemsize <= 2

@@ -9,7 +9,7 @@ from moorage.sandbox.cell.cluster_data import ClusterData
 
 
 class Registry:
-    """Cluster documents, and how often they were read."""
+    """Cluster documents that count their reads."""
 
     def __init__(self, labels):
         self.labels = labels
@@ -48,7 +48,7 @@ def test_a_column_has_a_value_per_row_and_is_read_once():
     assert registry.fetches == ["x", "y"]
 
 
-def test_other_candidates_are_added_and_a_new_inventory_is_read_again():
+def test_labels_are_read_for_new_candidates_and_a_new_inventory():
     registry = Registry({"x": {"a": {"colour": "red"}}, "y": {"a": {"colour": "blue"}}})
     fleet, labels = Fleet(), NodeLabels()
     install(fleet, registry.labels)
@@ -61,7 +61,7 @@ def test_other_candidates_are_added_and_a_new_inventory_is_read_again():
     assert labels.column(FleetView(fleet), registry.data(fleet, ["x"]), colour) == ("green", "")
 
 
-def test_values_of_labels_become_texts():
+def test_values_of_labels_become_strings():
     seen = []
     registry = Registry({"x": {"a": {"spot": True, "gpus": 8}, "b": None}})
     fleet = Fleet()
@@ -86,5 +86,5 @@ def test_values_of_labels_become_texts():
         ({"karpenter.sh/capacity-type": "borrowed", "ray.io/market-type": "spot"}, "borrowed"),
     ],
 )
-def test_labels_say_how_a_machine_is_bought(labels, expected):
+def test_labels_show_how_a_machine_is_paid_for(labels, expected):
     assert capacity_type(labels) == expected

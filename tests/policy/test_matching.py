@@ -1,4 +1,4 @@
-"""Labels that a demand asks for: operators as Kubernetes has them, in every place that judges."""
+"""Demands for labels: operators as in Kubernetes, the same in every check of feasibility."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def demand(*where: tuple[str, str, tuple[str, ...]], gpus: int = 1) -> Demand:
         ([("moorage/cluster", "NotIn", ("c",))], []),
     ],
 )
-def test_the_operators_are_those_of_kubernetes(where, nodes, gpus):
+def test_the_operators_behave_as_in_kubernetes(where, nodes, gpus):
     fleet, wanted = fleet_of(labelled_cluster()), demand(*where, gpus=gpus)
     assert np.flatnonzero(fleet.feasible(wanted)).tolist() == nodes
     assert np.flatnonzero(fleet.copies(wanted)).tolist() == nodes
@@ -70,7 +70,7 @@ def test_labels_follow_the_inventory():
     assert np.flatnonzero(fleet.feasible(wanted)).tolist() == [3]
 
 
-def test_an_imagined_fleet_has_the_same_labels():
+def test_a_simulated_fleet_has_the_same_labels():
     fleet, wanted = fleet_of(labelled_cluster()), demand(("zone", "In", ("b",)), gpus=2)
     other = fleet.imagined()
     other.take(Share(ClusterId("c"), NodeId("n2"), ("0",)))
@@ -78,7 +78,7 @@ def test_an_imagined_fleet_has_the_same_labels():
     assert fleet.feasible(wanted).tolist() == [False, False, True]
 
 
-def test_a_policy_sees_only_the_nodes_that_match():
+def test_a_policy_sees_only_matching_nodes():
     fleet, wanted = fleet_of(labelled_cluster()), demand(("zone", "Exists", ()))
     bits = np.packbits(fleet.matching(wanted.where)).tobytes()
     replica = Fleet()

@@ -1,4 +1,4 @@
-"""Reading any value of a policy as a proposal."""
+"""Any value that a policy returns is read as a proposal or refused."""
 
 from typing import Any
 
@@ -78,7 +78,7 @@ def test_the_demand_completes_the_proposal() -> None:
 
 
 @pytest.mark.parametrize("key", ["cluster_id", "node_id", "gpus", "cpu_milli", "gpu_milli"])
-def test_a_number_too_long_to_write_down_is_refused(key: str) -> None:
+def test_a_number_with_too_many_digits_is_refused(key: str) -> None:
     huge = 10**5000
     with pytest.raises(ProposalError) as caught:
         parse_proposal({"cluster_id": "c", key: [huge] if key == "gpus" else huge}, None)
@@ -123,7 +123,7 @@ def test_parts_of_several_requests_stand_alone_and_those_of_a_gang_together(empt
     assert caught.value.field == "[1].cluster_id"
 
 
-def test_parts_on_one_node_are_one_share_where_their_gpus_differ() -> None:
+def test_parts_with_different_gpus_of_one_node_are_one_share() -> None:
     def part(*gpus: str, **more: Any) -> dict[str, Any]:
         return {"cluster_id": "c", "node_id": "n", "gpus": gpus, "cpu_milli": 5, **more}
 

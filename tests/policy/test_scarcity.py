@@ -1,4 +1,4 @@
-"""Places and their prices against their definitions, written out slowly."""
+"""Kinds of places and their prices against slow implementations of their definitions."""
 
 import numpy as np
 from hypothesis import given
@@ -63,7 +63,7 @@ def prices_of(kinds, view):
 
 
 @given(kinds=KINDS, states=STATES)
-def test_places_and_prices_are_those_of_the_definition(kinds, states):
+def test_places_and_prices_agree_with_the_definition(kinds, states):
     fleet = fleet_of("ABC")
     for row, (cores, gpus) in enumerate(states):
         fleet.set_capacity(row, 1000 * cores, 9, gpus)
@@ -81,7 +81,7 @@ def test_places_and_prices_are_those_of_the_definition(kinds, states):
     kinds=KINDS,
     moves=st.lists(st.tuples(st.integers(0, 29), st.booleans(), st.sampled_from("012"))),
 )
-def test_room_updated_from_changed_rows_is_the_real_room(kinds, moves):
+def test_room_updated_from_changed_rows_agrees_with_a_full_count(kinds, moves):
     fleet = fleet_of("ABC" * 10)
     view = FleetView(fleet)
     prices, due = prices_of(kinds, view), []
@@ -98,7 +98,7 @@ def test_room_updated_from_changed_rows_is_the_real_room(kinds, moves):
     assert due == list(range(0, len(moves), 5))
 
 
-def test_a_copy_counts_as_much_on_a_fleet_ten_times_as_large_where_ten_times_as_many_fit():
+def test_the_value_of_a_copy_does_not_depend_on_the_size_of_the_fleet():
     kinds, found = [RequestKind(0, 2, weight=0.5)], []
     for nodes in (400, 4000):
         view = FleetView(fleet_of("A" * nodes))
@@ -108,7 +108,7 @@ def test_a_copy_counts_as_much_on_a_fleet_ten_times_as_large_where_ten_times_as_
     assert found[0] == found[1] == 1000 / (1 + 400 / 2) ** 2
 
 
-def test_shares_of_the_fleet_that_may_serve_a_kind_and_that_it_fits():
+def test_each_kind_has_the_shares_of_the_fleet_that_suit_and_fit_it():
     fleet = fleet_of("AAB")
     view = FleetView(fleet)
     kinds = [

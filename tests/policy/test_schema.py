@@ -1,4 +1,4 @@
-"""The schema mini-language: what it accepts, completes and refuses, and in which words."""
+"""The schema language: what it accepts, completes and refuses, with which messages."""
 
 import time
 from typing import Any
@@ -38,7 +38,7 @@ def notes_on(document: Any) -> str:
 
 
 @pytest.mark.parametrize("nothing", [None, {}])
-def test_an_empty_schema_says_nothing(nothing):
+def test_an_empty_schema_accepts_everything(nothing):
     assert read_schema(nothing, "s", pattern) == (None, ())
 
 
@@ -68,7 +68,7 @@ def test_an_empty_schema_says_nothing(nothing):
         ({"type": "object", "properties": {"a": SIZE}}, [{}, {"a": 1}, {"b": 0}], [{"a": 9}]),
     ],
 )
-def test_types_and_constraints(entry, good, bad):
+def test_each_type_and_constraint_is_enforced(entry, good, bad):
     schema = read({"f": entry})
     for value in good:
         assert schema.check({"f": value}, "v") == {"f": value}
@@ -144,7 +144,7 @@ def test_a_field_set_elsewhere_gets_no_default():
         ),
     ],
 )
-def test_a_refusal_names_field_expectation_and_finding(document, value, said):
+def test_a_refusal_names_field_expectation_and_value(document, value, said):
     assert refusal(document, value) == said
 
 
@@ -208,7 +208,7 @@ def test_unreadable_parts_are_noted_with_their_place(document, said):
     assert said in notes_on(document)
 
 
-def test_unreadable_parts_are_not_enforced_and_the_rest_is():
+def test_unreadable_parts_are_ignored_and_the_others_are_enforced():
     document = {"a": {"type": "number", "minn": 1, "max": 5}, "b": 7, "c": {"type": "colour"}}
     schema, notes = read_schema(document, "s", pattern)
     assert [note.path for note in notes] == ["s.a.minn", "s.b", "s.c.type"]
@@ -289,7 +289,7 @@ def test_a_json_schema_is_enforced(change, said):
         {"n": {"type": "integer", "required": True}},
     ],
 )  # fmt: skip
-def test_the_dialect_is_recognised(document):
+def test_the_dialect_of_a_schema_is_recognised(document):
     schema = read(document)
     assert schema.required == ("n",)
     assert schema.check({"n": 1}, "v") == {"n": 1}
@@ -297,7 +297,7 @@ def test_the_dialect_is_recognised(document):
         schema.check({"n": 1.5}, "v")
 
 
-def test_fields_may_be_called_as_json_schema_calls_its_keywords():
+def test_fields_may_have_the_names_of_json_schema_keywords():
     entry = {"type": "string"}
     document = {"type": entry, "properties": entry, "required": entry, "items": entry}
     schema = read(document)
@@ -314,7 +314,7 @@ def test_an_object_of_any_fields_must_be_an_object(more):
 
 
 @pytest.mark.parametrize("key", ["properties", "items"])
-def test_a_schema_is_only_so_deep(key):
+def test_the_depth_of_a_schema_is_limited(key):
     entry: Any = {"type": "any"}
     for _ in range(40):
         inside = {"x": entry} if key == "properties" else entry
@@ -334,7 +334,7 @@ def test_a_check_reads_a_bounded_number_of_values_and_characters():
 
 
 def test_missing_fields_count_in_the_budget():
-    """Otherwise a list of empty objects would be looked through a thousand times each."""
+    """Without this bound, a list of empty objects would be read a thousand times each."""
     fields = {str(number): {"type": "any"} for number in range(400)}
     wide = {"l": {"type": "array", "items": {"type": "object", "properties": fields}}}
     assert read(wide).check({"l": [{}] * 40}, "v")
@@ -342,8 +342,8 @@ def test_missing_fields_count_in_the_budget():
     assert said.startswith("inputs.l[49]: expected at most 20000 values in all")
 
 
-def test_no_pattern_takes_longer_than_its_text():
-    """`(a+)+$` takes a backtracking matcher 2^n steps; n is 4000 here."""
+def test_the_time_of_a_pattern_is_linear_in_its_text():
+    """`(a+)+$` takes a backtracking matcher 2^n steps; here, n is 4000."""
     schema = read({"t": {"type": "string", "pattern": "^(a+)+$"}})
     started = time.process_time()
     with pytest.raises(SchemaError):

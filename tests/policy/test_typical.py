@@ -1,4 +1,4 @@
-"""The mix of requests: read, learnt, forgotten; and which nodes serve which kinds of it."""
+"""The mix of requests: read, learnt and forgotten; and which nodes serve which kinds."""
 
 import json
 
@@ -44,7 +44,7 @@ def test_a_kind_accepts_num_gpu_and_defaults():
     assert read_typical([{"num_gpu": 2}]) == [RequestKind(0, 2, 1000, 0, (), 1.0)]
 
 
-def test_the_most_frequent_come_first_as_shares_of_all():
+def test_the_most_frequent_kinds_come_first_as_shares_of_all():
     kinds = read_typical(
         [
             {"cpu_milli": 1, "weight": 1},
@@ -55,12 +55,12 @@ def test_the_most_frequent_come_first_as_shares_of_all():
     assert [(kind.cpu_milli, kind.weight) for kind in kinds] == [(2, 0.75), (1, 0.25)]
 
 
-def test_several_gpus_are_whole_ones():
+def test_kinds_with_several_gpus_take_whole_ones():
     assert read_typical([{"gpus": 2, "gpu_milli": 300}])[0].milli == 2000
     assert read_typical([{"gpus": 1, "gpu_milli": 300}])[0].milli == 300
 
 
-def test_of_too_many_kinds_the_most_frequent_count():
+def test_of_too_many_kinds_only_the_most_frequent_count():
     kinds = mix([RequestKind(n, weight=n) for n in range(1, room.KINDS_MAX + 50)])
     assert len(kinds) == room.KINDS_MAX
     assert kinds[0].cpu_milli == room.KINDS_MAX + 49
@@ -70,7 +70,7 @@ def test_of_too_many_kinds_the_most_frequent_count():
 
 
 def feed(learner, context, demands, *, through_json=False):
-    """Show the learner these demands; return the numbers after which it wants to be read again."""
+    """Show the learner these demands; return the counts after which it wants a new read."""
     readings = []
     for number, demand in enumerate(demands, 1):
         if learner.observe(demand, context):
@@ -97,7 +97,7 @@ def test_the_mix_is_read_again_when_the_count_doubles():
     assert readings == [MixLearner.BATCH * times for times in (1, 2, 4, 8)]
 
 
-def test_requests_since_the_last_read_do_not_count_yet():
+def test_requests_since_the_last_read_do_not_count():
     learner, context, view = MixLearner(), {}, view_of("A")
     feed(learner, context, [Demand(1)] * MixLearner.BATCH)
     before = learner.typical(view, context)
@@ -107,14 +107,14 @@ def test_requests_since_the_last_read_do_not_count_yet():
     assert learner.typical(view, context) != before
 
 
-def test_another_instance_goes_on_as_the_last_one_was():
+def test_a_new_instance_continues_where_the_last_one_stopped():
     context, demands = {}, [Demand(1, 100 + 100 * (n % 9)) for n in range(7 * MixLearner.BATCH)]
     learner, view = MixLearner(), view_of("A")
     feed(learner, context, demands)
     assert MixLearner().typical(view, context) == learner.typical(view, context)
 
 
-def test_old_requests_fade():
+def test_old_requests_lose_weight():
     context, learner = {}, MixLearner()
     feed(learner, context, [Demand(1)] * (MixLearner.COUNT_MAX + MixLearner.BATCH))
     readings = feed(learner, context, [Demand(2)] * (2 * MixLearner.COUNT_MAX))
@@ -123,7 +123,7 @@ def test_old_requests_fade():
     assert sum(count for count, _ in context["seen"].values()) <= MixLearner.COUNT_MAX
 
 
-def test_kinds_remembered_are_bounded_and_so_is_the_length_of_their_names():
+def test_remembered_kinds_and_their_names_are_bounded():
     context, learner = {}, MixLearner()
     feed(learner, context, [Demand(cpu_milli=n) for n in range(1, 20 * MixLearner.BATCH)])
     assert len(context["seen"]) == room.KINDS_MAX
@@ -132,7 +132,7 @@ def test_kinds_remembered_are_bounded_and_so_is_the_length_of_their_names():
     assert max(map(len, context["seen"])) <= room.KIND_CHARACTERS_MAX
 
 
-def test_the_guess_fits_the_fleet():
+def test_the_first_guess_fits_the_fleet():
     kinds = room.guess(view_of(["A", "A"], ["A"], ["A"]))
     assert [(kind.cpu_milli, kind.milli) for kind in kinds] == [
         (3000, 1000),
@@ -148,7 +148,7 @@ def test_the_guess_fits_the_fleet():
 # Nodes -----------------------------------------------------------------------------------------
 
 
-def test_nodes_differ_by_the_kinds_they_may_serve():
+def test_nodes_are_distinguished_by_the_kinds_that_they_serve():
     kinds = [
         RequestKind(0, 1, models=("A",)),
         RequestKind(0, 1, 500),
@@ -166,7 +166,7 @@ def test_nodes_differ_by_the_kinds_they_may_serve():
     assert serves[sort_of[4], 2]
 
 
-def test_sorts_are_bounded():
+def test_the_number_of_sorts_of_nodes_is_bounded():
     models = [f"M{number}" for number in range(room.SORTS_MAX + 6)]
     kinds = [RequestKind(0, 1, models=(model,)) for model in models]
     serves, sort_of = node_sorts(kinds, view_of(*([model] for model in models)))
@@ -174,7 +174,7 @@ def test_sorts_are_bounded():
     assert sort_of.max() == room.SORTS_MAX - 1
 
 
-def test_the_tightest_gpus_are_those_that_pick_gpus_takes():
+def test_tightest_gpus_agree_with_pick_gpus():
     view = view_of(["A"] * 4)
     for free in ([1000, 400, 700, 400], [300, 1000, 300, 1000]):
         view._fleet.set_capacity(0, 8000, 8192, free)

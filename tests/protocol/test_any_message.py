@@ -37,7 +37,7 @@ KEYS = sorted(
 
 
 def read_or_refuse(frame: str | bytes) -> None:
-    """Nothing but a message or a complete BadMessage may come of any input."""
+    """Every input must yield a message or a complete BadMessage."""
     try:
         message = decode(frame)
     except BadMessage as caught:

@@ -23,7 +23,7 @@ def basic(text: bytes) -> str:
         ([basic("user:geheim§".encode())], ("geheim§", True)),
     ],
 )
-def test_a_token_is_read(headers, found):
+def test_a_token_is_read_from_the_header(headers, found):
     assert token_of(headers) == found
 
 

@@ -20,7 +20,7 @@ HEAD = '{"adhoc":true,"policy_rule_uri":"first_fit:1","id":"a","inputs":'
 
 
 def fill_mebibyte(before: str, unit: str, behind: str, between: str = ",") -> str:
-    """Return a mebibyte of one thing."""
+    """Return a mebibyte of repeated JSON."""
     count = (MEBIBYTE - len(before) - len(behind)) // (len(unit) + len(between))
     return before + between.join([unit] * count) + behind
 
@@ -62,7 +62,7 @@ MESSAGES = {
 
 
 def read(message: str) -> object:
-    """Return a message, or why it cannot be read: what the gateway does with a frame."""
+    """Return a message, or why it is unreadable, as the gateway reads a frame."""
     try:
         request = decode(message)
         ignored_fields(message, request)
@@ -149,7 +149,7 @@ def depth(value: Any) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_parts_and_depth_are_those_of_the_value(seed: int) -> None:
+def test_counted_parts_and_depth_agree_with_the_value(seed: int) -> None:
     chance = random.Random(seed)
     rows = [random_value(chance, 6) for _ in range(400 if seed % 4 else 4_000)]
     encoded = json.dumps(rows, ensure_ascii=chance.random() < 0.5).encode()

@@ -1,4 +1,4 @@
-"""Large JSON: the same values and the same complaints as in one go, in short pieces."""
+"""Large JSON in short pieces: the same values and the same errors as in one pass."""
 
 import gc
 import random
@@ -38,16 +38,16 @@ def test_chunked_decoding_agrees_with_one_pass(seed):
 
 
 @pytest.mark.parametrize("encoded", [b"[]", b" 7 ", b'"x"', b"  " * PART_BYTES_MAX + b"{}"])
-def test_small_values_and_much_space(encoded):
+def test_small_values_with_much_white_space_are_read(encoded):
     assert decode_in_parts(encoded) == msgspec.json.decode(encoded)
 
 
-def test_of_a_name_that_occurs_twice_the_last_counts():
+def test_of_a_repeated_name_the_last_value_counts():
     long = b"1," * PART_BYTES_MAX + b"1"
     assert decode_in_parts(b'{"a":[' + long + b'],"a":2}') == {"a": 2}
 
 
-def test_deep_values_are_taken_apart_only_so_far():
+def test_only_the_upper_levels_of_deep_values_are_split():
     deep = LEVELS_MAX * 20
     encoded = b"[" * deep + b'"' + b"x" * 2 * PART_BYTES_MAX + b'"' + b"]" * deep
     assert decode_in_parts(encoded) == msgspec.json.decode(encoded)
@@ -66,7 +66,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_errors_give_the_place_in_the_whole_text(wrong):
+def test_errors_give_the_position_in_the_whole_text(wrong):
     with pytest.raises((msgspec.DecodeError, UnicodeDecodeError, RecursionError)) as whole:
         msgspec.json.decode(WRONG[wrong])
     with pytest.raises(whole.type) as parts:
@@ -94,7 +94,7 @@ def longest_call_seconds(decode, encoded):
 
 
 def test_other_threads_run_during_decoding():
-    """One call keeps the interpreter's lock, so it is a small part of the whole."""
+    """One call holds the interpreter's lock, so it must be a small part of the whole."""
     node = {"id": "node-1", "gpus": [{"modelName": "A100", "memory": 40960}] * 16}
     encoded = msgspec.json.encode({"nodes": {"nodeData": [node] * 5_000}})
     gc.disable()  # A collection is no task's turn either, and none of what this is about.

@@ -1,4 +1,4 @@
-"""How long the messages of one tenant are read in one turn of the event loop."""
+"""How long one turn of the event loop reads messages of one tenant."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from moorage.protocol.loop_shares import READ_SECONDS_MAX, LoopShares
 ANN, BOB = Tenant("ann"), Tenant("bob")
 
 
-async def test_a_tenant_has_its_share_of_each_turn_and_goes_on_one_by_one():
+async def test_a_tenant_has_its_share_of_each_turn_and_then_waits():
     shares = LoopShares()
     shares.spend(ANN, READ_SECONDS_MAX / 2)
     assert shares.turn(ANN) is None

@@ -1,4 +1,4 @@
-"""Reading messages: what is accepted, and the one clear error for everything else."""
+"""Reading messages: the accepted ones, and one clear error for each other input."""
 
 import json
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def test_any_truthy_adhoc_is_an_allocation_request(adhoc: Any) -> None:
 
 
 @pytest.mark.parametrize("adhoc", [False, 0, "", None, [], {}])
-def test_a_falsy_adhoc_is_as_good_as_none(adhoc: Any) -> None:
+def test_a_falsy_adhoc_counts_as_missing(adhoc: Any) -> None:
     error = refusal_of(text(adhoc=adhoc))
     assert error.code is Code.MISSING_FIELDS
     assert error.reason == "Missing required fields: adhoc"
@@ -93,7 +93,7 @@ def test_every_operation_has_its_name() -> None:
 
 
 @pytest.mark.parametrize("op", ["releas", "", 5, {}, "RELEASE", "x" * 100_000])
-def test_an_unknown_op_gets_the_known_ones(op: Any) -> None:
+def test_the_error_for_an_unknown_op_lists_the_known_ones(op: Any) -> None:
     error = refusal_of(json.dumps({"op": op, "id": 3}))
     assert (error.code, error.field, error.id) == (Code.UNKNOWN_OP, "op", 3)
     assert error.details["known"] == list(OPERATIONS)
@@ -159,7 +159,7 @@ def test_a_missing_inner_field_is_named_with_its_path() -> None:
     assert refusal_of(text(provision={"spec": {}})).field == "provision.backend"
 
 
-def test_the_http_twin_need_not_say_adhoc() -> None:
+def test_a_message_over_http_need_not_have_adhoc() -> None:
     body = b'{"policy_rule_uri": "p:1-a", "inputs": {"a": 1}}'
     assert decode_allocation(body).inputs == {"a": 1}
     with pytest.raises(BadMessage, match=r"^Missing required fields: policy_rule_uri$"):
@@ -170,7 +170,7 @@ def test_the_http_twin_need_not_say_adhoc() -> None:
 
 
 @pytest.mark.parametrize("empty", [None, {}])
-def test_empty_and_null_are_absent(empty: Any) -> None:
+def test_empty_and_null_count_as_missing(empty: Any) -> None:
     message = ask(text(filter=empty, search=empty, parameters=empty, settings=empty))
     assert message == ask(text())
     assert (message.filter, message.search) == (None, None)
@@ -178,22 +178,22 @@ def test_empty_and_null_are_absent(empty: Any) -> None:
 
 
 @pytest.mark.parametrize("empty", [None, []])
-def test_no_clusters_are_no_candidates_named(empty: Any) -> None:
+def test_an_empty_list_of_clusters_counts_as_missing(empty: Any) -> None:
     assert ask(text(clusters=empty)).candidates() is None
 
 
-def test_clusters_are_names_each_once_in_order() -> None:
+def test_clusters_are_distinct_names_in_order() -> None:
     assert ask(text(clusters=["b", 7, "a", "7", "b"])).candidates() == ("b", "7", "a")
 
 
-def test_filter_and_search_stay_as_they_came() -> None:
+def test_filter_and_search_are_passed_on_unchanged() -> None:
     wild = {"header": {}, "body": {"values": {"matchType": "cluster"}}}
     message = ask(text(filter=wild, search=wild))
     assert message.filter == wild
     assert message.search == wild
 
 
-def test_unknown_keys_of_an_existing_client_are_ignored_and_named() -> None:
+def test_unknown_keys_of_an_existing_client_are_ignored_with_a_warning() -> None:
     message = ask(text(block_id="b-1", whatever=[1, {}]))
     assert message == ask(text())
     assert ignored_fields(text(), message) == []
@@ -243,7 +243,7 @@ def test_a_misplaced_field_gets_a_hint_at_its_place(name: str, meant: str) -> No
         (None, ""),
     ],
 )
-def test_resources_that_ask_for_nothing_are_warned_of(resources: Any, said: str) -> None:
+def test_empty_resources_yield_a_warning(resources: Any, said: str) -> None:
     _, warnings = decode_and_warn(text(resources=resources))
     assert [each[: len(said)] for each in warnings] == [said] * bool(said)
     assert warnings_on(resources=resources) == warnings
@@ -262,7 +262,7 @@ def test_a_strict_request_refuses_unknown_fields() -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("strict", [True, False])
-def test_operations_take_strict_and_refuse_unknown_fields(name: str, strict: bool) -> None:
+def test_operations_accept_strict_and_refuse_unknown_fields(name: str, strict: bool) -> None:
     samples: dict[str, Any] = {"topics": ["leases"], "command": ["true"], "starts_at": 1}
     samples |= {"ends_at": 2, "at": 1, "resources": {}, "policy_rule_uri": "p:1"}
     needed = required_fields(OPERATIONS[name])
@@ -308,7 +308,9 @@ def test_a_misspelt_dry_run_gets_no_lease(wrong: dict[str, Any]) -> None:
         ({"ttl_seconds": 5}, "did you mean lease.ttl_seconds?"),
     ],
 )
-def test_an_amount_names_the_field_that_does_it(resources: dict[str, Any], said: str) -> None:
+def test_an_unreadable_amount_names_the_field_to_use_instead(
+    resources: dict[str, Any], said: str
+) -> None:
     with pytest.raises(BadMessage) as caught:
         decode(text(resources=resources))
     assert said in caught.value.reason
@@ -317,7 +319,7 @@ def test_an_amount_names_the_field_that_does_it(resources: dict[str, Any], said:
 # Demands -------------------------------------------------------------------------------------
 
 
-def test_resources_and_lease_reach_the_core_as_they_were_written() -> None:
+def test_resources_and_lease_reach_the_core_unchanged() -> None:
     resources = {
         "gpus": 2,
         "gpu_milli": 500,
@@ -351,7 +353,7 @@ def test_resources_and_lease_reach_the_core_as_they_were_written() -> None:
     )
 
 
-def test_defaults_are_those_of_the_wire() -> None:
+def test_defaults_are_as_documented() -> None:
     message = ask(text(resources={}, lease={}))
     assert message.demand() == model.Demand()
     assert message.terms() == model.LeaseTerms(ttl_seconds=300.0)
@@ -482,19 +484,19 @@ def test_a_wrong_field_is_named_with_the_expected_type(
     assert error.id == (None if "id" in changes else 9)
 
 
-def test_alternatives_stand_beside_resources() -> None:
+def test_alternatives_may_come_with_resources() -> None:
     error = refusal_of(text(alternatives=[{"gpus": 1}]))
     assert (error.code, error.field) == (Code.BAD_MESSAGE, "")
     assert error.reason.startswith("alternatives: expected `resources` beside it")
 
 
-def test_the_reason_is_the_sentence_of_the_documents() -> None:
+def test_the_reason_is_the_documented_sentence() -> None:
     error = refusal_of(text(lease={"ttl_seconds": 0}))
     assert error.reason == "lease.ttl_seconds: expected a number of seconds between 1 and 604800"
 
 
 @pytest.mark.parametrize("number", [0, -1, 2**63 - 1, -(2**63), "", "x" * 128, None])
-def test_an_id_is_a_string_or_a_whole_number(number: Any) -> None:
+def test_an_id_is_a_string_or_an_integer(number: Any) -> None:
     assert ask(text(id=number)).id == number
 
 
@@ -538,7 +540,7 @@ def test_an_operation_refuses_keys_it_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("op", ["status", "why"])
-def test_a_question_is_about_one_thing(op: str) -> None:
+def test_a_message_names_either_a_request_or_a_lease(op: str) -> None:
     message = decode(json.dumps({"op": op, "request": "r"}))
     assert isinstance(message, OPERATIONS[op])
     assert decode(json.dumps({"op": "why", "lease": "l"})) == Why(lease="l")
@@ -548,7 +550,7 @@ def test_a_question_is_about_one_thing(op: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1001, "5"])
-def test_a_page_has_a_bound(limit: Any) -> None:
+def test_the_length_of_a_page_is_limited(limit: Any) -> None:
     error = refusal_of(json.dumps({"op": "queue", "limit": limit}))
     assert error.reason == "limit: expected a whole number between 1 and 1000"
 
@@ -621,7 +623,7 @@ def test_brackets_in_strings_are_not_depth() -> None:
     assert len(ask(text(inputs={"a": [{}] * 1_000})).inputs["a"]) == 1_000
 
 
-def test_a_mebibyte_of_one_word_is_answered_briefly() -> None:
+def test_errors_about_a_very_long_word_are_short() -> None:
     huge = "x" * 2**20
     assert ask(text(inputs={"a": huge})).inputs == {"a": huge}
     for frame in (
@@ -636,7 +638,7 @@ def test_a_mebibyte_of_one_word_is_answered_briefly() -> None:
         assert len(refusal_of(frame).reason) < 500
 
 
-def test_every_bound_of_a_field_is_described() -> None:
+def test_every_field_has_a_text_of_its_expected_value() -> None:
     for kind in (AllocationRequest, BlockRequest, *OPERATIONS.values()):
         expected = expectations(kind)
         assert [name for name in kind.__struct_fields__ if not expected.get(name)] == []
@@ -659,7 +661,7 @@ def test_every_bound_of_a_field_is_described() -> None:
         ),
     ],
 )
-def test_a_field_that_stands_there_twice_is_refused_by_name(frame, name):
+def test_a_repeated_field_is_refused_by_name(frame, name):
     with pytest.raises(BadMessage) as refused:
         decode(frame)
     assert (refused.value.code, refused.value.field) == (Code.BAD_MESSAGE, name)
@@ -672,7 +674,7 @@ def test_contents_of_user_fields_are_not_checked(value):
     assert decode(frame % value).id == 7
 
 
-def test_an_operation_is_recognised_by_its_name_first() -> None:
+def test_the_op_of_a_message_is_read_first() -> None:
     assert operation_of(b'{"op": "status"}') == "status"
     assert operation_of(b'{"op": "status", "adhoc": true}') == ""
     brackets = b"[]," * PARTS_MAX
@@ -681,7 +683,7 @@ def test_an_operation_is_recognised_by_its_name_first() -> None:
 
 
 def texts_that_may_hold_anything(schema: Any, path: str, defined: Any) -> Iterator[str]:
-    """Yield the fields of a schema whose texts have no pattern, and no list of values."""
+    """Yield the text fields of a schema that have neither a pattern nor a list of values."""
     if "$ref" in schema:
         schema = defined[schema["$ref"].rpartition("/")[2]]
     if schema.get("type") == "string" and not schema.keys() & {"pattern", "enum"}:
@@ -697,7 +699,7 @@ def texts_that_may_hold_anything(schema: Any, path: str, defined: Any) -> Iterat
 
 
 @pytest.mark.parametrize("kind", [AllocationRequest, BlockRequest, *OPERATIONS.values()])
-def test_no_text_that_others_see_holds_control_characters(kind: type) -> None:
+def test_texts_that_others_see_accept_no_control_characters(kind: type) -> None:
     (schema,), defined = msgspec.json.schema_components([kind])
     free = set(texts_that_may_hold_anything(schema, "", defined))
     # Echoed to its sender; compared; parsed; given to the workload.

@@ -1,4 +1,4 @@
-"""Accepted origins of HTTP requests: one decision for both ports and served pools."""
+"""Accepted origins of HTTP requests: one check for both ports and served pools."""
 
 import pytest
 from hypothesis import example, given
@@ -15,7 +15,7 @@ OURS = Origins(
 
 
 def answer(origins=OURS, here=HERE, target="/", host="localhost:8765", **headers):
-    """Return the header that had a request refused, or an empty text."""
+    """Return the header that caused the refusal of a request, or an empty text."""
     rows = [(name.replace("_", "-"), value) for name, value in headers.items()]
     found = origins.refusal(target, [("host", host), *rows], here)
     return "" if found is None else found.header
@@ -71,7 +71,7 @@ def test_requests_to_the_servers_own_names_are_answered(host):
         "",
     ],
 )
-def test_other_names_are_not(host):
+def test_requests_to_other_names_are_refused(host):
     assert answer(host=host) == "host"
 
 
@@ -85,7 +85,7 @@ def test_the_address_that_received_a_request_is_a_valid_host():
         assert answer(here="10.0.0.8", host=host) == "host"
 
 
-def test_every_host_counts_the_one_of_the_target_too():
+def test_every_host_header_counts_and_so_does_the_target():
     assert answer(target="http://localhost:8080/x?y=//evil.example") == ""
     assert answer(target="//evil.example/") == ""  # A path.
     assert answer(target="/?at=http://evil.example") == ""
@@ -117,7 +117,7 @@ def test_every_host_counts_the_one_of_the_target_too():
         ("http://tools.example:3000", "localhost:8765"),
     ],
 )
-def test_our_own_pages_and_configured_ones_may_ask(origin, host):
+def test_our_own_pages_and_configured_ones_are_accepted(origin, host):
     assert answer(origin=origin, host=host) == ""
     assert answer(origin=origin, host=host, sec_fetch_site="cross-site") == ""
 
@@ -145,13 +145,13 @@ def test_our_own_pages_and_configured_ones_may_ask(origin, host):
         "//localhost:8765",
     ],
 )
-def test_pages_of_other_sites_may_not(origin):
+def test_pages_of_other_sites_are_refused(origin):
     expected = "" if origin == "https://console.example." else "origin"  # One name, two spellings.
     assert answer(origin=origin) == expected
     assert answer(origin=origin, sec_fetch_site="same-origin") == expected
 
 
-def test_one_of_two_origins_that_may_not_is_enough():
+def test_two_origins_of_which_one_is_foreign_are_refused():
     rows = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "null")]
     assert OURS.refusal("/", rows, HERE) is not None
 
@@ -184,12 +184,12 @@ def test_a_refusal_names_the_origin_and_the_remedy():
 @given(st.text(), st.text())
 @example("[", "http://[")
 @example("[::1%]", "http://[::%]:99999")
-def test_no_text_is_too_strange(host, origin):
+def test_any_text_in_a_header_is_handled(host, origin):
     answer(host=host, origin=origin, target=host)
     read_origin(origin)
 
 
 @given(st.from_regex(r"[a-z0-9.-]{1,30}\.[a-z]{2,9}", fullmatch=True))
-def test_without_settings_no_name_with_a_domain_is_ours(name):
+def test_without_settings_no_name_with_a_domain_is_accepted(name):
     assert answer(Origins(), host=name) == "host"
     assert answer(Origins(), origin=f"http://{name}:8765") == "origin"

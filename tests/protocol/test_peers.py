@@ -1,9 +1,9 @@
-"""Connections by address."""
+"""Bounds of connections per address."""
 
 from moorage.protocol.peers import Peers, most_of_one
 
 
-def test_the_oldest_comes_first_of_all_and_of_each():
+def test_the_oldest_connection_of_all_and_of_each_address_comes_first():
     peers: Peers[int] = Peers()
     for member, address in ((1, "10.0.0.1"), (2, "10.0.0.2"), (3, "10.0.0.1"), (1, "10.0.0.1")):
         peers.add(member, address)
@@ -17,7 +17,7 @@ def test_the_oldest_comes_first_of_all_and_of_each():
     assert (len(peers), peers.oldest()) == (0, None)
 
 
-def test_a_network_of_ipv6_is_one_peer():
+def test_a_network_of_ipv6_counts_as_one_address():
     peers: Peers[int] = Peers()
     for member, address in enumerate(("fd00::1", "fd00::ffff:2", "fe80::1%eth0", "10.0.0.1")):
         peers.add(member, address)
@@ -28,5 +28,5 @@ def test_a_network_of_ipv6_is_one_peer():
     assert peers.count("/run/some.socket") == 1
 
 
-def test_one_address_may_take_most_but_not_all():
+def test_one_address_may_take_most_but_not_all_connections():
     assert [most_of_one(limit) for limit in (1, 2, 4, 100)] == [1, 2, 3, 75]

@@ -1,4 +1,4 @@
-"""Writing replies, and reading them on the other side."""
+"""Replies as the server writes them and as clients read them."""
 
 import json
 import math
@@ -60,7 +60,7 @@ def test_an_existing_client_gets_only_fields_that_it_knows() -> None:
     assert json.loads(success(None)) == {"success": True, "data": None}
 
 
-def test_a_failure_says_it_to_people_and_to_machines() -> None:
+def test_a_failure_has_a_message_for_people_and_a_code_for_programs() -> None:
     reply = json.loads(
         failure(
             Code.NO_CAPACITY,
@@ -85,7 +85,7 @@ def test_a_failure_says_it_to_people_and_to_machines() -> None:
     }
 
 
-def test_an_unreadable_message_is_answered_with_its_id() -> None:
+def test_the_error_for_an_unreadable_message_has_its_id() -> None:
     error = BadMessage(Code.BAD_MESSAGE, "x: expected y", "x", "y", "id-1", {"more": [1]})
     reply = json.loads(failure_from(error))
     assert reply["id"] == "id-1"
@@ -121,7 +121,7 @@ def test_a_non_json_value_is_a_failure_and_keeps_the_lease(data: Any) -> None:
     assert json.loads(success(1, reasons={"r": data}))["success"] is False
 
 
-def test_endless_data_is_a_failure() -> None:
+def test_endlessly_nested_data_is_a_failure() -> None:
     endless: list[Any] = []
     endless.append(endless)
     assert json.loads(success(endless))["error"]["code"] == Code.POLICY_BAD_OUTPUT
@@ -140,7 +140,7 @@ def test_a_refusal_with_any_policy_value_arrives(words: str) -> None:
         max_leaves=8,
     )
 )
-def test_data_arrives_as_it_is_or_as_a_failure(data: Any) -> None:
+def test_data_arrives_unchanged_or_as_a_failure(data: Any) -> None:
     reply = decode_reply(success(data))
     assert isinstance(reply, Reply)
     if reply.success:
@@ -178,7 +178,7 @@ def test_a_client_reads_failures_with_all_their_data() -> None:
     assert reply.details["nodes"] == {"cpu": 3}
 
 
-def test_a_client_reads_failures_of_servers_that_know_no_codes() -> None:
+def test_a_client_reads_failures_of_servers_without_codes() -> None:
     reply = decode_reply('{"success": false, "message": "\'inputs\'"}')
     assert isinstance(reply, Reply)
     assert reply.error == ErrorObject(code="internal", reason="'inputs'")
@@ -197,6 +197,6 @@ def test_a_client_refuses_invalid_replies(frame: str) -> None:
 
 
 @given(st.text() | st.binary())
-def test_no_text_surprises_a_client(frame: str | bytes) -> None:
+def test_a_client_refuses_arbitrary_text(frame: str | bytes) -> None:
     with pytest.raises(BadReply):
         decode_reply(frame)

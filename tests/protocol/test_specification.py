@@ -1,4 +1,4 @@
-"""The socket as machines read it: valid by the standards, and what the reader takes."""
+"""The AsyncAPI document and schemas are valid, and agree with what the server accepts."""
 
 import gzip
 import json
@@ -44,7 +44,7 @@ def test_every_reference_of_the_asyncapi_document_resolves():
     assert found > 100
 
 
-def test_every_message_and_reply_has_a_schema_that_stands_alone():
+def test_every_message_and_reply_has_a_self_contained_schema():
     for name, schema in documents().items():
         Draft202012Validator.check_schema(schema)
         assert schema["$schema"].endswith("2020-12/schema")

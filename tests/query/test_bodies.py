@@ -1,4 +1,4 @@
-"""Bodies of filters and searches: what they come to, in every form they have."""
+"""Bodies of filters and searches: how each of their forms is read."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_a_filter_is_parsed(body):
 
 
 @pytest.mark.parametrize("match_type", COMPANIONS)
-def test_every_match_type_has_its_queries(match_type):
+def test_every_match_type_has_its_required_queries(match_type):
     kinds = (match_type, *COMPANIONS[match_type])
     queries = {f"{kind}Query": {"kind": kind} for kind in kinds}
     read = parse_filter({"matchType": match_type, "filter": queries})

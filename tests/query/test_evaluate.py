@@ -1,4 +1,4 @@
-"""Conditions on one document: the documented forms and Mongo's, spelling by spelling."""
+"""Conditions on one document, in the documented forms and in Mongo's."""
 
 import pytest
 
@@ -216,7 +216,7 @@ def test_the_average_of_no_values_does_not_exist(how, operator, holds):
     assert evaluate(parse_condition(query), METRICS) is holds
 
 
-def test_a_value_with_two_spellings_is_summed_once():
+def test_a_value_under_two_spellings_is_summed_once():
     node = {"vcpu": {"load5m": 1, "load_5m": 1}, "disks": {"free": 4}, "disks.free": 4}
     document = {"nodes": [node], "node": [node], "a.b": {"c": 4}, "a.b.c": 4}
     for target, total in (
@@ -229,7 +229,7 @@ def test_a_value_with_two_spellings_is_summed_once():
         assert evaluate(parse_condition(query), document), target
 
 
-def test_numbers_that_floats_cannot_hold_are_no_error():
+def test_numbers_beyond_the_range_of_floats_cause_no_error():
     document = {"a": [10**400, 1.5], "b": [float("nan"), 2]}
     folded = {"aggOperator": "sum", "target": "a", "operator": ">", "value": 0}
     assert not evaluate(parse_condition(folded), document)
@@ -240,7 +240,7 @@ def test_numbers_that_floats_cannot_hold_are_no_error():
     assert not evaluate(parse_condition(simple("b", "<", 2)), document)
 
 
-def test_results_of_a_companion_query_restrict_by_id():
+def test_results_of_another_query_restrict_by_id():
     condition = restrict(EVERYTHING, "id", ["c0", "c1"])
     assert evaluate(condition, CLUSTER)
     assert not evaluate(restrict(condition, "id", []), CLUSTER)

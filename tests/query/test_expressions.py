@@ -1,4 +1,4 @@
-"""`$regex`: the same matches as Python's, in one pass, or a refusal; LIKE in one pass too."""
+"""`$regex` matches like Python's in one pass, or is refused; LIKE takes one pass too."""
 
 import itertools
 import re
@@ -129,7 +129,7 @@ def test_an_expensive_expression_is_refused_when_parsed(pattern):
 
 
 class Watched(str):
-    """A text that counts how often it is read."""
+    """A text that counts how often each character is read."""
 
     __slots__ = ("reads",)
 
@@ -162,14 +162,14 @@ class Watched(str):
     ],
 )
 def test_an_expression_reads_each_character_once(pattern):
-    """Every one of these is exponential or worse for a matcher that backtracks."""
+    """Each of these takes a backtracking matcher exponential time or worse."""
     text = Watched("a" * (EXPRESSION_TEXT_CHARS_MAX - 1) + "!")
     expression(pattern, "", "here").matches(text)
     assert text.reads <= len(text)
 
 
 @pytest.mark.parametrize("pattern", ["a*" * 100 + "b", "*a" * 100 + "*b", "*" * PATTERN_CHARS_MAX])
-def test_a_like_is_found_piece_by_piece(pattern):
+def test_a_like_pattern_is_matched_piece_by_piece(pattern):
     text = Watched("a" * 100_000)
     Like(pattern).matches(text)
     assert text.reads <= pattern.count("a") + 1
@@ -200,7 +200,7 @@ def test_like_matches_as_the_documented_regular_expression():
     st.lists(st.text("ab0-", max_size=8), max_size=30, unique=True),
     st.sampled_from(["a", "^a", "b$", "^a*b$", "(a|b){2}0", "-?0+$", "^$", ".", "^a.*0$"]),
 )
-def test_sorted_texts_read_together_match_as_each_does_alone(texts, pattern):
+def test_sorted_texts_read_together_match_like_single_texts(texts, pattern):
     texts = sorted(texts)
     table = expression(pattern, "", "x")
     shared = [0]
@@ -211,7 +211,7 @@ def test_sorted_texts_read_together_match_as_each_does_alone(texts, pattern):
     assert table.occurring(texts, shared) == expected
 
 
-def test_a_text_that_is_too_long_is_left_out_and_its_neighbours_are_not():
+def test_a_text_that_is_too_long_is_left_out_without_its_neighbours():
     table = expression("^a+b?$", "", "x")
     texts = ["a", "a" * 5000, "a" * 5000 + "b", "aab"]
     assert table.occurring([*texts[:2], "ab"], [0, 1, 1]) == [0, 2]

@@ -1,4 +1,4 @@
-"""The index says of every document what `evaluate` says, through every change."""
+"""The index agrees with `evaluate` about every document, after every change."""
 
 import statistics
 import time
@@ -86,7 +86,7 @@ def agrees(index, documents, condition):
     ),
 )
 def test_the_index_agrees_with_evaluate(kinds, happenings):
-    """Evaluate a condition, put a pair, remove a number; at last evaluate each condition again."""
+    """Evaluate conditions between additions and removals; finally evaluate each once more."""
     # More than are looked at one by one, or there would be no columns.
     documents = {f"d{n}": kinds[n % len(kinds)] for n in range(SCAN_MAX + 8)}
     index = DocumentIndex(columns_max=4)
@@ -186,7 +186,7 @@ def test_the_index_agrees_with_evaluate_after_every_change():
 
 @pytest.mark.parametrize("needle", ["own", "ow*n0", "x", "aa", "a", ""])
 def test_a_like_matches_at_the_borders_of_adjacent_texts(needle):
-    """Few texts of many have it: they are found in all texts joined together."""
+    """Few of many texts match; the index searches all texts joined together."""
     index = DocumentIndex()
     documents = {f"t{n:03}": {"t": f"{n:03}"} for n in range(200)}
     tails = ["own", "own0", "aown1", "a", "aa", "x", "xx", "o", "w", "n0"]
@@ -282,7 +282,7 @@ def test_few_documents_are_evaluated_without_a_column():
 
 @pytest.mark.parametrize("changing", [False, True])
 def test_the_cost_of_a_query_depends_on_its_hits_only(changing):
-    """In CPU time; what looks at each document would take a hundred times as long of many."""
+    """The test measures CPU time; a query that reads each document would take 100 times as long."""
     condition = parse_mongo({"tag": "wanted", "gpus": {"$gte": 4}, "region": {"$regex": "^eu-"}})
     taken = []
     for count in (100, 10_000):
@@ -303,7 +303,7 @@ def test_the_cost_of_a_query_depends_on_its_hits_only(changing):
     assert many <= 20 * few
 
 
-def test_an_expression_that_would_read_too_much_is_refused_by_its_place():
+def test_an_expression_that_would_read_too_much_is_refused_with_its_place():
     index = DocumentIndex()
     length = 4000
     for n in range(SEARCH_CHARS_MAX // length + 2):

@@ -1,4 +1,4 @@
-"""Every query that is wrong is refused at the place where it is wrong: hundreds of them.
+"""Hundreds of wrong queries, each refused at the place of its fault.
 
 Most are made from right ones by spoiling one thing at a known place; the rest are written out.
 """
@@ -40,7 +40,7 @@ VALID = [
 
 
 def spoil(node):
-    """Yield what can go wrong with one object or list: where in it, and what is there instead."""
+    """Yield each possible fault of an object or list: its place, and the faulty value."""
     if isinstance(node, list):
         return
     if "variable" in node:
@@ -160,12 +160,12 @@ def test_more_than_two_hundred_malformed_queries_are_tried():
     assert len({(place, str(body)) for body, place in MUTANTS}) > 200
 
 
-def test_the_queries_are_valid_before_they_are_spoiled():
+def test_the_queries_are_valid_before_they_are_changed():
     assert [parse_filter(body).match_type for body in VALID] == ["cluster", "block", "policy"]
 
 
 @pytest.mark.parametrize(("body", "place"), MUTANTS, ids=[place for _, place in MUTANTS])
-def test_a_spoiled_query_is_refused_at_its_place(body, place):
+def test_a_changed_query_is_refused_at_its_place(body, place):
     assert refusal(parse_filter, body).path == place
 
 

@@ -1,4 +1,4 @@
-"""Aggregation pipelines: each stage by example, what is refused by its place, and the bounds."""
+"""Aggregation pipelines: examples of each stage, refusals with their place, and bounds."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_an_empty_pipeline_changes_nothing():
     assert run() == DOCUMENTS
 
 
-def test_match_sort_skip_and_limit():
+def test_match_sort_skip_and_limit_are_applied_in_order():
     assert ids(run({"$match": {"site": "eu"}})) == ["a", "c"]
     assert ids(run({"$sort": {"site": -1, "clusterId": -1}})) == ["b", "c", "a", "d"]
     assert ids(run({"$sort": {"site": 1}})) == ["d", "a", "c", "b"]
@@ -35,7 +35,7 @@ def test_match_sort_skip_and_limit():
     assert run({"$match": {"site": "nowhere"}}, {"$count": "sites"}) == []
 
 
-def test_unwind_and_group():
+def test_unwind_splits_lists_and_group_merges_documents():
     rows = run({"$unwind": "$nodes"}, {"$sort": {"nodes.free": -1}})
     assert [row["nodes"]["id"] for row in rows] == ["b0", "a0", "a1"]
     stored = run({"$unwind": {"path": "$nodes", "preserveNullAndEmptyArrays": True}})
@@ -148,7 +148,7 @@ def test_a_page_is_sorted_before_the_limit(options, found):
         ({"lean": True}, "options.lean", Code.UNSUPPORTED),
     ],
 )
-def test_wrong_options_are_refused_by_their_place(options, place, code):
+def test_wrong_options_are_refused_with_their_place(options, place, code):
     with pytest.raises(QueryError) as caught:
         parse_page(options)
     assert (caught.value.path, caught.value.code) == (place, code)

@@ -1,4 +1,4 @@
-"""The built-in ranking: Gower's distance, ties in the order of ids, never a NaN."""
+"""The built-in ranking: Gower's distance, ties in the order of ids, and never NaN."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_at_most_k_documents_are_returned():
     assert len(nearest(CLUSTERS, "a", k=99)) == 3
 
 
-def test_a_missing_value_is_the_largest_distance():
+def test_a_missing_value_counts_as_the_largest_distance():
     documents = {"x": {"memory": 5}, "y": {"tags": ["eu"]}, "z": {"memory": "5"}}
     assert dict(nearest(documents, {"memory": 5})) == {"x": 0.0, "y": 1.0, "z": 1.0}
     assert dict(nearest(documents, {"tags": ["eu"]})) == {"x": 1.0, "y": 0.0, "z": 1.0}
@@ -58,7 +58,7 @@ def test_many_numbers_at_a_path_are_compared_by_their_mean():
     assert dict(nearest(documents, {"n": 2}, {"n": 1})) == {"x": 0.0, "y": 0.0, "z": 1.0}
 
 
-def test_without_a_value_to_compare_the_distance_is_zero():
+def test_without_a_common_value_the_distance_is_zero():
     assert nearest(CLUSTERS, {}) == [(each, 0.0) for each in "abcd"]
     assert nearest({}, {"memory": 1}) == []
     assert nearest(CLUSTERS, "a", {"tags": 0.0}) == [(each, 0.0) for each in "bcd"]
@@ -89,7 +89,7 @@ ANY = st.fixed_dictionaries({}, optional={"memory": FIELD, "tags": FIELD, "reput
 
 @settings(max_examples=200)
 @given(st.dictionaries(st.text("abc", max_size=2), ANY, max_size=6), ANY)
-def test_every_distance_is_a_number_from_0_to_1_and_ties_go_by_id(documents, like):
+def test_every_distance_is_from_0_to_1_and_ties_are_ordered_by_id(documents, like):
     weights = {"memory": 1e308, "tags": 1e308, "reputation": 1e-300}
     for found in (nearest(documents, like), nearest(documents, like, weights)):
         assert sorted(each for each, _ in found) == sorted(documents)

@@ -1,4 +1,4 @@
-"""The README of the language: every example means what it says, and nothing is left out."""
+"""The README of the query language: every example gives its result, and nothing is missing."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def test_every_operator_has_an_example(name):
 
 
 @pytest.mark.parametrize(("language", "read"), [("filter", parse_filter), ("search", parse_search)])
-def test_the_bodies_are_accepted_bare_and_in_their_envelope(language, read):
+def test_the_bodies_are_accepted_with_and_without_an_envelope(language, read):
     (body,) = (json.loads(text) for block, text in BLOCKS if block == language)
     assert read(body) == read({"header": {}, "body": {"values": body}})
     assert read(body).match_type in COMPANIONS

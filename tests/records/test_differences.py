@@ -1,4 +1,4 @@
-"""Differences of documents: what changed, by path, whatever its size."""
+"""Differences of documents: the changed paths, whatever the size of the documents."""
 
 import msgspec
 import pytest
@@ -38,7 +38,7 @@ def test_members_with_an_id_are_matched_by_it():
     assert (was["nodes.nodeData.n1.gpus"], now["nodes.nodeData.n1.gpus"]) == (8, 4)
 
 
-def test_the_one_node_of_many_that_changed_is_found():
+def test_the_one_changed_node_of_many_is_found():
     names = [f"n{number}" for number in range(2_000)]
     before, after = nodes(*names), nodes(*names)
     after["nodes"]["nodeData"][1_900]["gpus"] = 4
@@ -66,7 +66,7 @@ def test_differences_are_bounded(document):
             assert len(msgspec.json.encode(side)) < 2 * CHARS_MAX + PATHS_MAX * 2 * TEXT_MAX
 
 
-def test_more_fields_than_are_named_are_mentioned():
+def test_the_number_of_unnamed_fields_is_given():
     before, after = ({str(number): each for number in range(100)} for each in (1, 2))
     was, now = differences(before, after)
     assert len(was) == len(now) == PATHS_MAX + 1

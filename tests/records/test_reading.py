@@ -1,4 +1,4 @@
-"""Records of servers of other versions."""
+"""Records from servers of other versions."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_unknown_fields_of_a_newer_server_are_ignored() -> None:
     assert read.resources.gpus == 1
 
 
-def test_known_codes_stay() -> None:
+def test_known_codes_are_unchanged() -> None:
     assert read_record(DecisionRow, {"code": "busy"}).code == "busy"
 
 
@@ -47,13 +47,13 @@ def test_missing_or_wrong_essential_fields_are_errors(kind: Any, document: Any) 
         read_record(kind, document)
 
 
-def test_a_lease_shows_its_token_to_no_log() -> None:
+def test_the_token_of_a_lease_appears_in_no_log() -> None:
     lease = read_record(Lease, {"id": "r-1", "state": "active", "token": "secret"})
     assert "secret" not in repr(lease)
     assert "token" not in lease.document()
 
 
-def test_a_document_has_all_fields_of_scripts() -> None:
+def test_the_document_of_a_lease_has_all_fields_that_scripts_read() -> None:
     workload = {"backend": "local", "phase": "ready"}
     lease = read_record(Lease, {"id": "r-1", "state": "active", "workload": workload})
     document = lease.document()
@@ -62,12 +62,12 @@ def test_a_document_has_all_fields_of_scripts() -> None:
     assert not document.keys() & {"choice", "ttl_max_seconds", "notice", "lost_devices"}
 
 
-def test_a_node_is_a_pair_for_programs_of_users() -> None:
+def test_programs_can_unpack_a_node_as_a_pair() -> None:
     name = NodeName("c", "n")
     cluster, node = name
     assert (name, name[1], hash(name)) == ((cluster, node), "n", hash(("c", "n")))
     assert name != ("c", "m")
 
 
-def test_resources_and_a_demand_have_the_same_fields_in_the_same_order() -> None:
+def test_resources_and_demand_have_the_same_fields_in_the_same_order() -> None:
     assert Resources.__struct_fields__ == Demand.__struct_fields__

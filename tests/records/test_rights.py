@@ -1,4 +1,4 @@
-"""The table of rights, cell by cell, and what a refused caller reads."""
+"""The table of rights, cell by cell, and the message for a refused caller."""
 
 import pytest
 

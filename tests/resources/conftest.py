@@ -1,4 +1,4 @@
-"""The worlds of all backends, and an image whose command is a shell, as those of distributions."""
+"""The test setups of all backends, and an image whose command is a shell, as in distributions."""
 
 import contextlib
 import sys

@@ -1,4 +1,4 @@
-"""The process that ends what a program left at a backend elsewhere."""
+"""The process that ends what a dead program left on a remote backend."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from moorage.resources.caretaker import BEGUN, NOTHING
 @pytest.mark.heavy
 @pytest.mark.ray
 def test_an_idle_caretaker_connects_to_no_cluster(tmp_path: Path):
-    """It would try for minutes, each time with a driver that waits for Ray."""
+    """The caretaker would try for minutes, each time with a driver that waits for Ray."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     root = tmp_path / "root"
     root.mkdir()

@@ -1,4 +1,4 @@
-"""`ResourceEngine` at every backend, set up by the environment alone.
+"""`ResourceEngine` on every backend, configured by environment variables alone.
 
 A `Place` brings the name of a backend, specs, and what really is there.
 """
@@ -42,7 +42,7 @@ SLEEPS = ["sh", "-c", "echo begun; exec sleep 1000"]
 
 @dataclass
 class Place:
-    """A backend, as the environment names it."""
+    """A backend with its environment variables."""
 
     name: str
     spec: Callable[..., BaseResourceSpec]
@@ -177,7 +177,7 @@ async def test_limits_change_or_are_refused_by_name(place, engine):
 
 
 @HERE
-async def test_at_the_cap_the_longest_waiting_is_next(place, engine):
+async def test_at_the_cap_the_longest_waiting_caller_is_next(place, engine):
     spec = place.spec(max_global_num=1)
     await engine.start(spec, 1, place.name)
     assert await counts(engine) == (1, 1, 0)
@@ -311,7 +311,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("end", ["killed", "forgotten"])
 def test_resources_end_with_their_program(place, end):
-    """Also where it is killed."""
+    """The program may end by itself or be killed."""
     if place.name in {"local", "memory"}:
         return  # `test_runners` has it, and there is nothing to end.
     command = [sys.executable, "-c", SCRIPT, place.name, end]
@@ -337,7 +337,7 @@ asyncio.run(main())
 
 
 @pytest.mark.kubernetes
-def test_after_close_no_request_is_sent(fresh_plane, tmp_path):
+def test_after_close_no_request_reaches_the_backend(fresh_plane, tmp_path):
     fresh_plane.create(node("n1"))
     config = tmp_path / "config"
     config.write_bytes(Path(fresh_plane.kubeconfig()).read_bytes())

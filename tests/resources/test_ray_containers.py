@@ -1,4 +1,4 @@
-"""Containers on Ray: at the container engine of whatever node Ray chooses."""
+"""Containers on Ray, at the container engine of the node that Ray chooses."""
 
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +19,7 @@ FAILS = "#!/bin/sh\nexit 1\n"
 
 @pytest.fixture(scope="module")
 def engines(podman: tuple[Path, Any], ray_world: RayWorld) -> Iterator[Path]:
-    """The container engines of the nodes: Podman, and a Docker without daemon."""
+    """The container engines of the nodes: Podman, and a Docker without its daemon."""
     home, folder = podman[0].parent, ray_world.programs
     lines = ["#!/bin/sh", f"export CONTAINERS_CONF={home}/containers.conf"]
     lines += [f"export CONTAINERS_STORAGE_CONF={home}/storage.conf"]

@@ -1,4 +1,4 @@
-"""The README of the library: every example does what it says, and every public name is in it."""
+"""The README of the library: every example runs, and every public name is in it."""
 
 import doctest
 import re
@@ -35,7 +35,7 @@ def test_the_container_examples_work_as_described(shell_image):
     assert play(section.replace("ubuntu:22.04", shell_image)) > 3
 
 
-def test_every_method_and_name_is_there():
+def test_every_method_and_public_name_is_in_the_readme():
     text = README.read_text()
     methods = [name for name in vars(ResourceEngine) if not name.startswith("_")]
     few = {"EngineClosedError", "UnknownWorkloadError", "UnsupportedSpecError", "CommandOutput"}

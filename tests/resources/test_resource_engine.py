@@ -1,4 +1,4 @@
-"""The resource engine, as its documents say it and as the reference decides."""
+"""The resource engine, by its documents and by the reference implementation."""
 
 import asyncio
 import gc
@@ -81,7 +81,7 @@ class Thing(BaseResource):
 
 
 class Workshop:
-    """A runner whose resources start slowly or fail, as a test chooses."""
+    """A runner whose resources start slowly or fail, as a test demands."""
 
     name = "workshop"
 
@@ -302,7 +302,7 @@ async def test_waiters_are_served_in_the_order_they_came(engine, workshop):
     assert workshop.starts == 1
 
 
-async def test_the_wait_is_bounded_by_its_own_timeout_only(engine):
+async def test_the_wait_is_limited_only_by_its_own_timeout(engine):
     await engine.acquire("holder", ALONE)
     with pytest.raises(asyncio.TimeoutError, match=r"nothing of .* was free for 'a' within 0.01 s"):
         await engine.acquire("a", ALONE, timeout=0.001, wait_timeout=0.01)
@@ -325,7 +325,7 @@ async def test_a_waiter_that_gives_up_loses_no_wake_up(engine):
     assert await counts(engine) == (1, 0, 1)
 
 
-async def test_end_and_a_failed_start_wake_the_next(engine, workshop):
+async def test_end_and_a_failed_start_wake_the_next_waiter(engine, workshop):
     await engine.acquire("holder", ALONE)
     first = await begin(engine.acquire("a", ALONE))
     second = await begin(engine.acquire("b", ALONE))
@@ -452,7 +452,7 @@ async def test_a_starting_resource_has_no_status(engine, workshop):
     await task
 
 
-async def test_close_gives_waiters_an_error_and_the_backend_works_again(engine, workshop):
+async def test_close_fails_waiters_and_the_backend_can_be_used_again(engine, workshop):
     await engine.acquire("a", ALONE)
     waiter = await begin(engine.acquire("b", ALONE))
     workshop.seconds = 60
@@ -517,7 +517,7 @@ async def test_threads_with_loops_of_their_own_share_a_backend(workshop):
 
 @pytest.mark.parametrize("seed", range(30))
 async def test_caps_hold_under_random_operations(workshop, seed):
-    """Random calls and cancellations at random moments, over two pools and few ids."""
+    """Random calls and cancellations at random moments, with two pools and few ids."""
     draw = random.Random(seed)
     engine = ResourceEngine({"local": workshop})
     workshop.seconds = 0.001
@@ -556,7 +556,7 @@ async def test_caps_hold_under_random_operations(workshop, seed):
     assert workshop.alive == 0
 
 
-async def test_a_service_that_answers_no_more_is_ended_and_not_handed_out(tmp_path):
+async def test_a_service_that_stopped_answering_is_ended_and_not_handed_out(tmp_path):
     serve = "import http.server as h, os; "
     serve += "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind='127.0.0.1')"
     script = f"""{sys.executable} -c "{serve}" & echo $! > pid; wait; exec sleep 1000"""
@@ -584,7 +584,7 @@ async def test_a_service_that_answers_no_more_is_ended_and_not_handed_out(tmp_pa
     await engine.close()
 
 
-async def test_a_limit_above_the_machines_size_is_refused():
+async def test_a_limit_above_the_size_of_the_machine_is_refused():
     spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=4096)
     with pytest.raises(BackendError, match=r"this machine has not got that: .*cpus"):
         await ResourceEngine.acquire("a", spec)
@@ -603,7 +603,7 @@ async def test_processors_are_not_assigned_twice():
     await ResourceEngine.close()
 
 
-async def test_an_object_of_this_process_can_be_a_resource():
+async def test_a_python_object_of_this_process_can_be_a_resource():
     spec = LocalEnvResourceSpec(env_cls_path="decimal.Decimal", init_kwargs={"value": "1.5"})
     thing = await ResourceEngine.acquire("a", spec)
     assert thing.is_finite()
@@ -627,7 +627,7 @@ def test_every_spec_refuses_categories_of_other_specs(kind):
         kind(category=7, **needs)
 
 
-def test_the_default_category_is_that_of_the_class():
+def test_the_default_category_comes_from_the_class():
     class Plain(ContainerResourceSpec):
         category = "plain"
 
@@ -651,7 +651,7 @@ async def test_a_custom_category_uses_its_registered_runner(engine, workshop):
 
 
 @pytest.mark.parametrize("category", ["python_env", "scienceworld", "alfworld", "webshop"])
-def test_a_named_environment_is_a_container_to_backends(category):
+def test_a_named_environment_is_a_container_for_backends(category):
     spec = ContainerResourceSpec(category=category, image="python:3")
     assert plain(spec) == ContainerResourceSpec(image="python:3")
     assert pool_key(spec, "local").startswith(f"{category}:python:3|local|")

@@ -1,4 +1,4 @@
-"""Resources of the engine, as real processes and containers: alive and clean."""
+"""Resources of the engine, as real processes and containers, are alive and clean when acquired."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ async def pool_counts(engine: ResourceEngine) -> list[tuple[int, int, int]]:
 
 
 async def kill_process(resource: BaseResource) -> None:
-    """Kill a process of a `pid` file in its folder, and wait until that is seen."""
+    """Kill the process of a `pid` file in its folder, and wait until the engine notices."""
     os.kill(int(await resource.run_cmd("cat pid")), signal.SIGKILL)
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while await resource.get_status() is ResourceStatus.RUNNING:
@@ -99,7 +99,7 @@ async def test_a_container_that_ends_at_once_is_an_error_with_its_output(engine,
 # The dead ---------------------------------------------------------------------------------------
 
 
-async def test_start_and_monitor_do_not_count_the_dead(engine):
+async def test_start_and_monitor_do_not_count_dead_resources(engine):
     spec = process(max_global_num=2)
     await engine.start(spec, size=2)
     one, two = await engine.acquire("a", spec), await engine.acquire("b", spec)
@@ -131,7 +131,7 @@ async def test_a_dead_acquired_resource_counts_until_released(engine, tmp_path):
 # Clean ------------------------------------------------------------------------------------------
 
 
-async def test_a_released_process_comes_back_clean(engine):
+async def test_a_released_process_is_returned_clean(engine):
     spec = process(max_global_num=1, mem_limit="512m")
     thing = await engine.acquire("a", spec)
     await thing.run_cmd("echo mine > notes; setsid sleep 1000 &")
@@ -159,7 +159,7 @@ async def test_a_reset_command_keeps_the_process_and_restores_limits(engine):
 
 
 @pytest.mark.heavy
-async def test_a_released_container_comes_back_clean_and_warm(engine, container_image):
+async def test_a_released_container_is_returned_clean_and_warm(engine, container_image):
     spec = ContainerResourceSpec(image=container_image, command=SLEEP, stop_seconds=0)
     thing = await engine.acquire("a", spec)
     await thing.run_cmd("echo mine > /tmp/notes; (sleep 1000 &)")
@@ -375,7 +375,7 @@ def test_missing_extras_are_named(tmp_path, call, without, extra):
     assert list(Path(tmp_path).iterdir()) == []
 
 
-def test_vllm_starts_with_this_interpreter_or_the_one_that_is_named():
+def test_vllm_starts_with_this_interpreter_or_a_named_one():
     def program(**fields: str) -> str:
         spec = VLLMModelResourceSpec(model_name_or_path="m", **fields)
         return spec.service().command[0]

@@ -1,4 +1,4 @@
-"""The library's own folder: one for each process, and none that is left behind."""
+"""The library's own folder: one for each process, and none left behind."""
 
 import os
 import signal
@@ -82,7 +82,7 @@ asyncio.run(main())
 
 
 @pytest.mark.heavy
-def test_a_caretaker_that_was_killed_has_a_successor(tmp_path):
+def test_a_killed_caretaker_has_a_successor(tmp_path):
     pytest.importorskip("kubernetes")
     done = subprocess.run(
         [sys.executable, "-c", KILLED],
@@ -103,7 +103,7 @@ def test_runners_have_the_documented_names():
     assert [each.name for each in made] == ["ray", "cloud", "k8s", "local"]
 
 
-def test_a_process_leaves_no_folder_and_one_that_was_killed_leaves_it_to_the_next(tmp_path):
+def test_a_process_removes_its_folder_and_the_next_removes_that_of_a_killed_one(tmp_path):
     assert play(tmp_path, "killed") == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
     assert play(tmp_path, "closed") == 0

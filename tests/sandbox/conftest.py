@@ -1,4 +1,4 @@
-"""A real sandbox with a small fleet, and futures instead of the core."""
+"""A real sandbox with a small fleet; futures replace the core."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ def small_fleet(clusters: int = 2, nodes: int = 2, gpus: int = 4) -> Fleet:
 
 
 class Registry:
-    """The services, in memory, with a record of the calls."""
+    """The services, in memory, which record their calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, tuple[Any, ...]]] = []
@@ -87,7 +87,7 @@ class Registry:
 
 
 class Bench:
-    """A sandbox whose outcomes are awaited one by one."""
+    """A sandbox that returns each outcome as a future."""
 
     def __init__(self, **options: Any) -> None:
         self.fleet = small_fleet(options.pop("clusters", 2))
@@ -130,7 +130,7 @@ class Bench:
         return outcome.value
 
     async def refusal(self, code: PolicyCode, inputs: Any = None, **fields: Any) -> Any:
-        """Return the reason why the policy has no value."""
+        """Return the reason why the policy gave no value."""
         outcome = await self.outcome(code, inputs, **fields)
         assert isinstance(outcome, ConsultFailed), outcome
         return outcome.refusal
@@ -167,7 +167,7 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def _making() -> AsyncIterator[Callable[..., Awaitable[Bench]]]:
-    """Yield what starts sandboxes with options, and close those afterwards."""
+    """Yield a function that starts sandboxes with options; close the sandboxes afterwards."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(**options: Any) -> Bench:
@@ -199,7 +199,7 @@ async def bench(make_bench):
 
 @pytest_asyncio.fixture
 async def hasty(make_bench):
-    """A started sandbox for policies that never end; the others come to theirs beside them."""
+    """A started sandbox for policies that never end; other policies still get their turn."""
     return await make_bench(limits=Limits(evaluation_seconds=1.0))
 
 
@@ -212,7 +212,7 @@ async def make_common():
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_bench(make_common):
-    """A started sandbox of all tests of a file that ask for it, marked `loop_scope="module"`.
+    """A started sandbox shared by a file's tests that are marked `loop_scope="module"`.
 
     Each has a policy of its own, and leaves fleet, contexts and what is outstanding as they were.
     """
@@ -221,7 +221,7 @@ async def shared_bench(make_common):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hasty_bench(make_common):
-    """As `shared`, for policies that never end."""
+    """Like `shared`, for policies that never end."""
     return await make_common(limits=Limits(evaluation_seconds=1.0))
 
 

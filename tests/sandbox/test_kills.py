@@ -1,4 +1,4 @@
-"""Cells and zygotes that are killed from outside, as the kernel does where memory runs out."""
+"""Cells and zygotes that are killed from outside, as by a kernel without free memory."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ return len(held)
 
 
 async def busy_cell(bench):
-    """Return the cell that evaluates something."""
+    """Return the cell that evaluates a request now."""
     cells = bench.sandbox._pool._group_of
     busy = await until(lambda: [c for c in cells if c.sent and c.sent[0].kind != "load"])
     return busy[0]

@@ -1,4 +1,4 @@
-"""Lets the tests of this package import `simulated`, the world that they run the core against."""
+"""Lets the tests of this package import `simulated`, the world in which the core runs."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The edits that mutants are written in: what they match, and what they make of it."""
+"""The edits of which mutants are made: what they match, and the changed function."""
 
 import ast
 
@@ -50,6 +50,6 @@ def test_edits_change_functions(edit: Edit, before: str, after: str) -> None:
         (Never("_"), "return a", 0),
     ],
 )
-def test_an_edit_is_for_one_place(edit: Edit, body: str, many: int) -> None:
+def test_an_edit_must_match_one_place(edit: Edit, body: str, many: int) -> None:
     with pytest.raises(DoesNotApply, match=f"core.f has {many} places for .*, where one"):
         edit.once(function(body), "core.f")

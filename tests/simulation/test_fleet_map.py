@@ -1,4 +1,4 @@
-"""The picture that the console has of the fleet, beside many stories of the core."""
+"""The console's map of the fleet agrees with the core in many simulated worlds."""
 
 import random
 
@@ -20,7 +20,7 @@ def make_map(state: State) -> FleetMap:
 
 
 def rows(shown: FleetMap, viewer=None) -> list[tuple]:
-    """Return what each slot shows, with the names of tenants instead of their numbers."""
+    """Return the state of each slot, with names of tenants instead of their numbers."""
     sent = shown.snapshot(viewer)
     columns = [sent[name].tolist() for name in COLUMNS]
     columns[2] = [sent["tenants"][number] for number in columns[2]]
@@ -28,7 +28,7 @@ def rows(shown: FleetMap, viewer=None) -> list[tuple]:
 
 
 def is_true(shown: FleetMap, state: State) -> None:
-    """Hold the picture against the state, by the fleet's own columns."""
+    """Compare the map with the state, by the fleet's own columns."""
     fleet = state.fleet
     sent = iter(rows(shown))
     for row, devices in enumerate(fleet.gpu_ids):

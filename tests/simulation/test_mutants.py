@@ -1,4 +1,4 @@
-"""Each law of the simulation has a mutant of the core that it kills.
+"""Each law of the simulation kills a mutant of the core.
 
 A mutant is one function of the core, changed in place while its world is played. One that
 survives means a law that would not notice.
@@ -22,7 +22,7 @@ SEEDS = 500
 
 
 def death(mutant: Mutant) -> Exception | None:
-    """Play a mutant; what it dies of."""
+    """Play a mutant; return the error that kills it."""
     with play_mutant(mutant.of, mutant.edit):
         for seed in range(mutant.seed, mutant.seed + SEEDS):
             try:
@@ -35,7 +35,7 @@ def death(mutant: Mutant) -> Exception | None:
 
 
 def is_noticed(mutant: Mutant, error: Exception) -> bool:
-    """Any law may be the first to notice; what the core itself says must be what is expected."""
+    """Any law may find the mutant first; an error of the core itself must be the expected one."""
     story = "".join(traceback.format_exception(error))
     return isinstance(error, LawBroken) or re.search(mutant.verdict, story) is not None
 
@@ -46,19 +46,19 @@ def name_of(mutant: Mutant) -> str:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("mutant", MUTANTS, ids=name_of)
-def test_a_mutant_dies(mutant: Mutant) -> None:
+def test_each_mutant_is_killed(mutant: Mutant) -> None:
     error = death(mutant)
     assert error is not None, f"survived {SEEDS} seeds: the laws do not notice"
     if not is_noticed(mutant, error):
         raise error
 
 
-def test_there_is_one_mutant_of_each_name() -> None:
+def test_names_of_mutants_are_unique() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 114
 
 
 class Renamed(ast.NodeTransformer):
-    """Gives the local variables of a function other names, but for its parameters."""
+    """Renames the local variables of a function, except its parameters."""
 
     def __init__(self, function: Function) -> None:
         nodes = list(ast.walk(function))
@@ -78,7 +78,7 @@ class Renamed(ast.NodeTransformer):
 
 
 def names_a_local_variable(name: str, edit: Edit) -> bool:
-    """Whether an edit makes something else of a function whose local variables are renamed."""
+    """Return whether an edit changes a function differently after its variables are renamed."""
     _, function = find(name)
     renamed = Renamed(function)
     edit.once(function, name)
@@ -90,19 +90,19 @@ def names_a_local_variable(name: str, edit: Edit) -> bool:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=name_of)
-def test_a_mutant_names_no_local_variable(mutant: Mutant) -> None:
+def test_a_mutant_depends_on_no_local_variable(mutant: Mutant) -> None:
     assert not names_a_local_variable(mutant.of, mutant.edit)
 
 
 @pytest.mark.parametrize(
     "edit", [Replace("lease.granted_at", "0.0"), Replace("_.granted_at", "lease.asked_at")]
 )
-def test_a_local_variable_in_an_edit_is_seen(edit: Edit) -> None:
+def test_a_local_variable_in_an_edit_is_found(edit: Edit) -> None:
     assert names_a_local_variable("Preemption._who_may", edit)
 
 
-def test_a_mutant_is_played_and_then_gone() -> None:
-    """Or all would live, or die of the one before."""
+def test_a_mutant_is_played_and_then_removed() -> None:
+    """If a mutant were never played, all would live; if it stayed, it would kill the next ones."""
     edit = Body("raise SystemExit('the mutant was played')")
     with pytest.raises(SystemExit, match="was played"), play_mutant("Allocator.step", edit):
         run(0, 5)
@@ -116,13 +116,13 @@ def test_a_mutant_is_played_and_then_gone() -> None:
         ("_shares", r"found: moorage.*, moorage\."),
     ],
 )
-def test_a_function_that_is_not_there_is_named(name: str, complaint: str) -> None:
+def test_a_missing_function_is_named(name: str, complaint: str) -> None:
     with pytest.raises(DoesNotApply, match=complaint), play_mutant(name, Body("pass")):
         pass
 
 
 class Hasty(World):
-    """A daemon that lets effects out before their facts are durable."""
+    """A daemon that releases effects before their facts are durable."""
 
     def step(self, event):
         turn = super().step(event)
@@ -134,7 +134,7 @@ class Hasty(World):
 
 
 class Forgetful(World):
-    """A disk that says it has written what it has not."""
+    """A disk that confirms writes that it has not made."""
 
     def commit(self) -> None:
         before = len(self.ledger)

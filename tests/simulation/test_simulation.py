@@ -37,7 +37,7 @@ PLAY = Path(__file__).with_name("play.py")
 
 
 def seeds(first: int, many: int = SEEDS // 4, quick: int = CHUNK) -> pytest.MarkDecorator:
-    """Play `many` seeds, the first `quick` of them with the fast tests, the others by `BATCH`."""
+    """Play `many` seeds: the first `quick` with the fast tests, the others in batches."""
     chunks = [first, *range(first + quick, first + many, BATCH)]
     ends = [*chunks[1:], first + many]
     marked = (
@@ -99,7 +99,7 @@ def test_the_laws_hold_with_zones_and_anti_affinity(first: int, end: int) -> Non
 
 
 @seeds(OVERTAKING)
-def test_the_laws_hold_where_few_may_overtake(first: int, end: int) -> None:
+def test_the_laws_hold_if_waiters_are_overtaken_only_a_few_times(first: int, end: int) -> None:
     overdue = 0
     for seed in range(first, end):
         world = run(seed, EVENTS)
@@ -132,8 +132,8 @@ def test_the_laws_hold_while_clocks_go_wrong(first: int, end: int) -> None:
     assert on, "some are slow"
 
 
-def test_the_world_is_as_bad_as_it_claims() -> None:
-    """A law about crashes says nothing in a world that never crashes."""
+def test_the_simulated_world_has_every_kind_of_fault() -> None:
+    """A law about crashes would prove nothing in a world without crashes."""
     worlds = [play(seed) for seed in (*range(13), 24, 34, 35)]  # Two take over.
     kinds = {type(event).__name__ for world in worlds for _, event in world.trace}
     facts = {type(fact).__name__ for world in worlds for fact in world.ledger}
@@ -151,7 +151,7 @@ def test_the_world_is_as_bad_as_it_claims() -> None:
     assert {world.honest for world in worlds} == {True, False}
 
 
-def test_same_seed_same_facts_in_any_process() -> None:
+def test_a_seed_gives_the_same_facts_in_any_process() -> None:
     digests = set()
     for hash_seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
@@ -164,14 +164,14 @@ def test_same_seed_same_facts_in_any_process() -> None:
 
 
 def test_a_checkpoint_in_the_middle_changes_nothing() -> None:
-    """The state that a checkpoint and the facts after it give is the state of all facts."""
+    """A checkpoint and the facts after it give the same state as all facts."""
     world = next(w for w in map(play, range(30)) if w.checkpoint is not None)
     seq, body = world.checkpoint or (0, [])
     assert 0 < seq <= len(world.ledger)
     same_state(replay(body + world.ledger[seq:]), replay(world.ledger))
 
 
-def test_a_failing_seed_says_how_to_play_it_again() -> None:
+def test_the_error_of_a_failing_seed_says_how_to_play_it_again() -> None:
     class Doomed(World):
         def settle(self) -> None:
             raise AssertionError("doomed")

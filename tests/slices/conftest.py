@@ -25,7 +25,7 @@ _STAYS: Final = ("IDLE", "Agent")
 
 
 class _Metadata(http.server.BaseHTTPRequestHandler):
-    """Google's server of metadata, as far as one host asks it."""
+    """A server that answers the metadata requests of one host, like Google's."""
 
     def do_GET(self) -> None:  # The library's name.
         server: Any = self.server
@@ -40,7 +40,7 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
 
 
 class World(RayCluster):
-    """The cluster, and what tests do to it."""
+    """The Ray cluster, and the operations of tests on it."""
 
     nodes = frozenset(range(4))
 
@@ -92,7 +92,7 @@ class World(RayCluster):
         server.server_close()
 
     def left(self) -> dict[str, list[str]]:
-        """Return what runs or is reserved for slices."""
+        """Return the actors and reservations of slices that exist."""
         actors = ray._private.state.actors().values()
         parents = {each for host in self.hosts.values() for each in raylets(host)}
         titles = [title for _, title in workers(parents) if title.startswith("ray::")]
@@ -103,13 +103,13 @@ class World(RayCluster):
         }
 
     def is_clean(self) -> None:
-        """Fail unless nothing is left, in a while: Ray ends processes by and by."""
+        """Fail unless all leftovers disappear within a while, since Ray ends processes slowly."""
         until(lambda: not any(self.left().values()))
 
 
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest, ray_clusters: None) -> Iterator[World]:
-    """The cluster of these files; functions of this one travel to it by value."""
+    """The Ray cluster of these files; functions of this file are sent to it by value."""
     ray.cloudpickle.register_pickle_by_value(request.module)
     with pytest.MonkeyPatch.context() as patch:
         for name in [each for each in os.environ if each.startswith(("EFORMER_", "TPU_"))]:
@@ -121,7 +121,7 @@ def world(request: pytest.FixtureRequest, ray_clusters: None) -> Iterator[World]
 
 @pytest.fixture
 def ready(request: pytest.FixtureRequest, world: World) -> Iterator[World]:
-    """The cluster with all of its hosts but for those of a parameter; nothing may be left there."""
+    """The cluster with all hosts, or without those of a parameter; no leftovers are allowed."""
     world.mend(*getattr(request, "param", ()))
     yield world
     world.is_clean()
@@ -129,7 +129,7 @@ def ready(request: pytest.FixtureRequest, world: World) -> Iterator[World]:
 
 @pytest.fixture
 def settings() -> SliceSettings:
-    """Bounds for tests: what does not come in a minute does not come."""
+    """Time limits for tests: one minute."""
     return SliceSettings(
         scale_poll_seconds=1,
         scale_add_seconds_max=SECONDS_MAX,

@@ -1,4 +1,4 @@
-"""Jobs on CPUs, GPUs and TPUs of a real Ray: results, failures, budgets, what tasks find."""
+"""Jobs on CPUs, GPUs and TPUs of a real Ray: results, failures, retries, and their environment."""
 
 import os
 import re
@@ -156,7 +156,7 @@ def test_a_failed_task_and_a_lost_host_have_different_statuses(run, config):
     assert isinstance(status.error, ray.exceptions.WorkerCrashedError)
 
 
-def test_a_job_that_cannot_be_sent_has_failed():
+def test_a_job_that_cannot_be_pickled_has_failed():
     lock = threading.Lock()
     assert type(RayExecutor.execute_multislice(lambda: lock, GPU_HOST)) is JobFailed
 
@@ -327,7 +327,7 @@ def test_a_warm_function_keeps_its_slices(monkeypatch, ready):
 def test_methods_of_a_warm_class_run_on_each_host():
     @device_remote(accelerator_config=GpuAcceleratorConfig(2, worker_count=2))
     class Model:
-        """A model."""
+        """A model with state."""
 
         def __init__(self, size, *, scale=1):
             self.size = size * scale

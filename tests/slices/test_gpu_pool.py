@@ -1,4 +1,4 @@
-"""Pools of GPU slices on a real Ray, and what is left when pools come and go."""
+"""Pools of GPU slices on a real Ray, and their leftovers when pools come and go."""
 
 import os
 import subprocess
@@ -76,7 +76,7 @@ def test_tasks_have_the_resources_of_their_slice(make_pool):
         ray.get(host.run_remote_fn.remote(resources, num_cpus=4), timeout=60)
 
 
-def test_a_host_by_itself_takes_chips_of_its_node(ready):
+def test_a_single_host_takes_chips_of_its_node(ready):
     host = DeviceHostActor.options(label_selector={"ray.io/node-id": ready.node(1)}).remote(
         3, "mine", 4
     )
@@ -98,7 +98,7 @@ def test_a_host_by_itself_takes_chips_of_its_node(ready):
         ray.get(host.run_remote_fn.remote(resources), timeout=60)
 
 
-def test_an_unknown_slice_says_so(ready):
+def test_the_error_names_an_unknown_slice(ready):
     head = ready.cluster.head_node.node_id
     actor = SliceActor.options(label_selector={"ray.io/node-id": head}).remote()
     with pytest.raises(RuntimeError, match="Slice info not initialized"):
@@ -120,8 +120,8 @@ def test_growing_and_shrinking_leave_no_actors_behind(make_pool, ready):
 
 
 @pytest.mark.parametrize("shape", [RACKS, TpuSlices("v4-16")])
-def test_a_pool_that_comes_late_waits_for_its_turn(make_pool, shape):
-    """Neither gets a part of what it needs and holds on to that for ever."""
+def test_a_late_pool_waits_for_its_turn(make_pool, shape):
+    """Neither pool may hold a part of its hosts and wait for the rest for ever."""
     one, two = make_pool(shape=shape), make_pool(shape=shape)
     one.scale_multislice(2)
     with pytest.raises(RuntimeError, match="only 0 slices"):
@@ -144,8 +144,8 @@ except InsufficientSlicesError as error:
 """
 
 
-def test_a_pool_that_never_fits_is_refused_also_by_a_new_ray():
-    """Its monitor reports after some seconds only; without it, a pool would wait for a week."""
+def test_a_pool_that_never_fits_is_refused_even_on_a_new_ray():
+    """Ray's monitor reports only after some seconds; until then a pool would wait."""
     short = tempfile.TemporaryDirectory("", "ray-", "/tmp", ignore_cleanup_errors=True)
     with short as folder:  # Ray puts sockets deep into it.
         done = subprocess.run(

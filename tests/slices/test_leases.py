@@ -1,4 +1,4 @@
-"""Pools whose hosts are leases of a real server, on a real Ray: they never fight for a GPU."""
+"""Pools whose hosts are leases of a real server, on a real Ray: they never share a GPU."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def client(server) -> Iterator[BlockingClient]:
 
 @pytest.fixture
 def make_pool(ready, client, settings) -> Iterator[Callable[..., SlicePoolManager]]:
-    """Pools, drained while their client can still give the leases back."""
+    """Pools, drained while their client can still release the leases."""
     pools: list[SlicePoolManager] = []
 
     def make(**options) -> SlicePoolManager:
@@ -65,7 +65,7 @@ def held_leases(client) -> list:
     return [each for each in client.leases() if each.state != "ended"]
 
 
-def test_two_pools_that_fight_for_the_same_gpus_never_share_one(make_pool, client):
+def test_two_pools_that_want_the_same_gpus_never_share_one(make_pool, client):
     one = make_pool(shape=PAIRS, hosts=LeasedHosts(client=client, policy=POLICY))
     two = make_pool(shape=PAIRS, hosts=LeasedHosts(client=client, policy=POLICY))
     with ThreadPoolExecutor() as threads:
@@ -95,7 +95,7 @@ def test_two_pools_that_fight_for_the_same_gpus_never_share_one(make_pool, clien
     assert held_leases(client) == []
 
 
-def test_slices_get_the_very_gpus_of_their_leases_beside_others(make_pool, client):
+def test_slices_get_exactly_the_gpus_of_their_leases(make_pool, client):
     with client.lease(POLICY, resources={"gpus": 1}, clusters=["ray"], wait_seconds=30) as other:
         (share,) = other.placement
         pool = make_pool(shape=ONES, hosts=LeasedHosts(client=client, policy=POLICY))
@@ -106,7 +106,7 @@ def test_slices_get_the_very_gpus_of_their_leases_beside_others(make_pool, clien
         assert (node, devices) == (mine.placement[0].node_id, mine.placement[0].gpus[0])
 
 
-def test_a_lease_that_is_lost_ends_its_slice_and_another_takes_its_place(make_pool, client, server):
+def test_a_lost_lease_ends_its_slice_and_another_replaces_it(make_pool, client, server):
     pool = make_pool(shape=ONES, hosts=LeasedHosts(client=client, policy=POLICY, ttl_seconds=6))
     pool.scale_multislice(1)
     (before,) = pool.get_all_pool_members()

@@ -1,4 +1,4 @@
-"""Hosts that are lost, late, or taken back while a pool has them, on a real Ray."""
+"""Hosts that a pool loses, gets late, or must give back, on a real Ray."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def hosts(name):
 
 @pytest.fixture
 def beside():
-    """Run something beside the test: nodes are started by the main thread alone."""
+    """Run a function in a thread, since only the main thread may start nodes."""
     with ThreadPoolExecutor() as threads:
         yield threads.submit
 
@@ -59,7 +59,7 @@ def at_work(folder):
     return name
 
 
-def test_a_raylet_that_is_killed_preempts_the_job(ready, settings, tmp_path, beside):
+def test_a_killed_raylet_preempts_the_job(ready, settings, tmp_path, beside):
     job = beside(RayExecutor.execute, stays, SLICE, _fn_args=(tmp_path,), _settings=settings)
     name = at_work(tmp_path)
     ready.kill(hosts(name)[1], noticed=False)
@@ -69,7 +69,7 @@ def test_a_raylet_that_is_killed_preempts_the_job(ready, settings, tmp_path, bes
     assert any(f"slice 0 ({name}), host 1" in note for note in status.error.__notes__)
 
 
-def test_a_resumable_job_goes_on_when_a_raylet_was_killed(ready, settings, tmp_path, beside):
+def test_a_resumable_job_continues_after_a_raylet_was_killed(ready, settings, tmp_path, beside):
     def once(folder):
         if (folder / "lost").exists():
             return os.environ["TPU_SLICE_NAME"], os.environ["EXECUTOR_CALL_INDEX"]
@@ -88,7 +88,7 @@ def test_a_resumable_job_goes_on_when_a_raylet_was_killed(ready, settings, tmp_p
 def test_a_host_that_fails_because_another_is_lost_counts_as_lost(
     ready, settings, tmp_path, beside
 ):
-    """A collective operation fails so, long before Ray notices the lost node."""
+    """A collective operation fails in this way, long before Ray notices the lost node."""
 
     def collective(folder):
         if os.environ["TPU_HOST_ID"] == "1":
@@ -142,7 +142,7 @@ def test_an_actor_that_died_is_replaced_before_the_next_task(make_pool):
     assert pool.get_all_pool_members()[1].actor == second.actor
 
 
-def test_a_lost_slice_is_an_error_where_it_may_not_be_replaced(make_pool, settings):
+def test_a_lost_slice_that_may_not_be_replaced_is_an_error(make_pool, settings):
     pool = make_pool(TYPE, settings=replace(settings, safe_gather=False))
     pool.scale_multislice(1)
     (member,) = pool.get_all_pool_members()
@@ -151,7 +151,7 @@ def test_a_lost_slice_is_an_error_where_it_may_not_be_replaced(make_pool, settin
         pool.prepare_all_slices()
 
 
-def test_a_process_that_dies_names_its_host(make_pool):
+def test_the_error_of_a_dead_process_names_its_host(make_pool):
     pool = make_pool(TYPE)
     pool.scale_multislice(1)
 
@@ -169,7 +169,7 @@ def test_a_process_that_dies_names_its_host(make_pool):
     assert isinstance(handle_ray_error(info, system), JobError)
 
 
-def test_a_host_that_is_taken_back_takes_no_task(make_pool, ready, settings):
+def test_a_host_about_to_be_preempted_gets_no_task(make_pool, ready, settings):
     pool = make_pool(TYPE, settings=replace(settings, host_health_seconds_max=10))
     pool.scale_multislice(2)
     second = pool.get_all_pool_members()[1]
@@ -190,7 +190,7 @@ def test_a_host_that_is_taken_back_takes_no_task(make_pool, ready, settings):
 
 
 @pytest.mark.parametrize("ready", [[2]], indirect=True, ids=["without-host-2"])
-def test_a_host_that_is_late_is_waited_for(make_pool, ready, beside):
+def test_the_pool_waits_for_a_late_host(make_pool, ready, beside):
     pool = make_pool(TYPE)
     scaled = beside(pool.scale_multislice, 2)
     until(lambda: len(ready.left()["actors"]) == 2)

@@ -33,7 +33,7 @@ def test_every_method_is_named(of):
     ] == []
 
 
-def test_every_setting_is_there_with_its_default():
+def test_every_setting_is_listed_with_its_default():
     text = README.read_text()
     for name, suffix in NAMES.items():
         called = suffix if suffix == "COORD_PORT" else f"EFORMER_{suffix}"

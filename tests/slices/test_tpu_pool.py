@@ -1,4 +1,4 @@
-"""A pool of TPU slices on a real Ray: every documented method does what it says."""
+"""A pool of TPU slices on a real Ray: every method works as documented."""
 
 import os
 import time
@@ -71,7 +71,7 @@ def test_members_report_their_info(make_pool, ready):
     assert [each.coordinator_ip for each in pool.multislice_infos()] == [info.ip_address] * 2
 
 
-def test_hosts_are_reserved_each_on_a_node_of_its_own(make_pool):
+def test_each_host_is_reserved_on_a_node_of_its_own(make_pool):
     pool = make_pool(TYPE)
     pool.scale_multislice(1)
     pool.prepare_all_slices()
@@ -215,7 +215,7 @@ def test_an_impossible_size_is_skipped_at_once(make_pool):
     assert pool.get_all_actors_in_pool() == before
 
 
-def test_a_pool_that_never_fits_fails_at_once(make_pool, settings):
+def test_a_pool_that_can_never_fit_fails_at_once(make_pool, settings):
     patient = replace(settings, host_health_seconds_max=600)
     says = r"\[1\], but only 0 slices available .*; the cluster has room for 0 in all"
     with pytest.raises(InsufficientSlicesError, match=says):
@@ -249,7 +249,7 @@ def test_shrinking_frees_reserved_hosts(make_pool):
     assert names(other) == ["tpu-b"]
 
 
-def test_the_autoscaler_is_asked_for_all_missing_hosts(make_pool):
+def test_the_autoscaler_gets_requests_for_all_missing_hosts(make_pool):
     def autoscaler_requests():
         from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # Ray's own.
 
@@ -267,7 +267,7 @@ def test_the_autoscaler_is_asked_for_all_missing_hosts(make_pool):
     assert autoscaler_requests() == b"[]"
 
 
-def test_an_actor_can_be_created_by_hand(make_pool):
+def test_an_actor_can_be_created_directly(make_pool):
     pool = make_pool(TYPE)
     actor = pool.create_actor()
     assert ray.get(actor.get_info.remote(), timeout=60).num_hosts == 2

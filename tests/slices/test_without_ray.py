@@ -1,4 +1,4 @@
-"""Tests without a cluster: settings, shapes, devices, and the package without Ray."""
+"""Parts of slices that need no cluster: settings, shapes, devices, and imports without Ray."""
 
 import subprocess
 import sys
@@ -156,7 +156,7 @@ def test_without_metadata_a_host_is_not_preempted(monkeypatch):
 
 
 def test_only_holders_of_the_device_are_killed():
-    """This machine has no /dev/vfio, so no process is killed: not even one that names it."""
+    """This machine has no /dev/vfio, so no process is killed, not even one that names it."""
     with subprocess.Popen([sys.executable, "-c", "input()", "/dev/vfio/1"], stdin=-1) as other:
         if not Path("/dev/vfio").exists():
             assert release_devices() == []
@@ -179,7 +179,7 @@ def test_only_holders_of_the_device_are_killed():
         ("v4-", 4, 0),
     ],
 )
-def test_the_number_of_hosts_of_a_complete_slice(name, chips, hosts):
+def test_a_slice_knows_the_number_of_its_hosts(name, chips, hosts):
     assert TpuSlices(name).hosts_expected(chips) == hosts
 
 

@@ -1,4 +1,4 @@
-"""The laws of the flat pool, under whatever is done to it, by one thread or by many.
+"""The laws of the flat pool under random operations, by one thread or by many.
 
 Free and checked out are together what an instance has; nothing is handed out twice; what fails
 changes nothing. The model is a plain dict of what every instance has.
@@ -33,7 +33,7 @@ MEMBER = st.fixed_dictionaries(
 
 
 class Pool(RuleBasedStateMachine):
-    """Checkouts and checkins of all kinds, beside a model that is too plain to be wrong."""
+    """Checkouts and checkins of all kinds, compared with a very simple model."""
 
     allocations = Bundle("allocations")
 
@@ -174,5 +174,5 @@ def test_threads_need_no_lock_of_their_own():
     [20_000, pytest.param(1_000_000, marks=pytest.mark.heavy, id="a million")],
 )
 def test_random_operations_conserve_slots_exactly(operations):
-    """`churn` raises unless every instance is as it was, and not by rounding."""
+    """`churn` raises an error unless every instance has exactly its original slots."""
     assert churn(operations, seed=42) > operations // 4

@@ -1,4 +1,4 @@
-"""Every sentence and signature of the published page; the names of the tests are its words."""
+"""Each sentence and signature of the published page is tested; tests have its words as names."""
 # ruff: noqa: FBT003  # As the page calls it.
 
 import inspect
@@ -101,7 +101,7 @@ def test_class_representing_resources_available_on_the_computer():
 
 
 def test_the_specification_for_the_resource_pool_is_adopted_from_the_ctest_schema():
-    """For example, a machine with 4 GPUs may have `CTEST`."""
+    """For example, the specification of a machine with 4 GPUs comes from `CTEST`."""
     pool = ResourcePool(yaml.safe_load(CTEST))
     assert pool.resources == {"gpus": POOL["resources"]["gpus"]}
 

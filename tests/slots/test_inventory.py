@@ -1,4 +1,4 @@
-"""Best fit, and transactions that give back exactly what they took."""
+"""Best fit, and transactions that return exactly the slots that they took."""
 
 import copy
 
@@ -24,7 +24,7 @@ def inventory(*slots) -> Inventory:
 
 
 def plainly(slots: list, wanted) -> int | None:
-    """Return the position that the documents' own words choose: a stable sort, the first enough."""
+    """Return the position that the documents choose: the first sufficient one of a stable sort."""
     order = sorted(range(len(slots)), key=lambda position: slots[position])
     return next((position for position in order if slots[position] >= wanted), None)
 
@@ -91,7 +91,7 @@ def test_only_a_positive_number_of_slots_of_a_known_type_can_be_acquired():
 
 
 class WorstFit(Allocator):
-    """Takes from the instance with the most free slots, as the documents let a subclass do."""
+    """Takes from the instance with the most free slots; documents allow a subclass to do so."""
 
     def acquire(self, inventory, rtype, slots):
         for instance in sorted(inventory.resources[rtype], key=lambda each: -each["slots"]):

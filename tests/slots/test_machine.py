@@ -1,4 +1,4 @@
-"""The pool of this machine, and what its configuration makes of it."""
+"""The pool of this machine, and the effect of its configuration."""
 
 import argparse
 import os
@@ -74,7 +74,7 @@ def test_hooks_are_functions_of_the_configuration_and_the_description():
 
 @dataclass
 class Config:
-    """A configuration with attributes, as canary's is."""
+    """A configuration with attributes, like canary's."""
 
     gpu_ids: list[str] | None = None
     resource_pool: dict | None = None

@@ -1,4 +1,4 @@
-"""Everybody gets something whenever there is a way, and never what another has."""
+"""A matching serves everybody whenever that is possible, and never with a taken device."""
 
 from itertools import permutations
 
@@ -28,7 +28,7 @@ def test_matching_succeeds_exactly_if_an_assignment_exists(choices, wishes):
 
 @pytest.mark.parametrize("length", [2, 3, 500])
 def test_all_assignments_may_shift_to_fit_the_last_request(length):
-    """Each holds what the next could have, and only the first has another choice."""
+    """Each holder could take the next one's device, and only the first has another choice."""
     choices = {n: [str(n), str(n + 1)] for n in range(length)} | {length: ["0"]}
     assert matched(range(length + 1), choices.__getitem__) == [
         *(str(n + 1) for n in range(length)),

@@ -1,4 +1,4 @@
-"""The pool that knows nodes: colocation, exclusive nodes, several nodes, exact returns."""
+"""The pool of several nodes: colocation, exclusive nodes, gangs, and exact returns."""
 
 import copy
 import io
@@ -26,13 +26,13 @@ from moorage.slots import (
 
 
 def pool_of(**gpus) -> NodeResourcePool:
-    """Return nodes with so many GPUs each, and eight CPUs."""
+    """Return nodes, each with the given number of GPUs and eight CPUs."""
     nodes = [{"id": name, "resources": {"gpus": n, "cpus": 8}} for name, n in gpus.items()]
     return NodeResourcePool({"nodes": nodes})
 
 
 def one(**resources) -> NodeResourcePool:
-    """Return a pool of one node, a."""
+    """Return a pool with one node, `a`."""
     return NodeResourcePool({"nodes": [{"id": "a", "resources": resources}]})
 
 
@@ -55,7 +55,7 @@ def test_a_request_is_served_by_one_node():
     assert {row["node"] for rows in taken["resources"].values() for row in rows} == {"a"}
 
 
-def test_the_allocation_has_metadata_and_names_nodes():
+def test_an_allocation_has_metadata_and_names_its_nodes():
     taken = pool_of(a=1).checkout([gpus(1)])
     number = taken["metadata"]["allocation"]
     assert taken == {
@@ -65,7 +65,7 @@ def test_the_allocation_has_metadata_and_names_nodes():
     assert yaml.safe_load(yaml.safe_dump(taken)) == taken
 
 
-def test_the_largest_request_is_placed_first_on_the_node_with_most_left():
+def test_the_largest_request_is_placed_first_on_the_node_with_most_room():
     pool = pool_of(a=2, b=4, c=3)
     assert nodes_of(pool.checkout([gpus(1)])) == ["b"]
     assert nodes_of(pool.checkout([gpus(1)])) == ["b"]  # Of equal ones the one listed first.
@@ -180,7 +180,7 @@ class TestCheckin:
         pool.checkin(taken)
 
 
-def test_counts_of_instances_and_slots_per_node():
+def test_the_pool_reports_counts_of_instances_and_slots_per_node():
     pool = pool_of(a=2, b=4)
     pool.checkout([gpus(1)])
     assert pool.count("nodes") == pool.count("node") == 2
@@ -197,7 +197,7 @@ def test_counts_of_instances_and_slots_per_node():
         pool.count("apples")
 
 
-def test_a_node_request_can_be_counted_and_be_a_key():
+def test_a_node_request_can_be_counted_and_used_as_a_key():
     request = NodeRequest().add("cpus", 4)
     assert (request.count("cpus"), request.total_slots("cpus")) == (4, 4)
     assert len(pool_of(a=1).checkout([request])["resources"]["cpus"]) == 4
@@ -208,7 +208,7 @@ def test_a_node_request_can_be_counted_and_be_a_key():
     assert same.freeze() != NodeRequest(exclusive=True).freeze()
 
 
-def test_populate_and_get_node():
+def test_populate_and_get_node_work_as_documented():
     pool = NodeResourcePool()
     pool.populate(nodes=2, cpus=3, gpus=1, licences=2)
     assert pool.nodes == ["0", "1"]
@@ -300,7 +300,7 @@ def test_a_dumped_pool_can_be_filled_again(form):
     assert NodeResourcePool(read_specification(file.getvalue())).getstate() == pool.getstate()
 
 
-def test_a_request_moves_for_one_that_fits_on_one_node_only():
+def test_a_request_moves_for_one_that_fits_only_on_one_node():
     pool = pool_of(full=1, none=0)
     request = [NodeRequest(exclusive=True), NodeRequest().add("gpus")]
     assert pool.accommodates(request)
@@ -348,7 +348,7 @@ def test_no_slot_is_given_twice_and_all_slots_come_back(sizes, requests):
 
 
 class TestLikeCanarys:
-    """Parts of canary's node pool that this one has, too."""
+    """The parts of canary's node pool that this pool has, too."""
 
     @pytest.fixture
     def pool(self):
@@ -385,7 +385,7 @@ class TestLikeCanarys:
         pool.checkout([NodeRequest(exclusive=True).add("gpus")])
         assert (pool.slots_available("cpus"), pool.slots_capacity("cpus")) == (1, 3)
 
-    def test_nodes_are_added(self, pool):
+    def test_nodes_can_be_added(self, pool):
         pool.add_node({"id": "c", "resources": {"gpus": 1}, "additional_properties": {"rack": 1}})
         assert pool.node_ids() == ["a", "b", "c"]
         assert pool.get_node("c")["additional_properties"] == {"rack": 1}
@@ -395,7 +395,7 @@ class TestLikeCanarys:
                 pool.add_node(wrong)
         assert pool.node_ids() == ["a", "b", "c"]
 
-    def test_counts_and_slots_are_set(self, pool):
+    def test_counts_and_slots_can_be_set(self, pool):
         pool.set_resource_count("gpus", 2)
         assert pool.count_by_node("gpus") == {"a": 2, "b": 2}
         pool.set_resource_count("gpus", 1, node_id="b")
@@ -441,7 +441,7 @@ class TestLikeCanarys:
         pool.checkin(taken)
         assert (pool.slots_available("gpus"), pool.slots_available("cpus")) == (8, 6)
 
-    def test_a_type_is_popped_and_the_pool_cleared(self, pool):
+    def test_a_type_can_be_removed_and_the_pool_cleared(self, pool):
         taken = pool.checkout([NodeRequest().add("gpus", slots=3).add("cpus")])
         assert pool.pop("gpus") == [{"id": "0", "slots": 1, "node": "a"}]
         assert pool.pop("gpus") is None

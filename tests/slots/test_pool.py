@@ -1,4 +1,4 @@
-"""The flat pool: the original's defects, which stay away, and what was decided."""
+"""The flat pool: known defects of the original, which it must not have, and our decisions."""
 
 import copy
 import datetime as dt
@@ -68,7 +68,7 @@ def test_a_dumped_pool_can_be_filled_again():
 
 
 class TestAccommodates:
-    """S2 and S7: it agrees with checkout, whatever is checked out, in plain words."""
+    """S2 and S7: `accommodates` agrees with checkout of the free pool, with clear reasons."""
 
     def test_accommodates_counts_checked_out_slots_as_available(self):
         pool = ResourcePool({"resources": {"gpus": [{"id": n, "slots": 2} for n in (0, 1)]}})
@@ -113,7 +113,7 @@ class TestRefusals:
             assert issubclass(error, ValueError)
 
     def test_unavailable_names_type_requested_and_available(self):
-        """S6."""
+        """S6: the error has details."""
         pool = ResourcePool({"gpus": 2})
         pool.checkout(of(gpus=1))
         with pytest.raises(ResourceUnavailable) as caught:
@@ -139,14 +139,14 @@ class TestRefusals:
             getattr(pool, ask)([{"type": "cpus"}, member])
         assert pool.getstate() == before
 
-    def test_a_request_is_a_list(self):
+    def test_a_request_must_be_a_list(self):
         for request in (None, 3, "cpus", {"type": "cpus"}):
             with pytest.raises(ValueError, match="expected a list"):
                 ResourcePool({"cpus": 4}).checkout(request)
 
 
 class TestCheckin:
-    """S3: atomic, once, and only what was checked out here."""
+    """S3: a checkin is atomic, works once, and only for slots of this pool."""
 
     def test_a_second_checkin_is_refused_despite_an_equal_allocation(self):
         pool = ResourcePool({"resources": {"gpus": [{"id": "0", "slots": 2}]}})
@@ -203,7 +203,7 @@ class TestCheckin:
 
 
 class TestStale:
-    """S4, S9: nothing is left behind, and nothing changes by being looked at."""
+    """S4, S9: cleared pools keep no slots, and reading changes nothing."""
 
     def test_a_cleared_pool_has_no_slots_and_no_checkouts(self):
         pool = ResourcePool({"cpus": 2})
@@ -404,7 +404,7 @@ class TestPlain:
 
 
 class TestCopies:
-    """A copy is a pool of its own, with all that the first one had, also what was checked out."""
+    """A copy is a separate pool with the same slots and checkouts."""
 
     @pytest.mark.parametrize("again", COPIES)
     def test_a_pool_can_be_copied_and_pickled(self, again):
@@ -459,7 +459,7 @@ def test_fractions_do_not_drift():
 
 
 class TestParts:
-    """MIG instances and their GPU are never handed out together, and never counted together."""
+    """MIG instances and their GPU are never granted together, and never counted together."""
 
     def test_a_part_blocks_the_whole_until_its_type_is_popped(self):
         pool = ResourcePool(DIVIDED)
@@ -492,7 +492,7 @@ def test_a_member_may_have_other_keys_but_no_misspelt_ones():
             pool.checkout([{"type": "gpus", misspelt: 2}])
 
 
-def test_a_part_of_a_member_is_refused_in_a_sentence_that_says_so():
+def test_a_list_of_parts_of_a_member_is_refused_with_an_explanation():
     pool = ResourcePool({"resources": {"cpus": [{"id": "a", "slots": 3}, {"id": "b", "slots": 3}]}})
     taken = pool.checkout([{"type": "cpus", "slots": 3}, {"type": "cpus", "slots": 2}])
     before = pool.getstate()

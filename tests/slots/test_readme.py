@@ -1,4 +1,4 @@
-"""The README of the pool: every example does what it says, and every public name is in it."""
+"""The README of the pool: every example runs, and every public name is in it."""
 
 import doctest
 import re

@@ -1,4 +1,4 @@
-"""Descriptions of pools: the layouts that are read, and what is wrong with the others."""
+"""Descriptions of pools: the accepted layouts, and the errors of others."""
 
 import io
 
@@ -88,7 +88,7 @@ def test_a_description_is_copied():
     "text",
     ['{"resources":\n\t{"gpus": [{"id": "0"}]}}', "gpus: 1", "local:\n  gpus:\n  - id: '0'\n"],
 )
-def test_a_file_is_yaml_or_json(text):
+def test_a_file_may_be_yaml_or_json(text):
     assert ResourcePool(read_specification(text)).resources == ONE
 
 

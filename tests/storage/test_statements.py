@@ -1,4 +1,4 @@
-"""Statements lie in `.sql` files: each is used, and a store runs none that it does not have."""
+"""SQL statements are in `.sql` files: each is used, and a store runs no others."""
 
 import re
 from pathlib import Path

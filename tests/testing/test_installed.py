@@ -1,4 +1,4 @@
-"""The fixture in the tests of another project, which has the wheel installed."""
+"""The fixture `moorage_server` in another project's tests, with the installed wheel."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A server for tests of others: its fleet, its policies, its settings, and what it refuses."""
+"""A server for the tests of users: its fleet, its policies, its settings, and its errors."""
 
 import os
 import platform
@@ -38,8 +38,8 @@ def test_a_lease_is_granted_and_workloads_start_in_memory() -> None:
     assert "lab-2" in shown
 
 
-def test_workloads_end_with_a_temporary_folder(tmp_path) -> None:
-    """No other server would find it."""
+def test_workloads_in_a_temporary_folder_end_with_their_server(tmp_path) -> None:
+    """No later server would find such workloads."""
     here = fake_cluster(nodes=1)
     here["nodes"]["nodeData"][0]["id"] = platform.node()
     os.mkfifo(tmp_path / "pid")
@@ -52,7 +52,7 @@ def test_workloads_end_with_a_temporary_folder(tmp_path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_fleet_policies_and_settings_are_the_callers(tmp_path) -> None:
+def test_fleet_policies_and_settings_are_given_by_the_caller(tmp_path) -> None:
     own = tmp_path / "mine.py"
     own.write_text(POLICY)
     with (
@@ -71,7 +71,7 @@ def test_fleet_policies_and_settings_are_the_callers(tmp_path) -> None:
             client.ask(FIRST_FIT)
 
 
-def test_a_policy_that_the_server_refuses_is_quoted(tmp_path) -> None:
+def test_the_refusal_of_a_policy_is_quoted(tmp_path) -> None:
     own = tmp_path / "mine.py"
     own.write_text("class Other:\n    pass\n")
     with pytest.raises(ServerError, match="AIOSv1PolicyRule"), server(policies=[own]):

@@ -1,4 +1,4 @@
-"""Lets the tests of this package import `storyteller`."""
+"""Lets the tests of this package import `storyteller`, which plays transcripts."""
 
 import sys
 from pathlib import Path

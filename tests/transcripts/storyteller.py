@@ -1,4 +1,4 @@
-"""The language of stories: a command per block, a line of dashes, and all that the core answered.
+"""The language of transcripts: a command per block, a line of dashes, and the core's answers.
 
 Commands, each optionally after `@SECONDS`, which moves the clock:
 
@@ -112,7 +112,7 @@ GRACE_SECONDS = 10.0
 
 
 class Story:
-    """An allocator that plays a story line by line."""
+    """An allocator that plays a transcript line by line."""
 
     def __init__(self) -> None:
         self.pause = REQUEUE_PAUSE_SECONDS
@@ -123,7 +123,7 @@ class Story:
         self.numbers: dict[str, int] = {}
 
     def tell(self, command: str) -> list[str]:
-        """Play one command; return what the core answered, line by line."""
+        """Play one command; return the core's answers, line by line."""
         if command.startswith("@"):
             clock, _, command = command.partition(" ")
             set_back = command.startswith("event ClockSet ")
@@ -207,7 +207,7 @@ class Story:
         raise AssertionError(f"not a command: {command}")
 
     def _find_engaged(self, text: str) -> tuple[RequestId, int]:
-        """Return the lease that a backend reports about, and of which of its grants."""
+        """Return the lease of a backend's report, and the number of its grant."""
         name, _, reply = text.partition("#")
         lease = self.allocator.state.lease(RequestId(name))
         return RequestId(name), int(reply or (lease.fencing if lease else 0))
@@ -287,7 +287,7 @@ def _ask(request: str, options: list[str]) -> Ask:
 
 
 def _value(text: str) -> Any:
-    """Read `harbour/n1[0,1]@500 …`, or JSON."""
+    """Read a placement such as `harbour/n1[0,1]@500 …`, or JSON."""
     if not re.match(r"\w+(/\w+)?(\[|$| )", text) or text in {"null", "true", "false"}:
         return json.loads(text)
     shares = []
@@ -307,7 +307,7 @@ def _value(text: str) -> Any:
 
 
 def render(turn: Turn) -> list[str]:
-    """Tell a turn: one line for each fact and each effect."""
+    """Print a turn: one line for each fact and each effect."""
     facts = [f"fact   {type(fact).__name__} {_fact(fact)}".rstrip() for fact in turn.facts]
     effects = [f"effect {type(e).__name__} {_effect(e)}".rstrip() for e in turn.effects]
     return facts + effects
@@ -396,5 +396,5 @@ def _plain(value: Any) -> str:
 
 
 def event_line(event: Event) -> str:
-    """Return any event as a command, for dumps."""
+    """Return any event as a command, for stored transcripts."""
     return f"event {type(event).__name__} {msgspec.json.encode(event).decode()}"

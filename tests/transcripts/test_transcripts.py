@@ -1,4 +1,4 @@
-"""Stories of the core: see `storyteller` for their language.
+"""Transcripts of the core; `storyteller` explains their language.
 
 `MOORAGE_TRANSCRIPTS=write pytest tests/transcripts` writes down what the core now answers. Read
 the difference before you keep it: a story is what a person judged to be right.
@@ -15,7 +15,7 @@ WRITE = os.environ.get("MOORAGE_TRANSCRIPTS") == "write"
 
 
 def retold(text: str) -> str:
-    """Play the commands of a story and return it with what the core answers now."""
+    """Play the commands of a transcript; return it with the core's present answers."""
     story, blocks = Story(), []
     for block in text.strip().split("\n\n"):
         lines = block.splitlines()
@@ -30,7 +30,7 @@ def retold(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
-def test_a_story(path: Path) -> None:
+def test_the_core_answers_as_in_the_transcript(path: Path) -> None:
     text = path.read_text()
     answer = retold(text)
     if WRITE:

@@ -23,7 +23,7 @@ from interface import Interface
 
 
 class House:
-    """`WebServices` as the daemon would build it, with a policy of its own instead of a jail."""
+    """`WebServices` as in the daemon, but with a fixed policy instead of a jail."""
 
     def __init__(self, catalog, tokens):
         self.catalog = catalog
@@ -59,12 +59,12 @@ class House:
         self.noted.append((remote, door))
 
     def check_cluster(self, caller, cluster_id):
-        """Let everybody change every cluster."""
+        """Allow everybody to change every cluster."""
 
     check_new_cluster = check_alias = check_metrics = check_block = check_cluster
 
     async def check_policy(self, caller, uri):
-        """Let everybody change every policy."""
+        """Allow everybody to change every policy."""
 
     check_executor = check_policy
 

@@ -1,4 +1,4 @@
-"""Checks HTTP exchanges by `/openapi.json`, for tests of the server."""
+"""Checks HTTP exchanges against `/openapi.json`, for tests of the server."""
 
 import json
 from functools import cached_property
@@ -12,7 +12,7 @@ CHECKED_BYTES_MAX = 65_536
 
 
 class Interface:
-    """A server's interface as it describes it."""
+    """The description that a server gives of its interface."""
 
     def __init__(self, described):
         self.described = described
@@ -34,7 +34,7 @@ class Interface:
         ]
 
     def found(self, request):
-        """Return the operation of a request; the most literal path wins, as at the server."""
+        """Return the operation of a request; as in the server, the most literal path wins."""
         matching = [
             (path.count("{"), method, path)
             for (method, path), (pattern, _) in self.operations.items()
@@ -43,7 +43,7 @@ class Interface:
         return min(matching)[1:] if matching else None
 
     def check(self, request: httpx.Request, response: httpx.Response, *, body: bool = True) -> None:
-        """Fail where an answer, or the body of a request that was served, is not as described.
+        """Fail if an answer, or the body of an accepted request, differs from the description.
 
         Without `body`, only the answer.
         """

@@ -12,7 +12,7 @@ from interface import Interface
 from moorage.web.bodies import BODY_BYTES_MAX
 
 
-async def test_health_and_readiness(site):
+async def test_health_and_readiness_are_answered(site):
     assert (await site.client.get("/healthz")).json() == {"status": "ok"}
     ready, details = await site.client.get("/readyz"), {"catalog": "open"}
     assert (ready.status_code, ready.json()) == (200, {"ready": True, "details": details})
@@ -34,7 +34,7 @@ NO_BODY = ("/rollback", "/create-infra", "/websocket-ticket")
 
 
 def is_typed(schema):
-    """Tell whether a schema says anything; a value that a policy chose is any."""
+    """Return whether a schema has a type; a value that a policy chose may be of any type."""
     return bool(schema.get("$ref") or schema.get("type") or all(map(is_typed, schema["anyOf"])))
 
 
@@ -64,7 +64,7 @@ async def test_every_operation_has_schemas_of_request_and_answer(client):
                 assert is_typed(content["schema"]), (method, path, status)
 
 
-def test_an_answer_that_is_not_as_described_is_found():
+def test_an_answer_that_differs_from_the_description_is_found():
     schema = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
     answers = {"200": {"content": {"application/json": {"schema": schema}}}, "default": {}}
     described = {"paths": {"/x/{id}": {"get": {"responses": answers}}}, "components": {}}
@@ -87,7 +87,7 @@ class TestWithTokens:
     def tokens(self):
         return {"secret": "team-a"}
 
-    async def test_without_a_token_nothing_but_health_is_served(self, client):
+    async def test_without_a_token_only_health_is_served(self, client):
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}):
             for method, path in PROTECTED:
                 answer = await client.request(method, path, headers=headers)
@@ -99,7 +99,7 @@ class TestWithTokens:
         assert (await client.get("/healthz")).status_code == 200
         assert (await client.get("/readyz")).status_code == 200
 
-    async def test_the_token_says_which_tenant_calls_and_gets_it_a_ticket_for_a_page(self, site):
+    async def test_a_token_gives_the_tenant_and_a_ticket_for_a_page(self, site):
         assert (await site.client.post("/websocket-ticket")).status_code == 401
         headers = {"authorization": "bearer secret"}
         answer = await site.client.post("/allocate", content=b"{}", headers=headers)
@@ -110,7 +110,7 @@ class TestWithTokens:
         assert (ticket.token, ticket.expires_at) == ("secret", data["expires_at"])
 
 
-async def test_unknown_paths_and_methods(client):
+async def test_unknown_paths_and_methods_are_refused(client):
     for answer, status, code in (
         (await client.get("/nothing"), 404, "not_found"),
         (await client.post("/healthz"), 405, "unsupported"),
@@ -122,7 +122,7 @@ async def test_unknown_paths_and_methods(client):
     assert (under.status_code, under.json()["details"]["code"]) == (405, "unsupported")
 
 
-async def test_a_wrong_method_is_answered_with_the_right_ones(client):
+async def test_a_wrong_method_is_answered_with_the_allowed_ones(client):
     for path, known in (
         ("/clusters", "POST"),
         ("/clusters/c1", "DELETE, GET, PUT"),
@@ -142,7 +142,7 @@ NO_JSON = {
 }  # fmt: skip
 
 
-async def test_only_json_is_read_also_where_it_is_large(client):
+async def test_only_json_is_read_even_if_it_is_large(client):
     for name, body in NO_JSON.items():
         answer = await client.post("/policy", content=body)
         assert (name, answer.status_code) == (name, 400)
@@ -151,7 +151,7 @@ async def test_only_json_is_read_also_where_it_is_large(client):
     assert (await client.post("/cluster", json=document)).json()["data"] == document
 
 
-async def test_a_field_that_stands_there_twice_is_refused(client):
+async def test_a_repeated_field_is_refused(client):
     filling = "x" * 2_000_000
     for more in ("", f', "note": "{filling}"'):
         answer = await client.post("/policy", content=f'{{"id": "a", "id": "b"{more}}}')
@@ -191,7 +191,7 @@ async def test_a_body_of_unknown_length_is_cut_off_at_the_cap(client):
     assert (await client.get("/policy")).json()["data"] == []
 
 
-async def test_a_client_that_leaves_in_the_middle_does_no_harm(site):
+async def test_a_client_that_disconnects_during_a_request_does_no_harm(site):
     _, writer = await asyncio.open_connection("127.0.0.1", site.port)
     writer.write(b"POST /policy HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     await writer.drain()
@@ -200,7 +200,7 @@ async def test_a_client_that_leaves_in_the_middle_does_no_harm(site):
     assert (await site.client.get("/policy")).status_code == 200
 
 
-async def test_a_bug_is_a_500_in_the_usual_form_and_reaches_the_log(client, caplog):
+async def test_a_bug_is_answered_500_in_the_usual_form_and_logged(client, caplog):
     with caplog.at_level(logging.ERROR):
         answer = await client.post("/allocate", content=b"break")
     assert answer.status_code == 500

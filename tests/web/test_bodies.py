@@ -1,4 +1,4 @@
-"""Bodies: one budget for all that are being read, of which no tenant has all."""
+"""One memory limit for all bodies that are being read, of which a tenant gets only a part."""
 
 import asyncio
 import json
@@ -88,7 +88,7 @@ SMALL_VALUES = {
 
 
 @pytest.mark.parametrize("name", SMALL_VALUES)
-async def test_a_body_that_would_become_much_larger_is_refused_and_no_longer_held(name):
+async def test_a_body_that_would_become_much_larger_is_refused_and_freed(name):
     bodies, sent = BodyReader(), whole(SMALL_VALUES[name])
     with pytest.raises(ServiceError) as caught:
         await bodies.read_json(sent)
@@ -119,7 +119,7 @@ async def test_a_body_that_is_too_large_or_compressed_is_refused_before_it_is_re
     assert (caught.value.status, caught.value.field) == (415, "content-encoding")
 
 
-async def test_a_flood_of_one_tenants_searches_does_not_stand_before_one_of_another():
+async def test_a_flood_of_one_tenants_searches_does_not_delay_one_of_another():
     bodies, begun, go_on = BodyReader(), list[str](), asyncio.Event()
     several = asyncio.Event()
 

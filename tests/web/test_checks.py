@@ -1,4 +1,4 @@
-"""Requests that reach no endpoint: of other sites' pages, other host names, two lengths."""
+"""Requests that reach no endpoint: from foreign pages, for foreign hosts, with two lengths."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 60
 
 
 async def send_raw(port: int, request: str) -> tuple[int, str]:
-    """Send a request as it is, and return the status and all of the answer."""
+    """Send raw bytes, and return the status and the complete answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request.encode())
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -31,7 +31,7 @@ CLOSE = "Connection: close\r\n"
 
 @pytest.mark.parametrize("tokens", [{None: "local"}, {"key": "ann"}], ids=["open", "tokens"])
 class TestPages:
-    """With tokens and without: a page may know one."""
+    """The checks run with and without tokens, since a page may know one."""
 
     @pytest.mark.parametrize(
         ("headers", "field"),
@@ -41,7 +41,7 @@ class TestPages:
             ({"Sec-Fetch-Site": "cross-site"}, "sec-fetch-site"),
         ],
     )
-    async def test_other_sites_are_refused_everywhere(self, client, headers, field):
+    async def test_foreign_sites_are_refused_on_every_path(self, client, headers, field):
         headers = {"Authorization": "Bearer key", "Content-Type": "text/plain"} | headers
         for method, path in (
             *(("GET", path) for path in ("/healthz", "/metrics", "/policy", "/nothing/here")),
@@ -68,7 +68,7 @@ class TestPages:
             answer = await client.get("/policy", headers=token | headers)
             assert answer.status_code == 200, headers
 
-    async def test_an_upgrade_is_no_way_around(self, client):
+    async def test_an_upgrade_does_not_bypass_the_checks(self, client):
         upgrade = {
             "Connection": "Upgrade",
             "Upgrade": "websocket",
@@ -105,7 +105,7 @@ HOST = "Host: localhost\r\n"
         *((f"/{path}/ HTTP/1.1", HOST, 404) for path in ("clusters", "policy", "healthz")),
     ],
 )
-async def test_odd_requests_are_answered_and_sent_to_no_other_host(site, line, headers, status):
+async def test_odd_requests_are_answered_and_not_forwarded(site, line, headers, status):
     found, answer = await send_raw(site.port, f"GET {line}\r\n{headers}{CLOSE}\r\n")
     assert found == status
     assert "location:" not in answer.lower()
@@ -126,7 +126,7 @@ async def test_names_and_origins_can_be_added(site):
     await server.close()
 
 
-async def test_on_all_addresses_each_is_a_name_of_its_own(site):
+async def test_a_server_on_all_addresses_accepts_each_of_them_as_its_name(site):
     server = WebServer(site.house)
     port = await server.start("0.0.0.0", 0)  # noqa: S104  # What is under test.
     ask = f"GET /readyz HTTP/1.1\r\nHost: {{}}\r\n{CLOSE}\r\n"
@@ -135,7 +135,7 @@ async def test_on_all_addresses_each_is_a_name_of_its_own(site):
     await server.close()
 
 
-async def test_a_body_has_one_length(site):
+async def test_a_body_with_two_lengths_is_refused(site):
     lengths = "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"
     head = f"POST /clusters/query HTTP/1.1\r\nHost: localhost\r\n{lengths}\r\n"
     status, answer = await send_raw(site.port, head + "2\r\n{}\r\n0\r\n\r\n")
@@ -155,7 +155,7 @@ async def test_answers_forbid_content_sniffing(site):
 
 
 class TestTurns:
-    """A tenant's requests have a share of each turn of the loop, however many it sends."""
+    """A tenant's requests have a limited share of each turn of the event loop."""
 
     @staticmethod
     def scope(path: str, token: str | None) -> dict:
@@ -184,7 +184,7 @@ class TestTurns:
             (("/healthz", None), ("/metrics", "key")),
         ],
     )
-    async def test_a_flood_of_requests_lets_another_one_pass(self, flood, other):
+    async def test_a_flood_of_requests_does_not_delay_another_tenant(self, flood, other):
         passed = []
 
         async def app(scope, receive, send):

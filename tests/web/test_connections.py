@@ -1,4 +1,4 @@
-"""Connections that say nothing, too little or too slowly; real ones, of several addresses."""
+"""Connections that send nothing, too little or too slowly, from several real addresses."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ def _enough_files():
 
 
 class Clients:
-    """Clients of one address each, which send and read only on a test's order."""
+    """Clients of one address each, which send and read only when a test orders it."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -91,7 +91,7 @@ async def answers(site, path="/policy", address="127.0.0.1") -> int:
 @pytest.mark.parametrize(
     "sends", [b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"]
 )
-async def test_idle_connections_lock_no_client_out(site, clients, sends):
+async def test_idle_connections_do_not_lock_clients_out(site, clients, sends):
     await clients.connect(MOST + 20, sends)
     for address in ("127.0.0.1", "127.0.0.2"):
         for path in ("/healthz", "/readyz", "/policy"):
@@ -102,7 +102,7 @@ ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 BODY = b"POST /policy HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
 
 
-async def test_the_oldest_idle_connection_gives_way(site, clients):
+async def test_the_oldest_idle_connection_is_closed_first(site, clients):
     first, second = await clients.connect(2)
     await clients.connect(most_of_one(MOST) - 1)
     assert await clients.rest(first) == b""
@@ -110,8 +110,8 @@ async def test_the_oldest_idle_connection_gives_way(site, clients):
     assert b" 200 " in await clients.rest(second)
 
 
-async def test_the_last_descriptors_are_the_servers_own(site):
-    """A client that comes then takes the place of an idle connection."""
+async def test_the_last_descriptors_are_reserved_for_the_server(site):
+    """A new client then takes the place of an idle connection."""
     server = WebServer(site.house, connections_max=60)
     clients = Clients(await server.start("127.0.0.1", 0))
     before = files()
@@ -130,8 +130,8 @@ async def test_one_address_leaves_room_for_others(site, clients):
     assert b" 200 " in await clients.rest(other)
 
 
-async def test_bodies_that_never_come_take_no_health(site, clients):
-    """Every connection that may be busy is: later requests are refused, and health is answered."""
+async def test_bodies_that_never_arrive_do_not_block_health(site, clients):
+    """All places for busy connections are taken: later requests are refused, health is answered."""
     for address in ("127.0.0.1", "127.0.0.2"):
         await clients.connect(most_of_one(MOST) + 10, BODY, address)
     for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
@@ -139,17 +139,15 @@ async def test_bodies_that_never_come_take_no_health(site, clients):
         assert await answers(site, "/policy", address) == 503
 
 
-async def test_one_address_that_is_busy_leaves_room_for_others(site, clients):
+async def test_one_busy_address_leaves_room_for_others(site, clients):
     await clients.connect(MOST + 20, BODY)
     assert await answers(site) == 503
     assert await answers(site, address="127.0.0.2") == 200
 
 
 @pytest.mark.heavy  # It waits for a deadline to pass.
-async def test_a_head_that_does_not_come_is_cut_and_between_requests_a_client_may_rest(
-    site, clients
-):
-    """Also byte by byte, after a request, and where a body is left over."""
+async def test_an_incomplete_head_is_cut_off_but_an_idle_client_is_not(site, clients):
+    """This holds byte by byte, after a request, and with a rest of a body."""
     loop = asyncio.get_running_loop()
     full = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     left = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"

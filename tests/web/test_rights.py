@@ -1,4 +1,4 @@
-"""The right that each endpoint needs: every one of them, as it is described."""
+"""The right that each endpoint needs, tested for all endpoints in the description."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ ENDPOINTS = [
 
 
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS)
-def test_an_endpoint_needs_its_right(method: str, path: str) -> None:
+def test_each_endpoint_needs_its_right(method: str, path: str) -> None:
     assert right_of(method.upper(), path).name == expected_right(method, path)
     for looks in ("HEAD", "OPTIONS"):
         assert right_of(looks, path).name == expected_right("get", path)

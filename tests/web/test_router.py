@@ -1,4 +1,4 @@
-"""Parameters of endpoints: those of the path, of the query, and the request itself."""
+"""Parameters of endpoints: from the path, from the query, and the request itself."""
 
 import httpx
 import pytest

@@ -18,7 +18,7 @@ def cluster(name="c1", **more):
 # Cluster database --------------------------------------------------------------------------
 
 
-async def test_clusters(client):
+async def test_clusters_are_created_read_changed_and_deleted(client):
     created = await client.post("/clusters", json=cluster())
     assert created.status_code == 201
     document = created.json()
@@ -48,7 +48,7 @@ MERGED = {
 
 @pytest.mark.parametrize("path", MERGED)
 async def test_a_put_changes_only_the_named_fields(client, path):
-    """The databases of existing servers do the same; missing metrics are created."""
+    """The databases of existing servers do the same, and create missing metrics."""
     first = {"tags": ["a"], "config": {"urlMap": {"u": 1}}, "count": 1}
     made = await client.put(path, json=first)
     assert made.status_code == (404 if MERGED[path] else 201)
@@ -75,7 +75,7 @@ async def test_a_put_changes_only_the_named_fields(client, path):
     assert await put({}) == changed
 
 
-async def test_a_change_is_checked_by_its_result(client):
+async def test_the_result_of_a_change_is_checked(client):
     await client.post("/clusters", json=cluster("c1"))
     refused = await client.put("/clusters/c1", json={"nodes.nodeData": [{"id": 7, "gpus": "x"}]})
     assert refused.status_code == 400
@@ -111,7 +111,7 @@ async def test_other_actions_of_the_parser_are_unsupported(client, path):
     assert "`/clusters`" in refused.json()["message"]
 
 
-async def test_failures_of_the_cluster_database(client):
+async def test_failures_of_the_cluster_database_have_documented_statuses(client):
     await client.post("/clusters", json=cluster())
     for answer, status, code, field in (
         (await client.get("/clusters/c9"), 404, "not_found", "id"),
@@ -131,7 +131,7 @@ async def test_failures_of_the_cluster_database(client):
 # Cluster metrics ---------------------------------------------------------------------------
 
 
-async def test_metrics(client):
+async def test_metrics_are_stored_read_changed_and_deleted(client):
     report = {"clusterId": "c1", "nodes": [{"id": "n", "vcpu": {"load5m": 2}}]}
     first = await client.post("/cluster", json=report)
     assert (first.status_code, first.json()["success"]) == (201, True)
@@ -166,7 +166,7 @@ async def test_metrics(client):
     assert deleted.json() == {"success": True, "data": changed.json()["data"]}
 
 
-async def test_failures_of_the_metrics(client):
+async def test_failures_of_metrics_have_documented_statuses(client):
     other = {"clusterId": "c2"}
     for answer, status, code, field in (
         (await client.get("/cluster/c9"), 404, "not_found", "id"),
@@ -194,7 +194,7 @@ def archive(*names):
 
 
 @pytest.mark.parametrize("code", [POLICY, archive("code/function.py")], ids=["source", "archive"])
-async def test_policies(client, site, code):
+async def test_policies_are_registered_read_changed_and_deleted(client, site, code):
     document = {"policy_rule_uri": URI, "code": code, "policy_parameters": {"spread": True}}
     for _ in range(2):
         published = await client.post("/policy", json=document)
@@ -220,7 +220,7 @@ async def test_policies(client, site, code):
     ]
 
 
-async def test_failures_of_the_policies(client):
+async def test_failures_of_policies_have_documented_statuses(client):
     await client.post("/policy", json={"policy_rule_uri": URI, "code": POLICY})
     evil, other = archive("code/function.py", "../evil"), "a:1-b"
     for document, status, code, field in (
@@ -241,7 +241,7 @@ async def test_failures_of_the_policies(client):
 # Allocator twin ----------------------------------------------------------------------------
 
 
-async def test_allocate_hands_the_body_and_the_tenant_over(client):
+async def test_allocate_passes_on_the_body_and_the_tenant(client):
     answer = await client.post("/allocate", content=b'{"policy_rule_uri": "x"}')
     assert (answer.status_code, answer.json()) == (200, {"success": True, "data": ["local", 24]})
     traced = await client.post("/allocate", content=b"{}", headers={"traceparent": "00-a-b-01"})
@@ -263,7 +263,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("path", SEARCHES)
-async def test_searches(client, path):
+async def test_searches_pass_on_the_body_results_and_warnings(client, path):
     body = {"matchType": "cluster"}
     found = await client.post(path, json=body)
     document = {"id": "c1", "action": SEARCHES[path], "tenant": "local", "body": body}
@@ -273,7 +273,7 @@ async def test_searches(client, path):
 
 
 @pytest.mark.parametrize("path", SEARCHES)
-async def test_a_failed_search_is_no_success(client, path):
+async def test_a_failed_search_is_not_answered_as_a_success(client, path):
     statuses = dict.fromkeys(("bad_message", "unknown_policy", "too_large", "policy_timeout"), 400)
     for code, status in {**statuses, "busy": 429, "unavailable": 503}.items():
         answer = await client.post(path, json={"fault": code})

@@ -1,4 +1,4 @@
-"""The listener: ports, clean ends, and requests that are under way when it stops."""
+"""The listener: ports, clean ends, and requests in progress when it stops."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ async def test_port_zero_takes_a_free_port_and_a_taken_one_is_an_error(site):
         await WebServer(site.house).start("127.0.0.1", site.port)
 
 
-async def test_signals_stay_the_daemons(site):
+async def test_signal_handlers_of_the_daemon_stay(site):
     server = WebServer(site.house)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     assert signal.SIG_DFL in before

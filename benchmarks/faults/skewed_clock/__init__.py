@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH, of servers whose clock is set."""
+"""A folder for PYTHONPATH that gives servers a shifted calendar."""

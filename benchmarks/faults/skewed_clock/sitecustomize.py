@@ -1,4 +1,4 @@
-"""Skews the calendar of a Python by as many seconds as a file says: Python imports this at start.
+"""Shifts the calendar of a Python process by the seconds in a file; Python imports this at start.
 
 The monotonic clock stays as it is, as where an administrator or NTP sets the calendar.
 """

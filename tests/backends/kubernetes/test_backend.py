@@ -1,4 +1,4 @@
-"""Workloads at a real API server: on the very devices and nodes of their leases, whole, or not."""
+"""Workloads at a real API server get exactly the devices and nodes of their leases."""
 
 import asyncio
 import re
@@ -58,7 +58,7 @@ def simulated_spec(**variables: str) -> PodResourceSpec:
 
 
 class World:
-    """A backend, and what it reported."""
+    """A backend and its reports."""
 
     def __init__(self, plane: Plane, root: Path, namespace: str = "default") -> None:
         self.plane = plane
@@ -71,7 +71,7 @@ class World:
         self.backend.listen(self.reports.append)
 
     async def restart(self) -> None:
-        """Have another backend over the same folder, as after a crash of the daemon."""
+        """Open another backend over the same folder, as after a crash of the daemon."""
         await self.backend.close()
         self._open()
 
@@ -157,7 +157,7 @@ def test_pods_of_a_gang_name_their_pod_group_if_supported():
 
 
 def waiting(index: int, why: str) -> PodState:
-    """Return a pod of a gang that Kubernetes 1.37 has the scheduler hold."""
+    """Return a pod of a gang that the scheduler of Kubernetes 1.37 holds back."""
     notes = {"moorage.dev/workload": "a", "moorage.dev/pods": "2"}
     condition = {"type": "PodScheduled", "status": "False", "message": why}
     made = {
@@ -208,7 +208,7 @@ async def test_a_service_leads_to_its_pod(world):
 
 
 async def test_a_service_missing_after_a_crash_is_created(world):
-    """The daemon was killed after it had made the pod."""
+    """The daemon is killed right after it created the pod."""
     world.plane.create(*dra_node("n1"))
     order = on(PodServiceResourceSpec(image=IMAGE, port=8080), share("n1", "GPU-n1-0"))
     await world.backend.start(order)
@@ -321,7 +321,7 @@ async def test_the_error_says_why_a_pod_did_not_start(world, fate, said):
     assert world.pods() == []
 
 
-async def test_the_error_quotes_the_scheduler_of_a_node_that_takes_no_pod(world):
+async def test_the_error_quotes_the_scheduler_if_a_node_takes_no_pod(world):
     world.plane.create(node("n1"))
     world.plane.patch("Node", "n1", {"spec": {"unschedulable": True}})
     with pytest.raises(BackendError, match=r"unschedulable.*its node is cordoned or tainted"):
@@ -394,7 +394,7 @@ async def test_a_gang_lost_during_a_server_stop_is_not_created_again(world):
 
 
 async def test_a_claim_left_by_a_crash_is_found(world):
-    """The start made no pod, since the daemon was killed before that."""
+    """The daemon is killed before the start creates the pod."""
     world.plane.create(*dra_node("n1"))
     await world.backend.start(on(simulated_spec(), share("n1", "GPU-n1-0")))
     (made,) = world.plane.all("ResourceClaim")
@@ -410,7 +410,7 @@ async def test_a_claim_left_by_a_crash_is_found(world):
     assert len(world.plane.all("ResourceClaim")) == 1
 
 
-async def test_a_pod_that_another_client_labels_as_ours_hides_no_other(world):
+async def test_a_pod_of_another_client_with_our_labels_hides_no_workload(world):
     world.plane.create(node("n1"))
     await world.backend.start(on(simulated_spec(), share("n1")))
     (made,) = world.pods()

@@ -64,7 +64,7 @@ def test_counted_devices_have_the_ids_that_an_import_gives_them() -> None:
     assert {"used", "unavailable", "taints"} & found.keys() == set()
 
 
-def test_published_devices_have_an_identity_and_replace_those_that_are_counted() -> None:
+def test_published_devices_have_an_identity_and_replace_counted_devices() -> None:
     slices = [
         gpu(1, "GPU-b", nvlinkGroup="g0", numaNode=1),
         gpu(0, "GPU-a", **{"resource.kubernetes.io/numaNode": 0}),
@@ -113,7 +113,7 @@ def test_devices_that_cannot_be_allocated_are_skipped() -> None:
     assert [each["id"] for each in found] == ["GPU-0"]
 
 
-def test_a_pool_counts_when_all_of_its_newest_slices_are_there() -> None:
+def test_a_pool_counts_once_all_of_its_newest_slices_exist() -> None:
     old = resource_slice("n1", [gpu(0, "GPU-0")])
     one = resource_slice("n1", [gpu(1, "GPU-1")], name="a", generation=2, slices=2)
     two = resource_slice("n1", [gpu(2, "GPU-2")], name="b", generation=2, slices=2)

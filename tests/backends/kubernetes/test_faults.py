@@ -42,7 +42,7 @@ SPEC = PodResourceSpec(image="registry.example/none:1", stop_seconds=0)
 
 
 class Gate:
-    """An HTTP server before the API server: it refuses, loses answers, or cuts what is open.
+    """An HTTP proxy before the API server that refuses requests, loses answers or cuts connections.
 
     It takes one token, as many proxies do that log users in.
     """
@@ -291,7 +291,7 @@ async def test_restarts_of_the_api_server_lose_no_pod(fresh_plane, gate, tmp_pat
 
 @pytest.mark.parametrize("way", ["tokenFile", "exec"])
 async def test_expired_credentials_lose_no_pod(fresh_plane, gate, tmp_path, way):
-    """The next allocation takes some time, too."""
+    """An allocation after the credentials expire succeeds, too."""
     version = "client.authentication.k8s.io/v1"
     if way == "exec":
         plugin = {"apiVersion": version, "command": "cat", "args": [str(gate.login)]}
@@ -332,7 +332,7 @@ async def test_a_slow_etcd_loses_no_pod(fresh_plane, gate, tmp_path):
 
 
 async def test_after_a_partition_all_changes_are_applied(nodes, tmp_path, monkeypatch):
-    """The network forgets all connections without a word to either end."""
+    """The network drops all connections without notice to either end."""
     monkeypatch.setattr(watching, "WATCH_SECONDS", 4)
     monkeypatch.setattr(watching, "WATCH_SILENCE_SECONDS_MAX", 10.0)
     monkeypatch.setattr(connection, "CALL_SECONDS_MAX", 10.0)

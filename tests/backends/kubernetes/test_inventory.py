@@ -45,7 +45,7 @@ async def following(kubeconfig: Path) -> AsyncIterator[ClusterInventory]:
 
 
 async def wait_nodes(inventory: ClusterInventory, happened: Callable[[dict[str, Any]], Any]) -> Any:
-    """Wait until the nodes of the document, by name, are so, and return what that says."""
+    """Wait until `happened` of the document's nodes, by name, is true; return its result."""
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while True:
             version = inventory.version
@@ -172,7 +172,7 @@ async def test_an_expired_watch_version_causes_a_new_list(
     await wire.cut()
 
 
-async def test_while_the_api_server_is_away_its_health_says_so(fresh_plane: Plane) -> None:
+async def test_health_reports_an_unreachable_api_server(fresh_plane: Plane) -> None:
     plane = fresh_plane
     plane.create(node("n1"))
     async with following(plane.kubeconfig()) as inventory:
@@ -186,7 +186,7 @@ async def test_while_the_api_server_is_away_its_health_says_so(fresh_plane: Plan
         await wait_nodes(inventory, lambda nodes: "n2" in nodes)
 
 
-async def test_an_object_that_cannot_be_read_ends_no_watch(fresh_plane: Plane) -> None:
+async def test_an_unreadable_object_does_not_end_the_watch(fresh_plane: Plane) -> None:
     fresh_plane.create(node("n1"))
     heard = asyncio.Event()
     odd = True
@@ -227,7 +227,7 @@ async def test_after_a_burst_of_pods_the_document_is_correct(fresh_plane: Plane)
 
 
 def role(*resources: str) -> list[dict[str, Any]]:
-    """Return what lets the user `moorage` read these."""
+    """Return the role and the binding with which the user `moorage` may read these resources."""
     api = "rbac.authorization.k8s.io"
     groups = ["", "resource.k8s.io"]
     rules = [{"apiGroups": groups, "resources": list(resources), "verbs": ["list", "watch"]}]

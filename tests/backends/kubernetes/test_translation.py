@@ -241,7 +241,7 @@ def test_a_pod_has_no_more_than_its_lease(spec: Any) -> None:
         pod_of(spec)
 
 
-def test_a_lease_without_cpu_requests_no_cpu() -> None:
+def test_a_lease_without_cpu_makes_pods_that_request_no_cpu() -> None:
     share = Share(ClusterId("c1"), NodeId("n1"), ("0",), 1000)
     with pytest.raises(UnsupportedSpecError, match="cpu_milli in `resources`"):
         pod_of(PodResourceSpec(image="a", cpu_count=1), share)

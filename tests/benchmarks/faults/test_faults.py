@@ -1,4 +1,4 @@
-"""A short run of the faults: what clients were answered stays true."""
+"""A short run of injected faults: answers that clients received stay true."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ COUNTS = (
 
 
 async def report(*words: str) -> dict[str, Any]:
-    """FaultRun the command, and return what it found: nothing that breaks a law."""
+    """Run the command, and return its report, which must list no broken law."""
     command = [sys.executable, "-m", "benchmarks.faults", "--json", *words]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
@@ -57,7 +57,7 @@ async def test_no_law_is_broken_by_a_full_disk():
     assert found["pauses"].keys() == {*FULL}
 
 
-async def test_ones_own_servers_take_ones_own_faults(postgres, tmp_path: Path):
+async def test_a_run_uses_given_servers_and_a_given_fault(postgres, tmp_path: Path):
     pair = ServerPair(tmp_path, postgres, random.Random(1))
     async with asyncio.timeout(300), pair.running():
         leader, _ = await pair.roles()
@@ -68,7 +68,7 @@ async def test_ones_own_servers_take_ones_own_faults(postgres, tmp_path: Path):
     assert found["servers_that_led"] >= 2
 
 
-def test_a_server_has_the_clock_that_is_set_and_no_other_speed(tmp_path: Path) -> None:
+def test_the_skewed_clock_sets_the_calendar_and_leaves_the_monotonic_clock(tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     clock.write_bytes(struct.pack("d", -3_600.0))
     variables = {"PYTHONPATH": str(SKEWED_CLOCK), "SKEWED_CLOCK": str(clock)}
@@ -80,7 +80,7 @@ def test_a_server_has_the_clock_that_is_set_and_no_other_speed(tmp_path: Path) -
     assert before < monotonic < time.monotonic()
 
 
-async def test_own_servers_and_faults_belong_together():
+async def test_the_options_for_servers_and_faults_need_each_other():
     command = [sys.executable, "-m", "benchmarks.faults", "--url", "ws://127.0.0.1:1"]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, errors = await process.communicate()

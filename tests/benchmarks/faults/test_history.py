@@ -1,4 +1,4 @@
-"""Each law of a history is broken by some history, and by that law alone it is found."""
+"""Each law finds the defect that breaks it, and no other law does."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ GPUS = [("east", "n", str(number)) for number in range(3)]
 
 
 def whole() -> FaultHistory:
-    """Return what two servers may do: `a` grants two, `b` repeats one and grants another."""
+    """Return a correct history: server `a` grants two, `b` repeats one and grants another."""
     history = FaultHistory(
         sent={"k1": 0.0, "k2": 2.0, "k3": 6.0},
         grants=[
@@ -139,7 +139,7 @@ def test_each_law_has_a_defect():
     assert {law for law, _ in DEFECTS} == LAWS.keys()
 
 
-def test_requests_in_flight_may_overtake():
+def test_concurrent_requests_may_be_granted_in_any_order():
     """Two requests that overlap may be granted in either order, and by either server."""
     history = whole()
     change(history, 3, fencing=3, sent_at=2.5)
@@ -167,7 +167,7 @@ def test_a_pause_lasts_from_the_last_answer_to_the_next(begin: float, end: float
     assert longest_pause([0.0, 1.0, 5.0, 6.0], begin, end) == pause
 
 
-def test_quantiles_are_values_that_were_there():
+def test_quantiles_are_observed_values():
     values = [float(each) for each in range(100, 0, -1)]
     assert [quantile(values, each) for each in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
     assert quantile([3.0], 0.99) == 3.0

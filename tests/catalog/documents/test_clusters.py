@@ -1,4 +1,4 @@
-"""Cluster documents: what placement reads of them, what is filled in, what is refused."""
+"""Cluster documents: the fields that placement reads, the defaults, and the refusals."""
 
 import copy
 
@@ -73,7 +73,7 @@ def test_counted_devices_get_ids(group, expected):
     ]
 
 
-def test_counted_devices_of_several_models_keep_their_own():
+def test_counted_devices_of_several_models_keep_their_own_models():
     group = {"count": 2, "modelNames": ["L4", "T4"]}
     (found,) = cluster_model(document(node("n", group))).nodes
     assert [gpu.model for gpu in found.gpus] == ["L4", "T4"]

@@ -1,4 +1,4 @@
-"""A policy's own examples: where they lie, what they may say, and when an answer is like them."""
+"""A policy's own examples: their place, their content, and when an answer matches one."""
 
 import json
 

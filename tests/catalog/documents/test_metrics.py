@@ -1,4 +1,4 @@
-"""Metrics documents: both spellings, and totals over nodes that are right."""
+"""Metrics documents: both spellings, and correct totals over nodes."""
 
 import pytest
 

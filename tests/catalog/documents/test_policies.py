@@ -150,14 +150,14 @@ def test_available_requirements_pass():
     "line",
     ["torch", "requests==2", "-r other.txt", "--index-url http://x", "git+https://x/y", "./numpy"],
 )
-def test_other_requirements_are_warned_of_by_line(line):
+def test_each_unmet_requirement_is_reported_with_its_line(line):
     files = {**FILES, "requirements.txt": b"numpy\n" + line.encode()}
     found = make_prepared(complete_policy_document(GIVEN), files)
     (warning,) = found.warnings
     assert warning.startswith(f"requirements.txt line 2: {line!r} is not available to policies")
 
 
-def test_many_requirements_are_counted():
+def test_of_many_unmet_requirements_the_rest_is_counted():
     files = {**FILES, "requirements.txt": b"torch\n" * 1100}
     warnings = make_prepared(complete_policy_document(GIVEN), files).warnings
     assert len(warnings) == 22

@@ -61,7 +61,7 @@ def test_packages_that_policies_cannot_import_are_unmet(line):
     assert find_unmet(f"json\r\n{line}  # !\r\n") == [Unmet(2, line)]
 
 
-def test_a_policies_own_files_and_folders_may_be_named():
+def test_a_requirement_may_name_the_policys_own_files_and_folders():
     files = {"helper.py": b"", "my_lib/__init__.py": b"", "deep/in/it.py": b""}
     assert not find_unmet("helper\nmy-lib\ndeep\n", **files)
     assert find_unmet("it\n", **files) == [Unmet(1, "it")]

@@ -56,7 +56,7 @@ def refusal(function, *arguments):
     ],
     ids=["source", "one line", "base64", "wrapped base64", "data archive", "data text", "data b64"],
 )
-def test_code_in_the_document_itself(code):
+def test_code_may_be_in_the_document_itself(code):
     (name,) = CodeSources().files(code, None)
     assert name == "function.py"
 
@@ -234,7 +234,7 @@ async def test_credentials_are_sent_and_never_shown(host, caplog):
     assert "p@w" not in caplog.text
 
 
-async def test_urls_that_do_not_serve_code(host):
+async def test_urls_that_do_not_serve_code_are_refused(host):
     async def fault(code):
         return await fetch_refusal(code, hosts=HERE)
 

@@ -1,4 +1,4 @@
-"""Aliases: what they mean, what is remembered of them, and what can be fallen back to."""
+"""Aliases: the version that each one means, their history, and their fallbacks."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def ways(alias: Alias) -> list[str]:
 @pytest.mark.parametrize(
     ("given", "name"), [("r", "r:stable"), ("a.b-c:x+1", "a.b-c:x+1"), ("_r:v1.0", "_r:v1.0")]
 )
-def test_a_bare_name_means_its_stable(given: str, name: str) -> None:
+def test_a_bare_name_means_its_stable_alias(given: str, name: str) -> None:
     assert alias_name(given) == name
     assert name_of(name) == given.partition(":")[0]
 

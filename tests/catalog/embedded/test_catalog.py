@@ -164,7 +164,7 @@ async def test_a_cluster_has_the_same_owner_until_it_is_deleted(open_place):
 
 
 async def test_if_two_tenants_register_one_cluster_one_of_them_fails(catalog):
-    """Both were allowed to, since there was none when they began."""
+    """Both tenants passed the check, since the cluster did not exist when they began."""
     done = await asyncio.gather(
         *(catalog.clusters.add_nodes("c1", cluster("c1"), who) for who in ("ann", "ann", "bob")),
         return_exceptions=True,

@@ -1,4 +1,4 @@
-"""A catalog that another process writes: what changed there is taken over, record by record."""
+"""A catalog that another process writes: the follower applies each change, record by record."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -32,7 +32,7 @@ async def writer(place) -> AsyncIterator[Catalog]:
 
 
 async def everything(memory: Memory, aliases: Aliases, blocks: Any) -> list[Any]:
-    """Return all that is in memory."""
+    """Return all documents that the catalog has in memory."""
     kinds = (memory.clusters, memory.metrics, memory.policies)
     found = [{name: each.document for name, each in kind.items()} for kind in kinds]
     lives = [memory.live_ids(), [alias.document() for alias in aliases.all()]]

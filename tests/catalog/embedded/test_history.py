@@ -101,7 +101,7 @@ async def test_names_of_changed_fields_are_bounded(tmp_path):
     await store.close()
 
 
-async def test_the_oldest_history_without_a_policy_makes_room_of_who_has_most(tmp_path):
+async def test_the_tenant_with_most_histories_loses_its_oldest_one_without_a_policy(tmp_path):
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
 
     async def add(tenant, *uris, live=False):
@@ -133,7 +133,7 @@ async def test_the_oldest_history_without_a_policy_makes_room_of_who_has_most(tm
     assert rows == (11,)
 
 
-async def test_a_history_that_is_not_forgotten_after_all_counts_as_before(tmp_path):
+async def test_a_failed_deletion_of_histories_leaves_their_count_unchanged(tmp_path):
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
 
     def fail(database):

@@ -47,7 +47,7 @@ def fill(catalog, owner, size=1):
     return many, error
 
 
-def test_a_tenant_alone_has_all_records_and_others_some_all_the_same():
+def test_one_tenant_may_fill_the_catalog_and_others_still_get_a_part():
     catalog = Catalog()
     many, error = fill(catalog, "mallory")
     assert many == CLUSTERS_MAX

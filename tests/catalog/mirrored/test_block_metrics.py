@@ -77,7 +77,7 @@ async def test_metrics_are_read_once_and_again_when_too_old(faulty, open_catalog
     assert short.documents(["busy"])[0]["metrics"] == {}
 
 
-async def test_a_service_that_fails_leaves_no_metrics_and_says_so(faulty, open_catalogs):
+async def test_a_failing_service_yields_no_metrics_and_a_warning(faulty, open_catalogs):
     blocks = await open_catalogs(fresh_seconds=0.0)
     assert (await slow_blocks(blocks))[0] == ["busy"]
     faulty.behave = hang_up

@@ -1,4 +1,4 @@
-"""The mixed catalog: mirrors of external services over real sockets, and how old they may be."""
+"""The mixed catalog: mirrors of external services over real sockets, and the age of their data."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def metrics(name, free=5):
 
 
 class Site(FaultyService):
-    """All four services of a site, telling the truth about what they hold."""
+    """All four services of a site, each with correct answers."""
 
     def __init__(self):
         super().__init__()
@@ -156,7 +156,7 @@ async def expect_refusal(code):
 
 
 async def reply(catalog):
-    """Return the warnings of a policy's requests once there are some, which must be in time."""
+    """Wait for warnings in answers to a policy's requests, within the time limit; return them."""
     for _ in range(2_000):
         if warnings := await have(catalog, ()):
             return warnings

@@ -1,4 +1,4 @@
-"""Answers of external services, out of whatever envelope they come in."""
+"""Documents in answers of external services are found in every kind of envelope."""
 
 import msgspec
 import pytest
@@ -33,7 +33,7 @@ def test_every_form_of_an_empty_answer_is_understood(status, body):
     assert documents_of(ServiceReply(status, body.encode())) == []
 
 
-def test_a_failure_has_the_words_of_the_service():
+def test_a_failure_quotes_the_service():
     body = b'{"success":true,"data":[false,"bad operator"]}'
     assert payload_of(ServiceReply(200, body)) == Denied(200, "bad operator")
     with pytest.raises(WrongAnswer, match="failed: bad operator"):

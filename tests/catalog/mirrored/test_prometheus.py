@@ -287,7 +287,7 @@ def prometheus(tmp_path, exporter) -> Iterator[Prometheus]:
 
 
 async def until(http, is_so):
-    """Return the metrics document of the lab once it is as wanted."""
+    """Return the metrics document of the lab as soon as it meets a condition."""
     last = None
     async with asyncio.timeout(SECONDS_MAX):
         while True:

@@ -72,7 +72,7 @@ def only(composed):
 
 
 def store(document):
-    """Return a document as the catalog would, to be known in the next round."""
+    """Return a stored document, as the next round gets it from the catalog."""
     cluster_id, stored = read_metrics_document(document)
     return {cluster_id: stored}
 
@@ -145,7 +145,7 @@ def test_pods_repeat_a_device_and_mig_instances_divide_it():
         ({"node": "b", "Hostname": "a"}, "b"),
     ],
 )
-def test_a_node_is_the_first_label_that_names_one(labels, node):
+def test_the_first_label_that_names_a_node_counts(labels, node):
     series = {"gpu": "0", "cluster": "lab"} | labels
     sample = ("DCGM_FI_DEV_FB_USED", MetricSample(series, 1.0))
     assert only(round_of([sample]))["nodes"][0]["id"] == node
@@ -203,7 +203,7 @@ def test_old_samples_are_marked_and_have_no_part_in_the_totals():
     assert (composed.fresh, composed.stale) == (1, 1)
 
 
-def test_a_node_that_vanished_keeps_its_values_and_gets_old():
+def test_a_node_that_vanished_keeps_its_values_until_they_are_marked_as_stale():
     known = store(only(round_of(dcgm("0"), dcgm("0", host="b"))))
     soon = round_of(known=known, now=NOW + 60)
     assert (soon.documents, soon.fresh) == ([], 2)  # Nothing changed: nothing to write.

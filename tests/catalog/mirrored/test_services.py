@@ -1,4 +1,4 @@
-"""External services one by one, over real sockets, with a client that believes nothing."""
+"""External services one by one, over real sockets, with a client that checks every answer."""
 
 import asyncio
 
@@ -415,7 +415,7 @@ async def test_another_policy_than_the_requested_one_is_refused(faulty, service)
     assert "another policy than" in await unavailable(PolicyStore(service).get(URI, ""))
 
 
-async def test_an_answer_about_one_policy_is_a_short_one(faulty, service):
+async def test_an_answer_about_one_policy_has_its_own_size_limit(faulty, service):
     faulty.behave = answer("x", 200, content_length=str(ONE_BYTES_MAX + 1))
     refusal = await unavailable(PolicyStore(service).get(URI, ""))
     assert f"answered with more than {ONE_BYTES_MAX} bytes" in refusal

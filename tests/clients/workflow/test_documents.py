@@ -1,4 +1,4 @@
-"""Sentences of the document that this implements, under its own words.
+"""Each test has the words of a sentence of the document that workflows implement.
 
 Where the document and what it described disagreed, the decision that was taken is in the body.
 Order, capacity, failure and release are laws in `test_executors.py`.
@@ -83,7 +83,7 @@ class TestResourceAwareExecutor:
 
     @both
     def test_requirements_that_can_never_be_satisfied_are_refused_before_anything_runs(self, kind):
-        """Also those of nodes that the graph does not have."""
+        """Requirements of nodes that the graph does not have count, too."""
         ran = []
         executor = kind(graph("a"), ResourcePool({"gpu": 1}), {"x": gpu(2)})
         with pytest.raises(ValueError, match=r"Node 'x' requires .* pool capacity is"):
@@ -92,7 +92,7 @@ class TestResourceAwareExecutor:
 
 
 class TestAsyncResourceAwareExecutor:
-    def test_the_same_interface(self):
+    def test_both_executors_have_the_same_interface(self):
         sync, other = (inspect.signature(each.__init__) for each in KINDS)
         assert sync == other
         assert list(sync.parameters)[1:8] == [
@@ -199,7 +199,7 @@ class TestResourceSnapshotAndTimeline:
         assert [each.timestamp for each in shown] == [10.0, 20.0, 30.0, *times]
         assert [each.elapsed for each in shown[:3]] == [0, 10, 20]
 
-    def test_also_where_the_oldest_are_dropped(self):
+    def test_snapshots_stay_in_order_when_the_oldest_are_dropped(self):
         timeline = ResourceTimeline(snapshots_max=2)
         for when in (5.0, 7.0, 6.0, 9.0):
             timeline.record(ResourceSnapshot(when, {"gpu": 1}, {}, None, "acquire"))

@@ -1,4 +1,4 @@
-"""The examples of the document that this implements, as they stand: the import alone is changed.
+"""The examples of the document that workflows implement run; only the import is changed.
 
 They run in order, in one namespace. What a comment says that is printed, is printed.
 """

@@ -1,4 +1,4 @@
-"""Both executors, on whatever graph: order, capacity, failure, and that they are the same."""
+"""Both executors behave alike on any graph: order, capacity and failure."""
 
 import asyncio
 import itertools
@@ -261,7 +261,7 @@ def test_waiting_nodes_do_not_interrupt_a_long_chain(kind):
 
 
 @both
-def test_a_node_that_is_tried_again_has_its_turn_by_its_path(kind):
+def test_a_retried_node_is_ordered_by_its_path(kind):
     order: list[str] = []
 
     def fail_once():
@@ -275,7 +275,7 @@ def test_a_node_that_is_tried_again_has_its_turn_by_its_path(kind):
 
 
 @both
-def test_a_run_on_a_shared_pool_stays_in_its_turn(kind):
+def test_a_run_on_a_shared_pool_takes_turns_with_other_callers(kind):
     """The other caller gets the GPU before the run has used it for its whole chain."""
     pool, order = ResourcePool({"gpu": 1}), []
     dag, goes_on = graph(*"abcdz", edges="a>b b>c c>d"), threading.Event()
@@ -527,7 +527,7 @@ async def test_tasks_cancelled_from_outside_before_they_begin_are_cancelled_node
 
 @both
 @pytest.mark.parametrize("name", ["on_start", "on_complete"])
-def test_an_exception_of_these_callbacks_fails_the_node(kind, name):
+def test_an_exception_of_on_start_or_on_complete_fails_the_node(kind, name):
     def raises(*_):
         raise LookupError(name)
 
@@ -769,13 +769,13 @@ class TestWithoutPool:
         assert len(done) == 6
         assert result.trace.events_for_node("b")
 
-    def test_all_that_are_ready_run_together(self, kind):
+    def test_all_ready_nodes_run_together(self, kind):
         dag = graph(*map(str, range(100)))
         meeting = threading.Barrier(100)
         result = execute(kind(dag), dict.fromkeys(dag, lambda: meeting.wait(WAIT)))
         assert result.succeeded == 100
 
-    def test_one_worker_takes_the_longest_path(self, kind):
+    def test_a_single_worker_runs_the_longest_path_first(self, kind):
         order: list[str] = []
         dag = graph("a", "b", "c", "d", edges="a>d")
         costs = {"a": 1, "d": 5, "b": 3, "c": 2}
@@ -874,13 +874,13 @@ class TestGates:
             ("node_gate_resolved", "gate", {"status": "rejected"}),
         ]
 
-    def test_a_node_that_is_stopped_waits_no_more(self, kind, task):
+    def test_a_stopped_node_stops_waiting_at_its_gate(self, kind, task):
         gate = ApprovalGate()
         result, _ = self.run(kind, task, gate, timeouts={"a": 0.05})
         assert (result.timed_out, gate.status) == (1, GateStatus.PENDING)
 
 
-def test_gates_are_checked():
+def test_wrong_gates_are_refused():
     with pytest.raises(GraphError, match="gates: there is no node 'x'"):
         DAGExecutor(graph("a"), gates={"x": ApprovalGate()})
     for seconds in (-1, float("nan"), "1"):

@@ -1,4 +1,4 @@
-"""Gates by themselves, and several of them by name."""
+"""Single gates, and several gates by name."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ def resolve_when_waiting(gate, resolve):
 
 
 @both
-def test_a_gate_is_waited_at(wait):
+def test_a_wait_at_a_gate_ends_with_its_approval_rejection_or_timeout(wait):
     gate = ApprovalGate()
     resolve_when_waiting(gate, gate.approve)
     wait(gate)
@@ -45,7 +45,7 @@ def test_a_gate_is_waited_at(wait):
     assert late.status is GateStatus.TIMED_OUT
 
 
-def test_gates_by_name():
+def test_a_controller_resolves_gates_by_name():
     gates = GateController({"deploy": ApprovalGate(), "tell": ApprovalGate()})
     gates.add_gate("open", ApprovalGate(auto_approve=True))
     gates.wait_sync("open")

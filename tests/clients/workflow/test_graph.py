@@ -1,4 +1,4 @@
-"""Graphs: what nodes carry, how a graph changes, in which orders it is read."""
+"""Graphs: the data of nodes, changes, and the orders of traversal."""
 
 import itertools
 import pickle
@@ -35,7 +35,7 @@ def test_nodes_have_payloads_and_metadata():
             call("stroe", *value)
 
 
-def test_a_graph_is_also_made_node_by_node():
+def test_a_graph_can_be_built_node_by_node():
     dag = DAG()
     node = dag.add_node("extract", payload={"source": "api"}, metadata={"tier": "bronze"})
     assert (node, node.name) == ("extract", "extract")
@@ -80,7 +80,7 @@ def test_nodes_are_removed_with_their_edges():
         builder.remove_node("a")
 
 
-def test_a_run_goes_on_with_the_graph_that_it_started_with():
+def test_a_run_continues_with_the_graph_that_it_started_with():
     dag = diamond()
 
     def change() -> None:

@@ -60,7 +60,7 @@ def test_nodes_that_were_added_add_others_and_depend_on_each_other():
     assert DynamicExecutor(graph("a"), {"a": lambda *_: None}).execute({"a": list}).succeeded == 1
 
 
-def test_a_node_is_taken_out_and_nothing_waits_for_it():
+def test_no_node_waits_for_a_removed_node():
     dag = graph("a", "b", "c", "d", edges="a>b a>c c>d")
     executor = DynamicExecutor(dag, {"a": adding(remove=["c"])})
     result = executor.execute(dict.fromkeys("abcd", list))
@@ -102,7 +102,7 @@ def test_an_expander_that_raises_fails_its_node():
 
 
 @pytest.mark.parametrize("fail_fast", [True, False])
-def test_nodes_added_behind_a_failure(fail_fast):
+def test_nodes_added_behind_a_failed_node_are_skipped_only_with_fail_fast(fail_fast):
     failed = threading.Event()
 
     def fail():

@@ -70,7 +70,7 @@ def held_leases(client) -> list[str]:
 
 
 @both
-def test_each_node_holds_a_lease_and_knows_where_it_is(kind, server, client):
+def test_each_node_holds_a_lease_and_knows_its_placement(kind, server, client):
     dag = graph("a", "b", "c", "free", edges="a>c b>c")
     needs = {
         "a": ResourceRequirements({"gpu": 2, "cpu": 2, "memory_mb": 100}),
@@ -118,7 +118,7 @@ def test_a_lease_is_renewed_while_its_node_runs(server, client):
 
 
 @both
-def test_a_lease_that_is_lost_fails_its_node_which_is_tried_again_on_another(kind, server, client):
+def test_a_node_that_loses_its_lease_is_retried_with_another(kind, server, client):
     lost = []
 
     def work():
@@ -280,9 +280,7 @@ def runs(folder) -> list[tuple[str, str]]:
     return [tuple(line.split()) for line in ran.read_text().splitlines()] if ran.exists() else []
 
 
-def test_a_killed_program_goes_on_where_it_was_under_the_leases_that_it_has(
-    server, client, tmp_path
-):
+def test_a_restarted_program_continues_under_its_existing_leases(server, client, tmp_path):
     first = program(server, tmp_path)
     give_up_at = time.monotonic() + WAIT
     # Until a and c are through, and b runs beside others.

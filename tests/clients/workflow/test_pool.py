@@ -40,7 +40,7 @@ def test_an_amount_is_0_or_a_finite_number_above_the_grain(amount):
         ResourcePool({"gpu": amount})
 
 
-def test_cpu_is_cpu_slots_where_a_pool_has_those():
+def test_cpu_means_cpu_slots_if_the_pool_has_those():
     pool = ResourcePool({"cpu_slots": 2})
     assert pool.try_acquire(ResourceRequirements.cpu(2))
     assert pool.allocated == {"cpu_slots": 2}
@@ -76,7 +76,7 @@ def test_releasing_more_than_is_held_is_an_error_and_changes_nothing(released):
 
 
 @pytest.mark.parametrize("wrong", [{"gpu": 1}, "gpu", None])
-def test_only_requirements_are_taken(wrong):
+def test_only_requirement_objects_are_accepted(wrong):
     pool = ResourcePool({"gpu": 1})
     for call in (pool.try_acquire, pool.acquire, pool.release, pool.can_satisfy):
         with pytest.raises(ResourceError, match="expected a ResourceRequirements"):
@@ -146,7 +146,7 @@ async def test_a_cancelled_waiter_leaves_the_line_to_those_behind_it():
     assert pool.allocated == {"gpu": 2}
 
 
-async def test_a_waiter_that_is_cancelled_as_it_is_served_gives_back():
+async def test_a_waiter_cancelled_as_it_is_served_gives_its_resources_back():
     pool = ResourcePool({"gpu": 1})
     pool.acquire(gpu(1))
     waiter = asyncio.create_task(pool.acquire_async(gpu(1)))
@@ -215,7 +215,7 @@ requests = st.lists(
 
 
 @given(requests, st.randoms(use_true_random=False))
-def test_in_any_story_nothing_is_lost_and_everybody_is_served(story, chance):
+def test_under_random_calls_nothing_is_lost_and_everybody_is_served(story, chance):
     """Never below zero, never over capacity, and waiters are served once others let go."""
     account = Account([6, 6, 6])
     held, waiting = [], []
@@ -257,7 +257,7 @@ def test_a_pool_may_store_every_snapshot():
     assert (len(pool.timeline.snapshots), pool.timeline.dropped) == (SNAPSHOTS_MAX + 2, 0)
 
 
-def test_snapshots_are_dropped_aloud(caplog):
+def test_dropped_snapshots_are_logged_once(caplog):
     pool = ResourcePool({"gpu": 2}, snapshots_max=3)
     pool.acquire(gpu(2))
     pool.acquire(gpu(0))

@@ -1,4 +1,4 @@
-"""Makes a small data folder with a bit of everything, by the release that is installed.
+"""Make a small data folder with objects of each kind, by the installed release.
 
     python tests/conformance/folders/make_folder.py NAME     # writes NAME.tar.gz and NAME.json
 
@@ -108,7 +108,7 @@ def state_of(server: Server, who: dict[str, str], lease: dict[str, Any]) -> str:
 
 
 def describe(server: Server) -> dict[str, Any]:
-    """Return what is in the server, in its own words."""
+    """Return the leases, waiters, policies and clusters that the server reports."""
     wanted = ("id", "state", "tenant", "fencing", "placement", "policy_rule_uri")
     leases = say(server, OPS, op="leases", limit=1000)["data"]["leases"]
     policies = server.http.get("/policy").json()["data"]

@@ -1,4 +1,4 @@
-"""Leases that keep apart from others of their group."""
+"""Anti-affinity: leases that avoid others of their group."""
 
 import pytest
 from by_hand import Hand, answers, ask, place
@@ -69,7 +69,7 @@ def test_a_node_without_a_zone_shares_none() -> None:
     assert shut(hand.ask(apart("second", topology="zone"))) == {"n3"}
 
 
-def test_one_proposal_for_two_of_a_group_is_granted_once() -> None:
+def test_of_two_proposals_for_one_group_and_node_one_is_granted() -> None:
     hand = fleet()
     one, two = hand.ask(apart("one")), hand.ask(apart("two"))
     hand.propose(one, place("n0", "0"))
@@ -100,7 +100,7 @@ def test_a_waiter_is_woken_on_another_node_of_the_zone() -> None:
     assert share.node_id == "n1"
 
 
-def test_a_waiter_is_woken_behind_many_of_a_blocked_group() -> None:
+def test_a_waiter_behind_many_of_a_blocked_group_is_woken() -> None:
     hand = fleet()
     for n in range(4):
         hand.grant(apart(f"web{n}"), place(f"n{n}", "0"))
@@ -113,7 +113,7 @@ def test_a_waiter_is_woken_behind_many_of_a_blocked_group() -> None:
     assert [each.ask.id for each in turn.effects if isinstance(each, Consult)] == ["db"]
 
 
-def test_a_repeat_with_another_group_is_another_request() -> None:
+def test_a_reused_key_with_another_group_is_refused() -> None:
     hand = fleet()
     key = {"idempotency_key": "k"}
     hand.grant(apart("first", terms=key), place("n0", "0"))

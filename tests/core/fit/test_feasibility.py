@@ -98,7 +98,7 @@ def test_cached_results_equal_uncached_ones(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_a_refusals_counts_add_up_and_never_is_final(seed: int) -> None:
+def test_the_counts_of_a_refusal_add_up_and_never_is_final(seed: int) -> None:
     rng, state = Random(seed), State()
     for name in ("c0", "c1"):
         apply(state, ClusterSet(cluster(rng, name)))
@@ -200,8 +200,8 @@ def test_the_binding_constraint_is_named(demand: Demand, binding: str) -> None:
     assert refusal.details["binding"] == binding
 
 
-def test_a_repeated_refusal_is_the_same() -> None:
-    """Nodes are counted again where they changed alone; the counts are those of all of them."""
+def test_a_repeated_refusal_has_the_same_counts() -> None:
+    """Only changed nodes are counted again; the counts still cover all nodes."""
     draw, state = Random(3), State()
     apply(state, ClusterSet(nodes(40, 4)))
     often = Feasibility(state)

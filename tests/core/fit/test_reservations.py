@@ -1,4 +1,4 @@
-"""Nodes reserved in advance: others are out in time, and only the tenant comes in."""
+"""Nodes reserved in advance: others leave them in time, and only the tenant gets them."""
 
 from typing import Any
 
@@ -338,7 +338,7 @@ def test_a_request_offered_only_its_reserved_part_is_consulted_again(one: Hand) 
 
 
 def test_waiters_wake_at_the_start_despite_an_earlier_use(one: Hand) -> None:
-    """Waiters learn that a reservation starts, even if a lease comes just before the tick."""
+    """Waiters wake when a reservation starts, even if a lease uses it just before the tick."""
     reserve(one, 5.0, 100.0, Demand(gpus=2, cpu_milli=2_000))
     one.grant(ask("ann", ONE), place("n000", "7"))
     one.ask(ask("head", Demand(gpus=6), wait=100.0, tenant="cay"))

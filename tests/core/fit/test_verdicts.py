@@ -1,4 +1,4 @@
-"""Contents of a refusal: whether it could ever fit, what to change, and what each node lacks."""
+"""Contents of a refusal: whether the request could ever fit, what to change, each node's lack."""
 
 import json
 
@@ -79,7 +79,7 @@ def test_other_clusters_are_named_as_a_change() -> None:
     assert [each["field"] for each in no.details["fits_if"]] == ["resources.models", "clusters"]
 
 
-def test_taken_gpus_are_not_now_and_a_quota_is_not_you() -> None:
+def test_the_verdict_is_not_now_for_taken_gpus_and_not_you_for_a_quota() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("one", Demand(gpus=2)), place("n000", "0", "1"))

@@ -1,4 +1,4 @@
-"""Requests with `where`: granted where the labels are, refused with the reason, verified again."""
+"""Requests with `where`: granted on labelled nodes, or refused with the reason."""
 
 import pytest
 from by_hand import Hand, answers, ask, consults, place

@@ -1,4 +1,4 @@
-"""A daemon that stood still, and a calendar that was set: what lasts on, what keeps its hour."""
+"""After a stall or a set calendar, remaining times last on, and reservations keep their hour."""
 
 from typing import Any
 
@@ -141,7 +141,7 @@ def test_waiters_and_warm_leases_get_the_restart_grace(hand: Hand) -> None:
 def test_a_waiter_waits_longer_than_the_leases_before_it(
     hand: Hand, ttl: float, wait: float
 ) -> None:
-    """The lease ran out while the daemon stood still, the waiter then or later."""
+    """The lease ran out during the stall, the waiter at the same time or later."""
     for number in range(3):
         terms = {"ttl_seconds": ttl + number / 100}
         hand.grant(ask(f"lease {number}", ONE, terms=terms), place(f"n00{number}", "0"))

@@ -1,4 +1,4 @@
-"""Cordons and drains: no new lease comes to the node, and leases there can move."""
+"""Cordons and drains: the node gets no new lease, and leases on it can move."""
 
 from typing import Any
 
@@ -127,7 +127,7 @@ def test_a_restart_after_the_time_of_a_drain_gives_no_grace(hand: Hand) -> None:
     assert not hand.allocator.state.leases
 
 
-def test_without_a_time_a_lease_stays_until_it_is_released(hand: Hand) -> None:
+def test_without_a_deadline_a_drain_waits_for_the_release_of_a_lease(hand: Hand) -> None:
     hand.grant(ask("stays", ONE), place("n000", "0"))
     cordon(hand, "drain", "n000")
     hand.now = 50.0

@@ -1,4 +1,4 @@
-"""Leases that go back into the queue: corners beside the stories and the simulation."""
+"""Leases that go back into the queue: cases that transcripts and simulation do not cover."""
 
 import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
@@ -40,12 +40,12 @@ def release(hand: Hand, name: str):
 
 
 def at_once() -> Hand:
-    """Leases whose next start comes without a pause."""
+    """Leases that are started again without a pause."""
     return Hand(Allocator(requeue_pause_seconds=0.0))
 
 
 def crowd(*names: str) -> Hand:
-    """Leases on one node of as many devices, in the order of their requests."""
+    """Leases on one node with one device for each, in the order of their requests."""
     hand = at_once()
     hand.see(nodes(1, len(names)))
     for number, name in enumerate(names):
@@ -54,7 +54,7 @@ def crowd(*names: str) -> Hand:
     return hand
 
 
-def test_of_leases_that_failed_on_one_node_the_oldest_is_first() -> None:
+def test_of_leases_that_failed_on_one_node_the_oldest_starts_first() -> None:
     hand = crowd("old", "young")
     waiter = ask("waiter", Demand(gpus=2), wait=60.0, terms={"priority": 9})
     hand.ask(waiter)
@@ -113,7 +113,7 @@ def test_a_lease_without_resources_is_tried_elsewhere_first() -> None:
     assert hand.allocator.state.leases[RequestId("r")].attempt == 2
 
 
-def test_a_key_finds_its_lease_in_the_queue_and_after_it() -> None:
+def test_an_idempotency_key_finds_its_lease_in_the_queue_and_after_it() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     keyed = ask("r", ONE, provision=AGAIN, terms={"idempotency_key": "key"})
@@ -163,7 +163,7 @@ def pausing(attempts: int = 3) -> Hand:
     return hand
 
 
-def test_each_pause_is_twice_as_long_as_the_one_before_up_to_a_bound() -> None:
+def test_each_pause_is_twice_as_long_as_the_last_up_to_a_bound() -> None:
     hand, pauses = pausing(attempts=100), []
     for _ in range(99):
         assert consults(fail(hand, "r")) == []

@@ -247,8 +247,10 @@ def test_no_preemption_for_a_lease_that_would_overlap_a_reservation(
 
 
 @pytest.mark.parametrize("stop", [Stalled(9.0, 30.0), Restarted(30.0)])
-def test_a_notice_lasts_on_when_the_daemon_stood_still(hand: Hand, stop: Event) -> None:
-    """Its holder may not have learnt of it; who waits for its place waits on, too."""
+def test_a_notice_that_expired_during_a_stall_gets_the_restart_grace(
+    hand: Hand, stop: Event
+) -> None:
+    """The holder may not know of its notice yet; the preemptor waits longer, too."""
     lease = hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4, wait=6.0)
@@ -269,7 +271,7 @@ def test_a_notice_lasts_on_when_the_daemon_stood_still(hand: Hand, stop: Event) 
     assert again.state == hand.allocator.state
 
 
-def test_a_notice_with_time_left_gets_that_of_the_stall(hand: Hand) -> None:
+def test_a_notice_with_time_left_is_prolonged_by_the_stall(hand: Hand) -> None:
     lease = hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=50.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4, wait=100.0)

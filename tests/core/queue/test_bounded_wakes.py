@@ -1,4 +1,4 @@
-"""A turn looks at so many waiters of one tenant; the others have their turn all the same."""
+"""A turn examines a bounded number of waiters per tenant; other tenants still have their turn."""
 
 import sys
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def release(hand: Hand, name: str) -> tuple[int, Turn]:
 
 
 def go_on(hand: Hand) -> tuple[list[int], list[str]]:
-    """Take the remaining turns; return how many waiters each looked at, and who was consulted."""
+    """Take the remaining turns; return how many waiters each examined, and who was consulted."""
     counts, consulted = [], list[str]()
     while hand.allocator.next_deadline() == hand.now:
         many, turn = looks(lambda: hand.step(Tick()))
@@ -111,7 +111,7 @@ def test_a_release_examines_a_bounded_number_of_waiters_per_tenant(
     assert go_on(hand) == ([], [])
 
 
-def test_waiters_that_keep_apart_are_looked_at_once_for_each_release(hand: Hand) -> None:
+def test_waiters_with_anti_affinity_are_examined_once_for_each_release(hand: Hand) -> None:
     hand.now += 1.0
     for name in ("n40", "n41", "n42", "n43", "n50", "n52", "n53"):
         release(hand, name)
@@ -146,7 +146,9 @@ def steps(work: Callable[[], Turn]) -> tuple[int, Turn]:
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["one group", "a group each"])
-def test_a_release_costs_the_same_beside_any_number_that_keep_apart_by_node(alone: bool) -> None:
+def test_a_release_costs_the_same_beside_any_number_of_waiters_that_avoid_nodes(
+    alone: bool,
+) -> None:
     found, most = {}, 2_000 if alone else 5_000
     for many in (most // 10, most):
         hand = full()
@@ -169,7 +171,7 @@ def test_a_release_costs_the_same_beside_any_number_that_keep_apart_by_node(alon
     assert found[most] < 2 * found[most // 10]
 
 
-def test_head_is_not_looked_at_when_capacity_grows_in_other_clusters(hand: Hand) -> None:
+def test_the_head_is_not_examined_when_capacity_grows_in_other_clusters(hand: Hand) -> None:
     node = Node(NodeId("far"), 64_000, 99_999, (Gpu("0", "A100", 80),))
     hand.see(Cluster(ClusterId("d"), (node,)))
     hand.grant(ask("away", ONE, terms={"ttl_seconds": 9e5}), place("far", "0", cluster_id="d"))
@@ -199,7 +201,7 @@ def lines(work: Callable[[], object]) -> int:
     return many
 
 
-def test_another_waiter_that_keeps_apart_costs_the_same_beside_any_number() -> None:
+def test_another_waiter_with_anti_affinity_costs_the_same_beside_any_number() -> None:
     found = {}
     for many in (100, 1_000):
         hand = full()

@@ -20,7 +20,7 @@ def waiters(hand: Hand) -> Iterator[RequestId]:
 
 @pytest.fixture(params=range(5))
 def hand(request: pytest.FixtureRequest) -> Hand:
-    """Two tenants hold something; tenants of several priorities and sizes wait, and some left."""
+    """Two tenants hold leases; tenants of several priorities and sizes wait, and some have left."""
     draw, hand = Random(request.param), Hand()
     hand.see(nodes(2, 2))
     hand.grant(ask("a", Demand(gpus=2)), place("n000", "0", "1"))
@@ -70,7 +70,7 @@ def test_pages_are_in_order_of_seniority(hand: Hand) -> None:
     assert hand.inquire("queue", after=json.dumps(list(expected[-1])))["waiting"] == []
 
 
-def test_later_waiter_is_served_beside_one_that_was_alone_when_capacity_grew() -> None:
+def test_a_later_waiter_is_served_while_an_earlier_one_needs_a_whole_node() -> None:
     hand = Hand()
     hand.see(nodes(2, 2))
     for node in ("n000", "n001"):

@@ -1,4 +1,4 @@
-"""A waiter is overtaken so often and no more: then it goes before all of its priority."""
+"""A waiter is overtaken a limited number of times; then it goes first in its priority."""
 
 import pytest
 from by_hand import Hand, ask, consults, nodes, place
@@ -15,7 +15,7 @@ TIMES = 3
 
 @pytest.fixture
 def hand() -> Hand:
-    """Ann has a GPU of each node and waits for a whole one; Bob, who has none, waits too."""
+    """Ann holds one GPU of each node and waits for a whole node; Bob, who holds none, waits too."""
     hand = Hand(Allocator(overtaken_max=TIMES))
     hand.see(nodes(2, 4))
     hand.grant(ask("ann-0", ONE), place("n000", "0"))
@@ -38,7 +38,7 @@ def free(hand: Hand) -> str:
 
 
 def come(hand: Hand, number: int, **changes: object) -> list[str]:
-    """Let a request of another tenant come; release its lease if it was granted."""
+    """Send a request of another tenant; release its lease if it is granted."""
     name, tenant = f"r{number}", f"tenant-{number}"
     hand.now += 1.0
     turn = hand.propose(hand.ask(ask(name, ONE, tenant=tenant, **changes)), place(free(hand), "1"))
@@ -111,7 +111,7 @@ def test_the_count_survives_restarts_and_checkpoints(hand: Hand) -> None:
 
 
 def test_warm_reuse_counts_as_overtaking() -> None:
-    """It is put into a class of its own while the wake that serves the other one goes on."""
+    """The overtaken waiter gets a class of its own during the wake that serves the other one."""
     hand = Hand(Allocator(overtaken_max=1))
     hand.see(nodes(2, 4))
     warm = {"tenant": "dee", "provision": Provision("memory", keep_warm_seconds=60.0)}

@@ -1,4 +1,4 @@
-"""Quotas and fair shares: who may hold how much, and whose turn it is."""
+"""Quotas and fair shares: how much each tenant may hold, and who is served next."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_a_request_over_quota_reserves_no_nodes_and_is_served_later(hand: Hand) 
 
 
 def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
-    """The released capacity is on a node that the waiter cannot use."""
+    """The released capacity is on a node that the first waiter cannot use."""
     allow(hand, "ann", gpus(8))
     hand.grant(of("ann", "one", ONE), place("n000", "0"))
     assert consults(hand.ask(of("ann", "waits", Demand(gpus=8), wait=60.0))) == []

@@ -1,4 +1,4 @@
-"""One estimate is shared by all who read it within a moment."""
+"""One estimate is shared by all who read it within a short time."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place
@@ -10,7 +10,7 @@ from moorage.model import Demand, RequestId
 
 @pytest.fixture
 def hand() -> Hand:
-    """A node of one GPU, held until 60, and two who wait for it."""
+    """A node of one GPU, held until 60, and two requests that wait for it."""
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("a", Demand(gpus=1)), place("n000", "0"))
@@ -41,7 +41,7 @@ def test_a_newer_waiter_has_an_estimate_at_once(hand: Hand) -> None:
     assert rows(hand)["third"] == 180
 
 
-def test_no_ended_lease_is_waited_for(hand: Hand) -> None:
+def test_an_estimate_ignores_ended_leases(hand: Hand) -> None:
     (held,) = hand.inquire("why", subject="first")["waits_for"]
     assert held["lease"] == "a"
     hand.now += SHARED_SECONDS / 4

@@ -1,4 +1,4 @@
-"""Rows of the listings."""
+"""Rows of the listings: fleet, leases, queue and decisions."""
 
 import pytest
 from by_hand import Hand, answers, ask, nodes, place, plain
@@ -65,8 +65,8 @@ def test_pages_of_a_cluster_list_each_node_once() -> None:
     assert found == [f"n{number:03}" for number in range(7)]
 
 
-def test_a_lease_says_which_machine_of_it_is_not_heard_of() -> None:
-    """It holds on, as its machine may run on; nothing says that all is well there."""
+def test_a_lease_names_its_lost_machine() -> None:
+    """The lease stays, since its machine may still run; its row must not look healthy."""
     hand = Hand()
     hand.see(nodes(3, 1))
     start = Provision("memory", {"type": "memory"})
@@ -98,7 +98,7 @@ def test_a_lease_says_which_machine_of_it_is_not_heard_of() -> None:
     assert hand.inquire("leases")["leases"][0]["reason"] == "released"
 
 
-def test_a_lease_is_listed_whole_but_for_its_token():
+def test_a_lease_is_listed_completely_except_its_token():
     lease = Lease(
         id=RequestId("r-1"),
         tenant=Tenant("acme"),
@@ -165,7 +165,7 @@ def test_an_invalid_cursor_is_refused(after: str) -> None:
     assert (refused.code, refused.field) == (Code.BAD_MESSAGE, "after")
 
 
-def test_leases_of_a_node_come_together() -> None:
+def test_leases_of_one_node_are_listed_together() -> None:
     hand = Hand()
     hand.see(nodes(3, 4))
     for name, ttl, at in (("a", 300.0, "n000"), ("b", 200.0, "n001"), ("c", 100.0, "n000")):
@@ -179,7 +179,7 @@ def test_leases_of_a_node_come_together() -> None:
     assert [each["id"] for each in rest["leases"]] == ["d"]  # It comes with n001.
 
 
-def test_leases_in_another_order_page_by_page() -> None:
+def test_leases_sorted_by_a_column_come_page_by_page() -> None:
     hand = Hand()
     hand.see(nodes(4, 4))
     for number, gpus in enumerate((1, 3, 2)):
@@ -222,7 +222,7 @@ def test_decisions_about_one_tenant_do_not_push_out_those_about_another() -> Non
     assert isinstance(hand.inquire("why", "mallory", subject="m5"), Recall)
 
 
-def test_many_decisions_about_one_request_push_out_none() -> None:
+def test_many_decisions_about_one_request_push_out_no_others() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.ask(ask("his", BIG, tenant=Tenant("bob")))

@@ -53,7 +53,7 @@ def test_a_gang_is_estimated_when_all_its_nodes_are_free(hand: Hand) -> None:
 
 
 def test_leases_are_estimated_to_last_like_similar_ones(hand: Hand) -> None:
-    """Eight of one GPU were given back after ten seconds, eight of two GPUs renewed to 500."""
+    """Eight leases of one GPU ended after ten seconds; eight of two GPUs were renewed to 500."""
     hand.see(nodes(1, 4, "d"))
     placement = {"cluster_id": "d", "node_id": "n000"}
     for number in range(2 * ENOUGH):

@@ -1,4 +1,4 @@
-"""A checkpoint's body is as of its turn, and is made later, piece by piece."""
+"""A checkpoint has the state of its turn, although its body is written later, in pieces."""
 
 from cProfile import Profile
 
@@ -13,7 +13,7 @@ ONE = Demand(gpus=1)
 
 
 def crowd(waiters: int) -> Hand:
-    """Return a full node, beside which as many wait."""
+    """Return an allocator with a full node, and as many waiters."""
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("holder", ONE), place("n000", "0"))
@@ -22,7 +22,7 @@ def crowd(waiters: int) -> Hand:
     return hand
 
 
-def test_a_turn_makes_no_fact_of_any_waiter() -> None:
+def test_the_turn_of_a_checkpoint_encodes_no_waiter() -> None:
     calls = []
     for waiters in (10, 1_000):
         state, profile = crowd(waiters).allocator.state, Profile()
@@ -34,7 +34,7 @@ def test_a_turn_makes_no_fact_of_any_waiter() -> None:
     assert calls[0] == calls[1]
 
 
-def test_what_happens_before_it_is_read_is_not_in_it() -> None:
+def test_events_before_the_body_is_read_are_not_in_it() -> None:
     hand = crowd(9)
     state = hand.allocator.state
     body, before = condense(state), [*condense(state)]

@@ -1,4 +1,4 @@
-"""Learnt durations of leases: by similarity, bounded, with fading old ones."""
+"""Learnt durations of leases: by similarity, bounded, and weighted by age."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place
@@ -10,7 +10,7 @@ from moorage.model import Demand, Lease, RequestId, Tenant
 
 @pytest.fixture
 def lease() -> Lease:
-    """One GPU, granted at 0."""
+    """A lease of one GPU, granted at 0."""
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("a", Demand(gpus=1)), place("n000", "0"))
@@ -29,7 +29,7 @@ def test_too_few_durations_give_no_estimate(lease: Lease) -> None:
     assert learn(lease, 100.0).of_lease(lease, 0.0) == pytest.approx(100.0, rel=0.2)
 
 
-def test_a_long_lease_is_compared_with_leases_that_lasted_as_long(lease: Lease) -> None:
+def test_a_long_lease_is_compared_with_leases_of_at_least_its_age(lease: Lease) -> None:
     found = learn(lease, 10.0, 10 * ENOUGH)
     for _ in range(ENOUGH):
         found.add(lease, lease.granted_at + 1000.0)

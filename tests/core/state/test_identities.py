@@ -71,7 +71,7 @@ def test_registering_the_same_document_again_changes_nothing() -> None:
     assert len(hand.facts) == facts
 
 
-def test_a_duplicate_counts_once_the_first_is_gone() -> None:
+def test_a_duplicate_counts_once_the_first_node_is_gone() -> None:
     hand = Hand()
     for cluster in ("a", "b", "c"):
         hand.see(machines(cluster, ("machine m",)))

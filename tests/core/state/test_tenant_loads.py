@@ -1,4 +1,4 @@
-"""A bound that is reached: one tenant leaves room for the others, whatever it sends."""
+"""A common bound leaves room for other tenants, however much one tenant sends."""
 
 from by_hand import ask
 
@@ -8,7 +8,7 @@ MANY, BYTES = 64, 6_400
 
 
 def let_in(loads: TenantLoads, tenant: str, size: int) -> int:
-    """Return how many requests of a tenant come in."""
+    """Return how many requests of a tenant are admitted."""
     many = 0
     while loads.has_room(one := ask("r", None, tenant=tenant, size=size), MANY, BYTES):
         loads.add(one)
@@ -16,7 +16,7 @@ def let_in(loads: TenantLoads, tenant: str, size: int) -> int:
     return many
 
 
-def test_a_single_tenant_may_use_all_and_others_still_get_a_part() -> None:
+def test_a_single_tenant_may_use_everything_and_others_still_get_a_part() -> None:
     loads = TenantLoads()
     assert let_in(loads, "mallory", 0) == MANY
     assert let_in(loads, "bob", 0) == let_in(loads, "cay", 0) == MANY // TENANT_SHARE

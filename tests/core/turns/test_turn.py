@@ -5,7 +5,7 @@ from by_hand import ask
 from moorage.core.turns.turn import DECISIONS_MAX, TurnWriter
 
 
-def test_a_record_costs_no_more_when_the_oldest_gives_way() -> None:
+def test_recording_a_decision_costs_no_more_when_the_oldest_is_dropped() -> None:
     turns = TurnWriter()
 
     def cost(first: int, many: int = 5_000) -> float:

@@ -1,4 +1,4 @@
-"""The audit log: a chain that shows every change, written by several, bounded."""
+"""The audit log: a hash chain that reveals every change, with several writers, bounded."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ def log_files(folder: Path) -> list[Path]:
 
 @pytest.fixture
 def log_folder(tmp_path: Path) -> Path:
-    """A data folder with five entries, of two writers in turn."""
+    """A data folder with five audit entries, by two writers in turn."""
     one, other = files(tmp_path), files(tmp_path)
     one.append([entry(1), entry(2)], 0)
     other.append([entry(3, why='quotes " and ,"hash":"')], 0)
@@ -59,7 +59,7 @@ def log_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_entries_are_numbered_and_chained_over_writers(log_folder: Path) -> None:
+def test_entries_of_several_writers_are_numbered_and_chained(log_folder: Path) -> None:
     lines = list(read_lines(log_folder))
     assert [line["number"] for line in lines] == [1, 2, 3, 4, 5]
     assert [line["about"]["lease"] for line in lines] == ["l1", "l2", "l3", "l4", "l5"]
@@ -101,7 +101,7 @@ def test_a_change_of_any_byte_is_found(log_folder: Path) -> None:
             verify(log_folder)
 
 
-def test_a_torn_line_is_cut_off_and_the_chain_goes_on(log_folder: Path) -> None:
+def test_a_torn_line_is_cut_off_and_the_chain_continues(log_folder: Path) -> None:
     (path,) = log_files(log_folder)
     with path.open("ab") as file:
         file.write(b'{"number":6,"at"')
@@ -119,7 +119,7 @@ def write_three_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pat
     return log_files(folder)
 
 
-def test_a_file_that_lost_its_end_hides_none_of_those_after_it(
+def test_a_file_without_its_end_hides_no_later_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, _ = write_three_files(tmp_path, monkeypatch)
@@ -144,7 +144,7 @@ def test_a_follower_reads_no_full_file_again(
 
 
 @pytest.mark.parametrize("left", [0, 2])
-def test_a_log_that_was_cut_off_says_so_in_its_next_entry(tmp_path: Path, left: int) -> None:
+def test_the_next_entry_of_a_truncated_log_reports_the_loss(tmp_path: Path, left: int) -> None:
     writer = files(tmp_path)
     writer.append([entry(number) for number in range(1, 5)], 0)
     end = verify(tmp_path)[1]
@@ -160,7 +160,7 @@ def test_a_log_that_was_cut_off_says_so_in_its_next_entry(tmp_path: Path, left: 
     assert verify(tmp_path)[1].number == left + 3
 
 
-def test_notes_elsewhere_reveal_a_truncated_or_rewritten_log(
+def test_a_chain_end_noted_elsewhere_reveals_a_truncated_or_rewritten_log(
     log_folder: Path, tmp_path: Path
 ) -> None:
     ends = [ChainEnd(line["number"], line["hash"]) for line in read_lines(log_folder)]
@@ -179,7 +179,7 @@ def test_notes_elsewhere_reveal_a_truncated_or_rewritten_log(
         verify(log_folder, ends[1])
 
 
-def test_files_are_bounded_and_the_oldest_go(
+def test_the_size_of_files_is_bounded_and_the_oldest_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1000)
@@ -196,7 +196,7 @@ def test_files_are_bounded_and_the_oldest_go(
     assert verify(tmp_path)[1].number == 101
 
 
-def test_processes_that_write_at_once_make_one_chain(tmp_path: Path) -> None:
+def test_processes_that_write_simultaneously_make_one_chain(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
         "from moorage.daemon.access.audit_files import AuditFiles\n"
@@ -213,7 +213,7 @@ def test_processes_that_write_at_once_make_one_chain(tmp_path: Path) -> None:
     assert verify(tmp_path)[1].number == 450
 
 
-def test_a_log_writes_all_it_took_before_it_is_closed(tmp_path: Path) -> None:
+def test_closing_the_log_writes_all_accepted_entries(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     for number in range(1000):
         log.note(entry(number))
@@ -235,7 +235,7 @@ async def test_awaited_entries_are_on_the_disk(tmp_path: Path) -> None:
     log.close()
 
 
-async def test_under_load_more_is_gathered_unless_someone_waits(
+async def test_under_load_entries_are_gathered_unless_a_caller_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_log, "GATHER_SECONDS_MAX", 1e6)
@@ -296,7 +296,7 @@ def test_the_next_start_recovers_entries_of_a_failed_start(tmp_path: Path) -> No
     assert [each["what"] for each in read_lines(tmp_path)] == ["right.refused"]
 
 
-def test_a_flood_of_wrong_tokens_is_counted_and_not_written_out(
+def test_a_flood_of_wrong_tokens_is_counted_and_not_logged_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_log, "FAILED_A_MINUTE_MAX", 3)
@@ -379,14 +379,14 @@ def test_changes_by_operators_are_logged_with_the_former_values(tmp_path: Path) 
     assert (len(ended["before"]["nodes"]), ended["before"]["more"]) == (NODES_MAX, 5)
 
 
-def test_nothing_is_logged_for_no_days(tmp_path: Path) -> None:
+def test_zero_days_write_no_log(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 0, 32)
     log.note(entry(1))
     log.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_made_for_no_days(tmp_path: Path) -> None:
+def test_zero_days_build_no_entries(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 0, 32)
 
     def never(*_: object) -> None:
@@ -401,7 +401,7 @@ def test_nothing_is_made_for_no_days(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lines_are_json_as_stored(log_folder: Path) -> None:
+def test_lines_are_valid_json_as_stored(log_folder: Path) -> None:
     (path,) = log_files(log_folder)
     for line in path.read_text().splitlines():
         assert json.loads(line)["who"] == "ann"

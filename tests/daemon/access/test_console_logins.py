@@ -1,4 +1,4 @@
-"""Logins to the console: they outlast their server, and have bounds for each tenant."""
+"""Logins to the console: they outlast a restart, and each tenant has a bounded number."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ def caller(token: str | None) -> Caller | None:
 
 @pytest.fixture
 def open_logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Logins of a server on one storage; each call is another server."""
+    """Logins of a server on one storage; each call opens them as another server."""
     monkeypatch.setattr(console_logins, "LOGINS_OF_TENANT_MAX", 4)
     monkeypatch.setattr(console_logins, "LOGINS_MAX", 12)
     with ExitStack() as stack:
@@ -50,7 +50,7 @@ def test_many_logins_of_one_tenant_end_none_of_another(open_logins: Open) -> Non
     assert [store.find([each]) is not None for each in ours] == [False] * 9 + [True] * 4
 
 
-def test_where_all_are_taken_the_tenant_with_most_gives_way(open_logins: Open) -> None:
+def test_when_all_logins_are_taken_the_tenant_with_most_loses_one(open_logins: Open) -> None:
     store = open_logins()
     many = [cookie(store, "a") for _ in range(4)]
     few = [cookie(store, f"t{number}") for number in range(11)]
@@ -58,7 +58,7 @@ def test_where_all_are_taken_the_tenant_with_most_gives_way(open_logins: Open) -
     assert sum(store.find([each]) is not None for each in many) == 1
 
 
-def test_another_server_knows_a_login_until_it_is_left(open_logins: Open) -> None:
+def test_another_server_knows_a_login_until_its_logout(open_logins: Open) -> None:
     first, second = open_logins(), open_logins()
     entered = first.enter("ann")
     assert entered is not None
@@ -69,7 +69,7 @@ def test_another_server_knows_a_login_until_it_is_left(open_logins: Open) -> Non
     assert (first.find([cookie]), second.find([cookie])) == (None, None)
 
 
-def test_a_token_that_is_revoked_or_means_another_one_ends_its_login(open_logins: Open) -> None:
+def test_a_token_that_is_revoked_or_changes_its_role_ends_its_login(open_logins: Open) -> None:
     meaning = "t"
     known = {meaning: Caller(Tenant("ann"), Role.CLIENT)}
     store = open_logins(known.get)
@@ -81,7 +81,7 @@ def test_a_token_that_is_revoked_or_means_another_one_ends_its_login(open_logins
     assert store.find([entered]) is None
 
 
-def test_a_login_ends_and_is_deleted_with_the_next_one(open_logins: Open, tmp_path: Path) -> None:
+def test_an_expired_login_is_deleted_with_the_next_login(open_logins: Open, tmp_path: Path) -> None:
     over = cookie(open_logins(lasts_seconds=0.0), "ann")
     assert open_logins().find([over]) is None
     cookie(open_logins(), "ann")
@@ -89,7 +89,7 @@ def test_a_login_ends_and_is_deleted_with_the_next_one(open_logins: Open, tmp_pa
         assert connection.execute("SELECT count(*) FROM logins").fetchone() == (1,)
 
 
-def test_stored_logins_are_no_credentials(open_logins: Open, tmp_path: Path) -> None:
+def test_stored_logins_cannot_be_used_as_credentials(open_logins: Open, tmp_path: Path) -> None:
     secret = "moor_the_token_of_ann"  # noqa: S105  # Made up.
     entered = open_logins(lambda _: caller("ann")).enter(secret)
     assert entered is not None

@@ -1,4 +1,4 @@
-"""Tokens of an issuer of OpenID Connect: which let in, as what, and which do not."""
+"""Tokens of an OpenID Connect issuer: which are accepted, with which role, and which refused."""
 
 import asyncio
 import base64
@@ -109,7 +109,7 @@ def verifier(issuer: Issuer, roles: dict[str, Role] | None = None, **more: str) 
 
 
 async def ask(tokens: OidcTokens, bearer: str) -> Caller | None:
-    """Return a caller as the doors find it."""
+    """Return the caller that both ports find for a token."""
     waiting = tokens.pending(bearer)
     if waiting is not None:
         await waiting
@@ -120,7 +120,7 @@ def part(content: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(content).encode()).rstrip(b"=").decode()
 
 
-async def test_a_token_of_the_issuer_lets_in_with_the_tenant_and_role_of_its_claims(
+async def test_a_token_of_the_issuer_has_the_tenant_and_role_of_its_claims(
     issuer: Issuer,
 ) -> None:
     caller = await ask(verifier(issuer), issuer.token())
@@ -137,7 +137,7 @@ KEYS = {
 
 @pytest.mark.parametrize("algorithm", KEYS)
 @pytest.mark.parametrize("kid", ["two", None])
-async def test_other_kinds_of_keys_verify_and_one_key_needs_no_name(
+async def test_other_kinds_of_keys_verify_and_a_single_key_needs_no_id(
     issuer: Issuer, algorithm: str, kid: str | None
 ) -> None:
     key = KEYS[algorithm]
@@ -203,7 +203,7 @@ def forgeries(issuer: Issuer) -> dict[str, str]:
     }
 
 
-async def test_forged_expired_and_foreign_tokens_let_none_in(issuer: Issuer) -> None:
+async def test_forged_expired_and_foreign_tokens_are_refused(issuer: Issuer) -> None:
     tokens = verifier(issuer)
     assert await ask(tokens, issuer.token()) is not None
     let_in = [why for why, each in forgeries(issuer).items() if await ask(tokens, each) is not None]
@@ -236,7 +236,7 @@ async def test_clocks_may_differ_by_a_minute(issuer: Issuer) -> None:
         (["staff", 7, None], None),
     ],
 )
-async def test_of_several_values_of_the_map_the_highest_role_counts(
+async def test_of_several_mapped_roles_the_highest_counts(
     issuer: Issuer, claim: object, role: Role | None
 ) -> None:
     roles = {"gpu-users": Role.CLIENT, "gpu-admins": Role.ADMIN, "scrapers": Role.METRICS}
@@ -252,7 +252,7 @@ async def test_claims_may_lie_in_objects_and_have_names_with_dots(issuer: Issuer
     assert (caller.tenant, caller.role) == ("ann", Role.VIEWER)
 
 
-async def test_a_rotated_key_is_fetched_once_for_all_and_a_withdrawn_one_is_void(
+async def test_a_rotated_key_is_fetched_once_for_all_and_a_withdrawn_one_is_refused(
     issuer: Issuer,
 ) -> None:
     tokens, old, new = verifier(issuer), issuer.token(), issuer.token(RSA_KEYS[1], kid="two")
@@ -301,7 +301,7 @@ async def test_foreign_tokens_cause_no_fetch_of_keys(issuer: Issuer) -> None:
         *("hangs", "too long an answer"),
     ],
 )
-async def test_where_keys_cannot_be_fetched_the_caller_is_to_come_again(
+async def test_callers_may_retry_while_keys_cannot_be_fetched(
     issuer: Issuer, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oidc_keys, "FETCH_SECONDS_MAX", 1.0)
@@ -340,7 +340,7 @@ async def test_keys_that_cannot_be_used_are_left_out(issuer: Issuer) -> None:
     assert await ask(verifier(issuer), issuer.token()) is not None
 
 
-async def test_an_issuer_closes_the_server_and_the_end_of_a_token_is_noticed(
+async def test_an_issuer_closes_an_open_server_and_expired_tokens_are_refused(
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     oidc = verifier(issuer)

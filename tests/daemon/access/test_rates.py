@@ -21,7 +21,7 @@ def count_refusals(limits: TenantRates, tenant: Tenant, count: int) -> int:
     return sum(limits.refusal(tenant) is not None for _ in range(count))
 
 
-def test_each_tenant_has_its_own_second() -> None:
+def test_each_tenant_has_its_own_limit_per_second() -> None:
     clock = Clock()
     limits = TenantRates(5, 0, clock)
     assert count_refusals(limits, ANN, 8) == 3
@@ -32,7 +32,7 @@ def test_each_tenant_has_its_own_second() -> None:
     assert count_refusals(limits, ANN, 8) == 3
 
 
-def test_a_refusal_says_setting_and_when_to_come_again() -> None:
+def test_a_refusal_names_the_setting_and_the_time_to_retry() -> None:
     limits = TenantRates(2, 0, Clock())
     assert count_refusals(limits, ANN, 2) == 0
     no = limits.refusal(ANN)

@@ -1,4 +1,4 @@
-"""Tickets for the WebSocket: once, for ten seconds, and so many."""
+"""Tickets for the WebSocket: each is good once, for ten seconds, and their number is bounded."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_a_ticket_is_void_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> 
     assert TICKET_SECONDS == 10
 
 
-def test_one_tenant_takes_no_other_ones_tickets() -> None:
+def test_a_tenant_at_its_limit_takes_no_tickets_of_others() -> None:
     store = tickets()
     theirs, _ = store.issue("bob")
     ours = [store.issue("ann")[0] for _ in range(TICKETS_MAX + 5)]

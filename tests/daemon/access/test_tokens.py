@@ -1,4 +1,4 @@
-"""Tokens: those of the settings, and named ones in the data folder."""
+"""Tokens of the settings, and named tokens in the data folder."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from moorage.storage.sqlite.storage import SqliteStorage
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[TokenStore]:
-    """The store of a server."""
+    """The token store of a server."""
     with contextlib.closing(TokenStore(SqliteStorage(tmp_path).tokens())) as store:
         yield store
 
@@ -45,13 +45,13 @@ def test_without_tokens_all_are_local_admins(tmp_path: Path, store: TokenStore) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tokens_of_settings_are_of_authors_and_of_operators_of_admins() -> None:
+def test_tokens_of_settings_have_the_role_author_and_those_of_operators_admin() -> None:
     tokens = Tokens({"t-ann": "ann", "t-ops": "ops"}, ["ops"])
     callers = [tokens.caller(each) for each in ("t-ann", "t-ops", "other", None)]
     assert [each and each.role for each in callers] == [Role.AUTHOR, Role.ADMIN, None, None]
 
 
-def test_a_named_token_is_known_at_once_and_closes_an_open_server(
+def test_a_named_token_is_accepted_at_once_and_closes_an_open_server(
     tmp_path: Path, store: TokenStore
 ) -> None:
     tokens = Tokens({}, store=store)
@@ -101,7 +101,7 @@ async def test_a_removed_token_ends_sessions_and_an_added_one_does_not(
     following.cancel()
 
 
-async def test_a_revocation_is_followed_without_waiting_for_what_expires(
+async def test_a_revocation_applies_without_waiting_for_expiring_tokens(
     tmp_path: Path, store: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(tmp_path, "first")
@@ -117,8 +117,8 @@ async def test_a_revocation_is_followed_without_waiting_for_what_expires(
     following.cancel()
 
 
-async def test_a_store_that_cannot_be_read_expels_none(tmp_path: Path, store: TokenStore) -> None:
-    """The database may be restarting; sessions that were let in go on."""
+async def test_an_unreadable_store_ends_no_session(tmp_path: Path, store: TokenStore) -> None:
+    """The database may be restarting; admitted sessions continue."""
     create(tmp_path, "first")
     tokens = Tokens({}, store=store)
     expelled = asyncio.Event()
@@ -152,7 +152,7 @@ def test_names_are_given_once_and_unknown_ones_are_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["newer", "garbage"])
-def test_a_store_that_cannot_be_read_lets_none_in(
+def test_an_unreadable_store_admits_no_caller(
     tmp_path: Path, store: TokenStore, damage: str
 ) -> None:
     made = create(tmp_path, "ci")

@@ -1,4 +1,4 @@
-"""Nodes of agents in their cluster's document: what comes together is written together."""
+"""Nodes of agents in their cluster's document: nodes that arrive together are written together."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -53,7 +53,7 @@ async def test_machines_that_come_together_are_written_together(catalog, writes)
     assert len(writes) == written, "nothing is written where nothing changes"
 
 
-async def test_a_node_that_is_refused_holds_up_no_other(catalog, writes) -> None:
+async def test_a_refused_node_delays_no_other(catalog, writes) -> None:
     nodes = AgentNodes(catalog.clusters)
     await nodes.put(place("here", "other"), node("here", machineId="m"))
     nodes_of_lab = {"a": node("a"), "twin": node("twin", machineId="m"), "b": node("b")}
@@ -70,7 +70,7 @@ async def test_a_node_that_is_refused_holds_up_no_other(catalog, writes) -> None
     assert {each.id for each in writes[-1].cluster.nodes} == {"first", "a", "b"}
 
 
-async def test_changes_of_one_node_follow_each_other(catalog) -> None:
+async def test_changes_of_one_node_are_made_in_order(catalog) -> None:
     nodes = AgentNodes(catalog.clusters)
     lost = {"unavailable": "it is lost"}
     await asyncio.gather(
@@ -86,7 +86,7 @@ async def test_changes_of_one_node_follow_each_other(catalog) -> None:
     assert await nodes.get(place("box", "no-such-cluster")) is None
 
 
-async def test_one_that_gives_up_takes_no_other_along(catalog) -> None:
+async def test_a_cancelled_call_cancels_no_other(catalog) -> None:
     nodes = AgentNodes(catalog.clusters)
     names = [f"box-{number}" for number in range(20)]
     putting = [asyncio.create_task(nodes.put(place(each), node(each))) for each in names]

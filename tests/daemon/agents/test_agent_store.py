@@ -1,4 +1,4 @@
-"""The store of agents: what one process changes, another sees; a machine costs no other one."""
+"""The store of agents: each process sees the changes of others, and machines cost no others."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -33,7 +33,7 @@ def join(store: AgentStore, name: str) -> str:
     return store.join(token, place, name, SHOWN, NOW)
 
 
-def test_what_one_process_changes_another_sees(opened: Callable[[], AgentStore]) -> None:
+def test_a_change_by_one_process_is_seen_by_another(opened: Callable[[], AgentStore]) -> None:
     with closing(opened()) as server, closing(opened()) as command:
         keys = {name: join(store, name) for name, store in (("a", server), ("b", command))}
         keys |= {name: join(store, name) for name, store in (("c", command), ("d", server))}
@@ -55,7 +55,9 @@ def test_what_one_process_changes_another_sees(opened: Callable[[], AgentStore])
         assert command.reclaim(NOW) == server.reclaimed() == int(NOW)
 
 
-def test_a_machine_that_joins_has_no_other_read_again(opened: Callable[[], AgentStore]) -> None:
+def test_a_joining_machine_causes_no_read_of_other_machines(
+    opened: Callable[[], AgentStore],
+) -> None:
     with closing(opened()) as store, closing(opened()) as command:
         for name in "ab":
             join(store, name)

@@ -1,4 +1,4 @@
-"""The built-in policies of a block: scores are what is free, and what does not fit scores 0."""
+"""The built-in policies of a block: the score is the free capacity, or 0 without a fit."""
 
 import random
 
@@ -24,7 +24,7 @@ def hold(fleet: Fleet, cluster: str, name: str, *gpus: str, **amounts: int) -> N
     fleet.take(Share(ClusterId(cluster), NodeId(name), gpus, **amounts))
 
 
-def test_nodes_are_those_of_the_cluster_alone():
+def test_only_nodes_of_the_cluster_itself_count():
     fleet = fleet_of(a=[node("a1"), node("a0", gpus=1)], b=[node("b0", gpus=0)], c=[])
     assert nodes_of(fleet, "a") == {"a0": ("0",), "a1": ("0", "1")}
     assert nodes_of(fleet, "b") == {"b0": ()}
@@ -59,7 +59,7 @@ def test_only_requested_resources_count():
     assert dry_run(fleet, "a", Demand(memory_mib=1)) == {"score": 1.0, "node_info": info}
 
 
-def test_a_share_of_a_gpu_goes_where_it_is_tightest():
+def test_a_share_goes_to_the_fullest_gpu_that_fits():
     fleet = fleet_of(a=[node("a0")])
     hold(fleet, "a", "a0", "1", gpu_milli=600)
     found = dry_run(fleet, "a", Demand(gpus=1, gpu_milli=400))

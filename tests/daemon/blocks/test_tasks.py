@@ -1,4 +1,4 @@
-"""Bounds of block-level requests: clusters, turns, tasks; with the built-in policies alone."""
+"""Bounds of block requests: clusters, turns and tasks, with the built-in policies alone."""
 
 import asyncio
 import contextlib
@@ -85,7 +85,7 @@ async def test_surplus_clusters_are_cut_off_with_a_warning(house):
     assert (await house.blocks(3).place(HERE, {}, "dry_run")).warnings == []
 
 
-async def test_a_reader_beyond_the_limit_is_refused_and_the_others_are_served(house):
+async def test_a_block_request_beyond_the_limit_is_refused_and_the_others_are_served(house):
     await house.register("a")
     placing = house.blocks()
     many = placement.RUNNING_MAX + placement.WAITING_MAX  # One turn is for other tenants.
@@ -117,7 +117,7 @@ async def test_an_unserializable_task_is_refused(house):
         assert (error.code, error.field) == (Code.BAD_MESSAGE, "input")
 
 
-async def test_a_task_is_its_tenants_and_shows_its_state(house):
+async def test_a_task_belongs_to_its_tenant_and_shows_its_state(house):
     await house.register("a")
     services = BlockServices(house.blocks(), house.spawn)
     task_id = await services.allocate({}, "here")
@@ -177,7 +177,7 @@ def packs(value: dict) -> bool:
     return True
 
 
-async def test_a_block_about_as_deep_as_can_be_packed_ends_as_a_task_all_the_same(house):
+async def test_a_task_with_a_block_of_any_depth_ends(house):
     await house.register("a")
     services = BlockServices(house.blocks(), house.spawn)
     # Python 3.11 gives up at 1,000 levels, frames of the stack included; 3.13 at 10,000.

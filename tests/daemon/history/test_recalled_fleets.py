@@ -1,4 +1,4 @@
-"""How many fleets of before one tenant, and all of them, may have made at one time."""
+"""How many earlier fleets one tenant, and all tenants together, may compute at one time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -53,14 +53,14 @@ async def test_recalled_fleets_per_tenant_are_bounded(fleets: RecalledFleets, su
     assert busy(await recall(fleets, "ann")) == []  # They were made.
 
 
-async def test_all_tenants_together_have_a_bound(fleets: RecalledFleets) -> None:
+async def test_recalled_fleets_of_all_tenants_are_bounded(fleets: RecalledFleets) -> None:
     names = [f"tenant {number}" for number in range(RECALLS_MAX + 1)]
     refused = busy(await recall(fleets, *names))
     assert len(refused) == 1
     assert "wait here" in refused[0]
 
 
-async def test_a_caller_that_leaves_makes_room(fleets: RecalledFleets) -> None:
+async def test_a_caller_that_leaves_frees_its_place(fleets: RecalledFleets) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(fleets.at(1e9, caller("ann"))) for _ in range(RECALLS_OF_TENANT_MAX)

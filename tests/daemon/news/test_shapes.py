@@ -1,4 +1,4 @@
-"""Counts of shapes: those of the feasibility code, also where only what changed was counted."""
+"""Counts of shapes agree with the feasibility code, also if only changed nodes are counted."""
 
 import random
 
@@ -52,7 +52,7 @@ def take_some(fleet: Fleet, chance: random.Random, times: int = 30) -> None:
 
 
 def one_by_one(fleet: Fleet, demand: Demand, row: int) -> int:
-    """Count by placing: what a policy that asks again and again would get."""
+    """Count by placing: the number of grants to a policy that requests repeatedly."""
     tried, count = fleet.imagined(), 0
     while tried.feasible(demand, slice(row, row + 1))[0]:
         tried.take(tried.share(row, demand, tried.pick_gpus(row, demand) if demand.gpus else []))
@@ -61,7 +61,7 @@ def one_by_one(fleet: Fleet, demand: Demand, row: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_copies_are_as_many_as_can_be_placed(seed):
+def test_as_many_copies_are_counted_as_can_be_placed(seed):
     chance = random.Random(seed)
     fleet = fleet_of([node(n, chance) for n in range(12)])
     take_some(fleet, chance)
@@ -101,7 +101,7 @@ def test_scattered_capacity_would_fit_on_one_node():
     assert (fits_all["fits"], fits_all["defragmented"], fits_all["stranded"]) == (5, 5, 0)
 
 
-def test_gathering_makes_no_cpu():
+def test_defragmentation_adds_gpus_but_no_cpu():
     gpus = tuple(Gpu(str(n)) for n in range(8))
     fleet = fleet_of([Node(NodeId(f"n{n}"), 8_000, 1, gpus) for n in range(2)])
     demand = Demand(gpus=1, cpu_milli=4_000)
@@ -109,7 +109,7 @@ def test_gathering_makes_no_cpu():
     assert (answer["fits"], answer["defragmented"], answer["stranded"]) == (4, 4, 12)
 
 
-def test_a_gang_takes_different_nodes_and_one_rack_where_it_says_so():
+def test_a_gang_takes_different_nodes_and_one_rack_if_requested():
     gpus = tuple(Gpu(str(n)) for n in range(8))
     racks = ("a", "a", "b")
     nodes = [Node(NodeId(f"n{n}"), 1, 1, gpus, rack, zone=rack) for n, rack in enumerate(racks)]
@@ -143,7 +143,7 @@ def test_counted_shapes_are_bounded_and_the_most_frequent_stay():
     assert request.most(ANN)[0][0] == Demand(gpus=5)
 
 
-def test_nodes_are_named_on_which_most_is_stranded():
+def test_the_nodes_with_most_stranded_capacity_are_named():
     gpus = tuple(Gpu(str(number), "A") for number in range(4))
     names = ("n0", "n1", "n2", "n3", "n4")
     fleet = fleet_of([Node(NodeId(name), 32_000, 100_000, gpus) for name in names])

@@ -24,14 +24,14 @@ ANN, OPS = SessionId("ann"), SessionId("ops")
 
 
 class _Silent:
-    """News of the map, of shapes and of progress, which these tests leave alone."""
+    """News of the map, of shapes and of progress, which these tests do not need."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
 
 
 class Heard:
-    """Watchers, a tenant and an operator who watch leases, and what each of them hears."""
+    """Watchers, a tenant and an operator who watch leases, and the news that each of them gets."""
 
     def __init__(self) -> None:
         self.frames: dict[SessionId, list[Any]] = {ANN: [], OPS: []}
@@ -49,7 +49,7 @@ class Heard:
         self.watchers.note_durable([Granted(Lease(*who, policy, (), number, 0.0, 60.0, terms))])
 
 
-def test_an_operator_hears_of_the_leases_of_all() -> None:
+def test_an_operator_gets_news_of_all_leases() -> None:
     heard = Heard()
     heard.grant("ann", 1)
     heard.grant("bob", 2)

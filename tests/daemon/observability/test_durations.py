@@ -1,4 +1,4 @@
-"""Histograms of how long things take, and gauges of the fleet: right, and bounded."""
+"""Histograms of durations, and gauges of the fleet: correct, and bounded."""
 
 from prometheus_client.metrics_core import Metric
 
@@ -109,7 +109,7 @@ def test_the_fleet_is_measured_by_cluster_and_model() -> None:
     assert len(metric.samples) == 8
 
 
-def test_of_many_clusters_the_rest_is_one_series() -> None:
+def test_clusters_beyond_the_bound_share_one_series() -> None:
     (metric,) = gauges.fleet_gauges(fleet(gauges.FLEET_KINDS_MAX))
     total = sum(each.value for each in metric.samples if each.labels["what"] == "total")
     assert total == gauges.FLEET_KINDS_MAX * 2 * 1000

@@ -1,4 +1,4 @@
-"""The last day in numbers: right, bounded, and no tenant sees what another one holds."""
+"""The last day in numbers: correct, bounded, and without leases of other tenants."""
 
 import asyncio
 import json
@@ -116,7 +116,7 @@ def test_leases_on_a_cordoned_node_count_as_held() -> None:
     assert now.nodes_unavailable == 1
 
 
-def test_points_of_several_minutes() -> None:
+def test_several_minutes_make_one_point() -> None:
     it = Watched()
     for minute in range(7):
         it.refuse()
@@ -137,7 +137,7 @@ def test_a_tenant_sees_the_others_as_a_sum() -> None:
     assert reply.now.tenants == {"ann": 1000, "others": 2000}
 
 
-def test_history_is_a_day_long_and_merges_many_tenants() -> None:
+def test_history_covers_a_day_and_merges_many_tenants() -> None:
     it = Watched()
     for minute in range(history.SAMPLES_MAX + 30):
         it.ring.take(60.0 * minute)
@@ -180,7 +180,7 @@ def test_a_cluster_without_a_node_in_service_is_named_with_its_reason() -> None:
 
 
 async def start_history(path: Path) -> Watched:
-    """Return one that has taken its first sample, with what the file had before."""
+    """Return a history that has read its file and taken its first sample."""
     it = Watched()
     it.ring.path = path
     begun = time.time()
@@ -200,7 +200,7 @@ def has_stored_since(path: Path, at: float) -> bool:
         return False  # It is being written.
 
 
-async def test_a_day_goes_on_over_a_restart(tmp_path: Path) -> None:
+async def test_the_day_continues_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     await start_history(path)
     assert path.stat().st_mode & 0o077 == 0
@@ -221,7 +221,7 @@ async def test_only_whole_lines_of_the_last_day_are_read(tmp_path: Path) -> None
     assert len((await start_history(path)).ring.answer(ALL, 1440, 1).at) == 2
 
 
-async def test_without_a_disk_the_day_begins_with_the_process(tmp_path: Path) -> None:
+async def test_without_a_disk_history_begins_with_the_process(tmp_path: Path) -> None:
     it = Watched()
     it.ring.path = tmp_path / "none" / "history.jsonl"
     running = asyncio.create_task(it.ring.run())
@@ -231,7 +231,7 @@ async def test_without_a_disk_the_day_begins_with_the_process(tmp_path: Path) ->
     running.cancel()
 
 
-def test_a_file_is_bounded(tmp_path: Path) -> None:
+def test_the_size_of_the_file_is_bounded(tmp_path: Path) -> None:
     file = HistoryFile(tmp_path / "history.jsonl", int, 3)
     assert file.read() == []
     for each in range(20):

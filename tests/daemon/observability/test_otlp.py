@@ -72,7 +72,7 @@ async def send_one(otlp: Any) -> dict[str, float]:
     return {sample.name: sample.value for each in spans.metrics() for sample in each.samples}
 
 
-async def test_spans_are_those_of_moored_without_another_name(otlp, monkeypatch) -> None:
+async def test_spans_name_the_service_moored_by_default(otlp, monkeypatch) -> None:
     for given, name in ((None, "moored"), ("gpus", "gpus")):
         if given is not None:
             monkeypatch.setenv("OTEL_SERVICE_NAME", given)
@@ -101,7 +101,7 @@ async def test_an_answer_without_end_is_not_read(otlp, receiving) -> None:
     assert otlp.ANSWER_BYTES_MAX <= receiver.bytes < BODY_BYTES_MAX
 
 
-async def test_a_batch_that_is_sent_elsewhere_counts_as_dropped(otlp, receiving) -> None:
+async def test_a_redirected_batch_counts_as_dropped(otlp, receiving) -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(307)
         handler.send_header("Location", f"http://127.0.0.1:{receiver.server_port}/other")

@@ -1,4 +1,4 @@
-"""A stream whose writers never wait: in a program of its own, over real pipes and a full disk."""
+"""A stream whose writers never wait, in a program of its own, over real pipes and a full disk."""
 
 import fcntl
 import os
@@ -28,7 +28,7 @@ def run(body: str, stderr: int | None, **more) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, text=True, **more)
 
 
-def test_all_that_a_process_says_goes_through_in_its_order(tmp_path: Path) -> None:
+def test_all_output_of_a_process_arrives_in_order(tmp_path: Path) -> None:
     body = """
 say("one")
 warnings.warn("two")
@@ -135,7 +135,7 @@ def test_a_non_blocking_descriptor_gets_all_output() -> None:
     process.communicate(timeout=60)
 
 
-def test_an_end_does_not_wait_for_a_stalled_reader() -> None:
+def test_the_end_of_a_process_does_not_wait_for_a_stalled_reader() -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
     process = run("say('.' * 100_000)\nsys.exit(7)", writer)

@@ -1,4 +1,4 @@
-"""Requests are followed by what the daemon sees of them, and in a bounded number."""
+"""Requests are traced by what the daemon sees of them, in a bounded number."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def lines() -> Iterator[list]:
         yield captured
 
 
-def test_a_refusal_is_followed_from_its_socket_to_its_code(lines) -> None:
+def test_a_refused_request_is_traced_from_its_socket_to_its_code(lines) -> None:
     follower = RequestTraces(None)
     follower.begin(address(1), TENANT, MESSAGE)
     follower.admitted(address(1), RequestId("r1"))
@@ -51,7 +51,7 @@ def test_a_lost_session_ends_its_traces(lines) -> None:
     assert len(lines) == 3
 
 
-def test_beyond_the_bound_the_oldest_gives_way(lines) -> None:
+def test_beyond_the_bound_the_oldest_trace_is_dropped(lines) -> None:
     follower = RequestTraces(None)
     for number in range(FOLLOWED_MAX + 1):
         follower.begin(address(number), TENANT, MESSAGE)

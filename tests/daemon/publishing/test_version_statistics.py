@@ -34,7 +34,7 @@ def note(statistics, answer, *tenants, now=5.0):
         statistics.note(Tenant(tenant), answer, 0.001, now)
 
 
-def test_where_one_tenant_alone_uses_it_its_failures_speak_for_all(statistics, failures):
+def test_failures_of_the_only_tenant_count_for_all_tenants(statistics, failures):
     note(statistics, GOOD, "")
     note(statistics, FAULT, "", "")
     assert failures == [(1, True), (2, True)]
@@ -54,7 +54,7 @@ def test_only_consecutive_faults_are_reported(statistics):
     assert statistics.faults == 5
 
 
-def test_one_tenant_among_several_does_not_however_often_it_fails(statistics):
+def test_failures_of_one_tenant_among_several_do_not_count_for_all(statistics):
     note(statistics, GOOD, "b")
     note(statistics, FAULT, *["a"] * 100)
     assert (statistics.consecutive, statistics.fails_all) == (100, False)
@@ -67,7 +67,7 @@ def test_one_tenant_among_several_does_not_however_often_it_fails(statistics):
     assert (statistics.consecutive, statistics.fails_all) == (1, False)
 
 
-def test_enough_tenants_speak_for_many_so_that_seldom_ones_are_not_waited_for(statistics):
+def test_failures_of_enough_tenants_count_for_all_tenants(statistics):
     note(statistics, GOOD, *[f"t{number}" for number in range(50)])
     note(statistics, FAULT, *[f"t{number}" for number in range(TENANTS_SUFFICIENT - 1)])
     assert not statistics.fails_all
@@ -75,7 +75,7 @@ def test_enough_tenants_speak_for_many_so_that_seldom_ones_are_not_waited_for(st
     assert statistics.fails_all
 
 
-def test_old_users_are_not_counted(statistics):
+def test_tenants_that_used_it_long_ago_are_not_counted(statistics):
     note(statistics, GOOD, "b")
     note(statistics, FAULT, "a", now=5.0 + LATELY_SECONDS)
     assert not statistics.fails_all

@@ -1,4 +1,4 @@
-"""Logs and outcome that a lease's owner reads at the workload's end."""
+"""Output and exit code, as a lease's owner reads them at the workload's end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -45,7 +45,7 @@ SESSION = SessionId("session")
 
 
 class Owner:
-    """A lease whose command has ended by itself, and who reads its output."""
+    """A lease whose command has ended by itself, and a reader of its output."""
 
     def __init__(self, folder: Path) -> None:
         self.backend = LocalBackend(folder)
@@ -91,7 +91,7 @@ def end_of(lease: Lease, attempt: int = 1) -> Lease:
     return replace(lease, state="ending", outcome=Outcome(attempt, "failed", "", 1.0, (), 7))
 
 
-async def test_the_output_is_over_when_the_lease_says_how_it_ended_and_not_before(owner):
+async def test_the_output_ends_when_the_lease_reports_its_end_and_not_before(owner):
     first = await owner.logs()
     assert (first["text"], first["over"], first["exit_code"]) == ("oh\n", False, None)
     owner.lease = end_of(owner.lease)
@@ -110,7 +110,7 @@ async def test_the_lease_has_the_exit_code_when_the_backend_lost_it(owner, tmp_p
 
 
 class CountingBackend(LocalBackend):
-    """Counts how often output is looked for."""
+    """Counts the lookups of output."""
 
     looks = 0
 
@@ -120,7 +120,7 @@ class CountingBackend(LocalBackend):
 
 
 class Silent:
-    """A lease whose command writes nothing until a file is there, and then `more`."""
+    """A lease whose command writes nothing until a file exists, and then `more`."""
 
     def __init__(self, folder: Path) -> None:
         self.go = folder / "go"
@@ -144,7 +144,7 @@ class Silent:
         return asyncio.create_task(answer)
 
     async def wait_looks(self, more: int) -> None:
-        """Wait until the backend was looked at `more` more times."""
+        """Wait until the backend has been read `more` more times."""
         before = self.backend.looks
         async with asyncio.timeout(60):
             while self.backend.looks < before + more:  # noqa: ASYNC110  # A count has no event.
@@ -163,7 +163,7 @@ async def silent(tmp_path) -> AsyncIterator[Silent]:
     await made.backend.close()
 
 
-async def test_one_look_serves_all_readers_of_one_start(silent):
+async def test_one_lookup_serves_all_readers_of_one_start(silent):
     readers = [silent.read() for _ in range(READERS_MAX)]
     while silent.backend.looks < READERS_MAX:  # noqa: ASYNC110  # Each looks once, by itself.
         await asyncio.sleep(0.01)  # As above.
@@ -192,7 +192,7 @@ async def test_waiting_readers_are_bounded_and_others_read_at_once(silent):
     await asyncio.gather(another, *readers)
 
 
-async def test_a_wait_ends_with_its_session_and_the_looks_with_the_last_wait(silent):
+async def test_a_wait_ends_with_its_session_and_lookups_end_with_the_last_wait(silent):
     ours, theirs = silent.read("ours"), silent.read("theirs")
     await silent.wait_looks(4)
     silent.access.drop_session(SessionId("ours"))
@@ -280,7 +280,7 @@ async def test_commands_of_one_tenant_leave_room_for_those_of_another(tmp_path):
     assert all(isinstance(each, Information) for each in await asyncio.gather(*flood, *others))
 
 
-async def test_looks_into_folders_take_turns(tmp_path):
+async def test_listings_of_folders_take_turns(tmp_path):
     backend, access = crowd(tmp_path, 1)
 
     def look(tenant: str) -> asyncio.Task[Information | Refusal]:

@@ -1,4 +1,4 @@
-"""Orders and news of one workload that passes from lease to lease."""
+"""Orders and news of one workload that is handed from lease to lease."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ class House:
             await asyncio.gather(*self.tasks._running)
 
     async def warm(self, **spec) -> Lease:
-        """Start a workload for a lease that has ended since, and drop its events."""
+        """Start a workload for a lease that has ended in the meantime, and drop its events."""
         first = lease("first", 1, **spec)
         self.room.start(first)
         await self.heard(WorkloadStarted)
@@ -116,7 +116,7 @@ async def test_a_replaced_server_starts_and_stops_no_workload():
     await house.room.close()
 
 
-async def test_a_look_says_at_once_that_a_workload_is_ready_and_its_start_says_nothing_more(house):
+async def test_a_check_reports_a_ready_workload_at_once_and_its_start_reports_nothing_more(house):
     second = await house.warm()
     house.room.look(second)
     said = [WorkloadStarted(second.id, second.fencing, "memory://first")]
@@ -126,7 +126,7 @@ async def test_a_look_says_at_once_that_a_workload_is_ready_and_its_start_says_n
     assert house.events == said
 
 
-async def test_a_death_after_the_look_is_reported_to_the_new_lease(house):
+async def test_a_death_after_the_check_is_reported_to_the_new_lease(house):
     second = await house.warm(die_seconds=0.2, exit_code=3)
     house.room.look(second)
     ended = await house.heard(WorkloadEnded)
@@ -136,7 +136,7 @@ async def test_a_death_after_the_look_is_reported_to_the_new_lease(house):
     assert len(house.events) == 2
 
 
-async def test_the_start_finds_a_workload_that_died_before_the_look(house):
+async def test_the_start_finds_a_workload_that_died_before_the_check(house):
     second = await house.warm(die_seconds=0.1)
     await house.heard(WorkloadEnded)
     await asyncio.sleep(0)
@@ -148,7 +148,7 @@ async def test_the_start_finds_a_workload_that_died_before_the_look(house):
     assert started.lease == second.id
 
 
-async def test_a_look_at_a_starting_workload_waits_for_the_start(house):
+async def test_a_check_of_a_starting_workload_waits_for_the_start(house):
     second = await house.warm()
     house.room.keep(replace(second, id=RequestId("first"), fencing=1, inherited=""))
     house.room.look(second)
@@ -157,7 +157,7 @@ async def test_a_look_at_a_starting_workload_waits_for_the_start(house):
     assert (await house.heard(WorkloadStarted)).lease == second.id
 
 
-async def test_no_news_of_a_lease_before_its_start_was_ordered(house):
+async def test_no_news_of_a_lease_comes_before_its_start_is_ordered(house):
     """The new grant may not be durable: watchers still know the workload by its first lease."""
     second = await house.warm(die_seconds=0.2)
     house.progress.clear()
@@ -178,7 +178,7 @@ class SlowBackend(MemoryBackend):
         return list(await super().discover())
 
 
-async def test_a_backend_that_does_not_answer_keeps_no_start_waiting():
+async def test_a_backend_that_does_not_answer_delays_no_start():
     backend, tasks = SlowBackend(), Tasks()
     await backend.start(Order("orphan", MemoryResourceSpec()))
     room = WorkloadControl({"memory": backend}, [].append, tasks, [].append, lambda: None)
@@ -228,7 +228,7 @@ class SerialBackend(MemoryBackend):
 
 
 async def test_a_stop_waits_for_all_orders_before_it():
-    """A start runs, a second one waits for it: the stop gives both up, and comes after both."""
+    """A start runs, and a second one waits for it; the stop cancels both, then stops."""
     backend = SerialBackend()
     house = House(backend)
     held = lease("first", 1, start_seconds=60.0)
@@ -308,7 +308,7 @@ class DefectiveBackend(MemoryBackend):
 
 
 @pytest.mark.parametrize("call", ["start", "stop", "status", "probe", "reset"])
-async def test_a_defect_in_one_workload_ends_its_lease_and_nothing_else(call):
+async def test_a_defect_in_one_workload_ends_only_its_lease(call):
     backend = DefectiveBackend(call, KeyError("first"))
     house = House(backend)
     await house.room.open([])
@@ -333,7 +333,7 @@ async def test_a_defect_in_one_workload_ends_its_lease_and_nothing_else(call):
     assert not house.tasks.broken.done()
 
 
-async def test_the_operator_and_the_notice_bound_how_long_a_workload_takes_to_end():
+async def test_the_settings_and_the_notice_limit_how_long_a_workload_takes_to_end():
     class Noting(MemoryBackend):
         bounds: list[float | None] = []  # noqa: RUF012  # One test.
 

@@ -24,7 +24,7 @@ def fleet() -> Fleet:
     return fleet
 
 
-def test_a_backend_of_one_machine_has_the_clusters_of_that(fleet: Fleet) -> None:
+def test_a_backend_of_one_machine_reaches_only_clusters_with_that_machine(fleet: Fleet) -> None:
     assert within_reach(fleet, support("n0"), None, Demand()) == (("lab",), (("lab", "n1"),))
     assert within_reach(fleet, support(), None, Demand()) == (None, ())
     assert within_reach(fleet, support("elsewhere"), None, Demand()) is None
@@ -36,7 +36,7 @@ def test_a_backend_of_one_machine_has_the_clusters_of_that(fleet: Fleet) -> None
     assert within_reach(fleet, support("n0"), (ClusterId("lab"),), Demand(gpus=1)) is not None
 
 
-def test_a_backend_of_some_clusters_has_no_others(fleet: Fleet) -> None:
+def test_a_backend_of_some_clusters_reaches_no_others(fleet: Fleet) -> None:
     pods = support(clusters="pods gone")
     assert within_reach(fleet, pods, None, Demand()) == (("pods",), ())
     assert within_reach(fleet, pods, (ClusterId("lab"),), Demand()) is None

@@ -91,7 +91,7 @@ class Payload:
 
     @property
     def source(self) -> bytes:
-        """Return the whole policy."""
+        """Return the source of the whole policy."""
         lines = "\n".join(f"    {line}" for line in self.body.strip("\n").splitlines())
         return (PRELUDE + lines + "\n").encode()
 

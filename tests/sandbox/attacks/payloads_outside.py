@@ -1,4 +1,4 @@
-"""Attacks on what lies outside a cell: files, processes, the kernel, the network (1 to 48)."""
+"""Attacks on targets outside a cell: files, processes, the kernel, the network (1 to 48)."""
 
 # ruff: noqa: E501  # Payloads are programs in a table; breaking their lines would change them.
 

@@ -39,7 +39,7 @@ SECRET = "BREACH-SECRET-VALUE"  # noqa: S105  # What no cell may see.
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def arena(tmp_path_factory):
-    """One sandbox for all attacks: each must leave it as it found it."""
+    """One sandbox for all attacks; each attack must leave it unchanged."""
     folder = tmp_path_factory.mktemp("outside")
     sentinel = folder / "sentinel"
     sentinel.write_text(SECRET)
@@ -60,7 +60,7 @@ async def arena(tmp_path_factory):
 
 
 def _families(zygote: int) -> set[int]:
-    """Return the processes whose parent is not who it should be: cells have no children."""
+    """Return processes with a wrong parent; cells have no children."""
     strangers = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -166,7 +166,7 @@ async def test_a_document_is_sent_to_a_cell_only_once(arena):
     assert cell._sync._cached == {"documents": {"c0"}}
 
 
-async def test_a_document_outside_of_the_fleet_is_sent_alone(arena):
+async def test_a_document_outside_of_the_fleet_is_sent_by_itself(arena):
     wants = "send(frames.Want(nonce, ('c0',)))\nreturn list(receive().items)"
     code = arena.policy(SPEAK + wants, "beside")
     arena.registry.fetched.clear()
@@ -197,7 +197,7 @@ async def test_a_cell_that_does_not_read_gets_no_more_answers(arena):
     assert len(arena.registry.calls) - before < 60
 
 
-async def test_cells_hold_nothing_but_the_channel_and_run_under_the_filter(arena):
+async def test_cells_have_only_the_channel_open_and_run_under_the_filter(arena):
     # A spare that is on its way has no wall yet.
     await asyncio.gather(*arena.sandbox._pool.spawner._ready.values(), return_exceptions=True)
     assert arena.sandbox._pool.spawner.living

@@ -1,4 +1,4 @@
-"""The document cache of a cell: kept and prefetched documents, and changes."""
+"""The document cache of a cell: stored and prefetched documents, and changes."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ return [data[each]["data"]["version"] for each in data]
 
 
 class Site:
-    """A sandbox over a registry whose documents are all at hand."""
+    """A sandbox over a registry that has all documents in memory."""
 
     def __init__(self, bench):
         self.bench = bench
@@ -47,7 +47,7 @@ class Site:
         self.bench.sandbox.drop_documents(name)
 
     async def read(self, names, **fields):
-        """Return the versions that a policy read, and the calls that this took."""
+        """Return the versions that a policy read, and the number of calls."""
         before = self.calls
         value = await self.bench.value(self.bench.policy(READ), {"read": list(names)}, **fields)
         found = [each["version"] if isinstance(each, dict) else each for each in value]
@@ -70,13 +70,13 @@ def make_site(make_bench):
     return make
 
 
-async def test_following_documents_are_sent_ahead_without_a_call(make_site):
+async def test_following_documents_are_sent_ahead_without_a_request(make_site):
     site = await make_site()
     assert await site.read(site.ids) == ([1] * 40, 2)  # One, 16 behind it, and then twice as many.
     assert await site.read(reversed(site.ids)) == ([1] * 40, 0)
 
 
-async def test_all_documents_are_sent_soon_in_any_reading_order(make_site):
+async def test_all_documents_are_sent_soon_whatever_the_reading_order(make_site):
     site = await make_site()
     assert await site.read([site.ids[20]]) == ([1], 1)
     assert await site.read([site.ids[36], site.ids[21], site.ids[30]]) == ([1] * 3, 0)
@@ -100,7 +100,7 @@ async def test_a_change_between_two_evaluations_is_seen_by_the_second(make_site)
     assert await site.read([third]) == ([3], 1)
 
 
-async def test_an_unknown_cluster_is_fetched_each_time_until_it_is_there(make_site):
+async def test_an_unknown_cluster_is_fetched_each_time_until_it_exists(make_site):
     site = await make_site()
     site.bench.registry.gone.append("later")
     assert await site.read(["later", "later"]) == (["HTTP error occurred: 404 Not Found"] * 2, 2)
@@ -161,7 +161,7 @@ async def test_only_tenants_of_one_cell_share_cached_documents(make_site):
     assert await apart.read(apart.ids[:3], tenant=Tenant("a")) == ([1, 2, 1], 0)
 
 
-async def test_candidates_are_sent_in_their_order_and_others_not_at_all(make_site):
+async def test_candidates_are_sent_in_order_and_no_other_documents(make_site):
     site = await make_site()
     chosen = (site.ids[30], site.ids[5], site.ids[7])
     assert await site.read(chosen, candidates=chosen) == ([1] * 3, 1)
@@ -208,7 +208,7 @@ async def test_documents_are_sent_ahead_only_for_consultations(make_site):
 # What the cell does with it ----------------------------------------------------------------------
 
 
-def test_cache_is_bounded_by_bytes_and_makes_room_when_it_forgets():
+def test_the_cache_is_bounded_in_bytes_and_drops_documents_for_new_ones():
     cache = DocumentCache()
     size = 1 << 20
     many = {f"c{number}": bytes(size) for number in range(KEPT_BYTES_MAX // size + 3)}

@@ -1,4 +1,4 @@
-"""Policies that go through a fleet of 10,000 clusters, within the default memory and bounds."""
+"""Policies that read a fleet of 10,000 clusters, within the default memory and bounds."""
 
 import msgspec
 import pytest
@@ -84,7 +84,7 @@ async def large(make_common):
 
 @IN_ONE_LOOP
 @pytest.mark.parametrize(("shuffle", "named"), [(False, True), (True, False)])
-async def test_policy_reads_each_candidate_in_any_order(large, shuffle, named):
+async def test_a_policy_reads_each_candidate_in_any_order(large, shuffle, named):
     names = large.fleet.cluster_ids
     code = large.policy(LOOP.replace("CALL", CALLS["read_cluster"]), "reads")
     candidates = (*names[5000:], *names[:5000]) if named else None
@@ -94,7 +94,7 @@ async def test_policy_reads_each_candidate_in_any_order(large, shuffle, named):
 
 @IN_ONE_LOOP
 @pytest.mark.parametrize("method", ["get_cluster", "execute_query", "query_clusters"])
-async def test_policy_calls_each_method_for_each_candidate(large, method):
+async def test_a_policy_calls_each_method_for_each_candidate(large, method):
     code = large.policy(LOOP.replace("CALL", CALLS[method]), method)
     assert await large.value(code, {"shuffle": True}) == [FREE, CLUSTERS]
 
@@ -118,7 +118,7 @@ async def test_large_input_can_be_written_as_json(large):
 
 
 @IN_ONE_LOOP
-async def test_refusal_of_a_policy_that_holds_too_much_names_the_setting_to_raise(large):
+async def test_the_refusal_of_a_policy_that_holds_too_much_names_the_setting_to_raise(large):
     body = "return len([dict(entry) for entry in input_data['cluster_data'].values()])"
     refusal = await large.refusal(large.policy(body, "holds"))
     assert refusal.code == "policy_memory"
@@ -127,7 +127,7 @@ async def test_refusal_of_a_policy_that_holds_too_much_names_the_setting_to_rais
 
 
 @IN_ONE_LOOP
-async def test_documents_that_a_policy_changes_or_holds_stay_in_memory(large):
+async def test_documents_that_a_policy_changes_or_holds_are_not_dropped(large):
     value = await large.value(
         large.policy(
             """

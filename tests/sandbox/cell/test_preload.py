@@ -1,4 +1,4 @@
-"""A cell has all modules that a policy's imports load at first use."""
+"""A cell has preloaded all modules that a policy's imports load at first use."""
 
 import json
 import subprocess

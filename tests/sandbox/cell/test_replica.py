@@ -1,4 +1,4 @@
-"""The law of the replica: a policy sees what the host last said minus what is outstanding."""
+"""A policy sees the fleet that the host last sent, minus its own open proposals."""
 
 import random
 
@@ -31,7 +31,7 @@ def fleet_of(rng: random.Random, nodes: int) -> Fleet:
 
 
 class Link:
-    """The host's half, as `channel.Cell` does it: absolute rows, and what was settled since."""
+    """The host's half of `channel.Cell`: absolute rows, and proposals settled since."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -161,7 +161,7 @@ def fits(fleet: Fleet, share: Share) -> bool:
 
 
 def check(link: Link, outstanding: dict[str, Share]) -> None:
-    """Compare with an independent computation: the host's last word, minus each share by name."""
+    """Compare with an independent computation: the last fleet sent, minus each share by name."""
     expected = Fleet()
     if not hasattr(link, "word") or link.sync != link.word[0]:
         link.word = (link.sync, link.fleet.snapshot())
@@ -206,7 +206,7 @@ def test_a_granted_proposal_marks_no_row_as_changed():
         {"error": "none"},
     ],
 )
-def test_an_incomplete_or_impossible_proposal_takes_nothing(value):
+def test_an_incomplete_or_impossible_proposal_takes_no_capacity(value):
     link = Link(fleet_of(random.Random(1), 2))
     link.frame()
     before = link.replica.fleet.snapshot()

@@ -1,4 +1,4 @@
-"""The filter, run by a small interpreter of BPF: the same verdicts on both architectures."""
+"""The seccomp filter in a small BPF interpreter: the same verdicts on both architectures."""
 
 import functools
 import struct
@@ -40,7 +40,7 @@ def instructions(audit: int) -> list[tuple[int, int, int, int]]:
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
-def test_every_system_call_is_allowed_refused_or_fatal_as_listed(machine):
+def test_every_system_call_is_allowed_refused_or_fatal_as_documented(machine):
     special = {*machine.on_channel.values(), machine.mapping, machine.protecting}
     for number in range(600):
         if number in special:

@@ -1,4 +1,4 @@
-"""A policy on plain input (documents to rank), over real cells: what it sees, what goes wrong."""
+"""A policy on plain input (documents to rank), in real cells: its input and its faults."""
 
 import asyncio
 
@@ -55,7 +55,7 @@ async def test_returned_documents_are_sent_as_ids_if_only_ids_are_needed(shared_
 
 
 @IN_ONE_LOOP
-async def test_context_is_that_of_the_consultations_of_the_tenant(shared_bench):
+async def test_a_tenant_has_one_context_for_rankings_and_consultations(shared_bench):
     code = shared_bench.policy("context['n'] = context.get('n', 0) + 1\nreturn context['n']")
     assert await evaluate(shared_bench, code) == 1
     assert await shared_bench.value(code) == 2
@@ -120,7 +120,7 @@ async def test_the_largest_input_reaches_the_policy(make_bench):
     assert await evaluate(bench, code, ["x" * ((1 << 20) - 64)] * 16) == 16
 
 
-async def test_input_that_fills_the_cell_costs_only_that_evaluation(make_bench):
+async def test_input_that_fills_the_cell_fails_only_that_evaluation(make_bench):
     bench = await make_bench(limits=Limits(memory_mib=64, evaluation_seconds=20))
     code = bench.policy("return len(input_data)")
     # A list of a few bytes in the frame is dozens as an object.

@@ -1,4 +1,4 @@
-"""Circuit breaker: what keeps overrunning for one tenant serves it no more for a while."""
+"""Circuit breaker: a policy that keeps overrunning for a tenant is paused for that tenant."""
 
 from collections import Counter
 
@@ -39,7 +39,7 @@ def circuits(starts, counters):
     return CircuitBreaker(Limits(circuit_overruns=LIMIT), counters, starts.append)
 
 
-def test_the_breaker_opens_after_repeated_overruns_for_longer_each_time(circuits, starts, counters):
+def test_repeated_overruns_open_the_breaker_for_longer_each_time(circuits, starts, counters):
     now = 100.0
     for _ in range(LIMIT - 1):
         assert not circuits.overran(work(), now)
@@ -74,7 +74,7 @@ def test_the_refusal_gives_the_cause_and_the_retry_time(circuits):
     }
 
 
-def test_other_tenants_policies_and_versions_are_served_as_before(circuits):
+def test_other_tenants_policies_and_versions_are_still_served(circuits):
     for _ in range(LIMIT):
         circuits.overran(work(), 5.0)
     others = (work("b"), work(uri="loop:2-x"), work(digest="other"))
@@ -121,14 +121,14 @@ def test_rare_hangs_at_a_low_rate_never_open_the_breaker(circuits):
         now += FORGIVEN_SECONDS / LIMIT + 1.0  # It hung for a second, which forgives nothing.
 
 
-def test_the_time_of_a_hang_does_not_cancel_overruns():
+def test_time_passing_during_a_hang_does_not_cancel_overruns():
     limits = Limits(circuit_overruns=LIMIT, evaluation_seconds=FORGIVEN_SECONDS)
     circuits = CircuitBreaker(limits, Counter(), lambda _circuit: None)
     stopped = [circuits.overran(work(), times * FORGIVEN_SECONDS) for times in range(1, LIMIT + 1)]
     assert stopped == [False] * (LIMIT - 1) + [True]
 
 
-def test_an_answer_cancels_overruns_of_its_tenant_only(circuits):
+def test_an_answer_cancels_only_overruns_of_its_tenant(circuits):
     for tenant in ("a", "b"):
         for _ in range(LIMIT - 1):
             circuits.overran(work(tenant), 5.0)

@@ -19,7 +19,7 @@ def test_a_swap_from_an_old_version_is_refused():
     assert contexts.swap(KEY, first, b"three") == contexts.version(KEY)
 
 
-def test_evaluations_in_one_pipe_build_on_each_other():
+def test_pipelined_evaluations_build_on_each_other():
     contexts = Contexts()
     sync = SentContexts(contexts, "digest", 8)
     packed, forget, chain = sync.tell("t")
@@ -60,7 +60,7 @@ def call(method: str, *arguments: object) -> frames.Call:
     return frames.Call(7, "context_client", method, msgspec.msgpack.encode(arguments))
 
 
-def test_a_client_reads_and_swaps_and_gets_conflicts():
+def test_a_client_reads_and_swaps_contexts_and_gets_conflicts():
     contexts = Contexts()
     sync = SentContexts(contexts, "digest", 8)
     chain = sync.tell("t")[2]
@@ -104,7 +104,7 @@ def test_changed_contexts_are_saved_once_in_order_within_limits():
     assert contexts.take_changes(100) == []
 
 
-def test_context_versions_never_decrease_over_restarts():
+def test_context_versions_never_decrease_after_restarts():
     before = Contexts()
     version = 0
     for _ in range(5):

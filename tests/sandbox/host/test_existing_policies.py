@@ -1,4 +1,4 @@
-"""Policies as existing users have them: missing libraries, demanding constructors, odd commands."""
+"""Policies of existing users: missing libraries, unusual constructors, odd commands."""
 
 import random
 import textwrap
@@ -174,7 +174,7 @@ class AIOSv1PolicyRule:
 
 @IN_ONE_LOOP
 async def test_late_imports_of_a_library_are_real_or_missing(shared_bench):
-    """An inert module would keep it from taking its alternative."""
+    """A dummy module would hide the error that makes a policy take its alternative."""
     assert await shared_bench.value(policy(shared_bench, LATE)) == [
         *(random.Random("seed").randrange(1000), "741e", "e400"),
         divmod(10**30000, 10**12000 + 1)[0] % 1000,
@@ -249,13 +249,13 @@ async def test_an_import_in_try_except_importerror_fails(shared_bench):
         ("import rules\nclass AIOSv1PolicyRule(rules.Rule): pass", {}, "AIOSv1PolicyRule has no"),
     ],
 )
-async def test_importing_an_impossible_name_is_a_fault(shared_bench, text, files, said):
+async def test_importing_an_impossible_name_fails_the_policy(shared_bench, text, files, said):
     result = await check(shared_bench, text, **files)
     assert said in result.findings[0].message
 
 
 @IN_ONE_LOOP
-async def test_a_name_in_requirements_counts_as_a_library(shared_bench):
+async def test_a_name_in_requirements_is_reported_as_a_library(shared_bench):
     text = "import helpers\n" + HEAD + EVAL
     assert not (await check(shared_bench, text, helper__py="")).ok
     wanted = {"helper__py": "", "requirements__txt": "numpy\nHelpers>=2  # why\n"}
@@ -290,7 +290,7 @@ async def test_a_constructor_may_need_values_of_a_request(shared_bench, line, na
 
 
 @IN_ONE_LOOP
-async def test_a_constructor_that_fails_by_itself_is_a_fault(shared_bench):
+async def test_a_constructor_that_always_fails_is_a_fault(shared_bench):
     result = await check(shared_bench, HEAD + "        self.x = 1 / 0\n" + EVAL)
     assert result.findings[0].message == "ZeroDivisionError: division by zero"
 
@@ -323,7 +323,9 @@ async def test_a_constructor_may_take_its_arguments_in_another_order(shared_benc
         ("self, action, data, more=3", ["show", {"x": 1}, 3]),
     ],
 )
-async def test_management_is_called_as_it_is_defined(shared_bench, defined, value):
+async def test_management_is_called_with_the_parameters_that_it_defines(
+    shared_bench, defined, value
+):
     names = [each.partition("=")[0] for each in defined.split(", ")[1:]]
     body = f"    def management({defined}): return [{', '.join(names)}]\n"
     code = policy(shared_bench, HEAD + EVAL + body)
@@ -338,7 +340,7 @@ async def test_management_is_called_as_it_is_defined(shared_bench, defined, valu
 
 
 @IN_ONE_LOOP
-async def test_management_that_cannot_answer_is_a_warning_and_then_a_refusal(shared_bench):
+async def test_management_that_cannot_answer_yields_a_warning_then_a_refusal(shared_bench):
     code = policy(
         shared_bench, HEAD + EVAL + "    async def management(self, action, data): return 1\n"
     )

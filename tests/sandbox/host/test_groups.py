@@ -1,4 +1,4 @@
-"""Tenants that share a policy's cells: whose turn it is, and how long one may make another wait."""
+"""Tenants that share a policy's cells: whose turn it is, and how long a tenant may wait."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ def take_order(backlog: Backlog) -> str:
     return " ".join(said)
 
 
-def test_tenants_take_turns_and_each_has_its_own_order() -> None:
+def test_tenants_take_turns_and_requests_of_each_stay_in_order() -> None:
     backlog = Backlog()
     for work in works("b", "b", "b", "b", "a", "a", "c"):
         backlog.append(work)
@@ -188,7 +188,7 @@ async def test_requests_for_one_place_use_few_cells_at_a_time(make_bench):
     (group,) = bench.sandbox._pool._groups.values()
 
     async def deciding(granted: bool) -> int:
-        """Return how many cells decide about leases at one time, and settle them all so."""
+        """Return how many cells decide about leases at one time, and settle all of them."""
         names = [f"{next(numbers)}" for _ in range(12)]
         works = [bench.ask(code, slow, request=name, terms=TERMS) for name in names]
         most = 0
@@ -214,7 +214,7 @@ return input_data['inputs'].get('n', 0)
 """
 
 
-async def test_no_tenant_gets_all_cells_and_the_reason_names_the_share(make_bench):
+async def test_no_tenant_gets_all_cells_and_the_refusal_names_the_share(make_bench):
     limits = Limits(
         evaluation_seconds=60.0, cells_max=4, queue_seconds=1.5, spares=0, circuit_overruns=0
     )
@@ -237,7 +237,7 @@ async def test_no_tenant_gets_all_cells_and_the_reason_names_the_share(make_benc
     assert "all 4 cells of this server are busy" in refusal.reason
 
 
-async def test_a_cell_in_use_is_not_ended_for_a_tenant_with_many(make_bench):
+async def test_a_cell_in_use_is_not_ended_to_serve_a_tenant_with_many(make_bench):
     limits = Limits(evaluation_seconds=60.0, cells_max=8, spares=0, circuit_overruns=0)
     bench = await make_bench(limits=limits)
     theirs = [bench.policy(HANGS_OR_ANSWERS, f"their-{number}") for number in range(5)]

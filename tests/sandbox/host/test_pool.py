@@ -1,4 +1,4 @@
-"""Cells that are slow, die, make room or are replaced: what that costs, and whom."""
+"""Cells that are slow, die, are evicted or replaced: the effect on requests."""
 
 # ruff: noqa: ASYNC110  # A demotion is a counter, not an event; the deadline bounds these loops.
 
@@ -81,7 +81,7 @@ return input_data["inputs"]["n"]
             assert outcome.value == n
 
 
-async def test_an_idle_cell_begins_at_once_and_a_busy_one_gets_the_rest_together(bench):
+async def test_an_idle_cell_starts_at_once_and_a_busy_cell_gets_the_others_together(bench):
     code = bench.policy("return input_data['inputs']['n']")
     await bench.value(code, {"n": -1})
     (cell,) = bench.sandbox._pool._group_of
@@ -111,7 +111,7 @@ async def test_a_policy_that_overran_starts_with_low_priority(make_bench):
     assert counters().counters["demotions"] == demoted
 
 
-async def test_a_policy_that_overruns_is_paused_for_its_tenant_only(make_bench):
+async def test_a_policy_that_overruns_is_paused_only_for_its_tenant(make_bench):
     begun = []
     limits = Limits(evaluation_seconds=0.1, circuit_overruns=2, cells_per_policy_max=1)
     bench = await make_bench(limits=limits, circuits=begun.append)
@@ -139,7 +139,7 @@ async def test_a_policy_that_overruns_is_paused_for_its_tenant_only(make_bench):
 
 
 class CountingMeter:
-    """CPU time of each tenant's evaluations, and tenants at their limit."""
+    """CPU time of each tenant's evaluations, and the tenants at their limit."""
 
     def __init__(self):
         self.seconds = Counter()
@@ -225,7 +225,7 @@ async def test_cells_are_in_the_servers_session_for_fair_scheduling(shared_bench
         assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal is for the server alone.
 
 
-async def test_a_slow_evaluation_is_demoted_and_does_not_hold_up_others(make_bench):
+async def test_a_slow_evaluation_gets_low_priority_and_delays_no_others(make_bench):
     bench = await make_bench(limits=Limits(evaluation_seconds=2.0, demote_seconds=0.01))
     code = bench.policy("""
 if input_data["inputs"].get("loop"):
@@ -245,7 +245,7 @@ return "quick"
 
 @pytest.mark.parametrize("count", [2, 40])
 async def test_a_tenant_recovers_from_an_overrun_with_a_full_queue(make_bench, count):
-    """At idle priority it would never be done with what comes in meanwhile, and stay there."""
+    """At idle priority, the cell would never finish the new requests, and so never recover."""
     limits = Limits(evaluation_seconds=30.0, demote_seconds=0.01, cells_per_policy_max=1)
     bench = await make_bench(limits=limits)
     code = bench.policy("""
@@ -324,7 +324,7 @@ async def test_a_request_behind_a_slow_evaluation_starts_after_its_answer(make_b
     assert [each.value for each in outcomes] == [0, 1, 2, 3]
 
 
-async def test_isolation_levels(make_bench):  # Class 87.
+async def test_isolation_levels_separate_tenants_and_evaluations(make_bench):  # Class 87.
     bench = await make_bench()
     code = bench.policy(STATEFUL)
     assert await bench.value(code, {"n": 1}, tenant=Tenant("a")) == [1]
@@ -342,7 +342,7 @@ async def test_isolation_levels(make_bench):  # Class 87.
     assert alone.sandbox.report().cells == {}
 
 
-async def test_cells_make_room_for_each_other(make_bench):
+async def test_idle_cells_end_when_other_policies_need_room(make_bench):
     bench = await make_bench(limits=Limits(cells_max=3))
     codes = [bench.policy(f"return {n}", f"p{n}") for n in range(8)]
     for _ in range(2):
@@ -366,7 +366,7 @@ async def test_new_defaults_of_the_same_content_take_effect(shared_bench):
     assert await shared_bench.value(type(code)(code.ref, code.files, {}, {"x": 2})) == {"x": 2}
 
 
-async def test_unsafe_mode_works_and_says_so_loudly(make_bench):
+async def test_unsafe_mode_works_and_logs_a_warning(make_bench):
     bench = await make_bench(mode="unsafe")
     report = bench.sandbox.report()
     assert "UNSAFE" in report.warning

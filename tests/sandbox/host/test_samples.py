@@ -1,4 +1,4 @@
-"""Trials in the cell that looks at a policy, and what a guard allows: both on the host's side."""
+"""Trials of a policy's examples, and the checks of a guard, on the host's side."""
 
 import asyncio
 
@@ -115,7 +115,7 @@ async def test_examples_are_cancelled_when_the_sandbox_closes(make_bench):
 
 
 class Strict:
-    """A guard that allows little."""
+    """A guard that accepts few values."""
 
     def overrides(self, parameters, settings):
         if "no" in parameters:

@@ -1,4 +1,4 @@
-"""Inputs of policies and the handling of their answers, over real cells."""
+"""Inputs and answers of policies, in real cells."""
 
 import asyncio
 import random
@@ -166,7 +166,7 @@ return {"allowed": True, "input_data": input_data, "metrics": input_data["cluste
 
 @IN_ONE_LOOP
 async def test_input_data_is_plain_and_added_values_are_read_by_key(shared_bench):
-    """Existing policies log, copy and return it, whole or in part."""
+    """Existing policies log, copy and return their input, whole or in part."""
     value = await shared_bench.value(shared_bench.policy(PLAIN), {"n": [1]}, seed=5)
     assert value["input_data"].keys() == {"cluster_data", "inputs"}
     assert value["input_data"]["inputs"] == {"n": [1]}
@@ -408,7 +408,7 @@ async def test_pipelined_requests_do_not_propose_the_same_gpu(bench):
 
 
 async def test_a_real_cells_view_is_the_fleet_minus_outstanding_proposals(bench):
-    """The randomised law of test_replica, through frames, pipes and a real cell."""
+    """The randomised law of test_replica, with frames, pipes and a real cell."""
     code = bench.policy("""
 import random
 fleet, rng = input_data["fleet"], random.Random(input_data["seed"])
@@ -513,7 +513,7 @@ async def test_sibling_files_can_be_imported(shared_bench):
 
 
 @IN_ONE_LOOP
-async def test_management_answers_or_names_its_error(shared_bench):
+async def test_management_returns_its_answer_or_names_its_error(shared_bench):
     policy = shared_bench.policy(
         "return 1\n\ndef management(self, action, data):\n    return [action, data]"
     )
@@ -550,7 +550,7 @@ return 1
 @pytest.mark.parametrize(
     ("held_mib", "code"), [(10, Code.POLICY_CRASHED), (200, Code.POLICY_MEMORY)]
 )
-def test_a_cell_that_dies_at_its_memory_limit_is_reported_so(held_mib, code):
+def test_a_cell_that_exceeds_its_memory_limit_is_reported_as_such(held_mib, code):
     death = Death("killed by SIGSEGV", held_mib=held_mib)
     refusal = death_refusal(death, PolicyRef("rule:1-x", "digest"), Limits())
     assert refusal.code is code

@@ -1,4 +1,4 @@
-"""A worker as the daemon sees it, from the messages of an agent."""
+"""A worker as the daemon sees it, by the messages of the agent on Ray."""
 
 import asyncio
 from collections import Counter

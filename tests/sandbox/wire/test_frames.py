@@ -1,4 +1,4 @@
-"""Frames in any pieces, and the policies that decide what is one."""
+"""Frames of the protocol, split at any place, and frames that policies forge."""
 
 import random
 

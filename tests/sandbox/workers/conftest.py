@@ -21,7 +21,7 @@ CHANGED: Final = 100
 
 
 class World(RayCluster):
-    """The cluster, and what tests do to it."""
+    """The Ray cluster, and the operations of tests on it."""
 
     connects = False
 
@@ -39,7 +39,7 @@ class World(RayCluster):
         }
 
     def have(self, count: int, source: Path | None = None) -> None:
-        """Run `count` raylets, and with `source` one more, whose `moorage` comes from there."""
+        """Run `count` raylets; with `source`, also one that imports `moorage` from that folder."""
         wanted: dict[int, Path | None] = dict.fromkeys(range(count))
         if source is not None:
             wanted[CHANGED] = source
@@ -69,7 +69,7 @@ class World(RayCluster):
         return folder
 
     async def up(self, bench: Any, count: int) -> None:
-        """Wait until `count` workers are up."""
+        """Wait until `count` workers are ready."""
         await async_until(lambda: bench.sandbox.report().workers_up == count)
 
     def workers(self, cells: int) -> WorkerSettings:
@@ -80,6 +80,6 @@ class World(RayCluster):
 
 @pytest.fixture(scope="module")
 def world(ray_clusters: None) -> Iterator[World]:
-    """The cluster of these files."""
+    """The Ray cluster for the files in this folder."""
     with World.shared() as shared:
         yield shared

@@ -1,4 +1,4 @@
-"""A real daemon whose policies are evaluated on a real Ray: nothing double, nothing left behind."""
+"""A real daemon with policies on a real Ray: no duplicates, and nothing left behind."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Policies on the nodes of a real Ray: as here, and a worker that fails costs one retry."""
+"""Policies on the nodes of a real Ray work as on this machine; a failing worker costs one retry."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ AGENT = "sandbox/workers/agent.py"
 
 @pytest.fixture
 def serving(world, make_bench) -> Callable[..., Awaitable[Any]]:
-    """Return what starts a sandbox, with raylets, and waits for its workers."""
+    """Return a function that starts a sandbox with raylets, and waits for its workers."""
 
     async def start(count: int, source: Path | None = None, cells: int = CELLS, **more: Any) -> Any:
         world.have(count, source)
@@ -59,13 +59,13 @@ def read_count(bench: Any, name: str) -> int:
 
 
 async def results(bench: Any, count: int, body: str = SLEEPS) -> list[Any]:
-    """Return the outcomes of `count` evaluations at one time of a policy that takes 0.2 s."""
+    """Return the outcomes of `count` concurrent evaluations of a policy that takes 0.2 s."""
     policy = bench.policy(body, "takes-long")
     return await asyncio.gather(*(bench.outcome(policy, {"n": n}) for n in range(count)))
 
 
 async def at_work(world: Any, bench: Any) -> None:
-    """Wait until one more evaluation has been answered: others are under way then."""
+    """Wait for the answer of one more evaluation; others are still in progress then."""
     before = len(bench.order)
     await async_until(lambda: len(bench.order) > before)
 
@@ -131,7 +131,7 @@ async def test_failures_of_policies_on_workers_have_the_same_messages(make_bench
     assert read_count(there, "worker_doubts") == 0
 
 
-async def test_a_killed_raylet_loses_nothing(world, serving) -> None:
+async def test_a_killed_raylet_loses_no_request(world, serving) -> None:
     bench = await serving(2)
     deadline = time.monotonic() + 90
     while not have_cells(bench, 2):  # A busy machine takes long to start them.
@@ -145,7 +145,7 @@ async def test_a_killed_raylet_loses_nothing(world, serving) -> None:
 
 
 def side_by_side(outcomes: list[Any]) -> int:
-    """Return how many evaluations overlapped, by the times that they returned."""
+    """Return how many evaluations overlapped, by the times that they report."""
     spans = [each.value["when"] for each in outcomes]
     return max(sum(began <= at < ended for began, ended in spans) for at, _ in spans)
 
@@ -173,7 +173,7 @@ async def test_workers_can_connect_by_rays_client_server(world, make_bench) -> N
 
 @contextmanager
 def client_server(world: Any) -> Iterator[str]:
-    """Run what `ray start --head` runs for clients of other machines."""
+    """Run the client server that `ray start --head` runs for other machines."""
     port = free_port()
     command = [sys.executable, "-m", "ray.util.client.server", "--mode", "proxy"]
     where = ["--address", world.address, "--host", "127.0.0.1", "--port", str(port)]
@@ -233,7 +233,7 @@ def children(pid: int) -> list[int]:
 
 
 def lie(said: str) -> str:
-    """Return code for an agent that replaces each answer by `said`."""
+    """Return code for an agent that replaces each answer with `said`."""
     return f"data = {said} if b'\"n\"' in data else data\n        {SENT}"
 
 

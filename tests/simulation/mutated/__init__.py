@@ -1,1 +1,1 @@
-"""Mutants of the core: one function each, changed through its syntax tree, played in place."""
+"""Mutants of the core: each changes one function through its syntax tree, while it is tested."""

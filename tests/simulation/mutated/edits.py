@@ -1,4 +1,4 @@
-"""Edits of one function through its syntax tree: the words in which mutants are written.
+"""Edits of one function through its syntax tree, of which mutants are made.
 
 An edit looks for code by a pattern: Python in which `_` stands for any expression, a capital
 letter for one expression that the new code may use, and a last `...` for all further arguments,
@@ -18,18 +18,18 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class DoesNotApply(AssertionError):  # noqa: N818  # It names what happened.
-    """A function does not have exactly one place that an edit is for."""
+    """A function has no place, or several places, that an edit matches."""
 
 
 class Edit:
     """One change of a function. Each kind says which places it is for."""
 
     def apply(self, function: Function) -> int:
-        """Change all places that match; return how many they were."""
+        """Change all matching places; return their number."""
         raise NotImplementedError
 
     def once(self, function: Function, name: str) -> None:
-        """Change the one place that matches.
+        """Change the one matching place.
 
         Raises:
             DoesNotApply: there is none, or more than one.
@@ -42,7 +42,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Replace(Edit):
-    """Put new code where an expression, or a row of statements, is."""
+    """Replace an expression, or a sequence of statements, by new code."""
 
     old: str
     new: str
@@ -57,7 +57,7 @@ class Replace(Edit):
 
 @dataclass(frozen=True)
 class Drop(Edit):
-    """Leave a statement out."""
+    """Remove a statement."""
 
     old: str
 
@@ -67,7 +67,7 @@ class Drop(Edit):
 
 @dataclass(frozen=True)
 class After(Edit):
-    """Do something more after a statement."""
+    """Insert code after a statement."""
 
     old: str
     more: str
@@ -81,7 +81,7 @@ class After(Edit):
 
 @dataclass(frozen=True)
 class Always(Edit):
-    """Take a condition for true, whatever is the case."""
+    """Replace a condition by True."""
 
     test: str
 
@@ -91,7 +91,7 @@ class Always(Edit):
 
 @dataclass(frozen=True)
 class Never(Edit):
-    """Take a condition for false, whatever is the case."""
+    """Replace a condition by False."""
 
     test: str
 
@@ -101,7 +101,7 @@ class Never(Edit):
 
 @dataclass(frozen=True)
 class Body(Edit):
-    """Do this instead of what the function does, in terms of its parameters."""
+    """Replace the body of a function; the new code may use its parameters."""
 
     new: str
 
@@ -123,7 +123,7 @@ def _decide(function: Function, pattern: str, *, verdict: bool) -> int:
 
 
 class _Expressions(ast.NodeTransformer):
-    """Replaces the expressions that match."""
+    """Replaces the expressions that match a pattern."""
 
     def __init__(self, old: ast.expr, new: ast.expr) -> None:
         self._old, self._new, self._found = old, new, 0
@@ -141,7 +141,7 @@ class _Expressions(ast.NodeTransformer):
 
 
 class _Statements:
-    """Replaces the rows of statements that match."""
+    """Replaces the sequences of statements that match a pattern."""
 
     def __init__(
         self, old: list[ast.stmt], make: Callable[[list[ast.stmt], Bound], list[ast.stmt]]
@@ -169,13 +169,13 @@ def _is_more(pattern: Any) -> bool:
 
 
 def _hole(pattern: Any) -> str:
-    """Return what a pattern calls the expression that it stands for; "": it stands for itself."""
+    """Return the name of a placeholder in a pattern; "" if the expression is no placeholder."""
     name = pattern.id if isinstance(pattern, ast.Name) else ""
     return name if name == ANYTHING or (len(name) == 1 and name.isupper()) else ""
 
 
 def _match(pattern: Any, node: Any, bound: Bound) -> bool:
-    """Return whether code matches; `bound` learns what the letters of the pattern stand for."""
+    """Return whether code matches; `bound` gets the code for each placeholder of the pattern."""
     if name := _hole(pattern):
         if name == ANYTHING or name not in bound:
             bound[name] = node
@@ -204,7 +204,7 @@ def _match_list(patterns: Sequence[Any], nodes: Sequence[Any], bound: Bound) -> 
 
 
 def _match_call(pattern: ast.Call, node: ast.Call, bound: Bound) -> bool:
-    """Match a call with a `...`: further arguments, by position or by name, are as they are."""
+    """Match a call whose pattern has a `...`, which stands for any further arguments."""
     values = {each.arg: each.value for each in node.keywords}
     named = {each.arg: each.value for each in pattern.keywords}
     bound["keywords"] = [each for each in node.keywords if each.arg not in named]
@@ -216,12 +216,12 @@ def _match_call(pattern: ast.Call, node: ast.Call, bound: Bound) -> bool:
 
 
 def _same(one: ast.AST, other: ast.AST) -> bool:
-    """Return whether two expressions are the same, be one of them assigned to."""
+    """Return whether two expressions are equal, also if only one of them is assigned to."""
     return ast.unparse(one) == ast.unparse(other)
 
 
 def _fill(pattern: Any, bound: Bound) -> Any:
-    """Return new code with the letters replaced by what they stand for."""
+    """Return new code in which the placeholders are replaced by the matched code."""
     if name := _hole(pattern):
         node = deepcopy(bound[name])
         if hasattr(node, "ctx"):

@@ -1,4 +1,4 @@
-"""Finds the functions of the core by name, and has mutants take their place for a while."""
+"""Finds functions of the core by name, and replaces them by mutants for a while."""
 
 import ast
 import inspect
@@ -20,7 +20,7 @@ PARTS = ("core", "policy", "model.py", "records/leases.py")
 
 @contextmanager
 def play_mutant(name: str, edit: Edit) -> Iterator[None]:
-    """Have a function do what its edit says: for all who have imported it, in this process.
+    """Replace a function by its mutant in this process, for all modules that imported it.
 
     Args:
         name: The end of the function's dotted name: as much as no other function has.
@@ -41,7 +41,7 @@ def play_mutant(name: str, edit: Edit) -> Iterator[None]:
 
 
 def find(name: str) -> tuple[tuple[str, str], Function]:
-    """Return the module of a function, its name there, and a copy of its tree.
+    """Return the module of a function, its name in that module, and a copy of its syntax tree.
 
     Raises:
         DoesNotApply: there is no such function, or there are several.
@@ -74,7 +74,7 @@ def _definitions(node: ast.AST, within: str) -> Iterator[tuple[str, Function]]:
 
 
 def _compile(function: Function, qualified: str, file: str) -> CodeType:
-    """Return the code of a changed function, whose lines are where they were."""
+    """Return the code of a changed function, with the original line numbers."""
     node: ast.stmt = function
     for name in reversed(qualified.split(".")[:-1]):
         (around,) = ast.parse(f"class {name}: pass").body

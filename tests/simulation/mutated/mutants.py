@@ -1,4 +1,4 @@
-"""All mutants: what each is about, the function that it changes, and the seed that kills it."""
+"""All mutants: the meaning of each, the function that it changes, and the seed that kills it."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from mutated.edits import After, Always, Body, Drop, Edit, Never, Replace
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of the core that a law notices.
+    """One change of the core that breaks a law.
 
     Args:
         name: What the core does wrong.

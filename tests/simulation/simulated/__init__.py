@@ -1,1 +1,1 @@
-"""A faulty world for the allocator to live in, all of it drawn from one seed, and its laws."""
+"""A faulty world around the allocator, drawn from one seed, and the laws that it must obey."""

@@ -1,4 +1,4 @@
-"""The free part of a node beside reservations, added up by hand for `laws`."""
+"""The free part of a node beside its reservations, computed independently for `laws`."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -23,7 +23,7 @@ def holds(share: Share) -> Counter[str]:
 
 
 def others(model: Any, pair: Pair, tenant: str | None, until: float) -> list[NodeReservation]:
-    """The reservations of a node that begin before a moment and are not a tenant's."""
+    """Return other tenants' reservations of a node that begin before a time."""
     found = [each for each in model.reserved.values() if pair in each.nodes]
     return [each for each in found if each.tenant != tenant and each.starts_at < until]
 
@@ -64,7 +64,7 @@ def moments(model: Any, pair: Pair, tenant: str | None, now: float, until: float
 
 
 def overrun(model: Any, lease: Any, share: Share, after: float, *, at_once: bool) -> float | None:
-    """The first moment from some on at which a lease is in a reservation's way; None: it never is.
+    """Return the first time from `after` at which a lease blocks a reservation; None: never.
 
     What a tenant holds beside its reservation may be in its way, too. So others there, who have
     been there before, are not held to those that have begun; who comes, `at_once`, is.
@@ -98,7 +98,7 @@ def taken_from(
 def reserved_by_others(
     model: Any, pair: Pair, tenant: str, now: float, until: float
 ) -> Counter[str]:
-    """Return the most that others reserve of a node at one time, until then."""
+    """Return the most that others reserve of a node at one time, until a given time."""
     found = Counter[str]()
     for at in moments(model, pair, tenant, now, until):
         there = (x for x in others(model, pair, tenant, inf) if x.starts_at <= at < x.ends_at)
@@ -114,7 +114,7 @@ def _whole(node: Node) -> Counter[str]:
 
 
 def is_own(model: Any, lease: Any, share: Share) -> bool:
-    """Whether what a lease holds of a node is what its tenant reserved there."""
+    """Return whether a lease holds on a node only what its tenant reserved there."""
     pair, gpus, cpu, memory = (share.cluster_id, share.node_id), set[str](), 0, 0
     for each in model.reserved.values():
         if each.tenant == lease.tenant and each.begun and each.parts and pair in each.nodes:
@@ -125,7 +125,7 @@ def is_own(model: Any, lease: Any, share: Share) -> bool:
 
 
 def beyond_own(model: Any, pair: Pair, tenant: str) -> Counter[str] | None:
-    """Return the free part of a node beyond a tenant's reservations; None: it has none there."""
+    """Return the free part of a node beyond a tenant's reservations; None if it has none there."""
     node = model.node(Share(*pair))  # type: ignore[arg-type]  # As above.
     if node is None:
         return None

@@ -1,4 +1,4 @@
-"""Random inventories, demands and asks. Small, so that everybody fights for the same devices."""
+"""Random inventories, demands and requests. All are small, so that many want the same devices."""
 
 from collections.abc import Iterator
 from random import Random
@@ -97,7 +97,7 @@ Card = tuple[Gpu, DeviceId]
 
 
 def _with_cards(one: Node, cards: list[Card]) -> Node:
-    """The same node with these devices, called by their places in the list."""
+    """Return the node with these devices, named by their positions in the list."""
     uuids = dict.fromkeys(uuid for _, device in cards for uuid in device if uuid)
     return replace(
         one,
@@ -119,7 +119,7 @@ def with_uuids(one: Cluster, numbers: Iterator[int]) -> Cluster:
 
 
 def rebuilt(rng: Random, before: Cluster, numbers: Iterator[int]) -> Cluster:
-    """The same cluster after work on its cards."""
+    """Return the cluster after a change of its cards."""
     nodes = {each.id: each for each in before.nodes if rng.random() < 0.9}
     hands = {name: [*zip(each.gpus, each.devices, strict=True)] for name, each in nodes.items()}
     for cards in hands.values():
@@ -151,7 +151,7 @@ def anti_affinity(rng: Random) -> AntiAffinity:
 
 
 def in_zones(rng: Random, one: Demand) -> Demand:
-    """The same demand; a gang may ask for one zone in place of what it asks for."""
+    """Return the demand; a gang may demand one zone instead of its topology."""
     return replace(one, topology="zone") if one.nodes > 1 and rng.random() < 0.5 else one
 
 
@@ -198,7 +198,7 @@ def ask(
     bare: float,
     provisioned: float,
 ) -> Ask:
-    """Draw an ask.
+    """Draw a request.
 
     `bare` is the share of those that tell their needs to their policy alone, `provisioned` that of
     those that start something.

@@ -56,7 +56,7 @@ _NOTHING: Final[Mapping[tuple[str, str], Counter[str]]] = {}
 
 
 class LawBroken(AssertionError):  # noqa: N818  # It names what happened.
-    """The core did what it must not."""
+    """The core broke a law."""
 
 
 def law(holds: bool, name: str, *evidence: Any) -> None:
@@ -66,7 +66,7 @@ def law(holds: bool, name: str, *evidence: Any) -> None:
 
 @dataclass
 class Model:
-    """The world according to the facts, by hand."""
+    """The state of the world, derived from the facts independently of the core."""
 
     clusters: dict[str, Cluster] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
@@ -112,17 +112,17 @@ class Model:
         return own or (project is None and self.quotas.get(("*", None))) or Quota()
 
     def beyond(self, tenant: str, project: str, wanted: dict[str, int]) -> bool:
-        """Whether the quota of a tenant or its project has no room for `wanted` more."""
+        """Return whether the quota of a tenant or its project has no room for `wanted`."""
         return self.short(tenant, None, wanted) or self.short(tenant, project, wanted)
 
     def owns(self, tenant: str, project: str | None, wanted: dict[str, int]) -> bool:
-        """Whether an account may hold `wanted` without borrowing."""
+        """Return whether an account may hold `wanted` without borrowing."""
         nominal = self._quota(tenant, project).nominal
         limits = {name: getattr(nominal, name) for name in wanted}
         return all(limits[name] is None or more <= limits[name] for name, more in wanted.items())
 
     def short(self, tenant: str, project: str | None, wanted: dict[str, int]) -> bool:
-        """Whether the quota of one account has no room for `wanted` more."""
+        """Return whether the quota of one account has no room for `wanted`."""
         known = {
             (x.tenant, None if project is None else x.terms.project) for x in self.leases.values()
         }
@@ -152,18 +152,18 @@ class Model:
         return False
 
     def shut(self, cluster: str, node: str) -> bool:
-        """Whether an operator took a node out of service."""
+        """Return whether an operator took a node out of service."""
         return bool({(cluster, node), (cluster, "")} & self.cordons.keys())
 
     def leaves_by(self, lease: Lease) -> float:
-        """When a lease ends at the latest, since what it holds is drained or reserved."""
+        """Return the latest end of a lease, given drains and reservations of its nodes."""
         names = ((share.cluster_id, (share.node_id, "")) for share in lease.placement)
         places = {(cluster, node) for cluster, both in names for node in both}
         drained = (self.cordons[at] or inf for at in places & self.cordons.keys())
         return min(*drained, self.begins(lease, self.expires[lease.id]), inf)
 
     def begins(self, lease: Lease, after: float, *, at_once: bool = False) -> float:
-        """When the first of others' reservations begins, from then on, that a lease is in."""
+        """Return when another tenant's reservation of the lease's nodes begins, from `after` on."""
         if not self.reserved:
             return inf
         found = (
@@ -179,7 +179,7 @@ class Model:
         closed: Iterable[tuple[str, str]] = (),
         need: Demand | None = None,
     ) -> set[tuple[str, str]]:
-        """The nodes that a request may not get: reserved for others, or near its group."""
+        """Return the excluded nodes of a request: reserved for others, or by anti-affinity."""
         if ask.terms is None:
             return set()
         return self._near(ask) | self.shut_to(
@@ -187,13 +187,13 @@ class Model:
         )
 
     def shut_for_good(self, ask: Ask, now: float) -> set[tuple[str, str]]:
-        """The nodes excluded whatever leases end: by the request's group, or reserved whole."""
+        """Return nodes that no end of a lease frees: by anti-affinity, or reserved as a whole."""
         return self._near(ask) | self._whole(self.until(ask, now, ()), ask)
 
     def beside(
         self, ask: Ask, now: float, gone: Collection[str]
     ) -> dict[tuple[str, str], Counter[str]]:
-        """Return the parts of other nodes that a request may not use, without some leases."""
+        """Return the excluded parts of other nodes for a request, if some leases were gone."""
         if not self.partly:
             return {}
         until = self.until(ask, now, ())
@@ -204,11 +204,11 @@ class Model:
 
     @property
     def partly(self) -> set[tuple[str, str]]:
-        """The nodes of which others, or the asker, reserved a part."""
+        """Return the nodes of which a part is reserved."""
         return {node for each in self.reserved.values() if each.parts for node in each.nodes}
 
     def until(self, ask: Ask, now: float, closed: Iterable[tuple[str, str]]) -> float:
-        """When a lease of this request would end: sooner, where it fits nowhere for so long."""
+        """Return when a lease of this request would end; earlier if only a shorter one fits."""
         assert ask.terms is not None
         if ask.id in self.requeued:
             return self.expires[ask.id]
@@ -222,7 +222,7 @@ class Model:
     def shut_to(
         self, ask: Ask, need: Demand | None, until: float, now: float
     ) -> set[tuple[str, str]]:
-        """The nodes that a lease until then may not get, since others reserved too much of them."""
+        """Return the nodes whose reservations by others leave too little for a lease until then."""
         shut = self._whole(until, ask)
         empty = Model(clusters=self.clusters)
         for pair in self.partly - shut if need is not None else ():
@@ -239,7 +239,7 @@ class Model:
         return shut
 
     def _whole(self, until: float, ask: Ask) -> set[tuple[str, str]]:
-        """The nodes that others have reserved as a whole from a time before this on."""
+        """Return the nodes that others have reserved as a whole before a time."""
         theirs = (x for x in self.reserved.values() if x.tenant != ask.tenant and not x.parts)
         return {node for each in theirs if each.starts_at < until for node in each.nodes}
 
@@ -252,7 +252,7 @@ class Model:
         }
 
     def near(self, ask: Ask | Lease, cluster: str, node: Node) -> list[str]:
-        """The other leases of a group that exclude a node."""
+        """Return the other leases of a group that exclude a node."""
         found = []
         one = ask.terms.anti_affinity if ask.terms is not None else None
         for name, lease in self.leases.items():
@@ -329,12 +329,12 @@ class Model:
 
     @property
     def resetting(self) -> set[str]:
-        """A released lease that is prepared to stay warm."""
+        """A released lease whose workload is being reset to stay warm."""
         released = {name for name, reason in self.ending.items() if reason == RELEASED}
         return {name for name in released if self.leases[name].provision.keep_warm_seconds}  # type: ignore[union-attr]  # Only what has one is `Ending`.
 
     def own(self, ask: Ask) -> bool:
-        """Whether anything is made fit for requests like this one."""
+        """Return whether a workload for requests equal to this one is being reset."""
         likes = {self.leases[name].likeness for name in self.resetting}
         return ask.provision is not None and likeness(ask) in likes
 
@@ -561,7 +561,7 @@ class Model:
         self.paused[fact.lease] = fact.retry_at
 
     def _lose(self) -> None:
-        """Find the devices that leases hold and that are gone from their nodes."""
+        """Find the devices that leases hold and that have disappeared from their nodes."""
         self.lost = {}
         for name, held in self.held.items():
             gone = [device for pair, device, _ in held if device not in self._there(pair)]
@@ -575,7 +575,7 @@ class Model:
         return [Share(*each) for each in found if each[2]]  # type: ignore[arg-type]  # Plain values in tests.
 
     def _lost_devices(self, name: str, pair: tuple[str, str]) -> tuple[str, ...]:
-        """Which devices of a node a lease has lost: these, parts of them, or what they are of."""
+        """Return the devices of a node that a lease has lost, with their parts and parents."""
         lost = self.lost.get(name, ())
         return tuple(
             gpu
@@ -733,7 +733,7 @@ class Model:
         ask: Ask | None = None,
         now: float = 0.0,
     ) -> bool:
-        """Whether a demand would fit now if these leases held nothing; `ask` wants it."""
+        """Return whether a demand of `ask` would fit now if these leases held nothing."""
         names = set(names)
         leases = [self.leases[name] for name in names]
         lost, self.lost = self.lost, {x: gone for x, gone in self.lost.items() if x not in names}
@@ -753,7 +753,7 @@ class Model:
         shut: Iterable[tuple[str, str]] = (),
         less: Mapping[tuple[str, str], Counter[str]] = _NOTHING,
     ) -> bool:
-        """Whether a demand fits now: nodes tried one by one, groups counted by hand.
+        """Return whether a demand fits now, by a check of each node and group one by one.
 
         Of some nodes there is `less` than is not held.
         """
@@ -776,7 +776,7 @@ class Model:
         return found >= demand.nodes
 
     def could_be(self, lease: Lease, demand: Demand, candidates: Any) -> bool:
-        """Whether a demand would fit on a node of a lease if that were empty."""
+        """Return whether a demand would fit on a node of a lease if the node were empty."""
         for share in lease.placement:
             node, pair = self.node(share), (share.cluster_id, share.node_id)
             if candidates is not None and share.cluster_id not in candidates:
@@ -817,7 +817,7 @@ class Model:
         return len(usable) >= demand.gpus
 
     def next_deadline(self) -> float | None:
-        """The earliest time at which a lease, a pause, a notice or a reservation runs out."""
+        """Return the earliest end of a lease, a pause, a notice or a reservation."""
         due = [self.expires[name] for name in self.leases if name not in self.ending]
         due += self.paused.values()
         due += [notice.until for notice in self.notices.values()]
@@ -842,7 +842,7 @@ def holds(shares: Iterable[Share]) -> dict[str, int]:
 
 
 def needs_of(ask: Ask) -> int:
-    """The GPU milli that an ask needs at least."""
+    """Return the least GPU milli that a request needs."""
     return needs(ask.demand)["gpu_milli"] if ask.demand is not None else 0
 
 
@@ -861,7 +861,7 @@ def _is_part(one: DeviceId, other: DeviceId) -> bool:
 
 
 def _has_labels(pair: tuple[str, str], node: Node, demand: Demand) -> bool:
-    """Whether a node has the labels of a demand: one requirement after the other."""
+    """Return whether a node has the labels of a demand, checked one by one."""
     own = {"moorage/cluster": pair[0], "moorage/node": pair[1]}
     for key, operator, values in demand.where:
         value = own.get(key, node.labels.get(key))

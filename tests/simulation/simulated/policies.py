@@ -1,4 +1,4 @@
-"""Policies of several characters. Each gets a consultation and returns what its cell would send."""
+"""Policies that behave well or badly. Each takes a consultation, and returns its cell's answer."""
 
 from collections.abc import Callable
 from random import Random
@@ -41,7 +41,7 @@ def honest(rng: Random, fleet: Fleet, consult: Consult) -> Any:
 
 
 def terse(rng: Random, fleet: Fleet, consult: Consult) -> Any:
-    """Honest, but leaves nodes or devices to the allocator."""
+    """Proposes well, but leaves the choice of nodes or devices to the allocator."""
     value = honest(rng, fleet, consult)
     for share in value if isinstance(value, list) else [value]:
         if "cluster_id" in share and consult.ask.demand is not None:
@@ -52,7 +52,7 @@ def terse(rng: Random, fleet: Fleet, consult: Consult) -> Any:
 
 
 def blind(rng: Random, fleet: Fleet, consult: Consult) -> Any:
-    """Proposes nodes that could ever take it, free or not, reserved or not."""
+    """Proposes nodes that could serve the request when empty, whether free or reserved."""
     demand = consult.ask.demand or Demand(gpus=1, gpu_milli=500)
     able = np.flatnonzero(fleet.gpu_total.sum(1) >= 1000 * demand.gpus).tolist()
     if demand.topology in {"rack", "zone"} and rng.random() < 0.5:
@@ -105,7 +105,7 @@ def babbling(rng: Random, fleet: Fleet, consult: Consult) -> Any:
 
 
 def moody(rng: Random, fleet: Fleet, consult: Consult) -> Any:
-    """Honest, declining, failing and silent by turns."""
+    """Proposes well, declines, fails and does not answer, in turn."""
     mood = rng.random()
     if mood < 0.15:
         return {"declined": "not today"}

@@ -1,4 +1,4 @@
-"""Turns what a world did into a transcript: a failing seed becomes a story to store."""
+"""Turns a simulated world into a transcript, so that a failing seed can be stored as a test."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from moorage.core.turns.events import Restarted  # As above.
 
 
 def story_of(world: World, title: str) -> str:
-    """Return the transcript of a world's life so far, as it goes when played again.
+    """Return the transcript of a world so far, as the core plays it again.
 
     A crash becomes `restart lost=N`, which includes the `Restarted` that follows it. What the
     last command did wrong shows in the answer, or ends the story with the error.

@@ -1,4 +1,4 @@
-"""Watches a world and compares what the core does with what it may do."""
+"""Watches a world, and compares each step of the core with the laws."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ INSTANT = 0.001
 
 
 class Witness:
-    """Sees every event, turn, delivery and crash; raises `LawBroken` at the first offence."""
+    """Sees every event, turn, delivery and crash; raises `LawBroken` at the first violation."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -105,7 +105,7 @@ class Witness:
         self.turns = 0
 
     def follow(self, queue: WaitingQueue) -> None:
-        """Record the nodes that a new queue reserves in its turns, and for which waiter."""
+        """Watch which nodes a new queue reserves, and for which waiter."""
         reserve = queue.reserve
 
         def watch_head(head: WaiterLine | None, nodes: Nodes) -> None:
@@ -211,15 +211,15 @@ class Witness:
             self._check_bounds()
 
     def _declined_waiters(self) -> set[str]:
-        """Return waiters that are skipped because their policy declines all free nodes."""
+        """Return waiters that are skipped since their policy declines all free nodes."""
         return {name for line in self._lines() if line.declined for name in line.waiters}
 
     def _lines(self) -> Iterable[WaiterLine]:
-        """All lines, in no order: to order them takes longer than what is looked up here."""
+        """Return all lines of waiters in any order; sorting would take longer than the check."""
         return self.world.allocator.requests.queue._lines.values()
 
     def _overtaking(self, fact: Granted, event: Event) -> None:
-        """Each time that a waiter is overtaken is counted, on the one that came first."""
+        """Each overtaking is counted, on the oldest waiter that was overtaken."""
         model, lease = self.model, fact.lease
         before = model.waiting.get(lease.id)
         since = before.at if before is not None else lease.asked_at
@@ -263,7 +263,7 @@ class Witness:
                 law(not short, "quota is reserved for who was overtaken too often", lease, first)
 
     def _overdue_on(self, tenant: str, project: str | None) -> list[str]:
-        """Those that quota of an account may be reserved for, the first one first."""
+        """Return the waiters for which an account's quota may be reserved, the first one first."""
         waiting = self.model.waiting
         names = [
             name
@@ -276,7 +276,7 @@ class Witness:
         return sorted(names, key=lambda name: (-waiting[name].ask.priority, waiting[name].at))
 
     def _is_like(self, ask: Ask, name: str) -> bool:
-        """Whether an ask waits for the same as one that was overtaken too often, and was, too."""
+        """Return whether an ask equals one overtaken too often, and was itself overtaken so."""
         if name == ask.id or ask.id not in self.model.waiting or not self._overdue(ask.id):
             return name == ask.id
         other = self.model.waiting[name].ask
@@ -326,13 +326,13 @@ class Witness:
         law(fits, "none leaves in vain", fact, ask)
 
     def _blameless(self, fact: Ended, event: ConsultFailed) -> None:
-        """A policy that does not get to answer says nothing about the lease of its consultation."""
+        """A policy that cannot answer at the moment ends no lease."""
         if fact.lease in self.model.requeued and event.refusal.code in PASSING:
             enough = self.model.faults[fact.lease] == FAULTS_MAX
             law(enough, "a fault that passes ends no lease", fact, event)
 
     def _gave_way(self, effect: Respond | Recall, waited: set[str]) -> None:
-        """No answer denies room where there is some, or a warm lease could make some."""
+        """No request is refused for lack of room while room exists or warm leases could make it."""
         message = self.messages[effect.to]
         answer = effect.answer if isinstance(effect, Respond) else None
         if not isinstance(message, Asked) or not isinstance(answer, Refusal):
@@ -355,7 +355,7 @@ class Witness:
             law(fits or not could, "no refusal that an eviction could avoid", ask, model.warm)
 
     def _check_free(self, fact: Ended | Requeued, event: Event, after: list[Fact]) -> None:
-        """Only a backend's word about this very grant frees what a workload had.
+        """Only the backend's report about the same grant frees the devices of a workload.
 
         Or another got it in the same turn, place and workload, whose request is the same.
         """
@@ -381,7 +381,7 @@ class Witness:
             law(over, "and only then", event)
 
     def _check_consultation(self, consult: Consult) -> None:
-        """A node where a workload failed is left out as long as there is room elsewhere."""
+        """A node where a workload failed is excluded while another node has room."""
         ask = consult.ask
         left_out = set(ask.avoid) <= set(consult.reserved)
         if left_out or ask.demand is None or not self.world.honest:
@@ -391,7 +391,7 @@ class Witness:
         law(not elsewhere, "a failed node is tried last", consult)
 
     def _whole_first(self, consult: Consult) -> None:
-        """A policy is offered places for a shorter lease where there is none for a whole one."""
+        """A policy gets places for a shorter lease only if no full lease fits."""
         ask, terms = consult.ask, consult.ask.terms
         if terms is None or not terms.ttl_seconds_min or ask.demand is None:
             return
@@ -406,7 +406,7 @@ class Witness:
             law(not elsewhere, "no lease is shortened where a whole one fits", consult)
 
     def _check_grace(self, seconds: float, grace_seconds: float) -> None:
-        """Each lease and waiter gets its grace, or lasts until the lease must leave."""
+        """Each lease and waiter gets its grace, or lasts until the lease must leave its node."""
         model, now = self.model, self.world.now
         held = {name: model.expires[name] for name in {*model.leases} - model.ending.keys()}
         held |= {name: waiter.deadline for name, waiter in model.waiting.items()}
@@ -441,7 +441,7 @@ class Witness:
             law(not lapses or until >= least, "reservations get their grace", each)
 
     def _in_turn(self, lease: Lease, event: Event) -> None:
-        """No request of lower priority is served while an identical waiter sleeps."""
+        """No request of lower priority is served while an equal one of higher priority sleeps."""
         closed, priority, head = self.reserved
         ask = self.asks[lease.id]
         ready = head in self.model.waiting and head not in self.model.paused
@@ -625,7 +625,7 @@ class Witness:
         self.stopped.add((lease.id, lease.fencing))
 
     def _scan(self, ledger: list[Fact]) -> None:
-        """Note what the ledger has of grants, requeues and ends."""
+        """Record the grants, requeues and ends in the ledger."""
         for fact in ledger[self.scanned :]:
             match fact:
                 case Granted(lease):
@@ -639,7 +639,7 @@ class Witness:
     # Rest, crash and the end ---------------------------------------------------------------
 
     def quiet(self) -> None:
-        """Nothing is under way: who could be served now, was."""
+        """When nothing is in progress, every request that can be served has been served."""
         allocator, model = self.world.allocator, self.model
         law(allocator.undecided == 0, "no request is decided for ever", allocator.undecided)
         keys = allocator.requests.undecided._keys
@@ -689,7 +689,7 @@ class Witness:
                     law(coming, "no request sleeps beside what could give way", name, shut)
 
     def _overdue_first(self) -> None:
-        """Nodes are reserved for one who was overtaken too often, or for one of higher priority."""
+        """Nodes are reserved only for a waiter overtaken too often, or of higher priority."""
         first = self.world.allocator.requests.queue.first()
         head = next(iter(first.waiters), "") if first is not None else ""
         declined = self._declined_waiters()
@@ -707,12 +707,12 @@ class Witness:
             law(higher or self._overdue(head), "who was overtaken too often goes first", name, head)
 
     def _shut(self, ask: Ask, need: Demand | None = None) -> tuple[tuple[str, str], ...]:
-        """The nodes that are reserved, or for another waiter, and so not for this request."""
+        """Return the nodes that are excluded for a request: reserved, or for another waiter."""
         closed = self.world.allocator.requests.queue.nodes_reserved_ahead(ask)
         return *closed, *self.model.withheld(ask, self.world.now, closed, need)
 
     def _beyond(self, ask: Ask, *, at_rest: bool = False) -> bool:
-        """Whether a quota does not allow what an ask needs, or may be reserved for another one."""
+        """Return whether a quota does not allow a request, or may be reserved for another one."""
         model, need = self.model, needs(ask.demand or hidden_demand(ask))
         if model.beyond(ask.tenant, ask.project, need):
             return True
@@ -745,7 +745,7 @@ class Witness:
         )
 
     def crashed(self, ledger: list[Fact]) -> list[Ask]:
-        """Forget what was not durable; return what clients will ask again."""
+        """Forget everything that was not durable; return the requests that clients will repeat."""
         retries = [
             message.ask
             for message in self.unanswered.values()
@@ -761,7 +761,7 @@ class Witness:
         return retries
 
     def restored(self, ledger: list[Fact]) -> None:
-        """The new allocator knows what was durable, from whichever facts."""
+        """The new allocator has exactly the durable state, whichever facts restored it."""
         state = self.world.allocator.state
         same_state(state, replay(ledger))
         law(state.leases.keys() == self.model.leases.keys(), "the state is what was durable")
@@ -795,7 +795,7 @@ class Witness:
 
 
 def _sum(wanted: dict[str, int], more: dict[str, int]) -> dict[str, int]:
-    """Return the amounts for both, of the resources that the first one needs."""
+    """Return both amounts of each resource that the first one needs."""
     return {name: much + more[name] if much else 0 for name, much in wanted.items()}
 
 

@@ -1,4 +1,4 @@
-"""The world around one allocator: clients, cells, backends, an operator, a disk, and bad luck.
+"""The world around one allocator: clients, cells, backends, an operator, a disk, and faults.
 
 The daemon's commit discipline is played faithfully: `Consult` and `Forget` leave at once; every
 other effect waits until the facts of its turn and of all turns before it are durable; turns go
@@ -106,13 +106,13 @@ Phase = Literal["succeeded", "failed"]
 
 @dataclass(frozen=True)
 class Crashed:
-    """A mark in the trace: the process died, and this many facts were durable."""
+    """A mark in the trace: the process died, with this number of durable facts."""
 
     durable: int
 
 
 class World:
-    """One life, or rather several: a crash is a new allocator in the same world."""
+    """One world, in which a crash replaces the allocator by a new one."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
@@ -185,7 +185,7 @@ class World:
         return fleets.change_labels(self.labelling, cluster) if self.labelled else cluster
 
     def _demands(self, count: int) -> list[Demand]:
-        """Mostly such as fit the fleet when it is empty, or all answers would be `never_fits`."""
+        """Draw demands that mostly fit the empty fleet, or all answers would be `never_fits`."""
         empty = Model(clusters={cluster.id: cluster for cluster in self.inventory})
         drawn = [fleets.demand(self.rng) for _ in range(60)]
         if self.parts:
@@ -204,7 +204,7 @@ class World:
         ] or drawn
 
     def _begin_life(self) -> None:
-        """Begin the life of a daemon: every second one has stood by while the one before led."""
+        """Begin the life of a daemon; every second daemon was the standby of the one before."""
         stood_by = self.standby if self.lives % 2 else None
         self.allocator = stood_by or Allocator(self.pause_seconds, self.overtaken_max)
         self.witness.follow(self.allocator.requests.queue)
@@ -235,7 +235,7 @@ class World:
         return turn
 
     def commit(self) -> None:
-        """Make the facts being written durable; begin to write the facts that waited."""
+        """Make the facts being written durable, then begin to write the waiting facts."""
         self.ledger += [fact for turn in self.writing for fact in turn.facts]
         self._follow()
         written, self.writing, self.turns = self.writing, self.turns, []
@@ -244,7 +244,7 @@ class World:
         self.let_go(written)
 
     def _follow(self) -> None:
-        """Have the daemon that stands by apply what is durable; it is asked now and then."""
+        """Let the standby apply the durable facts, and sometimes query it."""
         self.standby.follow(self.ledger[self.followed :])
         self.followed = len(self.ledger)
         if self.followed % 16 == 0:
@@ -399,7 +399,7 @@ class World:
         return Asked(to, ask)
 
     def _with_alternatives(self, ask: Ask, demand: Demand) -> Ask:
-        """Have half as many GPUs do, too, and sometimes something else."""
+        """Accept half as many GPUs as an alternative, and sometimes another demand."""
         less = [replace(demand, gpus=demand.gpus // 2)] if demand.gpus > 1 else []
         others = [self.choosing.choice(self.demands) for _ in range(self.choosing.randint(0, 2))]
         some = tuple(dict.fromkeys((demand, *less, *others)))
@@ -532,7 +532,7 @@ class World:
             self.step(ClusterSeen(self._label(fleets.change_hardware(self.rng, clusters[name]))))
 
     def hear(self) -> None:
-        """Step one of the events that are under way."""
+        """Step one of the pending events."""
         if self.inbox:
             place = 0 if self.orderly else self.rng.randrange(len(self.inbox))
             event = self.inbox.pop(place)
@@ -543,7 +543,7 @@ class World:
             self.step(event)
 
     def engine(self) -> None:
-        """A workload dies by itself, or a late stop comes through."""
+        """Let a workload die by itself, or a late stop arrive."""
         if running := sorted(self.engines.keys() & self.ordered):
             name = self.rng.choice(running)
             chance = self.rng.random()
@@ -566,7 +566,7 @@ class World:
             self.step(Tick())
 
     def disturb(self) -> None:
-        """Have the daemon stand still for a while, or the calendar's time be set."""
+        """Let the daemon stand still for a while, or set the calendar."""
         seconds = self.clocks.choice([1.0, 8.0, 40.0])
         if self.clocks.random() < 0.5:
             event: Event = Stalled(seconds, GRACE_SECONDS)
@@ -616,7 +616,7 @@ class World:
         self.settle()
 
     def settle(self) -> None:
-        """Play until nothing is open: first answers, then deadlines, then backends."""
+        """Play until nothing is pending: first answers, then deadlines, then backends."""
         for _ in range(10_000):
             if self.inbox:
                 self.hear()
@@ -642,7 +642,7 @@ class World:
 
 
 def run(seed: int, events: int, kind: type[World] = World) -> World:
-    """Play one seed; what breaks says how to play it again."""
+    """Play one seed; an error says how to play it again."""
     world = kind(seed)
     try:
         world.live(events)
@@ -657,7 +657,7 @@ def run(seed: int, events: int, kind: type[World] = World) -> World:
 
 @cache
 def play(seed: int) -> World:
-    """Return the world of a seed for tests that look at what came of it: played once for all."""
+    """Return the played world of a seed, which tests share and only read."""
     return run(seed, EVENTS)
 
 

@@ -1,4 +1,4 @@
-"""Which of several servers leads: one at a time, and another one where it is silent."""
+"""Which of several servers leads: one at a time, and another one if the leader is silent."""
 
 import threading
 from collections.abc import Iterator
@@ -35,13 +35,13 @@ def two(address: str) -> Iterator[tuple[Leadership, Leadership]]:
 
 
 def stand(server: Leadership, seat: Seat) -> None:
-    """Stand for election until the server leads."""
+    """Try to become the leader until the server leads."""
     never = threading.Event()
     while not server.stand(seat):
         never.wait(0.02)  # What it waits for is in the database, which says nothing.
 
 
-def test_one_leads_and_the_others_see_it(address: str, two: tuple[Leadership, Leadership]):
+def test_one_server_leads_and_the_others_see_it(address: str, two: tuple[Leadership, Leadership]):
     first, second = two
     assert not second.stand(B)
     assert second.leader is not None
@@ -53,7 +53,9 @@ def test_one_leads_and_the_others_see_it(address: str, two: tuple[Leadership, Le
     assert (leader.seat, standbys) == (A, [B])
 
 
-def test_one_that_resigns_is_replaced_at_once(address: str, two: tuple[Leadership, Leadership]):
+def test_a_leader_that_resigns_is_replaced_at_once(
+    address: str, two: tuple[Leadership, Leadership]
+):
     first, second = two
     assert not second.stand(B)
     assert ask_to_resign(address)
@@ -67,7 +69,7 @@ def test_one_that_resigns_is_replaced_at_once(address: str, two: tuple[Leadershi
     assert (leader.seat, standbys) == (B, [])
 
 
-def test_one_that_is_about_to_resign_is_not_named(two: tuple[Leadership, Leadership]):
+def test_a_leader_that_is_about_to_resign_is_not_named(two: tuple[Leadership, Leadership]):
     first, second = two
     assert not second.stand(B)
     assert second.leader is not None
@@ -97,7 +99,7 @@ def test_a_silent_leader_is_replaced_and_notices_it(
     assert not second.is_deposed
 
 
-def test_one_stopped_amid_a_commit_holds_nothing_up(
+def test_a_leader_stopped_during_a_commit_delays_no_successor(
     postgres, address: str, two: tuple[Leadership, Leadership]
 ):
     first, second = two
@@ -111,7 +113,7 @@ def test_one_stopped_amid_a_commit_holds_nothing_up(
     writer.close()
 
 
-def test_the_lock_of_a_command_is_left_alone(address: str):
+def test_the_lock_of_a_command_is_respected(address: str):
     command, server = Leadership(address), Leadership(address)
     assert server.stand(A)
     server.resign()
@@ -126,7 +128,7 @@ def test_the_lock_of_a_command_is_left_alone(address: str):
     again.resign()
 
 
-def test_a_standby_outlasts_a_database_that_ends_its_session(
+def test_a_standby_survives_the_end_of_its_database_session(
     postgres, address: str, two: tuple[Leadership, Leadership]
 ):
     _, second = two

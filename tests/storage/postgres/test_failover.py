@@ -1,4 +1,4 @@
-"""A primary that is lost, one that comes back, and commits whose answer never comes."""
+"""A lost primary, an old primary that returns, and commits without an answer."""
 
 import asyncio
 from collections.abc import Iterator
@@ -37,13 +37,13 @@ def primary() -> Iterator[PostgresServer]:
 
 
 async def end_waiting(server: PostgresServer, waiting: "asyncio.Future[object]") -> None:
-    """End sessions that wait for a standby, once there are any."""
+    """End the sessions that wait for a standby, as soon as there are any."""
     while not await asyncio.to_thread(server.execute, END_WAITING):
         assert not waiting.done()
 
 
-async def test_an_old_primary_that_comes_back_takes_no_writer(primary: PostgresServer):
-    """It has the old epoch, and would let one in; without its standby it acknowledges nothing."""
+async def test_an_old_primary_that_returns_admits_no_writer(primary: PostgresServer):
+    """The old primary has the old epoch; without its standby it acknowledges no commit."""
     address = primary.database()
     name, old = address.rpartition("/")[2], primary.port
     ledger = StoredLedger(PostgresStorage(address).facts())
@@ -69,8 +69,8 @@ async def test_an_old_primary_that_comes_back_takes_no_writer(primary: PostgresS
     await new.close()
 
 
-async def test_a_connection_that_breaks_amid_a_commit_ends_the_server(primary: PostgresServer):
-    """The facts are stored, and the server that wrote them must not report them as lost."""
+async def test_a_connection_that_breaks_during_a_commit_ends_the_server(primary: PostgresServer):
+    """The facts are stored, so the server that wrote them must not report them as lost."""
     address = primary.database()
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()

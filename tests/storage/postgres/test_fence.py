@@ -1,4 +1,4 @@
-"""Nothing that a deposed server writes is stored, and each fence is what keeps it out."""
+"""No write of a deposed server is stored, and each fence is necessary for that."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ WRITES: dict[str, tuple[Write, dict[str, str], str]] = {
 
 @contextlib.contextmanager
 def replaced_server(postgres: Any, address: str) -> Iterator[tuple[FactStore, RecordStore]]:
-    """Give the stores of a server that another one has replaced, and that knows nothing of it."""
+    """Yield the stores of a server that has been replaced and does not know it yet."""
     storage = PostgresStorage(address)
     facts, records = storage.facts(), storage.records()
     facts.open()

@@ -1,4 +1,4 @@
-"""Sessions of PostgreSQL: addresses with secrets, roles with settings of their own, lost ones."""
+"""Sessions of PostgreSQL: passwords in addresses, settings of roles, and lost sessions."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,7 @@ def test_a_password_that_is_not_encoded_is_refused_and_not_shown(password: str):
 @pytest.mark.parametrize(
     "password", ["hunter2#x", "?hunter2", "x:hunter2", "hunter2%40%2Fx", "hu'nt\\er"]
 )
-def test_other_characters_of_a_password_are_taken(password: str):
+def test_other_characters_in_a_password_are_accepted(password: str):
     address = f"postgresql://moorage:{password}@127.0.0.1:1/d"
     assert connection.without_password(address) == "user=moorage dbname=d host=127.0.0.1 port=1"
     with pytest.raises(StorageError, match="cannot be reached") as caught:
@@ -60,8 +60,8 @@ def test_a_setting_of_the_role_does_no_harm(postgres, address: str, setting: str
         assert session.execute(f"SHOW {setting}").fetchone() == (wanted,)
 
 
-def test_two_servers_may_prepare_an_empty_database_at_once(postgres):
-    """Whichever makes the tables: commands as `token create` do it without being the writer."""
+def test_two_servers_may_prepare_an_empty_database_at_the_same_time(postgres):
+    """Commands such as `token create` also create the tables, without being the writer."""
     for _ in range(5):
         address = postgres.database()
         barrier = threading.Barrier(6)
@@ -80,7 +80,7 @@ def test_two_servers_may_prepare_an_empty_database_at_once(postgres):
             ] * 6
 
 
-def test_tokens_are_read_again_where_their_session_was_ended(postgres, address: str):
+def test_tokens_are_read_again_after_their_session_was_ended(postgres, address: str):
     tokens = PostgresStorage(address).tokens()
     row = TokenRow("ci", "0" * 64, "viewer", "ann", 1.0, None, None)
     tokens.insert(row)

@@ -1,4 +1,4 @@
-"""PostgreSQL as storage: the traps, each with its sentence."""
+"""PostgreSQL as storage: known pitfalls, each with its error message."""
 
 import asyncio
 import signal
@@ -51,7 +51,7 @@ def address(postgres) -> str:
     return postgres.database()
 
 
-def test_a_server_that_was_killed_lets_the_next_one_in(address: str):
+def test_a_killed_server_admits_the_next_one(address: str):
     command = [sys.executable, "-c", HOLDER, address]
     facts = PostgresStorage(address).facts()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -67,7 +67,7 @@ def test_a_server_that_was_killed_lets_the_next_one_in(address: str):
     facts.close()
 
 
-async def test_a_deposed_server_stores_nothing_and_says_so(postgres, address: str):
+async def test_a_deposed_server_stores_nothing_and_reports_that(postgres, address: str):
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()
     assert await ledger.append(numbered_facts(1, 2), NOW) == 2
@@ -83,7 +83,7 @@ async def test_a_deposed_server_stores_nothing_and_says_so(postgres, address: st
 
 
 @pytest.mark.parametrize("purpose", ["lock", "ledger"])
-async def test_an_idle_ledger_fails_where_a_connection_was_ended(
+async def test_an_idle_ledger_fails_after_its_connection_was_ended(
     postgres, address: str, purpose: str
 ):
     ledger = StoredLedger(PostgresStorage(address).facts())
@@ -106,7 +106,7 @@ async def test_an_idle_ledger_fails_where_a_connection_was_ended(
         await ledger.close()
 
 
-async def test_a_reader_that_was_ended_is_opened_again(postgres, address: str):
+async def test_a_reader_whose_session_was_ended_is_opened_again(postgres, address: str):
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()
     await ledger.append(numbered_facts(1, 1), NOW)
@@ -124,7 +124,7 @@ async def test_a_reader_that_was_ended_is_opened_again(postgres, address: str):
 
 @pytest.fixture
 def absent_standby(postgres) -> Iterator[None]:
-    """Have commits wait for a standby that is not there."""
+    """Let commits wait for a standby that does not exist."""
     postgres.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
     postgres.execute("SELECT pg_reload_conf()")
     yield
@@ -132,10 +132,10 @@ def absent_standby(postgres) -> Iterator[None]:
     postgres.execute("SELECT pg_reload_conf()")
 
 
-async def test_a_cancelled_wait_for_a_standby_is_no_success(
+async def test_a_cancelled_wait_for_a_standby_does_not_count_as_success(
     postgres, address: str, request: pytest.FixtureRequest
 ):
-    """PostgreSQL says that the commit succeeded, and warns that it may be lost yet."""
+    """PostgreSQL reports success of the commit, and only warns that it may still be lost."""
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()
     request.getfixturevalue("absent_standby")
@@ -152,7 +152,7 @@ async def test_a_cancelled_wait_for_a_standby_is_no_success(
         await ledger.close()
 
 
-async def test_fencing_numbers_go_on_behind_those_that_were_reserved(address: str):
+async def test_fencing_numbers_continue_above_the_reserved_ones(address: str):
     for clean, floor in ((True, 0), (False, 7), (True, 10_008)):
         facts = PostgresStorage(address).facts()
         assert facts.open().fencing == floor
@@ -162,7 +162,7 @@ async def test_fencing_numbers_go_on_behind_those_that_were_reserved(address: st
 
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])
-def test_a_pooler_is_refused(postgres, address: str, mode: str):
+def test_a_connection_pooler_is_refused(postgres, address: str, mode: str):
     if not Path(PGBOUNCER).exists():
         pytest.skip("PgBouncer is not installed: apt-get install pgbouncer")
     with postgres.pooler(mode) as port:
@@ -196,7 +196,7 @@ def test_a_database_of_the_first_format_is_migrated(postgres, address: str):
     assert found == [(3,)]
 
 
-def test_lines_of_the_audit_log_are_stored_by_several_and_the_oldest_go(address: str):
+def test_several_writers_store_lines_of_the_audit_log_and_the_oldest_are_deleted(address: str):
     with (
         closing(PostgresStorage(address).audit()) as one,
         closing(PostgresStorage(address).audit()) as other,
@@ -216,7 +216,7 @@ def test_lines_of_the_audit_log_are_stored_by_several_and_the_oldest_go(address:
         assert other.end() == AuditEnd(3_000, "2999", 7)
 
 
-def test_a_role_that_only_uses_the_tables_serves(postgres, address: str):
+def test_a_role_that_may_only_use_the_tables_is_enough_for_a_server(postgres, address: str):
     name = address.rpartition("/")[2]
     user = f"server_{name}"
     postgres.execute(f"CREATE ROLE {user} LOGIN")
@@ -275,7 +275,7 @@ def test_logins_are_seen_by_another_process_soon(address: str):
         assert other.rows() == {"c": b"c"}
 
 
-def test_agents_are_changed_whole_or_not_at_all(address: str, tmp_path):
+def test_changes_of_agents_are_made_completely_or_not_at_all(address: str, tmp_path):
     for each in (PostgresStorage(address), SqliteStorage(tmp_path)):
         mine, other = each.agents(), each.agents()
         with closing(mine), closing(other):
@@ -301,7 +301,7 @@ def test_agents_are_changed_whole_or_not_at_all(address: str, tmp_path):
     "address",
     ["postgresql://m:hunter2@127.0.0.1:1/d", "postgresql://m:hunter2@[::1/d?x=hunter2"],
 )
-def test_a_password_is_in_no_message(address: str):
+def test_a_password_appears_in_no_message(address: str):
     with pytest.raises(StorageError) as caught:
         connection.connect(address, "ledger")
     assert "hunter2" not in str(caught.value)

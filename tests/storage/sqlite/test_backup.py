@@ -1,4 +1,4 @@
-"""A copy of a data folder, while it is written: whole, durable, for its owner only."""
+"""A copy of a data folder while it is written: complete, durable, and private."""
 
 import signal
 import stat
@@ -41,7 +41,7 @@ with stage(Path(sys.argv[1])) as new:
 
 
 class Writing:
-    """A server that registers a cluster and then appends a fact about it, again and again.
+    """A server that repeatedly registers a cluster and then appends a fact about it.
 
     Args:
         folder: Its data folder.
@@ -89,7 +89,7 @@ def write_folder(folder: Path) -> Path:
     return folder
 
 
-def test_a_copy_of_a_folder_in_use_is_whole(tmp_path: Path) -> None:
+def test_a_copy_of_a_folder_in_use_is_complete(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     with Writing(data) as server:
@@ -118,7 +118,7 @@ def test_a_copy_of_a_folder_in_use_is_whole(tmp_path: Path) -> None:
     assert stat.S_IMODE(copy.stat().st_mode) == 0o700
 
 
-def test_a_restored_folder_gives_no_number_twice(tmp_path: Path) -> None:
+def test_a_restored_folder_uses_no_fencing_number_twice(tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data")
     made = back_up(data, tmp_path / "copy")
     restored = restore_folder(tmp_path / "copy", tmp_path / "new")

@@ -40,7 +40,7 @@ def test_the_lock_ends_with_its_holder(tmp_path: Path):
     WriterLock(path).acquire()
 
 
-def test_a_holder_that_has_not_written_its_name_yet_is_another_process(tmp_path: Path):
+def test_a_holder_without_a_name_in_the_file_is_reported_as_another_process(tmp_path: Path):
     path = tmp_path / "ledger.sqlite"
     lock = WriterLock(path)
     lock.acquire()
@@ -51,12 +51,12 @@ def test_a_holder_that_has_not_written_its_name_yet_is_another_process(tmp_path:
     lock.release()
 
 
-def test_a_place_without_a_directory_is_named(tmp_path: Path):
+def test_a_missing_directory_is_named(tmp_path: Path):
     with pytest.raises(StorageError, match=r"cannot make .*missing/ledger.sqlite.lock"):
         WriterLock(tmp_path / "missing" / "ledger.sqlite").acquire()
 
 
-def test_a_lock_file_that_is_removed_lets_no_other_in(tmp_path: Path):
+def test_removing_the_lock_file_admits_no_other_process(tmp_path: Path):
     path = tmp_path / "ledger.sqlite"
     path.write_bytes(b"")
     command = [sys.executable, "-c", HOLDER, str(path)]

@@ -1,4 +1,4 @@
-"""Marks: two copies, each believed only where it is as it was written; and who may read files."""
+"""Marks, each in two copies with checksums; and who may read the files of a database."""
 
 import os
 import sqlite3
@@ -86,7 +86,7 @@ def test_a_mark_with_another_label_is_ignored(path: Path):
 
 
 @pytest.mark.parametrize("size", [0, 10, COPY_BYTES + 10])
-def test_a_mark_that_was_cut_is_damaged(path: Path, size: int):
+def test_a_truncated_mark_counts_as_damaged(path: Path, size: int):
     write_mark(path, (1, 1), (2, 2))
     path.write_bytes(path.read_bytes()[:size])
     assert read_mark(path, "ledger").doubt
@@ -107,7 +107,7 @@ def test_a_database_and_its_side_files_are_private(tmp_path: Path):
 
 @pytest.fixture
 def later(monkeypatch) -> Callable[[], None]:
-    """Lets the time pass until room is looked for again."""
+    """Advances the time until the next check of free space."""
     now = [time.monotonic()]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
@@ -117,7 +117,7 @@ def later(monkeypatch) -> Callable[[], None]:
     return passes
 
 
-def test_a_reserve_is_taken_back_once_there_is_room_again(tmp_path: Path, later):
+def test_the_reserve_is_restored_once_there_is_room(tmp_path: Path, later):
     reserve = Reserve(tmp_path / "reserve")
     assert not reserve.is_full
     assert reserve.spend()
@@ -128,7 +128,7 @@ def test_a_reserve_is_taken_back_once_there_is_room_again(tmp_path: Path, later)
     assert not reserve.is_full
 
 
-def test_a_disk_without_room_shows_before_anything_is_written(tmp_path: Path, later, monkeypatch):
+def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path: Path, later, monkeypatch):
     reserve, real = Reserve(tmp_path / "reserve"), os.statvfs
 
     def has(room: int) -> None:
@@ -153,7 +153,7 @@ def test_a_format_is_migrated_step_by_step_or_refused():
     assert "start moored 7.0" in found.refusal(4, "7.0")
 
 
-def test_a_database_says_which_release_writes_it():
+def test_a_database_names_the_release_that_writes_it():
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         assert writer_of(connection) == ""
         connection.execute("CREATE TABLE release(version)")
@@ -173,7 +173,7 @@ def test_a_path_that_is_no_file_is_refused_at_once(path: Path, make: Callable[[P
 
 
 @pytest.mark.parametrize("end", ["", "-wal", "-shm", "-journal"])
-def test_no_pipe_is_opened_as_a_part_of_a_database(tmp_path: Path, end: str):
+def test_a_pipe_in_place_of_a_database_file_is_not_opened(tmp_path: Path, end: str):
     database = tmp_path / "ledger.db"
     if end:
         connect(database).close()

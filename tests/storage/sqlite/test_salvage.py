@@ -1,4 +1,4 @@
-"""Reading a write-ahead log behind its damaged place."""
+"""Reading a write-ahead log behind a damaged place."""
 
 import shutil
 import sqlite3
@@ -15,7 +15,7 @@ FRAME_BYTES = 24 + 4096
 
 
 def write_and_kill(folder: Path, *, rounds: int) -> Path:
-    """Return a database of rows, one a commit, as a kill leaves it; all of the last round's log."""
+    """Return a database of rows, one per commit, as a kill leaves it, with its latest log."""
     path = folder / "alive.db"
     killed = folder / "killed.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -45,9 +45,7 @@ def damage(path: Path, at: int, count: int = 1) -> None:
 
 @pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize("place", ["salts", "page", "body", "sum", "header"])
-def test_a_damaged_frame_takes_none_of_the_later_ones_with_it(
-    tmp_path: Path, place: str, rounds: int
-):
+def test_a_damaged_frame_costs_no_later_frame(tmp_path: Path, place: str, rounds: int):
     path = write_and_kill(tmp_path, rounds=rounds)
     assert numbers(path, lacking=False) == list(range(ROWS * rounds))
     fifth = 32 + 4 * FRAME_BYTES
@@ -60,7 +58,7 @@ def test_a_damaged_frame_takes_none_of_the_later_ones_with_it(
     assert all((tmp_path / name).read_bytes() == held for name, held in before.items())
 
 
-def test_what_has_no_commit_behind_it_is_not_taken(tmp_path: Path):
+def test_frames_without_a_commit_are_not_read(tmp_path: Path):
     path = write_and_kill(tmp_path, rounds=1)
     log = path.with_name(path.name + "-wal")
     damage(path, log.stat().st_size - FRAME_BYTES + 99)
