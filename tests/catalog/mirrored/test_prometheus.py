@@ -298,6 +298,13 @@ async def until(http, is_so):
             await asyncio.sleep(0.05)  # Metrics are no events: a client can only look again.
 
 
+async def until_up(http, value):
+    """Wait until the server's metrics say whether Prometheus answers; a slow answer is none."""
+    async with asyncio.timeout(SECONDS_MAX):
+        while f"moorage_prometheus_up {value}" not in (await http.get("/metrics")).text:  # noqa: ASYNC110  # As above.
+            await asyncio.sleep(0.05)  # As above.
+
+
 @pytest.mark.heavy
 @pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus here: apt-get install prometheus")
 async def test_a_real_prometheus_feeds_a_real_daemon(prometheus, exporter, tmp_path):
@@ -333,11 +340,9 @@ async def test_a_real_prometheus_feeds_a_real_daemon(prometheus, exporter, tmp_p
             exporter.stop()
             found = await until(http, lambda it: it["stale"])
             assert found["nodes"][0]["gpus"][0]["usedMem"] == 2048
-            assert "moorage_prometheus_up 1.0" in (await http.get("/metrics")).text
+            await until_up(http, "1.0")
 
             prometheus.stop()
-            async with asyncio.timeout(SECONDS_MAX):
-                while "moorage_prometheus_up 0.0" not in (await http.get("/metrics")).text:  # noqa: ASYNC110  # As above.
-                    await asyncio.sleep(0.05)  # As above.
+            await until_up(http, "0.0")
             assert 'moorage_prometheus_nodes{age="stale"} 1.0' in (await http.get("/metrics")).text
         assert "The Prometheus server at" in running.log.read_text()
