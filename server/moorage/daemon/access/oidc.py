@@ -25,7 +25,7 @@ VERIFIED_MAX: Final = 20_000
 TOKEN_CHARS_MAX: Final = 16_384
 NAME_CHARS_MAX: Final = 200
 SUBJECT_CHARS_MAX: Final = 255
-"""Greatest length of a subject, as in OpenID Connect Core, section 2."""
+"""Greatest length of a subject (OpenID Connect Core, 2)."""
 _TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
 """Accepted types of a JWT; other types, such as `logout+jwt`, do not identify callers."""
 _ROLES: Final = (Role.METRICS, *(each for each in Role if each is not Role.METRICS))
