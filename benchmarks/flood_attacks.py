@@ -99,7 +99,7 @@ class Flood:
         frames: Iterable[bytes],
         then: Callable[[FastClient, FastReply], None] | None = None,
     ) -> None:
-        """Have a number of open messages on each of some connections, for ever."""
+        """Hold a number of unanswered messages open on each connection, until cancelled."""
         given = [*frames]
         await _repeat(connections, lambda _: self._talk(window, given, then))
 
@@ -132,7 +132,7 @@ class Flood:
             await client.close()
 
     async def stream(self, connections: int, frames: bytes) -> None:
-        """Send frames over some connections as fast as the server reads them, for ever."""
+        """Send frames over some connections as fast as the server reads them, until cancelled."""
 
         async def send(_: int) -> None:
             client = await connect(self._ws, lambda _, reply: self.note(reply), self.token)
@@ -297,7 +297,7 @@ async def tiny_frames(flood: Flood) -> None:
 
 
 async def small_calls(flood: Flood) -> None:
-    """The same over HTTP: reads and unknown paths, over 200 connections."""
+    """Send reads and requests for unknown paths over HTTP, over 200 connections."""
     given = (("/clusters/query", b"{}"), ("/policy/query", b"{}"), ("/nothing/here", b"{}"))
     await flood.calls(200, cycle(given))
 

@@ -232,10 +232,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                 of_files[file] += report.duration
                 for name in (group, file):
                     cpu[name] += dict(report.user_properties).get(_CPU, 0.0)
-    shown = [*seconds.most_common(), *of_files.most_common(FILES_SHOWN)]
-    if len(of_files) <= FILES_SHOWN:
-        del shown[len(seconds) :]
-    for name, total in shown:
+    slowest = of_files.most_common(FILES_SHOWN) if len(of_files) > FILES_SHOWN else []
+    for name, total in [*seconds.most_common(), *slowest]:
         terminalreporter.write_line(f"{total:8.0f} s, {cpu[name]:5.0f} s of CPU in {name}")
 
 

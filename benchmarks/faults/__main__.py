@@ -252,7 +252,7 @@ def main(  # One an option.
     gpus: Annotated[int, typer.Option(min=1, help="With --url: of each lease.")] = 1,
     as_json: JsonFlag = False,
 ) -> None:
-    """Let servers fail under load, and check all answers to clients against the laws.
+    """Make servers fail under load, and check all answers to clients against the laws.
 
     The exit code is 1 where one of them is broken.
     """

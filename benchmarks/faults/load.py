@@ -71,7 +71,7 @@ class Load:
         self._answers: Counter[str] = Counter()
 
     async def during(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Let all clients send requests during a fault, then read the server's state.
+        """Send requests with all clients during a fault, then read the server's state.
 
         Each client ends with one lease at most, which is released when it was seen. Where they are
         answered no more, the work ends.

@@ -402,7 +402,7 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
 
 
 async def _bearer(endpoint: Endpoint) -> str | None:
-    """Return the token to send now; if the issuer must be asked, do that in a thread."""
+    """Return the token to send now; if that needs a request to the issuer, use a thread."""
     if asks_issuer(endpoint):
         return await asyncio.to_thread(bearer_of, endpoint)
     return bearer_of(endpoint)

@@ -90,7 +90,7 @@ Bools = npt.NDArray[np.bool_]
 _FITS: Final = 2.0**30
 """Added to every score, so that a node that fits scores above 0; leaves 22 bits after the point."""
 _FITS_PRICED: Final = 2.0**37
-"""The same with prices: leaves 15 bits, so that values of V closer than 1e-7 count as equal."""
+"""Rounds values with prices: leaves 15 bits, so values of V closer than 1e-7 are equal."""
 
 
 def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:

@@ -51,7 +51,7 @@ def whatif(server: Server, **message) -> dict:
 
 
 def waiting(server: Server, socket, gpus: int, **more) -> str:
-    """Let a request wait on a socket; return its id."""
+    """Send a request that waits, on a socket; return its id."""
     known = {each["request"] for each in server.waiting()}
     socket.send(json.dumps(ask_message(resources={"gpus": gpus}, lease=WAITS, **more)))
 

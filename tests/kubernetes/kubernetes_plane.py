@@ -260,7 +260,7 @@ class Plane:
         self.start("kwok")
 
     def find_node(self, name: str) -> None:
-        """Let the kubelet of a lost node report again."""
+        """Restart the reports of a lost node's kubelet."""
         self.patch("Node", name, {"metadata": {"labels": {"kubelet": "up"}}})
 
     def until(

@@ -24,7 +24,7 @@ def fact(seq: int) -> Fact:
 
 
 def kill_after(path: Path, acknowledgements: int) -> int:
-    """Run the appender, kill it after so many prints, and return the last seq that it printed."""
+    """Run the appender, kill it after a number of prints, and return the last printed seq."""
     command = [sys.executable, str(APPENDER), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

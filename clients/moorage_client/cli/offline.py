@@ -40,7 +40,7 @@ class Stays(StrEnum):
 
 
 class Mode(StrEnum):
-    """Where policies are evaluated: in the jail, or unsafely in a plain process."""
+    """The place of evaluation: the jail, or a plain process, which is unsafe."""
 
     JAIL = "jail"
     UNSAFE = "unsafe"

@@ -41,7 +41,7 @@ AliasArgument = Annotated[
 
 
 class By(StrEnum):
-    """What decides whether a request goes to the candidate: the request or its tenant."""
+    """The key of the choice between versions: the request or its tenant."""
 
     REQUEST = "request"
     TENANT = "tenant"

@@ -42,7 +42,7 @@ class NoSettings:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the daemon gives to a backend that it opens.
+    """Arguments from the daemon for a backend that it opens.
 
     Args:
         data_dir: The daemon's; a backend has the folder of its name there.
@@ -59,7 +59,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the daemon gives to a kind that follows clusters.
+    """Arguments from the daemon for a kind that follows clusters.
 
     Args:
         data_dir: The daemon's.
@@ -84,7 +84,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What `moored doctor` gives to a kind that it examines.
+    """Arguments from `moored doctor` for a kind that it examines.
 
     Args:
         data_dir: The server's.

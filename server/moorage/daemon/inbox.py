@@ -151,7 +151,7 @@ class Inbox:
         return turn
 
     def read_on(self, most: int = READERS_PER_BATCH) -> None:
-        """Let the clients that have waited longest be read again."""
+        """Read again from the clients that have waited longest."""
         for _ in range(min(most, len(self._readers))):
             turn = self._readers.popleft()
             if not turn.done():  # Its session may have been cancelled.

@@ -64,7 +64,7 @@ class Standby:
     Args:
         election: Decides who leads.
         gateway: Has the sockets.
-        tasks: Told of a defect.
+        tasks: Receives defects.
         rollout: The setting of that name.
 
     Attributes:

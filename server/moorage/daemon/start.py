@@ -204,7 +204,7 @@ class RequestParts:
 
 
 class Stopped(Exception):  # noqa: N818  # It names what happened, like asyncio.QueueFull.
-    """The server was told to stop while it stood by."""
+    """The server received a stop signal while it stood by."""
 
 
 @dataclass(slots=True)
@@ -232,7 +232,7 @@ async def start(config: Config, measures: Measures, waiting: Waiting | None = No
         waiting: The callbacks of a server that may have to stand by.
 
     Raises:
-        Stopped: The server was told to stop while it stood by.
+        Stopped: The server received a stop signal while it stood by.
         LedgerError: The ledger cannot be opened.
         JailError: This machine cannot isolate policies.
         BackendError: A backend lacks something on this machine.

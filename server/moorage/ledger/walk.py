@@ -115,7 +115,7 @@ def walk(ledger: Path) -> LedgerWalk:
 
 @contextlib.contextmanager
 def _continue_after_errors(ledger: Path, found: LedgerWalk) -> Iterator[None]:
-    """Let one check fail without ending the others; its error becomes a finding."""
+    """Run one check; its error becomes a finding and does not end the others."""
     try:
         yield
     except UNREADABLE as no:

@@ -1,4 +1,4 @@
-"""Totals and free amounts of all nodes in columns, kept up to date with the inventory.
+"""Totals and free amounts of all nodes in columns, updated with the inventory.
 
 `policy.fleet.Fleet` is this with the feasibility on top. The core puts clusters in as they change;
 a cell's replica takes a snapshot once, and then the parts that changed.

@@ -43,7 +43,7 @@ class AgentSocket:
             await self._connection.send(frame)
 
     def answer(self, frame: bytes) -> None:
-        """Send a small frame without waiting; one that does not read is not read either."""
+        """Send a small frame without waiting; a peer that reads no answers is not read."""
         if self._connection.protocol.state is State.OPEN:
             self._connection.protocol.send_binary(frame)
             self._connection.send_data()

@@ -299,7 +299,7 @@ async def until(http, is_so):
 
 
 async def until_up(http, value):
-    """Wait until the server's metrics say whether Prometheus answers; a slow answer is none."""
+    """Wait until a metric says whether Prometheus answers; a slow answer counts as none."""
     async with asyncio.timeout(SECONDS_MAX):
         while f"moorage_prometheus_up {value}" not in (await http.get("/metrics")).text:  # noqa: ASYNC110  # As above.
             await asyncio.sleep(0.05)  # As above.

@@ -244,7 +244,7 @@ class World:
         self.let_go(written)
 
     def _follow(self) -> None:
-        """Let the standby apply the durable facts, and sometimes query it."""
+        """Apply the durable facts at the standby, and sometimes query it."""
         self.standby.follow(self.ledger[self.followed :])
         self.followed = len(self.ledger)
         if self.followed % 16 == 0:
@@ -543,7 +543,7 @@ class World:
             self.step(event)
 
     def engine(self) -> None:
-        """Let a workload die by itself, or a late stop arrive."""
+        """End a workload by itself, or deliver a late stop."""
         if running := sorted(self.engines.keys() & self.ordered):
             name = self.rng.choice(running)
             chance = self.rng.random()
@@ -566,7 +566,7 @@ class World:
             self.step(Tick())
 
     def disturb(self) -> None:
-        """Let the daemon stand still for a while, or set the calendar."""
+        """Pause the daemon for a while, or set the calendar."""
         seconds = self.clocks.choice([1.0, 8.0, 40.0])
         if self.clocks.random() < 0.5:
             event: Event = Stalled(seconds, GRACE_SECONDS)

@@ -124,7 +124,7 @@ async def test_a_reader_whose_session_was_ended_is_opened_again(postgres, addres
 
 @pytest.fixture
 def absent_standby(postgres) -> Iterator[None]:
-    """Let commits wait for a standby that does not exist."""
+    """Make commits wait for a standby that does not exist."""
     postgres.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
     postgres.execute("SELECT pg_reload_conf()")
     yield

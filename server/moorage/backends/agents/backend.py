@@ -71,7 +71,7 @@ class AgentMachine:
         lost: Whether it has not been heard of for too long.
         idle: Whether its silence has lasted until the agent must have ended all that ran there.
         gone: Whether an operator has said that it will not come back.
-        revoked: Whether its agent is not let in any more.
+        revoked: Whether an operator revoked its agent.
     """
 
     def __init__(self, place: Place) -> None:

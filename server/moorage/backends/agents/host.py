@@ -30,7 +30,7 @@ FENCES_MAX: Final = 1_000
 BEATS_A_MEASUREMENT: Final = 2
 """Between two looks at the machine."""
 SILENT_SECONDS_MIN: Final = 10.0
-"""How long a server may be silent at least, however short the pause between two beats is."""
+"""Seconds that a server may be silent at least, even if beats come faster."""
 
 log = structlog.get_logger("moored")
 
@@ -184,7 +184,7 @@ class AgentHost:
         return task
 
     async def _beat(self, socket: AgentSocket, seconds: float) -> None:
-        """Send beats; some have metrics, unless a driver takes long to say them."""
+        """Send beats, every second one with metrics unless the driver is slow."""
         for number in itertools.count():
             metrics = None
             if number % BEATS_A_MEASUREMENT == 0:
@@ -242,7 +242,7 @@ class AgentHost:
 
 
 async def _receive(socket: AgentSocket, seconds: float) -> bytes | None:
-    """Return the next frame; None: the connection is gone, or was silent for so long."""
+    """Return the next frame; None: the connection is gone, or was silent for `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await socket.receive()

@@ -81,7 +81,7 @@ class AgentNews(_Frame):
 class AgentMetrics(_Frame):
     """The metrics of the machine; see `backends.local.measurements.Measurement`.
 
-    It is a beat, too, where it has the time of one.
+    With `at`, it also counts as a beat.
     """
 
     groups: dict[str, dict[str, float]]

@@ -46,7 +46,7 @@ from moorage.backends.base import (
 from moorage.records.json_values import JsonMapping, JsonObject
 
 ENDED_MAX: Final = 200
-"""Folders of stopped workloads, one per start, that are kept for their output; and as many
+"""Folders of stopped workloads, one per start, that stay for their output; and as many
 damaged folders."""
 RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest JSON file in bytes; a longer one was not written by this module."""

@@ -25,7 +25,7 @@ Bools = npt.NDArray[np.bool_]
 T = TypeVar("T", bound=Hashable)
 _Key = Callable[[Rows], Column]
 Kind = tuple[DeviceFilter, int, int]
-"""What a demand needs of a device: the filter, its memory, and free thousandths."""
+"""The needs of a demand on a device: filter, memory, and free thousandths."""
 Rank = tuple[int, float, float, float, int]
 """Sort key: negated precedence, share of the tenant, that of the project, arrival, serial number.
 Smaller keys come first."""

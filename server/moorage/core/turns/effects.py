@@ -35,9 +35,9 @@ class LeaseNews(msgspec.Struct, frozen=True, gc=False):
     owner: bool = True
     """Whether the receiver is the owner, who gets the token."""
     ttl_max_seconds: float | None = None
-    """Seconds that it may last from now, if a renewal asked for more than that; else None."""
+    """Seconds that the lease may last from now, if a renewal requested more; else None."""
     lost: str = ""
-    """Which machine of it has stopped reporting, and since when."""
+    """The machine of the lease that stopped reporting, and since when."""
 
 
 class Information(msgspec.Struct, frozen=True, gc=False):

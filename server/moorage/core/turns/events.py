@@ -142,7 +142,7 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
 class WorkloadEnded(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that a lease's workload ended by itself; fields as in `WorkloadFailed`.
 
-    The backend remembers the end until it is told to stop the workload, which happens once the end
+    The backend remembers the end until the order to stop the workload, which follows once the end
     is durable: forgotten earlier, the workload would start again after a crash.
     """
 

@@ -21,8 +21,8 @@ from moorage.records.json_values import JsonMapping, JsonObject
 
 PUBLISH_SECONDS: Final = 2.0
 """Shortest time between two versions of a cluster's document."""
-PUBLISH_SECONDS_A_MACHINE: Final = 0.01
-"""The same by the number of machines: of 1,000 as often as agents measure."""
+PUBLISH_SECONDS_A_MACHINE: Final = 0.015
+"""Shortest such time per machine: of 1,000, metrics go out as often as their agents measure."""
 STALE_SECONDS: Final = 60.0
 """From this age on a measurement no longer says how things are."""
 GPUS_MAX: Final = 64

@@ -48,7 +48,7 @@ ANSWER_SECONDS_MAX: Final = 3.0
 BEAT_SECONDS: Final = (5.0, 10.0)
 """Shortest and longest pause between two beats of an agent, unless machines are lost soon."""
 BEATS_A_SECOND: Final = 50
-"""Of all agents together, within those pauses; Nomad has `max_heartbeats_per_second`."""
+"""Beats of all agents together, within those pauses, as Nomad's `max_heartbeats_per_second`."""
 UNHEARD_MARGIN_SECONDS: Final = 10.0
 """Margin on top of an agent's `unheard_seconds`: its machine must be silent for both before leases
 start elsewhere: for the end of what runs there, and for clocks that run apart."""
@@ -124,10 +124,11 @@ class AgentRoster:
                 self._fleet.machine(place)
 
     def _beat_seconds_of(self, agents: int) -> float:
-        """Return the pause between two beats of an agent in a fleet of so many."""
-        shortest, longest = BEAT_SECONDS
-        seconds = min(max(shortest, agents / BEATS_A_SECOND), longest)
-        return min(seconds, self._lost_seconds / (2 * wire.BEATS_MISSED_MAX))
+        """Return the pause between two beats of an agent, by the number of agents."""
+        # A silent connection is closed when at most two thirds of `agent_lost_seconds` are over.
+        silence = self._lost_seconds / wire.BEATS_MISSED_MAX
+        shortest, longest = min(BEAT_SECONDS[0], silence / 2), min(BEAT_SECONDS[1], silence * 2 / 3)
+        return min(max(shortest, agents / BEATS_A_SECOND), longest)
 
     def close(self) -> None:
         """Make the changes of the store that wait."""

@@ -41,7 +41,7 @@ from moorage.sandbox.host.sandbox import Limits
 SECONDS_MAX: Final = 30.0
 """Seconds that a what-if may take; then it is refused as `policy_timeout`."""
 AT_ONCE_MAX: Final = 2
-"""What-ifs at one time, and one per tenant; the next one is refused as `busy`."""
+"""Concurrent what-ifs, and those of one tenant; the server refuses a further one as `busy`."""
 JOB_BYTES_MAX: Final = 128 << 20
 """Bytes of the state and of what policies read of clusters; beyond it, `too_large`."""
 

@@ -269,7 +269,7 @@ class Cell(asyncio.Protocol):
         self._process.step_aside()
 
     def demote(self) -> bool:
-        """Let this cell run only when no other process wants to; return whether that worked."""
+        """Lower this cell's priority below all other processes; return whether that worked."""
         self.demoted = True
         return self._process.demote()
 
