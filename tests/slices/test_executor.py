@@ -347,7 +347,7 @@ def test_methods_of_a_warm_class_run_on_each_host():
             model.fail()
         with pytest.raises(AttributeError, match="Model has no method 'tarin'"):
             model.tarin(1)
-        assert Model.__doc__ == "A model."
+        assert Model.__doc__ == "A model with state."
     finally:
         model.close()
     with pytest.raises(TypeError, match="a function or a class, not 7"):
