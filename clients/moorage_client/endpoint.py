@@ -271,7 +271,7 @@ def read_token_file(path: str) -> str | None:
         SettingRefused: It cannot be read, or no header can carry what is in it.
     """
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123  # pathlib is slow to import.
+        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123  # pathlib is slow to import.
             token = file.read(TOKEN_CHARS_MAX + 1).strip()
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or "it is no text"

@@ -448,6 +448,8 @@ def test_a_token_file_is_read_each_time(tmp_path: Path, monkeypatch: pytest.Monk
         file.write_text(text)
         with pytest.raises(SettingRefused, match=f"^MOORAGE_TOKEN_FILE: .*{sentence}"):
             bearer_of(endpoint)
+    file.write_text("marked\r\n", encoding="utf-8-sig")
+    assert bearer_of(endpoint) == "marked"
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(SettingRefused, match="it is no text"):
         bearer_of(endpoint)
