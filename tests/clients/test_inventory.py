@@ -3,15 +3,17 @@
 import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from moorage.lab import trace
+from moorage.launch import command
 from moorage_client.inventory import InventoryError, TableError, collect, merge_documents, read
 from moorage_client.inventory.documents import machine_key
-from moorage_client.inventory.kubernetes_live import cluster_id_of
+from moorage_client.inventory.kubernetes_live import PROGRAM, cluster_id_of
 
 HERE = Path(__file__).parent
 NODES = HERE / "kubernetes_nodes.json"
@@ -344,3 +346,24 @@ def test_copies_of_one_disk_have_no_machine_id(put):
     rows = found.documents[0]["nodes"]["nodeData"]
     assert [row.get("machineId") for row in rows] == [None, None]
     assert "2 nodes share their machine id" in found.notes[-1]
+
+
+def test_the_program_that_reads_a_cluster_ends_beside_an_open_stdin(tmp_path):
+    job = {"cluster_id": "a", "context": "", "watch": False}
+    environment = os.environ | {"KUBECONFIG": str(tmp_path / "absent")}
+    reader, writer = os.pipe()
+    try:
+        done = subprocess.run(
+            command(PROGRAM, json.dumps(job)),
+            stdin=reader,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert "there is no kubeconfig" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")

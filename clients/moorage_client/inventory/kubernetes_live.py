@@ -64,7 +64,8 @@ def current_context() -> str:
     """Return the current context of the kubeconfig, as kubectl finds it; "" if there is none."""
     import yaml  # noqa: PLC0415  # Slow to import.
 
-    named = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+    default = os.path.expanduser("~/.kube/config")  # noqa: PTH111  # Raises nothing without a home.
+    named = os.environ.get("KUBECONFIG") or default
     for file in filter(None, named.split(os.pathsep)):
         try:
             with Path(file).open(encoding="utf-8-sig") as text:

@@ -60,7 +60,8 @@ def _say(line: JsonObject) -> None:
 
 
 def _end_with_stdin() -> None:
-    sys.stdin.buffer.read()
+    # Not by `sys.stdin`: the interpreter aborts where a thread reads from it when `main` returns.
+    os.read(0, 1)
     os._exit(0)  # Nothing is open here that another process could miss.
 
 
