@@ -76,3 +76,19 @@ def test_completion_says_that_it_needs_a_home(shell):
     shell.environment.pop("HOME", None)
     done = shell("--install-completion", "bash")
     assert (done.returncode, "set HOME" in done.stderr, "Traceback" in done.stderr) == (2, True, 0)
+
+
+def test_without_a_home_no_kubeconfig_is_there(homeless):
+    unnamed = homeless("moorage", "fleet", "import", "kubernetes", "--dry-run")
+    assert "give --cluster-id NAME" in unnamed.stderr
+    named = homeless("moorage", "fleet", "import", "kubernetes", "--cluster-id=a", "--dry-run")
+    assert "there is no kubeconfig ~/.kube/config; set KUBECONFIG" in named.stderr
+    assert "Traceback" not in named.stderr
+
+
+def test_an_agent_needs_a_home_only_where_no_folder_is_named(homeless, tmp_path):
+    wrong = homeless("moored", "agent")
+    assert wrong.returncode == 2
+    assert wrong.stderr == "moored: --data: expected a folder: this user has no home folder\n"
+    done = homeless("moored", "agent", "--data", str(tmp_path / "agent"))
+    assert (done.returncode, "this machine has not joined" in done.stderr) == (3, True)

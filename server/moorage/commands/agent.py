@@ -94,13 +94,22 @@ def agent_run(
     _check_place(name, address)
     from moorage.commands.agent_program import AgentOptions, run  # noqa: PLC0415  # As in serve.
 
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    folder = (data or Path(state) / "moored-agent").absolute()
+    folder = (data or _default_folder()).absolute()
     token = token and token.strip()
     options = AgentOptions(
         server, token, folder, name or "", labels, not no_machine_id, unheard_seconds, address
     )
     raise typer.Exit(run(options, load_config({"data_dir": options.data}, None)))
+
+
+def _default_folder() -> Path:
+    """Return the folder of an agent that names none; end the command without a home for it."""
+    if state := os.environ.get("XDG_STATE_HOME"):
+        return Path(state) / "moored-agent"
+    try:
+        return Path.home() / ".local" / "state" / "moored-agent"
+    except RuntimeError:  # Neither HOME nor an entry in the system's list of users.
+        refuse_option("--data", "a folder: this user has no home folder")
 
 
 @agent.command("token", short_help="Make a token with which one machine may join.")

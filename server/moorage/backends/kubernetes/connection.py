@@ -14,12 +14,16 @@ from typing import Any, Final, Self
 
 import aiohttp
 import msgspec
-from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.client.rest import RESTClientObject
-from kubernetes.aio.config import load_incluster_config, load_kube_config
-from kubernetes.aio.config.config_exception import ConfigException
 from yaml import YAMLError
 
+from moorage.backends.kubernetes.client_library import (
+    ApiClient,
+    ConfigException,
+    Configuration,
+    RESTClientObject,
+    load_incluster_config,
+    load_kube_config,
+)
 from moorage.backends.kubernetes.errors import ConfigurationError, NoAnswerError, RefusedError
 from moorage.backends.kubernetes.objects import ApiStatus
 from moorage.records.json_values import JsonObject, JsonValue
@@ -270,7 +274,8 @@ def _certificates(configuration: Configuration) -> tuple[str | None, ...]:
 def _check_there(kubeconfig: Path | None) -> None:
     """Raise an error for a missing kubeconfig, about which the library would write to stderr."""
     files = str(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)
-    if not any(Path(each).expanduser().is_file() for each in files):
+    paths = map(os.path.expanduser, files)  # It raises nothing where this user has no home.
+    if not any(Path(each).is_file() for each in paths):
         raise ConfigurationError(f"there is no kubeconfig {' or '.join(files)}; set KUBECONFIG")
 
 
