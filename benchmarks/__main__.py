@@ -186,7 +186,7 @@ def _waiting(churning: Mapping[str, Any]) -> dict[str, Any]:
     given = {"load": churning.get("loads", ()), "rule": churning.get("rules", ())}
     for name, values in given.items():
         if len(values) > 1:
-            raise CommandError(f"waiting takes one --{name}, not {len(values)}")
+            raise CommandError(f"waiting: expected one --{name}, got {len(values)}")
     one = {name: values[0] for name, values in given.items() if values}
     return {**one, "draw": churning.get("plots", ())}
 

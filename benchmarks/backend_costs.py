@@ -70,7 +70,7 @@ def cycles(spec: BaseResourceSpec, times: int, starts: int = STARTS) -> Figures:
         cold, warm, both = asyncio.run(_play(spec, times, starts, Path(folder)))
         left = {"processes": len(_find_marked(folder)), "descriptors": _open_files() - open_before}
     if any(left.values()):
-        raise CommandError(f"{times} cycles left behind: {left}")
+        raise CommandError(f"after {times} cycles there are leftovers: {left}")
     return {
         "cycles": times,
         "cold_seconds": cold,
@@ -103,7 +103,9 @@ async def _play(
             both.append(time.perf_counter() - started)
         ((_, counts),) = (await engine.monitor()).items()
         if counts != {"total": 1, "free": 1, "acquired": 0}:
-            raise CommandError(f"{times} cycles of one resource left {counts}")
+            raise CommandError(
+                f"after {times} cycles of one resource, expected it to be free: {counts}"
+            )
         await engine.close()
         if isinstance(spec, ProcessResourceSpec):
             # Every slot of this machine's processors can be had again.
@@ -114,7 +116,7 @@ async def _play(
         found = await local.discover()
         await local.close()
     if found:
-        raise CommandError(f"{times} cycles left {[each.id for each in found]} running")
+        raise CommandError(f"after {times} cycles, these still run: {[each.id for each in found]}")
     return statistics.median(cold), statistics.median(warm), statistics.median(both)
 
 

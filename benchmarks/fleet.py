@@ -114,7 +114,7 @@ def _ask_all(running: Running, http: httpx.Client, clusters: int) -> dict[str, f
         def find(path: str = path, body: Figures = body) -> None:
             found = http.post(path, json=body).raise_for_status().json()["data"]
             if len(found) != HITS:
-                raise CommandError(f"{path} found {len(found)} clusters where there are {HITS}")
+                raise CommandError(f"{path} found {len(found)} clusters; expected {HITS}")
 
         def prepare(name: str = name) -> None:
             if name == "filter_after_change":
@@ -152,7 +152,7 @@ def _changes(running: Running, http: httpx.Client, clusters: int) -> dict[str, f
             (latency,) = _latencies(running, [_message({"clusters": [_name(middle)]}, memory)])
             taken.append(time.perf_counter() - started)
             if latency > taken[-1]:
-                raise CommandError("an ask took longer than what it is a part of")
+                raise CommandError("a request took longer than the whole change that includes it")
         figures[f"{name}_seconds"] = sorted(taken)[REPEATED // 2]
     return figures
 
@@ -171,7 +171,7 @@ def _latencies(running: Running, messages: Sequence[str]) -> list[float]:
     load = uvloop.run(drive(running.ws, messages))
     for reply in load.replies:
         if b'"cluster_id":' not in reply:
-            raise CommandError(f"an ask was refused: {reply[:300]!r}")
+            raise CommandError(f"a request was refused: {reply[:300]!r}")
     return load.latencies
 
 

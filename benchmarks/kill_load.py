@@ -163,7 +163,7 @@ class KillLoad:
         if each.stage is LeaseStage.RELEASING:
             reply = await say(socket, {"op": "release", "lease": each.lease, "token": each.token})
             if not reply["success"]:
-                raise CommandError(f"{each.lease} was granted, and its release refused: {reply}")
+                raise CommandError(f"the release of lease {each.lease} was refused: {reply}")
             each.stage = LeaseStage.RELEASED
             return
         reply = await say(
@@ -183,7 +183,7 @@ class KillLoad:
         elif reply["error"]["code"] in _FULL:
             wanted.remove(each)
         else:
-            raise CommandError(f"an ask was refused: {reply}")
+            raise CommandError(f"a request was refused: {reply}")
 
 
 async def say(socket: ClientConnection, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -244,7 +244,7 @@ class _Run:
         found.left_behind += self._machine.left()
         counts = {name: len(each) for name, each in asdict(found).items()}
         if any(counts.values()):
-            raise CommandError(f"after {times} kills: {json.dumps(asdict(found), indent=2)}")
+            raise CommandError(f"errors after {times} kills: {json.dumps(asdict(found), indent=2)}")
         return {
             "kills": times,
             "kills_while_starting": self._while_starting,
@@ -290,7 +290,10 @@ class _Run:
         else:
             self._while_starting += 1
         if await process.wait() != -signal.SIGKILL:
-            raise CommandError(f"a daemon ended by itself:\n{tail(self._log)}")
+            raise CommandError(
+                f"a daemon ended before it was killed:\
+{tail(self._log)}"
+            )
 
     async def _settle(self, url: str) -> None:
         """Wait until every lease is as expected; compare the leases with the running processes."""
@@ -311,7 +314,7 @@ async def _until(url: str, settled: Callable[[dict[str, str]], bool]) -> dict[st
         if time.monotonic() > give_up_at:
             states = dict(Counter(there.values()))
             raise CommandError(
-                f"the leases are not in order after {SETTLE_SECONDS_MAX:g} s: {states}"
+                f"after {SETTLE_SECONDS_MAX:g} s, leases have unexpected states: {states}"
             )
         pause = LOOK_SECONDS
         await asyncio.sleep(pause)

@@ -94,7 +94,9 @@ def query() -> dict[str, float]:
         _, base, hits = _time(call, few)
         first, best, hits_of_all = _time(call, many)
         if hits != hits_of_all:
-            raise CommandError(f"{name}: {hits} hits, then {hits_of_all}: not the same work")
+            raise CommandError(
+                f"{name}: expected equal numbers of hits, got {hits} and {hits_of_all}"
+            )
         figures |= {f"{name}: many_to_few": best / base, f"{name}: first_seconds": first}
     return figures
 

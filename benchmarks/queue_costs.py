@@ -214,5 +214,5 @@ def _say(socket: ClientConnection, message: dict[str, Any]) -> Any:
     socket.send(msgspec.json.encode(message).decode())
     reply = msgspec.json.decode(socket.recv(60))
     if not reply["success"]:
-        raise CommandError(f"the daemon refused: {reply['message']}")
+        raise CommandError(f"the daemon refused a request: {reply['message']}")
     return reply

@@ -93,5 +93,5 @@ def churn(operations: int, seed: int) -> int:
     for allocation in held:
         pool.checkin(allocation)
     if pool.getstate() != idle:
-        raise CommandError(f"{operations} operations did not conserve every slot (seed {seed})")
+        raise CommandError(f"after {operations} operations some slots are missing (seed {seed})")
     return granted

@@ -91,7 +91,7 @@ def _lease(
     _message(socket, "event", "started")
     took = time.perf_counter() - began
     if lease["workload"].get("warm", False) != warm:
-        raise CommandError(f"a lease that should be {'warm' if warm else 'cold'} was not: {lease}")
+        raise CommandError(f"expected a {'warm' if warm else 'cold'} lease, got {lease}")
     _call(socket, {"op": "release", "lease": lease["id"], "token": lease["token"]})
     _message(socket, "event", "warm" if keep_seconds else "ended")
     return took
@@ -107,6 +107,6 @@ def _message(socket: ClientConnection, key: str, value: str) -> dict[str, Any]:
     while True:
         message: dict[str, Any] = json.loads(socket.recv(NEWS_SECONDS_MAX))
         if message.get("success") is False:
-            raise CommandError(f"the daemon said no: {message}")
+            raise CommandError(f"the daemon refused a request: {message}")
         if message.get(key) == value:
             return message

@@ -140,7 +140,9 @@ def _check(counts: Mapping[str, int]) -> Path:
     if counts["pooler between"] and not Path(PGBOUNCER).exists():
         raise CommandError("PgBouncer is not installed: apt-get install pgbouncer, or --pooled 0")
     if os.getuid() and (counts["server's disk full"] or counts["database's disk full"]):
-        raise CommandError("only root can make small disks: --full 0 --full-database 0")
+        raise CommandError(
+            "only root can make small disks; pass --full 0 --full-database 0 to leave them out"
+        )
     return programs
 
 

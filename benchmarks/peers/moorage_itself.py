@@ -37,7 +37,7 @@ class _Session:
     async def release(self, booking: Booking) -> None:
         reply = await self._send({"op": "release", "lease": booking.handle})
         if not reply["success"]:
-            raise CommandError(f"no release: {reply}")
+            raise CommandError(f"a release was refused: {reply}")
 
     async def wait(self, parked: asyncio.Event) -> Booking:
         sent = asyncio.ensure_future(self._send(self._message(WAIT_SECONDS)))
@@ -66,7 +66,7 @@ class _Session:
 def _booking(reply: dict[str, Any]) -> Booking | None:
     if (lease := reply.get("lease")) is None:
         if (reply.get("error") or {}).get("code") != "no_capacity":
-            raise CommandError(f"an ask was refused: {reply}")
+            raise CommandError(f"a request was refused: {reply}")
         return None
     (share,) = lease["placement"]
     (gpu,) = share["gpus"]

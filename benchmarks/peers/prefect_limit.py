@@ -76,7 +76,7 @@ async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
             limit: dict[str, Any] = {"name": _LIMIT, "limit": sum(node.gpus for node in nodes)}
             answer = await client.post(f"{_LIMITS}/", json=limit)
             if answer.is_error:
-                raise CommandError(f"no limit: {answer.text[:500]}")
+                raise CommandError(f"Prefect did not make the limit: {answer.text[:500]}")
             yield _Session(pid, client)
 
 

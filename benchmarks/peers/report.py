@@ -132,7 +132,7 @@ def page(text: str, report: PeersReport) -> str:
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not (begin and end):
-        raise CommandError(f"{PAGE_FILE} has no place for the table")
+        raise CommandError(f"{PAGE_FILE} lacks the comments around the table")
     return f"{before}{begin}\n{markdown(report)}\n{end}{after}"
 
 

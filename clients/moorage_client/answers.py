@@ -130,4 +130,6 @@ def read_from(url: str, read: Callable[[JsonValue], T], document: JsonValue) -> 
     try:
         return read(document)
     except UnreadableError as error:
-        raise ProtocolViolated(url, f"sent what the protocol does not know: {error}") from error
+        raise ProtocolViolated(
+            url, f"sent a reply that does not match the protocol: {error}"
+        ) from error

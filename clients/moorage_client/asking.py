@@ -62,7 +62,7 @@ def request_message(
         TypeError: A request has no such argument.
     """
     if unknown := request.keys() - Request.__annotations__.keys():
-        raise TypeError(f"a request has no {', '.join(sorted(unknown))}")
+        raise TypeError(f"a request has no field {', '.join(sorted(unknown))}")
     some = request.get("alternatives")
     given = {"lease": lease, **request}
     message: JsonObject = {"adhoc": True, "policy_rule_uri": policy_rule_uri, "inputs": {}}

@@ -168,7 +168,9 @@ class Connection:
             async with asyncio.timeout(RESUME_SECONDS_MAX):
                 reply = await self.ask({"op": "resume", "session": lost.session}, number=number)
         except TimeoutError as error:
-            raise ConnectionFailed(self._url, "it does not say whether it resumes") from error
+            raise ConnectionFailed(
+                self._url, "it did not answer in time whether it resumes the session"
+            ) from error
         if not reply.success and read_refusal(reply).code == Code.NOT_LEADER:
             self._coming = {}
             return False
@@ -338,7 +340,9 @@ class Connection:
             # A refusal that answers no message is about the connection: everybody's answer.
             self._finish(read_refusal(reply))
         elif not (number.isdecimal() and int(number) <= self._issued):
-            raise ProtocolViolated(self._url, f"answered no request of ours: {text[:100]!r}")
+            raise ProtocolViolated(
+                self._url, f"answered a request that was never sent: {text[:100]!r}"
+            )
 
     def _finish(self, end: MoorageError) -> None:
         if self._end is None:

@@ -389,7 +389,7 @@ class Services:
         try:
             return read_as(kind, document)
         except UnreadableError as error:
-            finding = f"sent what the protocol does not know: {error}"
+            finding = f"sent a reply that does not match the protocol: {error}"
             raise ProtocolViolated(self._at.shown, finding) from error
 
     def _request_data(
@@ -398,7 +398,7 @@ class Services:
         """Return the `data` of a reply in the envelope of the policy service."""
         reply = self._call(method, path, body)
         if not isinstance(reply, dict) or "success" not in reply:
-            raise ProtocolViolated(self._at.shown, f"{method} {path} answered no envelope")
+            raise ProtocolViolated(self._at.shown, f"{method} {path} answered without the envelope")
         if reply["success"] is not True:
             raise _refusal(reply, Code.INTERNAL, "the server gave no reason")
         self.warnings = tuple(self._read_value(list[str], reply.get("warnings") or []))

@@ -1,4 +1,4 @@
-"""Best fit: the node that is left with the least free CPU and GPU.
+"""Best fit: the node that has the least free CPU and GPU after the placement.
 
 Small requests go where little is left, so empty nodes stay empty for large ones. It looks at
 amounts only, not at which requests the leftovers could still serve; `fgd` does.
@@ -19,7 +19,7 @@ from moorage.policy import best_rows, decline, propose, read_demand
 
 
 class AIOSv1PolicyRule:
-    """Proposes the node that keeps the least free CPU and GPU."""
+    """Proposes the node that has the least free CPU and GPU after the placement."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
         pass

@@ -144,7 +144,7 @@ def document(
     version: str = VERSION,
     release_tag: str = RELEASE_TAG,
 ) -> dict[str, Any]:
-    """Return the PolicyRule document that publishes a shipped policy by `POST /policy`.
+    """Return the PolicyRule document with which `POST /policy` publishes a shipped policy.
 
     Args:
         name: One of `shipped()`.

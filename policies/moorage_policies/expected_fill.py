@@ -94,7 +94,7 @@ _FITS_PRICED: Final = 2.0**37
 
 
 def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
-    """Return how much protection one copy of each kind of request adds to a node, in GPU milli.
+    """Return, per kind of request, the protection that one copy adds to a node, in GPU milli.
 
     Args:
         kinds: All kinds of request.
@@ -112,7 +112,7 @@ def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
 
 
 class Values:
-    """The values of node states: computed once, and again when prices change.
+    """The values of node states: each is computed once, and again when the prices change.
 
     A state that was valued has a number; 0 stands for none, and is worth less than any.
 
@@ -153,7 +153,7 @@ class Values:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all states, and number new ones from zero."""
+        """Forget all states; the next new state gets the number 0."""
         self._numbers: dict[bytes, int] = {}
         self._fixed, self._worth = np.full(1, -np.inf), np.full(1, -np.inf)  # A + M, and V …
         self._priced = np.full(1, -1)  # … as of this refresh of the prices.
@@ -226,7 +226,7 @@ class Values:
 
 
 class FillScores:
-    """The score of each node for one demand, and the GPU that gives it."""
+    """The score of each node for one demand, and the GPU with which the node has that score."""
 
     def __init__(self, nodes: int, options: int) -> None:
         self.version = self.refreshed = -1
@@ -238,7 +238,7 @@ class FillScores:
 
 
 class AIOSv1PolicyRule:
-    """Proposes the node and GPU that leave the fleet as fillable as possible."""
+    """Proposes the node and GPU after which the most future requests still fit on the fleet."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:  # noqa: ARG002  # The contract's signature.
         self._learner = MixLearner()
@@ -273,7 +273,7 @@ class AIOSv1PolicyRule:
     def _prepare(
         self, fleet: FleetView, demand: Demand, parameters: dict[str, Any], context: dict[str, Any]
     ) -> None:
-        """Value the fleet again if the fleet or the typical requests changed."""
+        """Compute the values of all nodes again if the fleet or the typical requests changed."""
         typical, seed = parameters.get("typical") or [], int(parameters.get("stream_seed", 1))
         priced = bool(parameters.get("prices", True))
         learnt = not typical and self._learner.observe(demand, context)
@@ -297,12 +297,12 @@ class AIOSv1PolicyRule:
         self._version = fleet.version
 
     def _forget(self) -> None:
-        """Forget the numbers of states, since other states will get these numbers."""
+        """Forget the numbers of states, since later states will get the same numbers."""
         self._scored.clear()
         self._now[:] = 0
 
     def _assess(self, fleet: FleetView, demand: Demand) -> FillScores:
-        """Return the demand's scores, after an update of nodes that changed since the last call."""
+        """Update the scores of nodes that have changed, and return the demand's scores."""
         changed = fleet.changed_since(self._version)
         self._now[slice(None) if changed is None else changed] = 0
         self._version = fleet.version
@@ -343,7 +343,7 @@ class AIOSv1PolicyRule:
         return self._values.worth(self._now[rows])
 
     def _judge(self, fleet: FleetView, demand: Demand, rows: Ints, scored: FillScores) -> Ints:
-        """Find the states of nodes after the demand is placed; return the nodes that fit."""
+        """Find the state of each node after a placement of the demand; return the fitting nodes."""
         scored.scores[rows] = -1
         able = (fleet.gpu_free[rows] >= demand.gpu_milli) & fleet.eligible_gpus(demand)[rows]
         fits = able.sum(1) >= demand.gpus

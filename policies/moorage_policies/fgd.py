@@ -83,7 +83,7 @@ def read_typical(raw: list[dict[str, Any]]) -> list[Typical]:
 
 
 class Learner:
-    """The typical requests of a fleet: a first guess, then those that were observed.
+    """The typical requests of a fleet: assumed ones at first, then those that were observed.
 
     The requests so far are in the policy's `context`, which outlives this instance: a count per
     kind. It is brought up to date once per `BATCH` requests, since the server has to carry a
@@ -120,7 +120,7 @@ class Learner:
         return sum(seen.values()) >= 2 * self._learnt_at
 
     def typical(self, fleet: FleetView, context: dict[str, Any]) -> list[Typical]:
-        """Return the typical requests: those observed so far, and the guess."""
+        """Return the typical requests: those observed so far, and the assumed ones."""
         seen = context.get("seen", {})
         self._learnt_at = sum(seen.values())
         kinds = self._guess(fleet)
@@ -131,7 +131,7 @@ class Learner:
         return sorted(kinds, key=lambda kind: -kind.weight)[:TYPICAL_MAX]
 
     def _guess(self, fleet: FleetView) -> list[Typical]:
-        """Return a guess with the weight of 30 requests: mostly one GPU, some shares, some CPU.
+        """Return the assumed mix of requests, which counts like 30 requests: mostly for one GPU.
 
         No whole nodes: guessing them fragments the start (measured), and ties keep nodes whole.
         """
@@ -207,7 +207,7 @@ class Usable:
         return self._cpu_steps.searchsorted(cpu, side="right")
 
     def gains(self, demand: Demand, rows: Ints, cpu: Ints, gpus: Ints, able: Bools) -> Ints:
-        """Return how many parts of a milli fragmentation falls if `demand` is placed on each row.
+        """Return how much less fragmentation each row has with `demand`, in parts of a milli.
 
         Args:
             demand: What each row would take.
@@ -250,7 +250,7 @@ class Usable:
 
 
 class FragmentationScores:
-    """The score of each node for one demand, and the GPU that gives it."""
+    """The score of each node for one demand, and the GPU with which the node has that score."""
 
     def __init__(self, nodes: int) -> None:
         self.version = -1
@@ -290,7 +290,7 @@ class AIOSv1PolicyRule:
         typical: list[dict[str, Any]],
         context: dict[str, Any],
     ) -> None:
-        """Value the fleet again if the fleet or the typical requests changed."""
+        """Compute the values of all nodes again if the fleet or the typical requests changed."""
         learnt = not typical and self._learner.observe(demand, context)
         same_fleet = self._nodes is fleet.node_ids and self._layout == fleet.layout
         if same_fleet and not learnt and (typical is self._typical or typical == self._typical):
@@ -301,7 +301,7 @@ class AIOSv1PolicyRule:
         self._scored.clear()
 
     def _assess(self, fleet: FleetView, demand: Demand) -> FragmentationScores:
-        """Return the demand's scores, after an update of nodes that changed since the last call."""
+        """Update the scores of nodes that have changed, and return the demand's scores."""
         scored = self._scored.pop(demand, None)
         changed = None if scored is None else fleet.changed_since(scored.version)
         if scored is None or changed is None:

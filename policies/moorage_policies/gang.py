@@ -1,4 +1,4 @@
-"""Gang: several nodes, all or none, close together or far apart.
+"""Gang: places a request on several nodes or on none, close together or far apart.
 
 A request with `resources.nodes` above 1 gets that many different nodes, or none. The names of the
 strategies are those of Ray's placement groups, with racks as what is shared or not:
@@ -51,7 +51,7 @@ class AIOSv1PolicyRule:
         return propose(fleet, demand, members[: demand.nodes])
 
     def _group(self, fleet: Any, demand: Any, ranking: list[int], *, spread: bool) -> list[int]:
-        """Return nodes of a rack, a cluster or the fleet for the gang; [] if it does not fit."""
+        """Return the nodes of the rack, cluster or fleet that holds the gang; [] if none does."""
 
         def rack(row: int) -> Place:
             return _rack(fleet, row)
@@ -80,7 +80,7 @@ class AIOSv1PolicyRule:
         return [row for rack in sorted(racks, key=len, reverse=True) for row in rack]
 
     def _apart(self, fleet: Any, group: list[int]) -> list[int]:
-        """Return the best node of each rack, then the second of each, and so on."""
+        """Return the best node of each rack, then the second-best node of each, and so on."""
         racks = _grouped(group, lambda row: _rack(fleet, row)).values()
         place = {row: number for rack in racks for number, row in enumerate(rack)}
         return sorted(group, key=place.__getitem__)  # Stable: the best racks stay in front.

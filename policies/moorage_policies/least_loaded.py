@@ -110,7 +110,7 @@ class AIOSv1PolicyRule:
 
 
 def _part(value: Any, whole: float) -> float:
-    """Return a measurement as a fraction from 0 to 1; NaN if the value is no measurement."""
+    """Return a measured value as a fraction from 0 to 1; NaN if the value is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return nan
     return min(1.0, max(0.0, value / whole))

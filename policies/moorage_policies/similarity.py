@@ -1,4 +1,4 @@
-"""Similarity: the clusters most like a given one.
+"""Similarity: ranks clusters by how similar they are to a given one.
 
 As the `policyRuleURI` of a search it gets the cluster documents and returns them all, the most
 alike first. As the policy of a request it proposes the first node with room in the most similar
@@ -54,7 +54,7 @@ class AIOSv1PolicyRule:
         self._places: Any = None
 
     def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:  # noqa: ARG002  # As above.
-        """Return the documents, most similar first; or the placement, or `{"declined": reason}`.
+        """Return the documents, the most similar first; for a request, a placement or a refusal.
 
         Raises:
             LookupError: There is no cluster with the id that `like` gives.
@@ -100,9 +100,7 @@ class AIOSv1PolicyRule:
             return found
         known, document = self._settings["cluster_client"].read_cluster(like)
         if not known:
-            raise LookupError(
-                f"parameters.like: expected the id of a cluster; {like!r}: {document}"
-            )
+            raise LookupError(f"parameters.like: cannot read the cluster {like!r}: {document}")
         read: Mapping[str, Any] = document
         return read
 

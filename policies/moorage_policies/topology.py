@@ -60,7 +60,7 @@ class AIOSv1PolicyRule:
         return propose(fleet, demand, rows, close)
 
     def _one(self, fleet: Any, demand: Any, row: int) -> list[int]:
-        """Return the GPU of the group with the fewest whole GPUs; for a share, the fullest GPU."""
+        """Return a GPU of the group with the fewest idle GPUs; for a share, the fullest GPU."""
         linked = (fleet.gpu_link[row] >= 0).any()
         groups = fleet.gpu_link[row] if linked else fleet.gpu_numa[row]
         whole = fleet.gpu_free[row] == GPU_MILLI

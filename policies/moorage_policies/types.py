@@ -11,7 +11,7 @@ from moorage.policy import FleetView
 
 
 class PolicyResources(TypedDict):
-    """The demand of a request, with every field filled in.
+    """The `resources` of a request, with a value in every field.
 
     Attributes:
         gpus: GPUs on each node.

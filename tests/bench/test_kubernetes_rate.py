@@ -47,7 +47,7 @@ def test_moorage_and_kube_scheduler_place_the_same_demand_on_the_same_nodes(tmp_
     assert figures["grants_to_ready_pods"] == grants / figures["ready_pods_per_second"]
 
 
-def test_errors_name_the_missing_part(tmp_path: Path) -> None:
+def test_errors_name_too_few_gpus_and_missing_programs(tmp_path: Path) -> None:
     few = bench(table(tmp_path / "few.csv", 1))
     assert "20 GPUs" in few.stdout + few.stderr
     nothing = {name: str(tmp_path) for name in ("KUBEBUILDER_ASSETS", "XDG_CACHE_HOME", "PATH")}

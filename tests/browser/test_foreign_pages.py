@@ -169,7 +169,7 @@ def test_a_page_that_hides_its_origin_is_refused(page, server, site_port, host):
     assert frame.evaluate(SOCKET, running.ws) == "refused"
 
 
-def test_a_rebound_name_reads_and_changes_nothing(page, server):
+def test_a_rebound_host_name_reads_and_changes_nothing(page, server):
     """To the browser, the page has the server's origin; only the host name differs."""
     running, token = server
     here = f"http://evil.example:{port(running.http)}"

@@ -26,5 +26,5 @@ def test_addresses_of_the_internet_are_public(address):
 
 
 @pytest.mark.parametrize("address", NOT_PUBLIC.split())
-def test_other_addresses_are_not_public(address):
+def test_private_and_reserved_addresses_are_not_public(address):
     assert not is_public(address)

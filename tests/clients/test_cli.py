@@ -446,7 +446,7 @@ def test_a_refusal_is_explained_in_words(shell, harbour):
     assert {name: error[name] for name in details} == details
 
 
-def test_each_reason_of_a_node_has_its_words():
+def test_each_reason_of_a_node_is_printed_in_words():
     from moorage.policy.fleet import Misfit  # noqa: PLC0415  # Of the server; the client has words.
 
     for each in Misfit:

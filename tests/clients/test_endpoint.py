@@ -178,7 +178,7 @@ def test_a_proxy_of_another_kind_is_refused_by_the_variable(command, shell):
     ("variable", "socket", "http"),
     [("HTTP_PROXY", "ws", "http"), ("https_proxy", "wss", "https"), ("ALL_PROXY", "ws", "https")],
 )
-def test_both_sides_have_the_same_proxy(variable, socket, http, monkeypatch):
+def test_websocket_and_http_use_the_same_proxy(variable, socket, http, monkeypatch):
     monkeypatch.setenv(variable, DEAD_PROXY)
     for scheme in (socket, http):
         assert Endpoint(f"{scheme}://10.1.2.3:1", None).proxy == DEAD_PROXY
@@ -354,7 +354,7 @@ def test_an_error_in_a_program_names_the_parameter_for_the_authority(secure):
 
 
 @pytest.mark.parametrize("named", ["MOORAGE_CA_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
-def test_an_authority_of_the_environment_serves_both_sides(secure_shell, authority, named):
+def test_an_authority_of_the_environment_serves_both_ports(secure_shell, authority, named):
     secure_shell.environment[named] = f"{authority[0]}\n"
     for command in SIDES:
         done = secure_shell(*command)

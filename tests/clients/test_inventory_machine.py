@@ -104,7 +104,7 @@ def with_driver(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.heavy  # A C compiler.
-def test_devices_links_and_mig_instances(driver):
+def test_devices_links_and_mig_instances_are_listed(driver):
     done = with_driver(driver())
     assert (done.returncode, done.stderr) == (0, "")
     (document,) = json.loads(done.stdout)["clusters"]

@@ -28,7 +28,7 @@ def moorage(address, shell):
     return lambda *arguments: shell("pool", *arguments)
 
 
-def test_checkout_show_and_checkin(moorage):
+def test_checkout_show_and_checkin_print_text(moorage):
     taken = moorage("checkout", "gpus=1x2", "cpus=2x0.5", "--ttl", "600")
     assert taken.returncode == 0, taken.stderr
     kinds = [line.split() for line in taken.stdout.splitlines()]

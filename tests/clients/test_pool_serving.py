@@ -280,7 +280,7 @@ class Flood(BaseHTTPRequestHandler):
                 self.wfile.write(bytes(1 << 20))
 
 
-def test_an_answer_longer_than_any_is_not_read_to_its_end():
+def test_an_oversized_answer_is_not_read_to_its_end():
     with HTTPServer(("127.0.0.1", 0), Flood) as flood:
         answering = threading.Thread(target=flood.handle_request)
         answering.start()

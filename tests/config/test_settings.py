@@ -76,7 +76,7 @@ def test_the_password_of_a_database_is_not_shown() -> None:
     assert "hunter2" not in repr(config)
 
 
-def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+def test_flags_override_the_environment_the_file_and_the_defaults(tmp_path: Path) -> None:
     file = write(tmp_path / "moored.toml", "port = 1001\nhttp_port = 1002\nsessions_max = 1003\n")
     environ = HOME | {"MOORAGE_PORT": "2001", "MOORAGE_HTTP_PORT": "2002"}
     config = Config.load({"port": 3001, "http_port": None}, environ, file)

@@ -565,7 +565,7 @@ async def test_a_backend_adopts_running_workloads_after_a_crash(bench, backend):
     await after.close()
 
 
-async def test_the_listener_hears_of_an_end(bench, backend):
+async def test_the_listener_gets_the_end_of_a_workload(bench, backend):
     reports: list[WorkloadReport] = []
     backend.listen(reports.append)
     spec, code = bench.dying()
@@ -594,7 +594,7 @@ async def test_a_workload_that_ended_during_a_crash_is_not_restarted(bench, back
     await after.close()
 
 
-async def test_the_listener_hears_of_a_start_and_a_stop(bench, backend):
+async def test_the_listener_gets_the_start_and_the_stop_of_a_workload(bench, backend):
     reports: list[WorkloadReport] = []
     backend.listen(reports.append)
     await backend.start(Order("a", bench.spec()))
@@ -700,7 +700,7 @@ def none_remain(bench: Bench) -> Callable[[], Any]:
 RUNS = int(os.environ.get("OUTPUT_RUNS", "8"))
 
 
-async def test_output_is_whole_however_fast_a_command_ends(bench, backend):
+async def test_output_is_complete_however_fast_a_command_ends(bench, backend):
     """Many commands run at a time; each is stopped as soon as it has ended, as a daemon does."""
     writing = bench.writing()
     if writing is None:

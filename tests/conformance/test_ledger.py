@@ -398,7 +398,7 @@ async def test_a_page_of_large_facts_ends_early(ledger: Ledger, place: Place):
     assert await read_remains(place) == large
 
 
-async def test_reading_while_writing_sees_a_gapless_beginning(ledger: Ledger):
+async def test_a_reader_during_writes_gets_facts_without_gaps(ledger: Ledger):
 
     async def write() -> None:
         for number in range(1, 201):

@@ -8,7 +8,7 @@ from consoles import Seeded
 pytestmark = pytest.mark.heavy  # A browser.
 
 
-def test_columns_order_the_rows(page: Any, console_server: Seeded) -> None:
+def test_a_click_on_a_column_head_sorts_the_rows(page: Any, console_server: Seeded) -> None:
     short = console_server.ask(1, lease={"ttl_seconds": 900})["lease"]["id"]
     page.goto(f"{console_server.console}/leases")
     table = page.get_by_role("table", name="Leases")
@@ -25,7 +25,7 @@ def test_columns_order_the_rows(page: Any, console_server: Seeded) -> None:
     assert page.get_by_text("A100").count() > 0
 
 
-def test_the_timeline_works_by_keys_and_brush(page: Any, console_server: Seeded) -> None:
+def test_the_timeline_works_by_keys_and_by_mouse(page: Any, console_server: Seeded) -> None:
     page.goto(f"{console_server.console}/leases")
     canvas = page.get_by_role("img", name="Timeline of")
     canvas.wait_for()

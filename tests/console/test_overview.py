@@ -9,7 +9,7 @@ from consoles import PHONE, VIEWS, WIDE, Seeded, open_page, seed_server
 pytestmark = pytest.mark.heavy  # A browser.
 
 
-def test_numbers_and_charts_lead_to_their_views(page: Any, console_server: Seeded) -> None:
+def test_numbers_and_charts_link_to_their_views(page: Any, console_server: Seeded) -> None:
     page.goto(f"{console_server.console}/overview")
     page.get_by_text("Nothing calls for attention.").wait_for()
     models = page.get_by_role("table", name="GPUs by model")

@@ -29,7 +29,7 @@ def test_the_root_shows_the_overview_and_links_lead_on(page: Any, console_server
     by(page, "heading", "What-if", level=1).wait_for()
 
 
-def test_leases_and_the_release_of_one(page: Any, console_server: Any) -> None:
+def test_the_view_of_a_lease_shows_its_reason_and_json(page: Any, console_server: Any) -> None:
     lease = console_server.ask(2)["lease"]["id"]
     page.goto(f"{console_server.console}/leases/{lease}")
     table = by(page, "table", "Leases")
@@ -199,7 +199,7 @@ TURN = """async ([row, why]) => {
 }"""
 
 
-def test_the_view_of_a_turn_is_a_point_a_span_or_a_reason(page: Any, console_server: Any) -> None:
+def test_the_expected_start_is_a_time_a_range_or_a_reason(page: Any, console_server: Any) -> None:
     page.goto(console_server.console)
     now = time.time()
     row = {"position": 1, "deadline": now + 9000, "resources": {"gpus": 1}}

@@ -238,7 +238,7 @@ def test_a_waiter_behind_an_undecided_head_is_not_consulted() -> None:
     assert "behind" in hand.allocator.state.waiting
 
 
-def test_advice_is_open_to_every_node() -> None:
+def test_advice_may_name_nodes_that_are_reserved_for_the_head() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("holder", ONE), place("n000", "0"))
@@ -354,7 +354,7 @@ def test_pages_list_every_entry_once(limit: int) -> None:
             if page["next"] is None:
                 return found
             after = page["next"]
-        raise AssertionError("the pages never end")
+        raise AssertionError("there are more pages than entries")
 
     assert pages("leases", "leases", "id") == [f"r{number}" for number in range(5)]
     assert pages("queue", "waiting", "request") == ["w0", "w1", "w2"]

@@ -55,7 +55,7 @@ def test_small_clock_drifts_are_ignored_until_they_add_up(machine, clock):
     assert clock.follow_calendar() == DRIFT_SECONDS_MAX
 
 
-def test_a_missing_beat_shows_that_the_loop_stood_still(machine, clock):
+def test_a_missing_heartbeat_shows_that_the_loop_stalled(machine, clock):
     for _ in range(100):
         machine.run(BEAT_SECONDS)
         assert clock.stood_still_seconds == 0.0

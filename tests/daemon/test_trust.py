@@ -30,13 +30,13 @@ class Beats:
         self.is_deposed = True
 
 
-def test_a_server_on_files_needs_no_beat():
+def test_a_server_on_files_needs_no_heartbeat():
     trust = Trust(None, pytest.fail)
     trust.begin()
     trust.check()
 
 
-def test_a_standby_needs_no_beat_and_a_leader_one_for_a_while():
+def test_a_standby_sends_no_heartbeat_and_a_leader_sends_few():
     election = Beats()
     trust = Trust(election, pytest.fail)
     assert trust.holds()
@@ -60,7 +60,7 @@ def test_a_server_that_slept_checks_its_election_before_it_answers():
     assert election.beats == 2, "once is enough"
 
 
-async def test_an_operators_request_to_step_down_comes_with_a_beat():
+async def test_a_heartbeat_returns_an_operators_request_to_resign():
     election = Beats()
     trust = Trust(election, pytest.fail)
     trust.begin()

@@ -46,6 +46,6 @@ def test_each_mistake_fails_the_build(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_sound_pages_are_built(tmp_path: Path) -> None:
+def test_correct_pages_are_built(tmp_path: Path) -> None:
     built = build(tmp_path, SOUND)
     assert built.returncode == 0, built.stderr

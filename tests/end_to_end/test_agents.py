@@ -85,7 +85,7 @@ def test_a_machine_joins_and_runs_the_workload_of_a_lease(fleet: Fleet) -> None:
     assert "used by another agent" in fleet.refused(fleet.command("other", "--token", token))
 
 
-def test_a_workload_outlives_the_unheard_seconds_of_a_connected_agent(fleet: Fleet) -> None:
+def test_unheard_seconds_end_no_workload_of_a_connected_agent(fleet: Fleet) -> None:
     fleet.agent("box", fleet.token(), "--unheard-seconds", "1")
     assert fleet.output(fleet.ask("sleep 4; echo whole"))[0] == "whole\n"
 

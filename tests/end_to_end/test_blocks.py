@@ -128,7 +128,7 @@ def test_the_named_resource_allocator_pools_gpus(site, needs_mb, nodes, node, gp
     assert reply["block_data"]["needs_mb"] == needs_mb
 
 
-def test_a_need_that_nothing_meets_is_refused_in_the_policys_words(site):
+def test_a_demand_that_fits_nowhere_is_refused_in_the_policys_words(site):
     free(site, {0: [8_000] * 2})
     error = say(site, block("pools:1.0-gpus", where=only("one"), needs_mb=20_000))["error"]
     assert (error["code"], error["left_out"][0]["cluster_id"]) == ("policy_declined", "one")

@@ -240,7 +240,7 @@ def test_the_error_names_the_fault_and_the_expected_value(answers, text):
     assert reply["error"].get("expected") or reply["error"].get("missing")
 
 
-def test_no_two_answers_are_the_same(answers):
+def test_each_broken_upload_gets_a_different_answer(answers):
     assert len({reply["message"] for _, reply in answers.values()}) == len(answers)
 
 

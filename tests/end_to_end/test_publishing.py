@@ -264,7 +264,7 @@ class AIOSv1PolicyRule:
 """
 
 
-def test_a_policy_is_managed_over_socket_and_http_and_may_return_changed(swap):
+def test_a_deleted_policy_may_be_published_with_other_code_and_managed(swap):
     gone = {"policy_rule_uri": "gone:1-x", "code": MANAGED}
     swap.publish(gone)
     assert run(swap, "policy", "delete", "gone:1-x") == "gone:1-x is removed\n"

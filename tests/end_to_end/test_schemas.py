@@ -84,7 +84,7 @@ def test_an_answer_is_checked_by_its_schema(server, says, field):
         assert (reply["error"]["code"], reply["error"]["field"]) == ("policy_bad_output", field)
 
 
-def test_a_cell_gives_a_refused_proposal_back(server):
+def test_a_refused_proposal_is_removed_from_the_cells_view(server):
     server.publish(
         policy(
             'free = input_data["cluster_data"]["east"]["capacity"]["east-0"]["gpus"]\n'

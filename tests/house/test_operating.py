@@ -113,7 +113,7 @@ def test_no_unit_with_workloads_hides_their_devices(root: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 @pytest.mark.parametrize(("name", "tenths"), [("moored", 33), ("moored-agent", 42)])
-def test_the_unit_is_little_exposed(root: Path, name: str, tenths: int) -> None:
+def test_systemd_rates_the_exposure_of_the_unit_as_low(root: Path, name: str, tenths: int) -> None:
     """Exposure is rated from 0 to 10; the rest is due to network, namespaces and workloads."""
     unit = root / "deploy" / "systemd" / f"{name}.service"
     # 0 is no exposure, and over 50 counts as medium.

@@ -152,7 +152,7 @@ def unsafe_children(files) -> list[str]:
     ]
 
 
-def test_no_child_imports_from_the_working_directory(sources) -> None:
+def test_no_child_process_imports_from_the_working_directory(sources) -> None:
     """The working directory is the user's, and may hold modules named like standard ones."""
     ours = [each for each in sources if each.name.startswith(("server/", "clients/"))]
     assert unsafe_children(ours) == []

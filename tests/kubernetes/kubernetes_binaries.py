@@ -97,7 +97,7 @@ def _build(missing: list[str]) -> None:
     if go is None:
         raise BinariesError(
             f"no Go here to build {', '.join(missing)}: install Go 1.24 or newer (go.dev/dl), "
-            "or have KUBEBUILDER_ASSETS name a folder with these programs"
+            "or set KUBEBUILDER_ASSETS to a folder with these programs"
         )
     _cache().mkdir(parents=True, exist_ok=True)
     with (_cache() / "lock").open("w") as lock:
@@ -144,7 +144,7 @@ def _kueue_source(go: str, program: Program, folder: Path) -> Path:
         check=False,
     )
     if listed.returncode:
-        raise BinariesError(f"Go could not get Kueue:\n{listed.stderr.decode()}")
+        raise BinariesError(f"Go could not download Kueue:\n{listed.stderr.decode()}")
     source = Path(json.loads(listed.stdout)["Dir"])
     crds = folder / "crds"
     crds.mkdir(exist_ok=True)
@@ -154,7 +154,7 @@ def _kueue_source(go: str, program: Program, folder: Path) -> Path:
     text = main.read_text()
     for default, lifted in _LIMITS.items():
         if default not in text:
-            raise BinariesError(f"Kueue's client has no limit {default} any more")
+            raise BinariesError(f"{main} does not contain {default!r}: Kueue has changed")
         text = text.replace(default, lifted)
     made = folder / "source"
     made.mkdir(exist_ok=True)

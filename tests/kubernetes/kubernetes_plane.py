@@ -275,7 +275,9 @@ class Plane:
         while not (answer := happened()):
             self._check()
             if time.monotonic() > deadline:
-                raise PlaneError(f"not after {seconds:g} s: {what}; logs are in {self.logs}")
+                raise PlaneError(
+                    f"waited {seconds:g} s in vain until {what}; logs are in {self.logs}"
+                )
             time.sleep(POLL_SECONDS)  # It is another program's state; a watch would be no shorter.
         return answer
 

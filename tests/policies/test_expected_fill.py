@@ -444,7 +444,7 @@ def test_scarce_whole_gpus_stay_whole():
 # Learning --------------------------------------------------------------------------------------
 
 
-def test_the_learnt_mix_of_requests_decides():
+def test_the_learnt_mix_of_requests_changes_the_placement():
     fleet, context = fleet_of([(64, 1, "A"), (64, 1, "A")]), {}
     policy, small, usual = new_policy("expected_fill"), Demand(1, 300), Demand(1, 700)
     fleet.set_capacity(0, 64_000, 65_536, [700])

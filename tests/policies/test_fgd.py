@@ -255,7 +255,7 @@ def test_learning_continues_when_the_counts_are_halved():
     assert relearned >= 8 + 5
 
 
-def test_the_learnt_mix_of_requests_decides():
+def test_the_learnt_mix_of_requests_changes_the_placement():
     fleet, policy, context = fleet_of([(4, "A"), (4, "A")]), new_policy(), {}
     take(fleet, {"cluster_id": "c", "node_id": "n1", "gpus": ["0"]}, Demand(1, gpu_milli=500))
     little, usual = Demand(1, gpu_milli=300), Demand(1, gpu_milli=400)

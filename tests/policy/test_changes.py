@@ -78,7 +78,7 @@ def test_close_gpus_share_an_nvlink_group_or_else_a_numa_domain():
     assert close_gpus(view, 4, Demand(gpus=6)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_gangs_are_packed_or_spread():
+def test_place_packs_or_spreads_gangs():
     fleet, demand = site(), Demand(gpus=1, nodes=2)
     packed = place(data(fleet, demand), lambda view, _: -np.arange(len(view)))
     assert [share["node_id"] for share in packed] == ["n0", "n1"]

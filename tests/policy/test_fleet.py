@@ -49,7 +49,7 @@ def test_a_node_is_feasible_exactly_without_misfits(walk: Walk, demand: Demand) 
 
 
 @given(walks(), demands)
-def test_never_does_not_depend_on_leases(walk: Walk, demand: Demand) -> None:
+def test_leases_do_not_change_whether_a_demand_can_ever_fit(walk: Walk, demand: Demand) -> None:
     before = walk.fleet.misfits(demand)
     for share in walk.held:
         walk.fleet.give(share)

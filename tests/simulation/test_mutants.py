@@ -150,7 +150,7 @@ class Forgetful(World):
         (Forgetful, "survives|durable|ledger gives|left alone|a lease is one|is renewed"),
     ],
 )
-def test_a_world_that_breaks_its_promise_is_caught(kind: type[World], verdict: str) -> None:
+def test_a_world_with_a_defect_breaks_a_law(kind: type[World], verdict: str) -> None:
     def play_all() -> None:
         for seed in range(60):
             run(seed, 200, kind)

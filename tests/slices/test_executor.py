@@ -146,7 +146,7 @@ def test_a_gang_runs_on_two_racks():
 )
 def test_a_failed_task_and_a_lost_host_have_different_statuses(run, config):
     def wrong():
-        raise KeyError("preempted, it says")
+        raise KeyError("a text with the word preempted")
 
     status = run(wrong, config)
     assert type(status) is JobError

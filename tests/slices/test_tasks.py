@@ -26,7 +26,7 @@ class UnpicklableThere(Exception):  # noqa: N818  # It is sent, and cannot be ma
 
 class Mute(Exception):  # noqa: N818  # As above.
     def __str__(self):
-        raise KeyError("no text")
+        raise KeyError("this error has no text")
 
 
 def raises(error):

@@ -42,7 +42,7 @@ def wait_until_gone(folder):
     until(lambda: not any(Path("/proc", each.name).exists() for each in folder.iterdir()), 30)
 
 
-def test_members_report_their_info(make_pool, ready):
+def test_each_slice_reports_its_info(make_pool, ready):
     pool = make_pool(TYPE)
     pool.scale_multislice(2)
     members = pool.get_all_pool_members()

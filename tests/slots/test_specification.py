@@ -93,7 +93,7 @@ def test_a_file_may_be_yaml_or_json(text):
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "\x00", "!!python/object:os.system {}"])
-def test_a_file_that_is_neither_is_refused(text):
+def test_a_file_that_is_neither_yaml_nor_json_is_refused(text):
     with pytest.raises(InvalidSpecification):
         read_specification(text)
 

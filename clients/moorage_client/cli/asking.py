@@ -201,7 +201,7 @@ def ask(
     """Ask a policy for a placement, and with --lease or --ttl for a lease on it."""
     more = _gives_way(preemptible, runtime_min, notice) | _shorter(ttl_min) | _apart(apart)
     if until is Until.ACTIVE and provision is None:
-        raise typer.BadParameter("--until active is about what --provision starts; add that")
+        raise typer.BadParameter("--until active needs --provision")
     terms = _terms(lease, ttl, wait, priority, more, key, project, provision)
     resources = {
         "gpus": gpus,
@@ -346,7 +346,7 @@ def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> JsonObje
     """Return the lease terms for preemption; empty if the lease may not be preempted."""
     for option, given in (("--runtime-min", runtime_min), ("--notice", notice)):
         if given and not preemptible:
-            raise typer.BadParameter(f"{option} is about giving way; add --preemptible")
+            raise typer.BadParameter(f"{option} needs --preemptible")
     if not preemptible:
         return {}
     return {"preemptible": True, "runtime_seconds_min": runtime_min, "notice_seconds": notice}
@@ -375,7 +375,7 @@ def _terms(
     if not lease and ttl is None:
         for option, given in wanted.items():
             if given:
-                raise typer.BadParameter(f"{option} is about a lease; add --lease or --ttl SECONDS")
+                raise typer.BadParameter(f"{option} needs --lease or --ttl SECONDS")
         return None
     return LeaseTerms(
         ttl_seconds=TTL_SECONDS if ttl is None else ttl,

@@ -77,6 +77,6 @@ async def _file(client: "Client", message: JsonObject, path: str, folder: Path) 
             data = base64.b64decode(part.base64, validate=True)
             size += len(data)
             if (not part.over and part.offset <= offset) or size > FETCHED_BYTES_MAX:
-                raise UnreadableError(f"{path!r} has no end")
+                raise UnreadableError(f"the file {path!r} does not end")
             file.write(data)
             over, offset = part.over, part.offset

@@ -25,7 +25,7 @@ def login(session: CommandSession) -> None:
         offered = services.sign_in()
         if not offered["client_id"]:
             raise SignInFailed(
-                "this server offers none; its operator makes tokens with `moored token create`"
+                "this server offers no login; its operator makes tokens with `moored token create`"
             )
         found = _discover(str(offered["issuer"]), ca_file)
         form = {"client_id": str(offered["client_id"])}
@@ -100,7 +100,7 @@ def _authorize(
         if complete := started.get("verification_uri_complete"):
             note(f"or open {complete} and compare the code.")
     except (KeyError, ValueError, TypeError) as error:
-        raise UnreadableError("the issuer's answer has no code of RFC 8628") from error
+        raise UnreadableError("the issuer's answer has no device code (RFC 8628)") from error
     while time.monotonic() < give_up_at:
         time.sleep(pause)  # RFC 8628 has clients poll.
         failed, answer = ask_issuer(str(found["token_endpoint"]), ca_file, polled)

@@ -290,8 +290,8 @@ def _directory(path: Path) -> dict[str, str]:
     sources = [each.name for each in root.glob("*.py")]
     if ENTRY not in sources and len(sources) != 1:
         raise typer.BadParameter(
-            f"{path} has no code/{ENTRY} and no {ENTRY}; where there are several files, the one"
-            " with the class AIOSv1PolicyRule is called so"
+            f"{path} has no code/{ENTRY} and no {ENTRY}: of several files, the one with the class"
+            " AIOSv1PolicyRule must have this name"
         )
     for name in ("requirements.txt", "examples.json"):
         if root != path and (path / name).is_file() and not (root / name).exists():
@@ -305,7 +305,7 @@ def _directory(path: Path) -> dict[str, str]:
         and file != path / DOCUMENT
     )
     if len(files) > FILES_MAX:
-        raise typer.BadParameter(f"{path} has {len(files)} files; at most {FILES_MAX} may be")
+        raise typer.BadParameter(f"{path} has {len(files)} files; at most {FILES_MAX} are allowed")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for file in files:

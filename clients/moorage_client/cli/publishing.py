@@ -144,7 +144,9 @@ def canary(
     """
     _one_of(uri, report, stop)
     if not 0 < percent <= 100:  # noqa: PLR2004  # As its help says; nan is neither.
-        raise typer.BadParameter(f"--percent is more than 0 and at most 100, not {percent:g}")
+        raise typer.BadParameter(
+            f"--percent: expected more than 0 and at most 100, got {percent:g}"
+        )
     with session.services() as services:
         if report:
             _report(session, services.canary_report(alias))

@@ -347,7 +347,9 @@ def logs(
     it comes as text, at the end.
     """
     if follow and attempt is not None:
-        raise typer.BadParameter("--attempt is for one start, --follow for those to come too")
+        raise typer.BadParameter(
+            "--attempt shows one start, --follow also later ones: give only one of them"
+        )
     token = lease_token or read_stored_token(lease)
 
     output, passed = bytearray(), Passed()
@@ -445,7 +447,7 @@ class _Reader:
     def _go_on(self, part: OutputPart) -> None:
         """Store the offset of the next piece."""
         if (part.attempt, part.offset) <= (self.attempt, self.offset) and part.base64:
-            raise UnreadableError("the output does not go on: two pieces have the same offset")
+            raise UnreadableError("the server sent the same piece of output twice")
         if self.attempt and part.attempt > self.attempt:
             note(f"attempt {self.attempt} failed; this is attempt {part.attempt}")
         self.attempt, self.offset = part.attempt, part.offset

@@ -95,8 +95,8 @@ class CommandSession:
         named = setting(self.http_url, "MOORAGE_HTTP_URL")
         if socket and not named and not all(map(_DEFAULT.match, split_addresses(socket))):
             raise typer.BadParameter(
-                f"{socket} is the server's WebSocket, and this command uses its HTTP:"
-                " name that, too, with --http-url or MOORAGE_HTTP_URL"
+                f"{socket} is the address of the server's WebSocket; this command also needs the"
+                " HTTP address: give --http-url or MOORAGE_HTTP_URL"
             )
 
         return Services(

@@ -77,7 +77,9 @@ def parse_address(text: str) -> Uds | Tcp:
     if kind != "tcp" or not host or not port.isdecimal() or int(port) > _PORT_MAX:
         raise ValueError(f"{text!r}: expected uds:PATH or tcp:HOST:PORT")
     if not is_loopback(host.strip("[]")):
-        raise ValueError(f"{text!r}: a pool is served to this machine only; expected a loopback")
+        raise ValueError(
+            f"{text!r}: expected a loopback address, since only this machine may use the pool"
+        )
     return Tcp(host.strip("[]"), int(port))
 
 

@@ -448,7 +448,7 @@ def demand_of(requirements: ResourceRequirements) -> Demand:
     counts = _counts(requirements)
     if unknown := counts.keys() - _SHARES.values():
         raise ResourceError(
-            f"a server has no {', '.join(sorted(unknown))}; it has gpu, cpu and memory_mb"
+            f"a server has no resource {', '.join(sorted(unknown))}; it has gpu, cpu and memory_mb"
         )
     gpus, part = divmod(counts.get("gpu", 0), UNITS)
     if gpus and part:

@@ -275,5 +275,5 @@ class _Echo(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if len(data) != _FRAME_BYTES:
-            raise CommandError("the echo answered something else")
+            raise CommandError("the echo did not return the sent bytes")
         self.finished.set_result(time.perf_counter())

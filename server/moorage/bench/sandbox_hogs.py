@@ -60,7 +60,7 @@ async def _await_open_circuits(played: MeasuredSandbox) -> None:
     end = time.perf_counter() + KNOWN_SECONDS_MAX
     while played.report().circuits_open < HOGS:
         if time.perf_counter() > end:
-            raise CommandError(f"the hogs did not come to rest within {KNOWN_SECONDS_MAX:g} s")
+            raise CommandError(f"not all circuit breakers were open within {KNOWN_SECONDS_MAX:g} s")
         await asyncio.sleep(PACE_SECONDS)  # Nothing in the sandbox says so to who waits for it.
 
 

@@ -59,7 +59,7 @@ def programs() -> dict[str, str]:
         path = find_program(name)
         if path is None:
             raise CommandError(
-                f"there is no {name} here: have KUBEBUILDER_ASSETS name a folder with "
+                f"{name} is not installed: set KUBEBUILDER_ASSETS to a folder with "
                 f"{', '.join(PROGRAMS)}, or build them with `make kubernetes-tools`"
             )
         found[name] = path
@@ -260,5 +260,5 @@ def _until(happened: Callable[[], bool], what: str, pause: float = POLL_SECONDS)
     deadline = time.monotonic() + READY_SECONDS_MAX
     while not happened():
         if time.monotonic() > deadline:
-            raise CommandError(f"not after {READY_SECONDS_MAX:g} s: {what}")
+            raise CommandError(f"waited {READY_SECONDS_MAX:g} s in vain until {what}")
         time.sleep(pause)  # Programs of others, and objects that only they change.

@@ -34,7 +34,7 @@ def document(*nodes, **more):
 L4S = {"count": 2, "memory": 48, "gpus": [{"modelName": "L4", "memory": 24}] * 2}
 
 
-def test_model_of_a_documented_cluster():
+def test_a_documented_cluster_becomes_a_model():
     cluster = cluster_model(document(node("node-0", L4S, vcpus={"count": 7.5})))
     (found,) = cluster.nodes
     assert cluster.id == "cluster-1"

@@ -75,7 +75,7 @@ def expect_refusal(code, field=None):
 # Clusters ----------------------------------------------------------------------------------
 
 
-async def test_a_cluster_from_creation_to_deletion(open_place):
+async def test_a_cluster_is_created_changed_and_deleted(open_place):
     catalog = open_place.catalog
     created = await catalog.clusters.create(cluster("c1", vendor="kept"))
     assert created["vendor"] == "kept"
@@ -224,7 +224,7 @@ async def test_a_cancelled_change_leaves_memory_and_disk_equal(open_place):
 # Metrics -----------------------------------------------------------------------------------
 
 
-async def test_metrics_from_first_report_to_deletion(open_place):
+async def test_metrics_are_stored_changed_and_deleted(open_place):
     catalog = open_place.catalog
     stored, created = await catalog.metrics.put(metrics("c1"))
     assert created
@@ -252,7 +252,7 @@ async def publish(catalog, **more):
     return await catalog.policies.register(await catalog.policies.prepare(document))
 
 
-async def test_a_policy_from_publication_to_deletion(open_place):
+async def test_a_policy_is_published_changed_and_deleted(open_place):
     catalog = open_place.catalog
     prepared = await catalog.policies.prepare({"policy_rule_uri": URI, "code": POLICY})
     assert catalog.memory.policy(URI) is None

@@ -161,7 +161,7 @@ async def reply(catalog):
         if warnings := await have(catalog, ()):
             return warnings
         await asyncio.sleep(0.01)  # As below.
-    raise AssertionError("the news never came")
+    raise AssertionError("no warning came within the time limit")
 
 
 def read(catalog, name):
@@ -236,7 +236,7 @@ PARTS = ["clusters", "metrics", "policies", "clusters metrics", "metrics policie
 
 
 @pytest.mark.parametrize("parts", PARTS)
-async def test_any_mix_of_external_and_embedded_parts(site, open_place, parts):
+async def test_any_part_may_be_external_or_embedded(site, open_place, parts):
     catalog = await open_place.open(site, parts)
     document = {"policy_rule_uri": URI, "code": POLICY}
     writes = {

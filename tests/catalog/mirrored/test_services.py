@@ -358,7 +358,7 @@ async def test_only_changed_documents_are_decoded(faulty, service):
 # Metrics -----------------------------------------------------------------------------------------
 
 
-async def test_metrics_by_post_with_a_bare_filter(faulty, service):
+async def test_metrics_are_requested_by_post_with_a_bare_filter(faulty, service):
     found = [metrics("a"), metrics("stranger"), {"clusterId": "b", "nodes": 7}, metrics("a", 6)]
     faulty.behave = answer({"success": True, "data": found})
     read = await MetricsService(service).named(["a", "b", "c"], {})
@@ -368,7 +368,7 @@ async def test_metrics_by_post_with_a_bare_filter(faulty, service):
     assert faulty.requests[0].body == {"clusterId": {"$in": ["a", "b", "c"]}}
 
 
-async def test_metrics_by_get_where_there_is_no_post(faulty, service):
+async def test_metrics_are_requested_by_get_if_there_is_no_post(faulty, service):
     async def only_get(request, writer):
         found = {"success": True, "data": [metrics("a"), metrics("b")]}
         behave = answer(found) if request.method == "GET" else answer({"error": "no"}, 405)

@@ -397,7 +397,7 @@ def test_a_node_that_fails_is_tried_again(kind):
     def flaky():
         calls.append(current_node().attempt)
         if len(calls) < 3:
-            raise OSError("not yet")
+            raise OSError("fails at the first two attempts")
         return "done"
 
     more = {"retries": {"a": 2, "c": 1}, "retry_seconds": 0.001, "enable_tracing": True}
@@ -880,7 +880,7 @@ class TestGates:
         assert (result.timed_out, gate.status) == (1, GateStatus.PENDING)
 
 
-def test_wrong_gates_are_refused():
+def test_invalid_gates_are_refused():
     with pytest.raises(GraphError, match="gates: there is no node 'x'"):
         DAGExecutor(graph("a"), gates={"x": ApprovalGate()})
     for seconds in (-1, float("nan"), "1"):

@@ -93,7 +93,7 @@ def test_a_run_continues_with_the_graph_that_it_started_with():
     assert list(dag) == ["a", "b", "c", "e", "z"]
 
 
-def test_depth_first_order_and_levels():
+def test_a_graph_has_a_depth_first_order_and_levels():
     dag = diamond()
     assert dag.topological_sort() == dag.topological_order() == ["a", "b", "c", "e", "d"]
     assert dag.topological_sort_dfs() == ["a", "b", "e", "c", "d"]

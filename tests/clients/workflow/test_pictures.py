@@ -107,7 +107,7 @@ except WorkflowError as error:
     assert install_command("plots") in said
 
 
-def test_the_bar_counts_ended_nodes_and_names_running_ones():
+def test_the_progress_bar_counts_ended_nodes_and_names_running_ones():
     dag = graph("[/a]", "bad", "after", edges="bad>after")
     screen, started = io.StringIO(), []
     console = Console(file=screen, force_terminal=True, width=100)
@@ -122,7 +122,7 @@ def test_the_bar_counts_ended_nodes_and_names_running_ones():
     assert sorted(started) == ["[/a]", "bad"]
 
 
-def test_without_a_terminal_the_bar_is_written_once():
+def test_without_a_terminal_the_progress_bar_is_written_once():
     screen = io.StringIO()
     dag = graph("a", "b")
     with ProgressBar(dag, console=Console(file=screen, width=100), done=1) as bar:

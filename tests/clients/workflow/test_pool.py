@@ -30,7 +30,7 @@ def ticket(*amounts: tuple[int, int]) -> Ticket:
 @pytest.mark.parametrize(
     "amount", [-1, math.nan, math.inf, True, "1", None, 1e-7, 4e-7, 9e-7, 5e-324]
 )
-def test_an_amount_is_0_or_a_finite_number_above_the_grain(amount):
+def test_an_amount_that_is_infinite_negative_or_too_small_is_refused(amount):
     with pytest.raises(ValueError, match=r"resources\['gpu'\] is .*; expected"):
         ResourceRequirements({"gpu": amount})
     for make in (ResourceRequirements.gpu, ResourceRequirements.cpu, ResourceRequirements.memory):
@@ -50,7 +50,7 @@ def test_cpu_means_cpu_slots_if_the_pool_has_those():
     assert not ResourcePool({"cpu": 1, "cpu_slots": 9}).can_satisfy(ResourceRequirements.cpu(2))
 
 
-def test_ten_tenths_are_one_and_the_grain_is_an_amount():
+def test_ten_tenths_are_one_and_a_millionth_is_an_amount():
     pool = ResourcePool({"gpu": 1})
     for _ in range(10):
         assert pool.try_acquire(gpu(0.1))

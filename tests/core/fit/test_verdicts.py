@@ -44,7 +44,9 @@ def fleet() -> Hand:
         (Demand(gpus=1, nodes=2, topology="rack"), "resources.nodes", 1),
     ],
 )
-def test_never_names_the_smallest_change(demand: Demand, field: str, fits: object) -> None:
+def test_a_refusal_names_the_smallest_helpful_change(
+    demand: Demand, field: str, fits: object
+) -> None:
     no = refusal(fleet(), demand)
     assert (no.code, no.details["verdict"]) == (Code.NEVER_FITS, "never")
     assert no.details["largest"]["models"] == ["A100", "H100"]

@@ -214,7 +214,7 @@ def test_a_pause_survives_a_restart_with_the_same_end() -> None:
         check(again.allocator.state)
 
 
-def test_a_lease_that_pauses_ends_like_any_other() -> None:
+def test_a_paused_lease_ends_like_any_other() -> None:
     def release_it(hand: Hand):
         return release(hand, "r")
 
@@ -236,7 +236,7 @@ def test_a_lease_that_pauses_ends_like_any_other() -> None:
         check(hand.allocator.state)
 
 
-def test_a_lease_that_pauses_is_renewed_like_any_other() -> None:
+def test_a_paused_lease_is_renewed_like_any_other() -> None:
     hand = pausing()
     fail(hand, "r")
     retry_at = hand.now + 2.0
@@ -302,7 +302,7 @@ def test_policy_failures_are_counted_separately_for_each_start() -> None:
         hand.propose(hand.step(Tick()), place("n000", "0"))
 
 
-def test_a_pausing_lease_does_not_block_other_waiters() -> None:
+def test_a_paused_lease_does_not_block_other_waiters() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))

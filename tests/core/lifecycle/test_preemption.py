@@ -61,7 +61,7 @@ def notices(hand: Hand) -> list[str]:
     return [fact.lease for fact in hand.facts if isinstance(fact, Preempted)]
 
 
-def test_the_fewest_and_youngest_leases_are_preempted(hand: Hand) -> None:
+def test_the_fewest_and_youngest_possible_leases_are_preempted(hand: Hand) -> None:
     hold(hand, "old", "n000", "0", "1")
     hold(hand, "young", "n000", "2", "3")
     hold(hand, "a", "n001", "0")
@@ -232,7 +232,7 @@ def test_a_preempted_leases_lost_device_is_freed_at_its_new_node() -> None:
 
 
 @pytest.mark.parametrize(("starts", "victims"), [(70.0, []), (72.0, ["a"])])
-def test_no_preemption_for_a_lease_that_would_overlap_a_reservation(
+def test_no_lease_is_preempted_if_the_new_one_would_overlap_a_reservation(
     starts: float, victims: list[str]
 ) -> None:
     hand = Hand()

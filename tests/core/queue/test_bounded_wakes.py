@@ -201,7 +201,7 @@ def lines(work: Callable[[], object]) -> int:
     return many
 
 
-def test_another_waiter_with_anti_affinity_costs_the_same_beside_any_number() -> None:
+def test_each_further_waiter_with_anti_affinity_costs_the_same() -> None:
     found = {}
     for many in (100, 1_000):
         hand = full()
@@ -231,7 +231,7 @@ class Model(str):
         return super().__hash__()
 
 
-def test_a_waiter_costs_the_same_beside_any_number_of_other_models() -> None:
+def test_a_waiter_costs_the_same_however_many_models_others_want() -> None:
     found = {}
     for many in (50, 500):
         hand = full()

@@ -144,7 +144,7 @@ def test_projects_share_the_quota_of_their_tenant(hand: Hand) -> None:
     assert refusal(hand.ask(of("ann", "d", project="two")))[1]["project"] is None
 
 
-def test_the_quota_of_all_holds_for_tenants_without_their_own(hand: Hand) -> None:
+def test_the_default_quota_holds_for_tenants_without_a_quota(hand: Hand) -> None:
     allow(hand, "*", gpus(1))
     allow(hand, "ann", gpus(2))
     hold(hand, "ann", "a", "0", "1")

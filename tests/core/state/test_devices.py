@@ -67,7 +67,7 @@ def test_a_card_that_falls_off_the_bus_moves_those_behind_it():
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["aaa", "bbb", "ccc"])))
-def test_reordered_devices_move_in_all_leases(order):
+def test_reordered_devices_get_their_new_index_in_all_leases(order):
     hand = Hand()
     before = ["aaa", "bbb", "ccc"]
     hand.see(lab(*before))
@@ -168,7 +168,7 @@ def test_a_node_that_returns_changed_still_has_its_leases():
     assert free(hand) == {"0": 1000, "1": 1000, "2": 0}
 
 
-def test_devices_of_a_gang_move_on_each_node():
+def test_devices_of_a_gang_get_their_new_index_on_each_node():
     hand = Hand()
     hand.see(both(lab("a1", "a2"), lab("b1", "b2", node="n2")))
     value = [place("n1", "0"), place("n2", "1")]
@@ -180,7 +180,7 @@ def test_devices_of_a_gang_move_on_each_node():
     assert free(hand, "n2") == {"0": 0, "1": 1000}
 
 
-def test_reserved_devices_move_too():
+def test_reserved_devices_get_their_new_index_too():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "0")

@@ -379,14 +379,14 @@ def test_changes_by_operators_are_logged_with_the_former_values(tmp_path: Path) 
     assert (len(ended["before"]["nodes"]), ended["before"]["more"]) == (NODES_MAX, 5)
 
 
-def test_zero_days_write_no_log(tmp_path: Path) -> None:
+def test_with_audit_days_0_no_log_is_written(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 0, 32)
     log.note(entry(1))
     log.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_zero_days_build_no_entries(tmp_path: Path) -> None:
+def test_with_audit_days_0_no_entries_are_made(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 0, 32)
 
     def never(*_: object) -> None:

@@ -88,7 +88,7 @@ def test_incremental_counts_agree_with_full_counts(seed):
             assert counts.row() == ShapeCounts(demand, fleet).row()
 
 
-def test_scattered_capacity_would_fit_on_one_node():
+def test_scattered_capacity_would_fit_if_it_were_on_one_node():
     gpus = tuple(Gpu(str(n)) for n in range(8))
     fleet = fleet_of([Node(NodeId(f"n{n}"), 1, 1, gpus) for n in range(4)])
     for n in range(3):

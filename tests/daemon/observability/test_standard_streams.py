@@ -84,7 +84,7 @@ print(stream.dropped, flush=True)
 
 
 @pytest.mark.parametrize("place", ["full", "left", "unwritable"])
-def test_unwritable_lines_are_counted_and_end_nothing(place: str) -> None:
+def test_unwritable_lines_are_counted_and_do_not_end_the_program(place: str) -> None:
     if place == "full":
         descriptor = os.open("/dev/full", os.O_WRONLY)
     elif place == "left":

@@ -49,7 +49,7 @@ def find(name: str) -> tuple[tuple[str, str], Function]:
     found = [each for each in _functions() if f".{'.'.join(each)}".endswith(f".{name}")]
     if len(found) != 1:
         where = ", ".join(map(".".join, found)) or "none"
-        raise DoesNotApply(f"one function is expected whose name ends in {name}; found: {where}")
+        raise DoesNotApply(f"expected one function whose name ends in {name}; found: {where}")
     return found[0], deepcopy(_functions()[found[0]])
 
 

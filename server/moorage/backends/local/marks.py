@@ -115,7 +115,7 @@ def kill_until_none(kill: Callable[[], str]) -> None:
     deadline = time.monotonic() + KILL_SECONDS_MAX
     while left := kill():
         if time.monotonic() > deadline:
-            raise BackendError(f"killed {KILL_SECONDS_MAX:g} s ago and still there: {left}")
+            raise BackendError(f"processes still run {KILL_SECONDS_MAX:g} s after SIGKILL: {left}")
         time.sleep(LOOK_SECONDS)  # They are no children of this process, so no signal comes.
 
 

@@ -40,7 +40,7 @@ def process(spec: BaseResourceSpec) -> ProcessResourceSpec:
     if isinstance(spec, VLLMModelResourceSpec):
         return spec.service()
     if not isinstance(spec, ProcessResourceSpec):
-        raise UnsupportedSpecError(f"a {spec.category} is no process")
+        raise UnsupportedSpecError(f"a {spec.category} cannot run as a process")
     if spec.mem_limit is not None:
         return replace(spec, mem_limit=memory_bytes(spec.mem_limit))
     return spec

@@ -218,7 +218,7 @@ class Processes(LocalWorkloads):
         try:
             done = await self.execute(workload, command, timeout_seconds=RESET_SECONDS_MAX)
         except TimeoutError as error:
-            raise BackendError(f"its reset: {error}") from error
+            raise BackendError(f"its reset failed: {error}") from error
         if done.exit_code != 0:
             raise BackendError(f"its reset ended with {done.exit_code}: {done.output[-500:]}")
 

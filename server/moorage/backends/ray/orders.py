@@ -102,7 +102,9 @@ def _check_options(options: JsonMapping, *, leased: bool) -> None:
     for name, amount in options.get("resources", {}).items():
         field = f"ray_actor_options.resources.{name}"
         if name in {"CPU", "GPU", "memory", "object_store_memory"}:
-            raise UnsupportedSpecError(f"{field}: the lease says it; ask for it in resources")
+            raise UnsupportedSpecError(
+                f"{field}: expected nothing: the lease sets it; request it in resources"
+            )
         number = isinstance(amount, int | float) and not isinstance(amount, bool)
         if not (number and 0 <= amount < math.inf):
             raise UnsupportedSpecError(f"{field}: expected a number from 0 on")

@@ -412,7 +412,7 @@ class ClusterWorkloads:
             found = await self.connection.call("GET", path, labelSelector=ours)
         except KubernetesError as error:
             raise BackendError(
-                f"cluster {self.cluster_id} does not tell its Jobs: {error}"
+                f"cluster {self.cluster_id} does not list its Jobs: {error}"
             ) from error
         names = set[str]()
         for each in found["items"]:

@@ -352,7 +352,9 @@ class WorkloadRuns:
         if not why and lasted > SCHEDULER_SECONDS_MAX:
             why = "no scheduler answers: see `kubectl describe pod`"
         if why:
-            raise BackendError(f"nothing was said of {name} in {lasted:.0f} s: {why}")
+            raise BackendError(
+                f"Kubernetes reported nothing about {name} for {lasted:.0f} s: {why}"
+            )
 
     async def _over(self, cluster: _Cluster, report: WorkloadReport) -> WorkloadReport:
         """Return the report of an ended workload; raise an error if it was never ready.
@@ -384,7 +386,9 @@ class WorkloadRuns:
             if given and names not in given:
                 held = "; ".join(", ".join(map("/".join, each)) for each in given)
                 reason = f"Kubernetes gave {order.id} the devices {held}"
-                raise BackendError(f"{reason}, and not those of its lease: two have one uuid")
+                raise BackendError(
+                    f"{reason} instead of those of its lease: two devices have the same uuid"
+                )
 
     async def _undone(self, workload: str, *, gave_up: bool) -> None:
         """Delete the objects of a failed start, and wait until they are gone.
