@@ -122,8 +122,8 @@ def _policy(policy: str) -> tuple[str, bool, dict[str, Any]]:
     known = name in catalog.shipped()
     if not known or not more.keys() <= catalog.document(name)["policy_parameters"].keys():
         raise CommandError(
-            f"unknown policy {policy}; expected one of {', '.join(catalog.shipped())}, "
-            f"expected_fill{UNPRICED}, or one of these with {LEARNING} at the end"
+            f"there is no policy {policy}; there are {', '.join(catalog.shipped())}, "
+            f"expected_fill{UNPRICED}, and each of these with {LEARNING} at the end"
         )
     return name, described, more
 

@@ -177,7 +177,7 @@ def _cell(figure: Sequence[float | None] | None, digits: int) -> str:
 
 
 def draw(paths: Sequence[Path], found: Sequence[Mapping[str, Any]], *, queued: bool) -> None:
-    """Draw a picture of the first kind of stays, and save it to each of the files.
+    """Draw the results of the first kind of stays, and save the picture to each of the files.
 
     Above, what is held on the mean of the traces by load, or where there is one load, what is held
     or how long requests wait by trace; below, at the highest load, who is refused, or who waits.

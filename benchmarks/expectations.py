@@ -35,7 +35,7 @@ METHODS: Final = ("history", "deadlines", "recent")
 
 
 def calibrate(jobs: Sequence[Job], nodes: int, rule: str) -> dict[str, Any]:
-    """Return the errors of estimates at submission, in seconds, by method.
+    """Return how wrong the estimates at submission were, in seconds, by method.
 
     Args:
         jobs: In the order of their submission.

@@ -152,7 +152,7 @@ class Flood:
         await _repeat(connections, lambda _: self._call(bodies))
 
     async def post(self, *bodies: tuple[str, bytes]) -> None:
-        """Post some bodies once."""
+        """Post each of some bodies once."""
         await self._call(iter(bodies))
 
     async def _call(self, bodies: Iterator[tuple[str, bytes]]) -> None:

@@ -110,7 +110,7 @@ def compare(
     unknown = [policy for policy in rules if policy not in (*PUBLISHED_AS, *EXPECTED_FILL)]
     if unknown:
         listed = ", ".join((*PUBLISHED_AS, *EXPECTED_FILL))
-        raise CommandError(f"unknown policies: {', '.join(unknown)}; expected some of {listed}")
+        raise CommandError(f"there is no policy {', '.join(unknown)}; there are {listed}")
     machines, known = trace.read_nodes(nodes), _read_published(nodes.with_name(PUBLISHED))
     comparisons: list[Comparison] = []
     for path in pods:

@@ -136,7 +136,7 @@ class _NoServices:
         raise CommandError(f"a policy called {client}.{method}{arguments}")
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
-        """Leave the call to `call`."""
+        """Return no prepared answer, so that the sandbox uses `call`."""
         del client, method, ids
         return {}
 

@@ -147,7 +147,7 @@ def _seed_state(seed: int, shift: int) -> list[int]:
 
 @cache
 def _warm_state() -> list[int]:
-    """Return the state after `_WARM_UP` steps from seed 1, computed without the steps.
+    """Return the state after `_WARM_UP` steps from seed 1, without computing each step.
 
     Go lists the 607 numbers of that state.
 

@@ -155,7 +155,7 @@ def queue() -> dict[str, Any]:
 
 
 def _refusals(nodes: int) -> float:
-    """Return the seconds of a refusal on a fleet whose free GPUs all do not fit."""
+    """Return the seconds of a refusal on a fleet where no free GPU fits the request."""
     full = _Queue(nodes, 0)
     fleet = full.core.state.fleet
     fleet.cpu_free[:] = 1_000  # As if all CPU were taken: leases on 125,000 nodes take minutes.

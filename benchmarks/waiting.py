@@ -108,7 +108,7 @@ def waiting(
     if pods is None:
         raise CommandError("waiting needs --pods, the jobs of a trace (timestamp,duration,…)")
     if rule not in catalog.shipped():
-        raise CommandError(f"unknown policy {rule}; expected one of {', '.join(catalog.shipped())}")
+        raise CommandError(f"there is no policy {rule}; there are {', '.join(catalog.shipped())}")
     if load <= 0:
         raise CommandError(f"--load {load:g}; expected a number above 0")
     plots.check(draw)

@@ -93,7 +93,7 @@ class _Leftovers(logging.Handler):
             self.found.append(message)
 
     def refuse(self, place: str) -> None:
-        """Fail `place` if anything was found since this was last called."""
+        """Fail the test `place` if anything was found since the last call."""
         found, self.found = self.found, []
         if found:
             pytest.fail(f"{place} left behind:\n" + "\n".join(found), pytrace=False)
@@ -373,7 +373,7 @@ def container_image(container_engine: Any) -> str:
 
 
 def _serve(folder: Path, place: Path) -> "subprocess.Popen[bytes]":
-    """Start Podman's API server, with everything it keeps in a folder of its own."""
+    """Start Podman's API server, with all its data in a folder of its own."""
     # Podman's own limits are beyond what some machines grant to anybody.
     files, tasks = (min(_BOUND, *resource.getrlimit(each)) for each in _BOUNDED)
     (folder / "containers.conf").write_text(

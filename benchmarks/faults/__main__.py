@@ -73,7 +73,7 @@ class FaultRun:
         _say(f"{name}: {ended - begun:.2f} s, {len(self.load.history.grants)} grants")
 
     def report(self, seed: int) -> dict[str, Any]:
-        """Return the trials, and the violations that they found."""
+        """Return the pauses during each kind of fault, and the violations of the laws."""
         history = self.load.history
         times = [each.answered_at for each in history.answers()]
         pauses: dict[str, list[float]] = {}
@@ -200,7 +200,7 @@ def _say(text: str) -> None:
 
 
 def _tables(report: Mapping[str, Any]) -> list[Table]:
-    """Return the trials, and the violations that they found."""
+    """Return the report as tables: pauses during faults, and violations of the laws."""
     about = ", ".join(
         f"{value} {name.replace('_', ' ')}"
         for name, value in report.items()

@@ -179,7 +179,7 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def pooler(self, mode: str) -> Iterator[int]:
-        """Run a PgBouncer in front of it until the block ends; yield its port.
+        """Run a PgBouncer in front of the database until the block ends; yield its port.
 
         Raises:
             FileNotFoundError: It is not installed.

@@ -172,7 +172,7 @@ def leases_beside_keys(history: FaultHistory) -> list[str]:
 
 
 def find_late_acknowledgements(history: FaultHistory) -> list[str]:
-    """Find processes that acknowledged a message sent after a later process had answered."""
+    """Find processes that acknowledged a message after a later process had already answered."""
     answers = [each for each in history.answers() if each.server]
     begun: dict[str, float] = {}
     for each in answers:

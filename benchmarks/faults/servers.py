@@ -45,7 +45,7 @@ CUT_OFF_SECONDS: Final = (0.5, 2.5)
 
 
 class ServerSeat:
-    """The place of a server, with its addresses, which outlast the process.
+    """The place of a server: its addresses stay the same when its process is replaced.
 
     Args:
         name: Of its folder and log.
@@ -148,7 +148,7 @@ class ServerSeat:
             self.process.send_signal(number)
 
     async def follows(self, generation: int) -> None:
-        """Wait until a later process than the given one is ready here.
+        """Wait until a process that started after the given one is ready at this seat.
 
         Raises:
             CommandError: None comes, or the old one does not end.
@@ -211,7 +211,7 @@ class ServerPair:
         return ",".join(each.url for each in self.seats)
 
     def name_server(self, url: str) -> str:
-        """Return the process with an address; empty if it is not ours."""
+        """Return the label of the process at an address; empty if no seat has this address."""
         return next((each.label for each in self.seats if each.url == url), "")
 
     @contextlib.asynccontextmanager

@@ -88,7 +88,7 @@ async def _figures(name: str, session: PeerSession, nodes: Nodes) -> Figures:
 
 
 def check(name: str, nodes: Nodes, held: Sequence[Booking]) -> None:
-    """Refuse two bookings of one GPU, and a fleet that is not full at the end.
+    """Raise an error if a GPU was booked twice, or if the fleet is not full at the end.
 
     Raises:
         CommandError: A device is held twice, or a node or the fleet by more or less than it has.

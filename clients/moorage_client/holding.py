@@ -105,7 +105,7 @@ class HeldLease:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is over without a release from here."""
+        """Whether the lease has ended although this client did not release it."""
         return self._lost.is_set()
 
     def check(self) -> None:

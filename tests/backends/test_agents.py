@@ -41,7 +41,7 @@ PLACEMENT = (Share(*PLACE, cpu_milli=100),)
 
 
 class World:
-    """A server's side, and an agent that can be connected to it again and again."""
+    """The server's end of a connection, and an agent that can connect repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

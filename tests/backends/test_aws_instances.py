@@ -1,4 +1,4 @@
-"""Reports about AWS instances in the backend's words."""
+"""The backend's reports about AWS instances."""
 
 from datetime import UTC, datetime
 

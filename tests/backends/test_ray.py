@@ -42,7 +42,7 @@ async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator
 
 @pytest.fixture
 def reports(backend: RayBackend) -> list[WorkloadReport]:
-    """The reports that the backend sends unasked."""
+    """The reports that the backend sends by itself."""
     heard: list[WorkloadReport] = []
     backend.listen(heard.append)
     return heard

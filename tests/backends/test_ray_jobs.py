@@ -57,7 +57,7 @@ async def until_free(backend: RayBackend, node: str, count: float) -> None:
 
 
 async def wait_output(backend: RayBackend, name: str) -> dict:
-    """Return what the job says once its tasks have run."""
+    """Return the job's output after its tasks have run."""
     async with asyncio.timeout(60):
         while True:
             log = await backend.logs(name)

@@ -1,4 +1,4 @@
-"""Fleets from which requests also leave: what is counted, compared and printed."""
+"""Fleets whose requests also end: the counted, compared and printed figures."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The benchmark of the policies on three nodes: what it counts, and that failures show."""
+"""The benchmark of the policies on three nodes: its counts, and its report of failures."""
 
 import asyncio
 

@@ -89,7 +89,7 @@ def start_of_a_process(file: Path) -> list[tuple[str, str]]:
 
 
 def test_the_attack_works_from_a_program(tmp_path):
-    """Without this test, the failure of pages would prove nothing."""
+    """The attack itself must work; otherwise the refusals of pages would prove nothing."""
     file = tmp_path / "ran"
     with daemon() as running, httpx.Client(base_url=running.http, timeout=30) as http:
         for path, text in start_of_a_process(file):

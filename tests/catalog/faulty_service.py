@@ -88,7 +88,7 @@ async def nonsense(request: Asked, writer: Writer) -> None:
 
 
 class FaultyService:
-    """The HTTP server; it answers as `behave` says, which tests may replace; `by_path` is first."""
+    """The HTTP server: `by_path`, or else `behave`, makes the answers; tests may replace both."""
 
     def __init__(self) -> None:
         self.requests: list[Asked] = []

@@ -18,7 +18,7 @@ def local(_: str | None) -> Caller:
 
 
 class Silent:
-    """Takes no request: the gateway refuses what is sent here."""
+    """A daemon that gets no request: the gateway refuses all messages of these tests."""
 
     def open_session(self, *_: Any) -> None:
         pass

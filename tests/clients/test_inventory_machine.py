@@ -1,4 +1,4 @@
-"""The document of this machine; and of GPUs, through the real NVML bindings over a test driver."""
+"""The document of this machine, and of GPUs: the real NVML bindings with a test driver."""
 
 import json
 import os

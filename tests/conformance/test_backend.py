@@ -493,7 +493,7 @@ async def test_a_cancelled_start_leaves_no_workload(bench, backend):
 
 
 async def test_a_stop_ends_a_start_under_way(bench, backend):
-    """The daemon cancels the start first; whatever it left goes with the stop."""
+    """The daemon first cancels the start; then the stop removes what the start left."""
     start = asyncio.create_task(backend.start(Order("a", bench.slow())))
     await asyncio.sleep(0.3)  # As above.
     start.cancel()
@@ -664,7 +664,7 @@ async def test_workloads_continue_after_the_backend_is_closed(bench, backend):
 
 
 async def test_a_gang_that_lost_a_member_has_failed(bench, backend):
-    """Also for a backend that comes after a crash; what is left goes with the stop."""
+    """The same holds for a backend opened after a crash; the stop removes what is left."""
     gang = bench.gang()
     if gang is None:
         assert not backend.support.gangs or isinstance(bench, RayJobBench)

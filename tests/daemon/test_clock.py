@@ -1,4 +1,4 @@
-"""The core's clock, over clocks that are set, that stop, or that stand still."""
+"""The core's clock, while the machine's clocks are set or stopped."""
 
 from pathlib import Path
 

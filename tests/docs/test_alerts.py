@@ -1,4 +1,4 @@
-"""Alert rules, the dashboard and their page, held to what a server serves."""
+"""Alert rules, the dashboard and their page agree with the metrics of a server."""
 
 import json
 import re

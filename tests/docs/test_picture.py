@@ -12,7 +12,7 @@ CHANGING = re.compile(r"\b[0-9a-f]{16}\b|\b\d+ (?:min|s)\b|─+")
 
 
 def letters(text: str) -> str:
-    """Return what is read, without white space and what differs from one time to the next."""
+    """Return the visible text, without white space and without parts that differ each time."""
     return "".join(CHANGING.sub("", text.replace("\xa0", " ")).split())
 
 

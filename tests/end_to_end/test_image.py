@@ -235,7 +235,7 @@ def test_attacks_of_policies_fail_in_the_image(engine: Podman, tmp_path: Path) -
 
 
 def copy_modules(folder: Path, names: Sequence[str]) -> None:
-    """Copy modules of this Python's packages that need no other Python, and what names them."""
+    """Copy modules that run under any Python, with their packages' metadata."""
     for name in names:
         found = importlib.util.find_spec(name)
         assert found is not None, name

@@ -120,7 +120,7 @@ def test_changes_of_other_settings_are_named_and_need_a_restart(first):
 
 
 def test_a_closed_terminal_ends_the_daemon(tmp_path):
-    """SIGHUP ends the daemon then, since Ctrl-C could not reach it without a terminal."""
+    """Without its terminal no Ctrl-C can reach the daemon, so SIGHUP ends it."""
     serve = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
     command = [*serve, "--data", str(tmp_path)]
     pid, here = pty.fork()

@@ -164,7 +164,7 @@ def test_a_candidate_that_declines_is_activated_without_force(side):
 
 
 def test_a_slow_candidate_delays_no_request_and_skips_are_counted(side):
-    """Its only cell is busy for half a second per request; active answers are far quicker."""
+    """The candidate has one cell and takes half a second; the active version is far quicker."""
     begin(side, SLEEPS)
     replies = side.say(*[ask_message("side", resources={"gpus": 1})] * 150)
     assert all(reply["success"] for reply in replies)

@@ -15,7 +15,7 @@ from moorage.config.settings import OTHER_NAMES, Config, ConfigError, settings
 
 
 def test_every_setting_is_read_somewhere(sources) -> None:
-    """A setting that no code reads would promise what does not happen."""
+    """A setting that no code reads would have no effect."""
     text = "\n".join(each.text for each in sources if not each.name.endswith("/config.py"))
     found = re.findall(r"(?:config|settings)\.(\w+)|chosen\[.(\w+).\]", text)
     assert set(settings()) - {name for pair in found for name in pair} == set()

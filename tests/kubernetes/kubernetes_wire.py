@@ -1,4 +1,4 @@
-"""A connection to a plane's API server that tests cut, restore, or let lose all data."""
+"""A connection to a plane's API server; tests cut it, restore it, or make it lose all data."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A daemon beside a real Kubernetes: its inventory, unknown states, and grants that must not be."""
+"""A daemon beside a real Kubernetes: its inventory, unknown states, and forbidden grants."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A matching serves everybody whenever that is possible, and never with a taken device."""
+"""A matching serves all holders if that is possible, and never uses a taken device."""
 
 from itertools import permutations
 

@@ -191,7 +191,7 @@ class TestTurns:
             passed.append(scope["path"] if scope is not last else "last")
 
         async def nothing(*_):
-            """Take what would be sent; there is nothing to receive."""
+            """Accept a message, and drop it."""
 
         tenants = {"key": "ann", "another": "bob"}
 

@@ -147,7 +147,7 @@ async def test_one_busy_address_leaves_room_for_others(site, clients):
 
 @pytest.mark.heavy  # It waits for a deadline to pass.
 async def test_an_incomplete_head_is_cut_off_but_an_idle_client_is_not(site, clients):
-    """This holds byte by byte, after a request, and with a rest of a body."""
+    """This holds for a head sent byte by byte, after a request, and after the rest of a body."""
     loop = asyncio.get_running_loop()
     full = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     left = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"

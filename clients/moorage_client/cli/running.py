@@ -485,7 +485,7 @@ def _variables(given: list[str]) -> dict[str, str]:
 
 
 def _stop_on_signals() -> list[signal.Signals]:
-    """Cancel this command at signals that would end it, so that its lease is released; return them.
+    """Let signals cancel this command, so that its lease is released; return these signals.
 
     Only the first does: Ctrl-C comes twice, and a session that closes sends SIGHUP and SIGTERM. The
     next one must not cut off the release that the first began. A Ctrl-C some seconds later leaves

@@ -32,7 +32,7 @@ class GroupLimit:
 
 
 def cpu_limit(process: Path = _SELF) -> GroupLimit | None:
-    """Return the smallest limit of CPU, in milli; None if there is none.
+    """Return the smallest CPU limit, in thousandths of a core; None if there is none.
 
     Args:
         process: The process's folder in /proc.

@@ -362,7 +362,7 @@ class Execution:
                 pass
 
     def _put_best_in_line(self) -> None:
-        """Put the best newly ready node into the queue place of a worse node."""
+        """Let the best newly ready node take the queue place of a node of lower rank."""
         grown = self._schedule.grown()
         if self.cancelled or not self._claims or not grown:
             return
@@ -378,7 +378,7 @@ class Execution:
                 return
 
     def _better(self, groups: Iterable[int]) -> tuple[int, int, Claim] | None:
-        """Return the best node of some groups, its group, and the claim of a worse node, if any."""
+        """Return the best node of some groups, its group, and a claim of lower rank, if any."""
         waiting = [number for number, claim in self._claims.items() if claim.grant is None]
         if not waiting:
             return None

@@ -90,7 +90,7 @@ class Pool(Protocol):
         """Grant the requirements at once, or not at all."""
 
     def claim(self, claim: Claim) -> None:
-        """Join the queue; `claim.wake` is called at news, maybe before this returns."""
+        """Join the queue; the pool calls `claim.wake` at each change, maybe before this returns."""
 
     def withdraw(self, claim: Claim) -> bool:
         """Leave the queue; False: the claim was granted meanwhile, and must be given back."""

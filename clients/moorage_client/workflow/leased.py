@@ -244,7 +244,7 @@ class LeasedPool:
         return True
 
     def unwatch(self, wake: Callable[[], None]) -> None:
-        """Do nothing: `watch` watches nothing here."""
+        """Do nothing: this pool has no watches to end."""
 
     def resume(self, journal: RunJournal) -> None:
         """Release the leases of completed nodes that a killed program left."""
@@ -430,7 +430,7 @@ async def _note_release(journal: RunJournal | None, node_name: str, key: str) ->
 
 
 def _counts(requirements: ResourceRequirements) -> dict[str, int]:
-    """Return the required units, by the fleet's name of each resource, without zeros."""
+    """Return the required units of each resource, under the fleet's names, without zeros."""
     counts: dict[str, int] = {}
     for name, amount in requirements.resources.items():
         own = _SHARES.get(name, name)
@@ -448,7 +448,7 @@ def demand_of(requirements: ResourceRequirements) -> Demand:
     counts = _counts(requirements)
     if unknown := counts.keys() - _SHARES.values():
         raise ResourceError(
-            f"a server has no resource {', '.join(sorted(unknown))}; it has gpu, cpu and memory_mb"
+            f"a server has no {', '.join(sorted(unknown))}; it has gpu, cpu and memory_mb"
         )
     gpus, part = divmod(counts.get("gpu", 0), UNITS)
     if gpus and part:

@@ -162,7 +162,7 @@ class ResourceTimeline:
             )
 
     def _fold(self, change: _Change) -> None:
-        """Store the peaks of a change before it is dropped."""
+        """Update the peak use of each resource by a change, before the change is dropped."""
         names, there, used, *_ = change
         for name, capacity, count in zip(names, there, used, strict=True):
             peak, fraction = self._peaks.get(name, (0, 0.0))
@@ -170,7 +170,7 @@ class ResourceTimeline:
             self._peaks[name] = (max(peak, count), max(fraction, share))
 
     def _folded(self) -> dict[str, tuple[int, float]]:
-        """Return the peaks of all changes, also dropped ones, in units and as fractions."""
+        """Return the peak use of each resource, in units and as a fraction, also if dropped."""
         with self._lock:
             peaks_before = self._peaks.copy()
             for change in self._changes:

@@ -1,4 +1,4 @@
-"""The WebSocket front door: sessions, bounded outboxes, authentication.
+"""The WebSocket server: sessions, bounded send buffers, authentication.
 
 The daemon makes a `Gateway`, gives it its own `Deliver`, and answers through `Gateway.tell`.
 """

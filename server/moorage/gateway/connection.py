@@ -1,4 +1,4 @@
-"""The WebSocket library behind a thin adapter: one connection, written to without waiting.
+"""A thin adapter of the WebSocket library: one connection, to which writes never wait.
 
 The library's `send` waits for the client inside the call, and its automatic pongs do not wait at
 all. `Session` wants the opposite of both: writes that return at once, word of when the client
@@ -99,7 +99,7 @@ class GatewayConnection(ServerConnection):
         return self.protocol.state is State.OPEN and not self.transport.is_closing()
 
     def write(self, texts: Iterable[bytes]) -> None:
-        """Send text messages without waiting; look at `paused` before the next.
+        """Send text messages without waiting; check `paused` before the next ones.
 
         Does nothing when the connection is closing: its client is not listening any more.
         """
@@ -117,7 +117,7 @@ class GatewayConnection(ServerConnection):
 
     @property
     def has_left(self) -> bool:
-        """Whether the client has left; a paused socket does not report that by itself."""
+        """Return whether the client has left; a paused socket does not report that by itself."""
         if not self.open:
             return True
         look = select.poll()
@@ -125,11 +125,11 @@ class GatewayConnection(ServerConnection):
         return bool(look.poll(0))
 
     def let_go(self) -> None:
-        """Detach from the session, and call none of its methods afterwards."""
+        """Detach the session: call none of its methods from now on."""
         self.on_writable, self.on_lost = _ignore, _nothing
 
     async def drop(self, code: int, reason: str, seconds: float) -> None:
-        """Close, and cut the connection when that takes longer than `seconds`.
+        """Close the connection; cut it if the close takes longer than `seconds`.
 
         The library bounds the closing handshake, but not the wait for a full write buffer
         before it, which is just where a client that does not read leaves us.
@@ -191,7 +191,7 @@ class GatewayConnection(ServerConnection):
             surplus.transport.abort()
 
     def eof_received(self) -> None:
-        """Read the remaining bytes, then handle the end of the stream."""
+        """Read the remaining received bytes, then handle the end of the stream."""
         if self._turn is None:
             super().eof_received()
         self._eof = self._turn is not None
@@ -263,7 +263,7 @@ class GatewayConnection(ServerConnection):
             self.transport.close()
 
     def process_event(self, event: Event) -> None:
-        """Read no further while a large message waits to be taken."""
+        """Stop reading while a large message waits to be taken."""
         super().process_event(event)
         if not isinstance(event, Frame) or len(event.data) < PART_BYTES_MIN:
             return
@@ -275,7 +275,7 @@ class GatewayConnection(ServerConnection):
 
     @contextlib.contextmanager
     def taking(self, count: int) -> Iterator[None]:
-        """Read no further while a large message that was received waits for its turn."""
+        """Stop reading while a received large message waits for its turn."""
         self._queued_bytes, self._taken_bytes = 0, count
         if self._large is not None and not self.recv_messages.frames:  # Else it is the next one.
             self._large.data, self._large = b"", None
@@ -294,7 +294,7 @@ class GatewayConnection(ServerConnection):
         self._read_no_more()
 
     def go_on(self) -> None:
-        """Read on: see `Received`."""
+        """Continue to read this connection: see `Received`."""
         self._held_back = False
         if not self.recv_messages.paused:
             self._read_on()
@@ -306,7 +306,7 @@ class GatewayConnection(ServerConnection):
             self.received.note(self, self.caller.tenant, count)
 
     def pause_writing(self) -> None:
-        """Read no more from a client that does not read.
+        """Stop reading from a client that does not read its answers.
 
         Pongs are written as pings arrive. Without this, a client that sends pings and reads
         nothing would grow the write buffer for as long as it liked.
@@ -316,7 +316,7 @@ class GatewayConnection(ServerConnection):
         self.on_writable(False)  # noqa: FBT003  # The callback's one argument is its meaning.
 
     def resume_writing(self) -> None:
-        """Read again, unless the receive queue is full."""
+        """Continue to read, unless the receive queue is full."""
         super().resume_writing()
         if not self.recv_messages.paused:
             self._read_on()
@@ -338,8 +338,8 @@ class GatewayConnection(ServerConnection):
 
 
 def _ignore(_: bool) -> None:  # The shape of `on_writable`.
-    """Do nothing, before a session exists."""
+    """Do nothing: there is no session yet."""
 
 
 def _nothing() -> None:
-    """Stand in before a session exists."""
+    """Takes the place of the session until there is one."""

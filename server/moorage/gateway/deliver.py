@@ -1,4 +1,4 @@
-"""The two sides of the front door: the interface between gateway and daemon.
+"""The interface between gateway and daemon.
 
 The daemon implements `Deliver` and is handed to `Gateway`; it answers through `Gateway.tell`.
 """
@@ -19,7 +19,7 @@ Taking = asyncio.Future[None] | Coroutine[object, object, None] | None
 
 
 class AgentDoor(Protocol):
-    """Serves agents of machines, on a path of their own and without sessions.
+    """Serves the agents of machines, on a separate path and without sessions.
 
     The gateway carries their frames, and knows nothing of them.
     """
@@ -32,7 +32,7 @@ class AgentDoor(Protocol):
 
 
 class Deliver(Protocol):
-    """Takes the requests of clients. The gateway calls it from its event loop.
+    """Handles the requests of clients. The gateway calls it from its event loop.
 
     Every request that was handed over must be answered with exactly one `Gateway.tell`; from within
     the call, or at any time after it. It may not raise: an exception is a defect, which the gateway
@@ -45,7 +45,7 @@ class Deliver(Protocol):
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> Taking:
-        """Take a request. On the hot path.
+        """Handle a request. On the hot path.
 
         Args:
             to: Where its answer goes.
@@ -69,4 +69,4 @@ class Deliver(Protocol):
         """Handle the end of a session that was not resumed. Nothing of it comes after this."""
 
     def fail(self, error: BaseException) -> None:
-        """Report an unexpected exception as a defect. The daemon ends the process."""
+        """Report an unexpected exception, which is a defect. The daemon ends the process."""

@@ -120,7 +120,7 @@ class Doorman:
     def _let_in(
         self, connection: GatewayConnection, request: Request, bearer: str | None, *, readable: bool
     ) -> Response | None:
-        """Return None and store the caller, or return the refusal of the handshake."""
+        """Store the caller and return None, or return the refusal of the handshake."""
         caller = self._authenticate(bearer) if readable else None
         if caller is None and bearer is None and readable:
             caller = self._find_login(connection, request)
@@ -194,7 +194,7 @@ class Doorman:
     def subprotocol(
         self, _: ServerConnection, offered: Sequence[Subprotocol]
     ) -> Subprotocol | None:
-        """Choose the subprotocol that names no secret, where it is offered."""
+        """Choose the subprotocol without a secret, if the client offers it."""
         return next((each for each in offered if each == SUBPROTOCOL), None)
 
     def response(

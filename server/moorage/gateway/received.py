@@ -1,4 +1,4 @@
-"""Bounds on incomplete messages, all together and of one tenant.
+"""Limits the bytes of incomplete messages: of all tenants together, and of each tenant.
 
 Every connection notes what it holds of a message that is coming in. Where that is too much, those
 of the tenant that come in are read no further until others are complete, or gone.
@@ -15,13 +15,13 @@ PART_BYTES_MIN: Final = 64 * 1024
 
 
 class Receiver(Protocol):
-    """A connection."""
+    """A connection that receives messages."""
 
     def hold_back(self) -> None:
-        """Read no more for the moment."""
+        """Stop reading for the moment."""
 
     def go_on(self) -> None:
-        """Read on."""
+        """Continue to read."""
 
 
 class Received:

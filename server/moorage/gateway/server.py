@@ -1,4 +1,4 @@
-"""The WebSocket server: keeps the sessions, finds the one an answer belongs to, stops cleanly.
+"""The WebSocket server: has the sessions, finds the session of each answer, stops cleanly.
 
 The daemon makes one, starts it, answers through `tell` and closes it. It runs on whatever event
 loop runs; all of its methods are called from that loop.
@@ -38,7 +38,7 @@ _LOGIN_LOOK_SECONDS: Final = 60.0
 
 @dataclass(slots=True, kw_only=True)
 class GatewayStats(Counts):
-    """The gateway in numbers, with its counters.
+    """The figures of the gateway, with its counters.
 
     Args:
         connections: TCP connections, those without a session included.
@@ -54,7 +54,7 @@ class GatewayStats(Counts):
 
 
 class Gateway:
-    """The front door.
+    """The WebSocket server of the daemon.
 
     Args:
         settings: Limits.
@@ -170,7 +170,7 @@ class Gateway:
         agents: AgentDoor | None,
         goes_on: Callable[[SessionId], bool] = lambda _: False,
     ) -> None:
-        """Route requests elsewhere from now on, and make open sessions begin again (1012).
+        """Send requests to another handler from now on, and close open sessions (1012).
 
         Args:
             deliver: Where to.
@@ -188,7 +188,7 @@ class Gateway:
         self._deliver, self._doorman.agents = deliver, agents
 
     async def drain(self, *, patient: bool = True) -> None:
-        """Take no new sessions and requests, and let all replies leave that are due.
+        """Accept no new sessions and requests, and send all replies that are due.
 
         Messages that still come are answered `shutting_down`. It takes at most
         `drain_seconds_max`, or no time without patience. Doing so again does nothing.
@@ -207,7 +207,7 @@ class Gateway:
             await asyncio.wait(waiting, timeout=self._settings.drain_seconds_max)
 
     async def close(self, *, patient: bool = True) -> None:
-        """Stop: drain, then close 1012.
+        """Stop: send all due replies, then close all sessions with 1012.
 
         It takes at most twice `close_seconds_max` longer. Closing again does nothing.
         """
@@ -258,7 +258,7 @@ class Gateway:
         return [] if session is None else session.unanswered(to.number)
 
     def push(self, session: SessionId, frame: bytes) -> None:
-        """Send news to a session, if it is still there.
+        """Send news to a session, if it still exists.
 
         Args:
             session: Which.
@@ -274,17 +274,17 @@ class Gateway:
         return found is not None and found.reads_on
 
     def origin(self, session: SessionId) -> tuple[Caller | None, str]:
-        """Return the caller of a session and its address; None and "" if it is gone."""
+        """Return the caller of a session and its address; None and "" without the session."""
         found = self._sessions.get(session)
         return (None, "") if found is None else (found.caller, found.connection.remote)
 
     def expel(self) -> None:
-        """Close all sessions whose token or login is over, or means another caller (4401)."""
+        """Close (4401) all sessions whose token or login has ended or belongs to another caller."""
         for session in tuple(self._sessions.values()):
             self._expel_stranger(session)
 
     def _expel_stranger(self, session: Session) -> None:
-        """Close a session whose token or login is over; look again when a login ends."""
+        """Close a session whose token or login has ended; check again when a login ends."""
         connection = session.connection
         if not connection.cookies or self._logins is None:
             if self._authenticate(connection.bearer) != session.caller:
@@ -304,7 +304,7 @@ class Gateway:
             timer.cancel()
 
     def stats(self) -> GatewayStats:
-        """Return the gateway in numbers."""
+        """Return the figures of the gateway."""
         return GatewayStats(
             **asdict(self._counts),
             connections=len(self._connections),
@@ -319,7 +319,10 @@ class Gateway:
         return self._server is not None and not self._draining
 
     async def _handle(self, connection: ServerConnection) -> None:
-        """Live through one session. The library closes the connection afterwards."""
+        """Run one session from its connection to its end.
+
+        The library closes the connection afterwards.
+        """
         if isinstance(connection, GatewayConnection) and connection.is_agent:
             await self._handle_agent(connection)
             return
@@ -361,7 +364,7 @@ class Gateway:
             self._deliver.fail(error)
 
     def _resume(self, session: Session, message: Resume) -> Session:
-        """Return the session that goes on over the connection of `session`."""
+        """Return the session that continues over the connection of `session`."""
         found = self._sessions.get(SessionId(message.session))
         if found is None or found is session or not found.is_for(session.caller):
             reason = "session: none of yours has this id, or it is over; ask again for what waited."
@@ -379,7 +382,7 @@ class Gateway:
         return found
 
     def _keep_or_end(self, session: Session) -> None:
-        """Keep a session that lost its connection for a while; end any other."""
+        """Hold a session that lost its connection for a while; end any other session."""
         if not (session.gone and session.lasts) or self._draining:
             self._end(session)
             return

@@ -1,4 +1,4 @@
-"""One client's session: its messages in order, its replies where they belong.
+"""One client's session: handles its messages in order, and sends each reply to it.
 
 The gateway makes one per connection. Every message gets a number; a message without `id` is also
 given the next place in the line of replies, and its reply waits there for those before it. A reply
@@ -173,7 +173,7 @@ class Session:
 
     @property
     def gone(self) -> bool:
-        """Whether it has no connection."""
+        """Whether the session has no connection."""
         return self._gone
 
     @property
@@ -184,13 +184,13 @@ class Session:
 
     @property
     def parked(self) -> int:
-        """Messages parked in the queue."""
+        """The number of messages whose requests wait in the queue."""
         return len(self._parked)
 
     # In ------------------------------------------------------------------------------------
 
     async def serve(self) -> Resume | None:
-        """Read messages until the client leaves; handle the small ones that it sent before.
+        """Read messages until the client leaves; then handle small messages that it sent before.
 
         Returns:
             The session that is to go on over this connection, where the client resumes one.
@@ -246,12 +246,12 @@ class Session:
                 return self._take(frame)
 
     def is_for(self, caller: Caller) -> bool:
-        """Return whether a caller may resume this session: same tenant and role, while it lasts."""
+        """Return whether a caller may resume this session: it lasts, with equal tenant and role."""
         mine = self.caller
         return self.lasts and (mine.tenant, mine.role) == (caller.tenant, caller.role)
 
     def resume(self, other: "Session", message: Resume) -> None:
-        """Continue over the connection of another session, which ends, and answer its message."""
+        """Take over the connection of another session, which ends, and answer its message."""
         self.connection.let_go()
         other._stop_slow_timer()  # noqa: SLF001  # It is of this class.
         self._stop_slow_timer()
@@ -270,7 +270,7 @@ class Session:
         self._flush()  # At once: the next connection that resumes it must not get this reply.
 
     def unanswered(self, but: int) -> list[str | int | None]:
-        """Return the ids of unanswered messages except `but`; None for a message without an id."""
+        """Return the ids of unanswered messages, except `but`; None stands for a missing id."""
         ids = (each for number, each in self._unanswered.items() if number != but)
         return [*(each for each in ids if each is not None), *(None for _ in self._line)]
 
@@ -289,7 +289,7 @@ class Session:
         )
 
     def _take(self, frame: str | bytes) -> asyncio.Future[None] | None:
-        """Handle one message; the caller reads the next one after the returned future."""
+        """Handle one message; the caller reads the next one when the returned future is done."""
         self._number += 1
         number = self._number
         self._counts.messages_total += 1
@@ -406,14 +406,14 @@ class Session:
         self._flush_soon()
 
     def park(self, number: int) -> None:
-        """Stop counting a message as in flight: it waits in the queue, which has its own bound."""
+        """Stop counting a message as in flight: its request waits in the queue."""
         if number in self._unanswered and len(self._parked) < self._settings.parked_max:
             self._parked.add(number)
             self._settle()
 
     @property
     def reads_on(self) -> bool:
-        """Whether all pushed news are sent to the client, or are about to be."""
+        """Whether all news are sent to the client, or will be at once."""
         return not (self._gone or self._events or self._missed or self.connection.paused)
 
     def push(self, news: bytes) -> None:
@@ -441,12 +441,12 @@ class Session:
         return idle
 
     def abandon(self) -> None:
-        """Cancel the messages that wait for their turn: the gateway stops and waits no longer."""
+        """Cancel the messages that wait for their turn, since the gateway stops."""
         for task in self._tasks:
             task.cancel()
 
     def _hold(self, reply: bytes) -> None:
-        """Count replies that wait for a resume; beyond the bound, end the session."""
+        """Count replies that wait for a resume; if there are too many, end the session."""
         self._held += len(reply)
         if self.lasts and self._held > HELD_BYTES_MAX:
             self._drop(self, Close.TRY_LATER, "too many replies were held for the client")
@@ -475,7 +475,7 @@ class Session:
         self._settle()
 
     def _settle(self) -> None:
-        """Wake the reader, which waits for less to be in flight."""
+        """Wake the reader, which waits until fewer messages are in flight."""
         if self._space is not None and (self._gone or not self._full()):
             if not self._space.done():
                 self._space.set_result(None)
@@ -505,7 +505,7 @@ class Session:
             self._slow = None
 
     def _note_loss(self) -> None:
-        """Record that the session has no client, at least for the moment."""
+        """Record that the session has no client now; a client may resume it."""
         self._gone = True
         self.lasts = self.lasts and not self.connection.said_goodbye
         self._held = sum(map(len, (*self._outbox, *self._events, *self._early.values())))

@@ -1,4 +1,4 @@
-"""Every limit of the front door, with the answer that a client gets when it is reached.
+"""Every limit of the gateway, with the answer that a client gets at the limit.
 
 `config` fills it in; `Gateway` obeys it. Source of the defaults:
 docs/reference/sandbox.md, "WebSocket settings".

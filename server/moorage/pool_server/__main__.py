@@ -1,4 +1,4 @@
-"""The program that `moorage pool serve` becomes; its only argument is its job, as JSON.
+"""The program that `moorage pool serve` executes; its only argument is its job, as JSON.
 
 It prints one line of JSON when it answers, and ends with 2 where it cannot serve.
 """
@@ -22,7 +22,7 @@ EXIT_USAGE: Final = 2
 
 
 def main() -> None:
-    """Serve the pool that the argument describes, or say why that cannot be."""
+    """Serve the pool that the argument describes, or print why that is impossible."""
     job = json.loads(sys.argv[1])
     try:
         _serve(job)

@@ -55,7 +55,7 @@ def create_app(holdings: Holdings, *, on_port: bool) -> ASGIApp:
 
 
 def _without_pages(app: ASGIApp) -> ASGIApp:
-    """Return the application without requests of web pages: a pool is for programs."""
+    """Return the application so that it refuses web pages: a pool is for programs."""
     origins = Origins()
 
     async def check_request(scope: Scope, receive: Receive, send: Send) -> None:

@@ -26,7 +26,7 @@ Note = Callable[[str], None]
 
 
 class Busy(Exception):  # noqa: N818  # What it says is what happened.
-    """A bound is reached; the message names it."""
+    """A limit is reached; the message names the limit."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class PoolHolding:
 
 @dataclass(slots=True)
 class _Watch:
-    """A process, by a handle that cannot come to mean another one, and its transactions."""
+    """A process and its transactions; its handle never refers to another process."""
 
     handle: int
     transactions: set[str] = field(default_factory=set)
@@ -128,7 +128,7 @@ class Holdings:
         self._release(self._find(transaction, resources))
 
     def renew(self, transaction: str, ttl_seconds: float) -> PoolHolding:
-        """Let a checkout last some seconds from now.
+        """Extend a checkout to some seconds from now.
 
         Raises:
             InvalidCheckin: There is no such checkout (any more).
@@ -138,7 +138,7 @@ class Holdings:
         return holding
 
     def close(self) -> None:
-        """Stop watching. What is held stays so, until the pool is gone."""
+        """Stop watching the processes. What is held stays so, until the pool is gone."""
         for holding in self._holdings.values():
             if holding.timer:
                 holding.timer.cancel()

@@ -1,4 +1,4 @@
-"""A pool, served until its stop signal: over a Unix socket or a loopback port.
+"""Serves a pool over a Unix socket or a loopback port, until a stop signal.
 
 `moorage pool serve` runs it. A socket's file is for its user alone, and has a lock beside it: no
 second server takes the place of one that runs, so nothing is handed out twice.
@@ -77,7 +77,7 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it is ready, and is stopped by its caller's signals."""
+    """A uvicorn server that reports when it is ready; the caller handles stop signals."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -97,7 +97,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def _listening(address: Uds | Tcp) -> Iterator[tuple[socket.socket, Uds | Tcp]]:
-    """Yield a socket that listens, and where it does."""
+    """Yield a listening socket, and its address."""
     with contextlib.ExitStack() as stack:
         match address:
             case Uds(path=path):
@@ -151,7 +151,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """Remove the socket that a killed server left: the lock is ours, and no server answers there.
+    """Remove the socket of a killed server: we have the lock, and no server answers there.
 
     Raises:
         OSError: It is no socket, or another program's.
@@ -180,7 +180,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _remove_own(path: Path, identity: tuple[int, int]) -> None:
-    """Remove the socket that was made here, unless something else has its name meanwhile."""
+    """Remove the socket that this server made, unless another file has its name now."""
     with contextlib.suppress(FileNotFoundError):
         if _identity(path) == identity:
             path.unlink()

@@ -1,4 +1,4 @@
-"""Every message on the socket, and every code a reply may carry.
+"""Every message on the WebSocket, and every code that a reply may have.
 
 The gateway, the web room and the daemon read requests and write replies with it; the client
 package does the reverse. `messages`: what clients say. `replies`: what the server says. `codes`:

@@ -30,7 +30,7 @@ class AgentSocket:
         return str(self._connection.local_address[0])
 
     def rely_on_beats(self) -> None:
-        """Let go of the handshake and of the pings: a server has thousands of these connections."""
+        """Free the memory of handshake and pings: a server has thousands of these connections."""
         connection = self._connection
         connection.request, connection.response = _NO_REQUEST, None
         if connection.keepalive_task is not None:
@@ -38,18 +38,18 @@ class AgentSocket:
             connection.keepalive_task = None
 
     async def send(self, frame: bytes) -> None:
-        """Send a frame; where the connection is gone, do nothing."""
+        """Send a frame; do nothing if the connection is lost."""
         with suppress(ConnectionClosed):
             await self._connection.send(frame)
 
     def answer(self, frame: bytes) -> None:
-        """Send a small frame without waiting; a peer that reads no answers is not read."""
+        """Send a small frame without waiting; stop reading a peer that reads no answers."""
         if self._connection.protocol.state is State.OPEN:
             self._connection.protocol.send_binary(frame)
             self._connection.send_data()
 
     async def receive(self) -> bytes | None:
-        """Return the next frame; None: the connection is gone."""
+        """Return the next frame; None if the connection is lost."""
         try:
             return await self._connection.recv(decode=False)
         except ConnectionClosed:

@@ -1,4 +1,4 @@
-"""Cluster documents as readers of inventory make them: devices, nodes, and a cluster of nodes.
+"""Builds cluster documents for readers of inventory: devices, nodes, clusters of nodes.
 
 The client's imports (`moorage_client.inventory`) and the backends that watch a cluster make the
 same documents with these functions. Numbers of memory are MiB in fields that are documented in MB,
@@ -62,7 +62,7 @@ def node_document(
     machine_id: str = "",
     provider_id: str = "",
 ) -> Document:
-    """Return a machine for `nodes.nodeData`; sizes are those of the machine when it is empty.
+    """Return a machine for `nodes.nodeData`; the sizes are its totals.
 
     `machine_id`, as `machine_key` makes it, and `provider_id` say which machine it is, whatever it
     is called: the server registers none twice.
@@ -92,7 +92,7 @@ def gpu_group(devices: Sequence[Document]) -> Document:
 
 
 def machine_key(machine_id: str) -> str:
-    """Return what tells a machine apart, without its machine id, which others are not to know.
+    """Return a digest that identifies a machine; the machine id itself stays secret.
 
     As `sd_id128_get_machine_app_specific` does it: what holds one cannot find out the other.
 
@@ -140,14 +140,14 @@ def cluster_document(
 
 
 def nodes_of(document: JsonMapping) -> list[Document]:
-    """Return the machines that a document lists; a malformed list counts as none."""
+    """Return the machines that a document lists; none if the list is malformed."""
     nodes = document.get("nodes")
     entries = nodes.get("nodeData") if isinstance(nodes, dict) else None
     return list(entries) if isinstance(entries, list) else []
 
 
 def merge_documents(old: JsonMapping, new: JsonMapping) -> Document:
-    """Return the document of a cluster with the nodes of a second one put into it.
+    """Return the document of a cluster with the nodes of a second document added.
 
     A node that both list is as the second one says; those that only one lists stay. Everything
     else is as in the first, but for the totals, which the server adds up again over all nodes.
@@ -162,7 +162,7 @@ def merge_documents(old: JsonMapping, new: JsonMapping) -> Document:
 
 
 def without(document: JsonMapping, names: Collection[str]) -> Document:
-    """Return the document of a cluster without nodes; it is not written to.
+    """Return a copy of a cluster document, without the named nodes.
 
     Args:
         document: The document that the cluster has.

@@ -1,4 +1,4 @@
-"""The codes of the wire: why an answer is no, and why a socket was closed.
+"""The codes of the protocol: why a request was refused, and why a socket was closed.
 
 The gateway closes with these, the client package and the docs explain with these.
 """

@@ -27,7 +27,7 @@ COOKIES_MAX: Final = 16
 
 
 def token_of(headers: Sequence[str]) -> tuple[str | None, bool]:
-    """Return the token, and whether there is a readable one, or no header at all.
+    """Return the token, and whether the header is valid or missing.
 
     Args:
         headers: The values of all `Authorization` headers: of several, a proxy may have looked at
@@ -43,7 +43,7 @@ def token_of(headers: Sequence[str]) -> tuple[str | None, bool]:
 
 
 def console_cookies(headers: Sequence[str]) -> list[str]:
-    """Return the values of the console's cookies: a browser sends those of all ports of a host.
+    """Return the values of the console's cookies; a browser sends those of all ports of a host.
 
     Args:
         headers: The values of all `Cookie` headers.

@@ -53,7 +53,7 @@ _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def check_bounds(text: str) -> None:
-    """Refuse a message that would take long to read, before it is read.
+    """Refuse a message that would take too long to read, before it is read.
 
     Raises:
         BadMessage: Arrays and objects lie deeper in one another than `DEPTH_MAX` (`bad_message`);
@@ -151,7 +151,7 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
 def warn_of_unknown(
     frame: str | bytes, kind: type[Struct], known: frozenset[str], *, strict: bool
 ) -> list[str]:
-    """Return a warning for each field of a message that is not among those known.
+    """Return a warning for each unknown field of a message.
 
     Raises:
         BadMessage: There is one, and the message is `strict`; or it is nearly called `dry_run`, or
@@ -193,7 +193,7 @@ def message_id(frame: str | bytes) -> str | int | None:
 
 
 def no_kind(frame: str, kind: type[Struct], operations: list[str]) -> BadMessage:
-    """Return the error for a message that says neither `adhoc` nor `op` nor `input`."""
+    """Return the error for a message that has neither `adhoc` nor `op` nor `input`."""
     error = diagnose(frame, kind, ValueError(), ("adhoc",))
     missing = error.details.get("missing", ())
     if "policy_rule_uri" not in missing:
@@ -219,7 +219,7 @@ def missing_fields(names: list[str], expected: str, identity: str | int | None) 
 
 
 def unknown_op(op: JsonValue, known: list[str], identity: str | int | None) -> BadMessage:
-    """Return the error that lists the operations there are."""
+    """Return the error that lists the existing operations."""
     reason = f"op: expected one of {', '.join(known)}{_suggest(op, known)}"
     return BadMessage(
         Code.UNKNOWN_OP, reason, "op", "one of " + ", ".join(known), identity, {"known": known}
@@ -228,7 +228,7 @@ def unknown_op(op: JsonValue, known: list[str], identity: str | int | None) -> B
 
 @functools.cache
 def required_fields(kind: type[Struct]) -> tuple[str, ...]:
-    """Return the fields that a message of this kind must have."""
+    """Return the required fields of this kind of message."""
     return tuple(field.name for field in msgspec.structs.fields(kind) if field.required)
 
 
@@ -270,7 +270,7 @@ def _describe(hint: object) -> tuple[str, type[Struct] | None]:
 def _invalid(
     kind: type[Struct], error: Exception, identity: str | int | None, raw: dict[str, msgspec.Raw]
 ) -> BadMessage:
-    """Translate what msgspec says about a value into our fields and expectations."""
+    """Translate an error of msgspec into our field and expected value."""
     place = _PLACE.match(str(error))
     what, path = (place["what"], place["path"] or "") if place else (str(error), "")
     plain = re.sub(r"\[[^\]]*\]", "", path)
@@ -317,7 +317,7 @@ def _invalid(
 
 
 def _elsewhere(kind: type[Struct], name: str, prefix: str) -> list[str]:
-    """Return the paths of fields with this name, or nearly, elsewhere in a message."""
+    """Return the paths of fields elsewhere in a message whose name is equal or similar."""
     if not prefix:
         return []
     ours = {name, f"{name}s", name.removesuffix("s")}
@@ -326,7 +326,7 @@ def _elsewhere(kind: type[Struct], name: str, prefix: str) -> list[str]:
 
 
 def _value_at(path: str, raw: dict[str, msgspec.Raw]) -> JsonValue:
-    """Return the value at a path such as `a.b[0].c`, None if there is none."""
+    """Return the value at a path such as `a.b[0].c`; None without such a value."""
     name, *steps = _STEP.findall(path) or [""]
     value = msgspec.json.decode(raw[name]) if name in raw else None
     for step in steps:
@@ -338,7 +338,7 @@ def _value_at(path: str, raw: dict[str, msgspec.Raw]) -> JsonValue:
 
 
 def _part(path: str, value: JsonValue) -> str:
-    """Name the field for a fraction where `path` takes only whole numbers."""
+    """Return the name of the field for fractions, if `path` takes only whole numbers."""
     if not path.endswith(("gpus", "_milli")):
         return ""
     if not isinstance(value, float) or not value > 0 or value.is_integer():
@@ -391,7 +391,7 @@ def _too_large(frame: str, most: int, of: str) -> BadMessage:
 
 
 def _unencodable(raw: JsonObject) -> str:
-    """Return the path of the first value that cannot be carried any further, or of its field."""
+    """Return the path of the first value that cannot be packed, or of its field."""
     field = next((name for name, value in raw.items() if not _is_packable(value)), "(message)")
     todo: list[tuple[str, JsonValue]] = [(_short(field), raw.get(field))]
     for _ in range(LOOKED_AT_MAX):
@@ -416,7 +416,7 @@ def _is_packable(value: JsonValue) -> bool:
 
 
 def _suggest(given: JsonValue, known: list[str], paths: Sequence[str] = ()) -> str:
-    """Return ` (did you mean x?)` where a known word is close, or the last one of a path."""
+    """Return ` (did you mean x?)` if a known word, or the last part of a path, is similar."""
     if not isinstance(given, str) or len(given) > QUOTED_CHARS_MAX:
         return ""
     given, stem = given.casefold(), given.casefold().rstrip("s")
@@ -433,7 +433,7 @@ def _suggest(given: JsonValue, known: list[str], paths: Sequence[str] = ()) -> s
 
 
 def _slips(word: str) -> Iterator[str]:
-    """Yield patterns of a word with a letter wrong, missing or too many, or with two swapped."""
+    """Yield patterns that match a word with one typo: a wrong, missing, extra or swapped letter."""
     for at in range(len(word) + 1):
         before, after = word[:at], word[at:]
         yield f"{before}.?{after[1:]}"
@@ -445,7 +445,7 @@ _NEARLY_DRY_RUN: Final = re.compile("|".join(_slips("dryrun")))
 
 
 def _is_nearly_dry_run(text: str) -> bool:
-    """Return whether letters and digits of a text are those of `dry_run`, or one slip away."""
+    """Return whether a text is `dry_run` in other spelling, or with one typo."""
     letters = "".join(filter(str.isalnum, text[:QUOTED_CHARS_MAX].casefold()))
     return bool(_NEARLY_DRY_RUN.fullmatch(letters))
 

@@ -1,4 +1,4 @@
-"""The errors of reading from the socket.
+"""The errors of reading messages.
 
     ProtocolError(ValueError)
     ├── BadMessage    the server could not read a client's message
@@ -12,11 +12,11 @@ from moorage.records.json_values import JsonMapping
 
 
 class ProtocolError(ValueError):
-    """A text that breaks the protocol."""
+    """A text does not match the protocol."""
 
 
 class BadMessage(ProtocolError):  # noqa: N818  # The term of the wire, as in the code `bad_message`.
-    """A message that cannot be read; everything its failure reply needs.
+    """A message cannot be read; the error has all that the failure reply needs.
 
     Args:
         code: Machine-readable.
@@ -46,4 +46,4 @@ class BadMessage(ProtocolError):  # noqa: N818  # The term of the wire, as in th
 
 
 class BadReply(ProtocolError):  # noqa: N818  # The counterpart of BadMessage.
-    """A text from the server that is neither a reply nor an event."""
+    """The server sent a text that is neither a reply nor an event."""

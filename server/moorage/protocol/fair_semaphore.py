@@ -1,4 +1,4 @@
-"""Admits tenants in turn to work that few may do at one time.
+"""Lets tenants take turns at work that only a few callers may do at one time.
 
 Uploads and rechecks of policies take seconds each: they are unpacked, loaded, and run their own
 examples. Large messages and bodies take up to twenty milliseconds of the event loop each. A tenant
@@ -19,7 +19,7 @@ _Place = asyncio.Future[None]
 
 
 class FairSemaphore:
-    """Gives a limited number of turns, and lets other callers wait for one.
+    """Gives a limited number of callers a turn; all others wait.
 
     Args:
         at_once_max: Turns that are held at one time; of one tenant, one less where there are
@@ -70,7 +70,7 @@ class FairSemaphore:
                 self._give_back(tenant)
 
     def close(self) -> None:
-        """Admit all present and later waiters: the server stops."""
+        """Admit all present and later waiters, since the server stops."""
         self._closed = True
         for tenant, places in self._waiting.items():
             for place in places:
@@ -107,7 +107,7 @@ class FairSemaphore:
             raise
 
     def _evict(self, tenant: str) -> None:
-        """See to it that one more may wait, at the cost of the tenant with most waiting."""
+        """Make room for one more waiter; the tenant with most waiters loses one."""
         if self._waiting_max is None or sum(map(len, self._waiting.values())) < self._waiting_max:
             return
         mine = len(self._waiting.get(tenant, ()))
@@ -129,7 +129,7 @@ class FairSemaphore:
                 del self._waiting[tenant]
 
     def _serve(self) -> None:
-        """Give free slots to the tenants that hold least, in turns."""
+        """Give free turns to the tenants that hold the fewest."""
         while self._free > 0:
             able = [tenant for tenant in self._waiting if self._may(tenant)]
             if not able:

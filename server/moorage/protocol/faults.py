@@ -1,4 +1,4 @@
-"""The exception of a refusing service, shared by packages that answer HTTP and that serve it.
+"""The exception for a refusal by a service, for `web` and for the packages behind it.
 
 `catalog` and the daemon raise it, `web` turns it into a failure body and a status; the gateway may
 turn it into a failure reply. It carries what `Refusal` of the core carries, spelled out, because
@@ -46,12 +46,12 @@ STATUS_BY_CODE: Final[Mapping[Code, int]] = {
 
 
 def status_of(code: Code) -> int:
-    """Return the HTTP status that says `code`."""
+    """Return the HTTP status for a code."""
     return STATUS_BY_CODE.get(code, 500)
 
 
 class ServiceError(Exception):
-    """A service refuses, and says so in words that a failure reply can be made of.
+    """A service refuses; the error has the text and the code for a failure reply.
 
     Args:
         code: Machine-readable.

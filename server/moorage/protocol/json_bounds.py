@@ -53,7 +53,7 @@ def is_deeper(encoded: bytes, levels: int) -> bool:
 
 
 def has_slow_numbers(encoded: bytes, most: int) -> bool:
-    """Return whether more numbers than the bound are slow to read; texts like them count, too."""
+    """Return whether more numbers than the bound are slow to read; similar texts count, too."""
     if len(encoded) <= 4 * most:
         return False
     if encoded.translate(_ZEROS).count(_SLOW_DIGITS) > most:

@@ -1,4 +1,4 @@
-"""A Node of the Kubernetes API as the document of a machine.
+"""Converts a Node of the Kubernetes API to the document of a machine.
 
 Called by the client's import of `kubectl get nodes -o json` and by the backend that watches a
 cluster: both give a machine the same ids, labels and sizes. Sizes are what pods can have
@@ -87,7 +87,7 @@ def mig_profile(resource: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """A Node as JSON, and the document of its machine.
+    """A Node, from which the document of its machine is made.
 
     Raises:
         WrongNodeError: In any method: a field is not what the API documents.
@@ -110,7 +110,7 @@ class NodeReading:
         return value or ""
 
     def check_kind(self) -> None:
-        """Refuse what says that it is something else; items of a typed list say nothing."""
+        """Refuse an object of another kind; items of a typed list have no `kind`."""
         if self.text("kind") not in {"Node", ""}:
             raise WrongNodeError("kind", "a Node: give the output of `kubectl get nodes -o json`")
 
@@ -122,7 +122,7 @@ class NodeReading:
         return name
 
     def labels(self) -> dict[str, str]:
-        """Return the node's labels, without those that no placement depends on."""
+        """Return the node's labels, except those on which no placement depends."""
         return {
             key: str(value)
             for key, value in self._group("metadata.labels").items()
@@ -130,7 +130,7 @@ class NodeReading:
         }
 
     def why_not(self) -> str:
-        """Return why no pod can start on it now; empty if one can."""
+        """Return why no pod can start on the node now; empty if a pod can."""
         if self.at("spec.unschedulable") is True:
             return "cordoned"
         conditions = self.at("status.conditions")
@@ -197,7 +197,7 @@ class NodeReading:
         return int(text)
 
     def replicas(self) -> int:
-        """Return how often each device is advertised, where pods take turns on it."""
+        """Return how many times each device is advertised, if pods share it in turns."""
         return max(self._number_label(REPLICAS_LABEL), 1)
 
     def _whole_devices(self) -> list[Document]:
@@ -237,7 +237,7 @@ class NodeReading:
 
 
 def without_copies(nodes: Iterable[Document]) -> tuple[list[Document], int]:
-    """Return nodes without the machine ids that several have, as copies of one disk; and how many.
+    """Remove machine ids that several nodes share, as copies of a disk do; count these nodes.
 
     Such an id tells nothing, and the server registers no machine twice.
     """

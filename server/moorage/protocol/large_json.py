@@ -1,4 +1,4 @@
-"""JSON of many megabytes, read and written without stopping what else the process does meanwhile.
+"""Reads and writes JSON of many megabytes; other threads continue meanwhile.
 
 The decoder holds the interpreter's lock from the first byte to the last, so a thread alone does not
 help: a document of 16 MiB stops the event loop for as long as it takes to decode. `web` and
@@ -29,7 +29,7 @@ _elements: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def decode_in_parts(encoded: bytes) -> JsonValue:
-    """Return the value of a JSON text; other threads get their turn between its parts.
+    """Return the value of a JSON text; other threads run between its parts.
 
     To find where the parts end takes about a tenth of the time that it takes to decode them: that
     is how long the interpreter's lock is held at most.
@@ -57,12 +57,12 @@ def _value(encoded: memoryview, levels: int) -> JsonValue:
 
 
 def is_large(value: JsonValue) -> bool:
-    """Tell whether a value is more than is encoded in one go."""
+    """Return whether a value is too large to be encoded in one step."""
     return _cost(value, VALUES_MAX) > VALUES_MAX
 
 
 def encode_in_parts(value: JsonValue) -> Iterator[bytes]:
-    """Yield the JSON text of a value in parts, each encoded when it is read.
+    """Yield the JSON text of a value in parts, each encoded when the caller takes it.
 
     Args:
         value: Not changed meanwhile; all that `msgspec.json.encode` takes, but the members
@@ -91,7 +91,7 @@ def _pieces(value: JsonValue) -> Iterator[bytes]:
 
 
 def _fields(value: JsonObject) -> Iterator[bytes]:
-    """Yield an object's members without the braces around them; small ones together."""
+    """Yield an object's members without the braces; small members are joined."""
     some: JsonObject = {}
     comma, left = b"", VALUES_MAX
     for name, each in value.items():
@@ -111,7 +111,7 @@ def _fields(value: JsonObject) -> Iterator[bytes]:
 
 
 def _rows(value: Sequence[JsonValue]) -> Iterator[bytes]:
-    """Yield a list's members without the brackets around them; where they are small, several."""
+    """Yield a list's members without the brackets; small members are joined."""
     at = 0
     while at < len(value):
         if at:

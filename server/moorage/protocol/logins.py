@@ -12,7 +12,7 @@ from moorage.records.rights import Caller
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """The login of a person: a cookie got for a token.
+    """The login of a person, who got a cookie for a token.
 
     Args:
         caller: Whom the token stands for.
@@ -38,10 +38,10 @@ class Logins(Protocol):
         """
 
     def find(self, cookies: Iterable[str]) -> Login | None:
-        """Return the login that one of these cookies stands for, while it lasts."""
+        """Return the login of one of these cookies, while it is valid."""
 
     def leave(self, cookies: Iterable[str]) -> None:
-        """End the logins that these cookies stand for.
+        """End the logins of these cookies.
 
         Raises:
             ServiceError: `unavailable`: that cannot be stored.
@@ -50,7 +50,7 @@ class Logins(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IssuedTicket:
-    """The record of a ticket.
+    """The stored data of a ticket.
 
     Args:
         token: The token it stands for; None on a server without tokens.

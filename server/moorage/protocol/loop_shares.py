@@ -1,4 +1,4 @@
-"""Bounds on reading: the share of each tenant in one turn of the event loop.
+"""Limits how long one turn of the event loop reads messages of each tenant.
 
 Both doors have one: frames and messages of the WebSocket, requests over HTTP.
 """
@@ -22,7 +22,7 @@ class LoopShares:
         """The first of each tenant is read on in the next turn."""
 
     def turn(self, tenant: Tenant) -> asyncio.Future[None] | None:
-        """Return what to await before reading more of a tenant; None: read on at once."""
+        """Return an awaitable before more of a tenant is read; None: read more at once."""
         if self._spent.get(tenant, 0.0) < READ_SECONDS_MAX:
             return None
         turn = asyncio.get_running_loop().create_future()
@@ -30,7 +30,7 @@ class LoopShares:
         return turn
 
     def spend(self, tenant: Tenant, seconds: float) -> None:
-        """Note how long it took to read something of a tenant."""
+        """Record how long a read for a tenant took."""
         if not self._spent and not self._waiting:
             asyncio.get_running_loop().call_soon(self._next_turn)
         self._spent[tenant] = self._spent.get(tenant, 0.0) + seconds

@@ -77,7 +77,7 @@ class Origins:
     def refusal(
         self, target: str, headers: Iterable[tuple[str, str]], here: str = ""
     ) -> Foreign | None:
-        """Return why a request may not be answered, or None if it may.
+        """Return why a request is refused, or None if it is accepted.
 
         Args:
             target: What stands after the method; where it names a host, that counts as well.
@@ -119,7 +119,7 @@ class Origins:
 
 
 def read_origin(text: str) -> WebOrigin | None:
-    """Return the origin that a text names as `http(s)://host[:port]`; None if it names none."""
+    """Return the origin in a text such as `https://host:port`; None if there is none."""
     scheme, _, authority = text.partition("://")
     default = _PORTS.get(scheme.lower())
     return None if default is None else _place(scheme.lower(), authority, default)
@@ -127,7 +127,7 @@ def read_origin(text: str) -> WebOrigin | None:
 
 @lru_cache(maxsize=64)  # Every request asks about the same few.
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach `host`; of names, only `localhost` counts."""
+    """Return whether only this machine can reach `host`: a loopback address or `localhost`."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -148,7 +148,7 @@ def _place(scheme: str, authority: str, default_port: int) -> WebOrigin | None:
 
 @lru_cache(maxsize=64)
 def _plain(name: str) -> str:
-    """Return a name or an address the way two of them are compared."""
+    """Return a name or an address in the form in which two of them are compared."""
     name = name.strip("[]").lower().removesuffix(".")
     try:
         address = ipaddress.ip_address(name.partition("%")[0])  # The zone is this machine's affair.

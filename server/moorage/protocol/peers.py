@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Peers(Generic[T]):
-    """Members in the order in which they came, of all addresses and of each."""
+    """Members in the order of their arrival, for all addresses and for each one."""
 
     def __init__(self) -> None:
         self._address: dict[T, str] = {}
@@ -23,13 +23,13 @@ class Peers(Generic[T]):
         return len(self._address)
 
     def add(self, member: T, address: str) -> None:
-        """Add a member, at the end; one that is there already keeps its place."""
+        """Add a member at the end; a member that exists already keeps its place."""
         place = _place(address)
         self._address.setdefault(member, place)
         self._members[place][member] = None
 
     def remove(self, member: T) -> None:
-        """Remove a member, where it is one."""
+        """Remove a member, if it exists."""
         place = self._address.pop(member, None)
         if place is not None:
             del self._members[place][member]
@@ -37,7 +37,7 @@ class Peers(Generic[T]):
                 del self._members[place]
 
     def count(self, address: str) -> int:
-        """Return how many members are of an address."""
+        """Return the number of members of an address."""
         return len(self._members.get(_place(address), ()))
 
     def oldest(self, address: str | None = None) -> T | None:
@@ -47,13 +47,13 @@ class Peers(Generic[T]):
 
 
 def most_of_one(limit: int) -> int:
-    """Return how much of a limit one address may use: three quarters; the rest is for others."""
+    """Return three quarters of a limit: one address may use that much, the rest is for others."""
     return -(-limit * 3 // 4)
 
 
 @lru_cache(maxsize=1024)  # Each connection asks about its own several times per request.
 def _place(address: str) -> str:
-    """Return what one peer has: an address of IPv4; of IPv6 a whole network."""
+    """Return the address that counts as one peer: of IPv4 the address, of IPv6 the network."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:  # No network: a socket of this machine.

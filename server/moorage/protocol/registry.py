@@ -1,4 +1,4 @@
-"""The documents that `web` serves and `catalog` keeps: one Protocol for both sides.
+"""The interface of the documents that `web` serves and `catalog` stores.
 
 An operation is declared here, served by its endpoint, and done by the catalog's part that has the
 documents. Every refusal is a `protocol.faults.ServiceError`.
@@ -54,7 +54,7 @@ class DocumentCollection(Protocol):
 
 
 class ClusterDocuments(DocumentCollection, Protocol):
-    """Documents of clusters, to which machines are added one by one."""
+    """Documents of clusters; machines can be added one by one."""
 
     async def create(self, document: Document, owner: str = "") -> Document:
         """Store a new document, as `DocumentCollection.create` does.
@@ -67,7 +67,7 @@ class ClusterDocuments(DocumentCollection, Protocol):
     async def add_nodes(
         self, cluster_id: str, document: Document, owner: str = ""
     ) -> tuple[Document, bool]:
-        """Put the nodes of a document into a cluster: those it has stay, or become as they say.
+        """Add the nodes of a document to a cluster; nodes with the same ids are replaced.
 
         Read and written at once, so that no machine is lost where several join at one time.
 
@@ -84,7 +84,7 @@ class ClusterDocuments(DocumentCollection, Protocol):
         """
 
     async def remove_nodes(self, cluster_id: str, names: Collection[str]) -> Document:
-        """Take nodes out of a cluster; read and written at once, as by `add_nodes`.
+        """Remove nodes from a cluster; the document is read and written in one step.
 
         Args:
             cluster_id: The cluster.
@@ -109,7 +109,7 @@ class Metrics(Protocol):
     """Metrics documents of clusters."""
 
     async def put(self, document: Document) -> tuple[Document, bool]:
-        """Store the metrics of the cluster `document["clusterId"]`, whether it is known or not.
+        """Store the metrics of the cluster `document["clusterId"]`, even of an unknown cluster.
 
         Returns:
             The document with all spellings of its fields, and whether it is the first one.
@@ -119,7 +119,7 @@ class Metrics(Protocol):
         """Return the metrics of a cluster, or raise `not_found`."""
 
     async def update(self, cluster_id: str, change: Document) -> tuple[Document, bool]:
-        """Change them, as `DocumentCollection.update` does; where there are none, from nothing.
+        """Change metrics, as `DocumentCollection.update`; if there are none, create them.
 
         Returns:
             As `put` does.
@@ -132,7 +132,7 @@ class Metrics(Protocol):
         """Return the metrics documents that match a filter, by cluster id; None: all."""
 
     async def aggregate(self, stages: JsonValue) -> list[Document]:
-        """Return what an aggregation pipeline makes of all metrics documents.
+        """Return the result of an aggregation pipeline over all metrics documents.
 
         Args:
             stages: As `query.parse_pipeline` reads them.
@@ -143,17 +143,17 @@ class Metrics(Protocol):
 
 
 class BlockDocuments(Protocol):
-    """The documents of blocks and of their metrics; `kind` says which."""
+    """The documents of blocks, or of their metrics: see `kind`."""
 
     async def create(self, document: Document, owner: str = "") -> Document:
-        """Store a new block document, which belongs to a tenant from then on; empty: to all.
+        """Store a new block document for its owner, a tenant; an empty owner means all tenants.
 
         Raises:
             ServiceError: `already_exists` (409), `bad_message` naming the field, `too_large`.
         """
 
     async def put_metrics(self, document: Document) -> tuple[Document, bool]:
-        """Store the metrics of the block `document["blockId"]`, whether it is known or not.
+        """Store the metrics of the block `document["blockId"]`, even of an unknown block.
 
         Returns:
             The document, and whether it is the first one.
@@ -165,7 +165,7 @@ class BlockDocuments(Protocol):
     async def update(
         self, kind: BlockKind, block_id: str, change: Document
     ) -> tuple[Document, bool]:
-        """Change a document, as cluster documents are changed; metrics also from nothing.
+        """Change a document, as cluster documents; missing metrics are created.
 
         Returns:
             The document, and whether it is the first one.
@@ -181,7 +181,7 @@ class BlockDocuments(Protocol):
         """Return the documents that match a filter, by id; None: all."""
 
     def owner(self, kind: BlockKind, block_id: str) -> str | None:
-        """Return the owner of a document: of metrics, that of their block if there is one.
+        """Return the owner of a document; for metrics, the owner of their block if it exists.
 
         Empty: it was not noted. None: there is no such document.
         """
@@ -197,7 +197,7 @@ class PolicyDocuments(Protocol):
         """Return a PolicyRule document, or raise `unknown_policy`."""
 
     async def history(self, uri: str) -> list[Document]:
-        """Return who changed a policy and when, the first change first; also of a removed one.
+        """Return the author and time of each change of a policy, oldest first, even if removed.
 
         Returns:
             Objects with `at` (seconds since the epoch), `who`, `what` (`registered`, `described`,

@@ -36,7 +36,7 @@ class ErrorObject(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True, omit_defaults=True):
-    """A reply, of either kind, as the server writes it and a client reads it.
+    """A reply, success or failure, as the server writes it and a client reads it.
 
     Args:
         success: Which kind it is.
@@ -80,7 +80,7 @@ class Reply(Struct, frozen=True, omit_defaults=True):
 
 
 class Event(Struct, frozen=True):
-    """A pushed message; `id` is that of the request whose progress it tells."""
+    """A pushed message; `id` is the `id` of the request whose progress it reports."""
 
     event: Annotated[str, ESSENTIAL]
     data: JsonValue = None
@@ -89,7 +89,7 @@ class Event(Struct, frozen=True):
 
 
 class Shared(TypedDict, total=False):
-    """The optional fields of `Reply`, for success and failure."""
+    """The optional fields of a successful and of a failed `Reply`."""
 
     id: MessageId
     request: str
@@ -194,13 +194,13 @@ def event(name: str, data: JsonValue, topic: str = "") -> bytes:
 
 
 def progress(id: str | int | None, data: JsonValue) -> bytes:  # noqa: A002  # The wire's name.
-    """Write a pushed message: how far a request with `stream` is."""
+    """Write a pushed message: the progress of a request with `stream`."""
     named = {} if id is None else {"id": id}
     return _encode({"event": "progress", **named, "data": data})
 
 
 def _check_finite(value: JsonValue) -> None:
-    """Raise ValueError where a float is no number."""
+    """Raise ValueError for NaN and infinite floats."""
     todo = [value]
     while todo:
         part = todo.pop()
@@ -214,7 +214,7 @@ def _check_finite(value: JsonValue) -> None:
 
 
 def _sayable(text: object) -> str:
-    """Return text that any reply can carry, whatever an exception or a policy put into it."""
+    """Return text that any reply can contain, from any text of an exception or a policy."""
     return str(text).encode(errors="replace").decode()[:512]
 
 

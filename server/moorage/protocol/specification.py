@@ -1,4 +1,4 @@
-"""The socket as machines read it: a JSON Schema of every message, and the AsyncAPI document.
+"""Specifies the WebSocket for programs: JSON Schemas of all messages, and AsyncAPI.
 
 All of it is made of the types in `messages` and `records.replies`. `web` serves it; the TypeScript
 client is generated from it.
@@ -208,7 +208,7 @@ def schemas(reference: str = "#/$defs/{name}") -> dict[str, JsonObject]:
 
 
 def _with_wire_names(found: JsonObject, reference: str) -> JsonObject:
-    """Call records what existing clients call them."""
+    """Give records the names that existing clients use."""
     text = json.dumps(found)
     for name, wire_name in _WIRE_NAMES.items():
         old, new = (json.dumps(reference.format(name=each)) for each in (name, wire_name))
@@ -244,7 +244,7 @@ def _reply(kind: type[messages.Message], reference: str) -> JsonObject:
 
 @cache
 def documents() -> dict[str, JsonObject]:
-    """Return the schemas as documents that stand alone, each with all it refers to."""
+    """Return self-contained schemas, each with all schemas that it refers to."""
     known = schemas()
     return {
         name: {"$schema": DIALECT, **schema, "$defs": {each: known[each] for each in within}}
@@ -255,7 +255,7 @@ def documents() -> dict[str, JsonObject]:
 
 
 def _within(schema: JsonObject) -> list[str]:
-    """Return the names of all schemas that a schema refers to, themselves or through others."""
+    """Return the names of all schemas that a schema refers to, directly or indirectly."""
     known, found = schemas(), set[str]()
     todo: list[JsonValue] = [schema]
     while todo:

@@ -1,4 +1,4 @@
-"""Drift: leases that the cluster contradicts."""
+"""Drift: differences between leases and the state of the cluster."""
 
 from typing import Any
 

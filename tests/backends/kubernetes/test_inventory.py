@@ -45,7 +45,7 @@ async def following(kubeconfig: Path) -> AsyncIterator[ClusterInventory]:
 
 
 async def wait_nodes(inventory: ClusterInventory, happened: Callable[[dict[str, Any]], Any]) -> Any:
-    """Wait until `happened` of the document's nodes, by name, is true; return its result."""
+    """Call `happened` with the nodes by name until its result is true; return that result."""
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while True:
             version = inventory.version

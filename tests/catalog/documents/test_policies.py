@@ -1,4 +1,4 @@
-"""PolicyRule documents: identity, checks on paper, requirements and the digest."""
+"""PolicyRule documents: identity, checks without running code, requirements, digest."""
 
 import pytest
 

@@ -51,7 +51,7 @@ async def test_leaving_machines_do_not_remove_joining_ones(clusters):
 
 
 class Noting(dict):
-    """A document that notes which threads look at it."""
+    """A document that records which threads read it."""
 
     threads: ClassVar[set[int]] = set()
 

@@ -83,7 +83,7 @@ class TestResourceAwareExecutor:
 
     @both
     def test_requirements_that_can_never_be_satisfied_are_refused_before_anything_runs(self, kind):
-        """Requirements of nodes that the graph does not have count, too."""
+        """Requirements of nodes that the graph does not have are checked, too."""
         ran = []
         executor = kind(graph("a"), ResourcePool({"gpu": 1}), {"x": gpu(2)})
         with pytest.raises(ValueError, match=r"Node 'x' requires .* pool capacity is"):

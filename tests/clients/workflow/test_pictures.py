@@ -36,7 +36,7 @@ def result() -> ExecutionResult:
 
 
 def draw_picture(result, path) -> str:
-    """Draw a run; return the picture, in which text is text."""
+    """Draw a run; return the picture as SVG that contains text as characters."""
     import matplotlib as mpl  # noqa: PLC0415  # An extra.
 
     with mpl.rc_context({"svg.fonttype": "none"}):

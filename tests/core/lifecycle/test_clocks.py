@@ -1,4 +1,4 @@
-"""After a stall or a set calendar, remaining times last on, and reservations keep their hour."""
+"""A stall or a set calendar: leases keep their remaining time, reservations their hour."""
 
 from typing import Any
 

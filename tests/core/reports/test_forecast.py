@@ -1,4 +1,4 @@
-"""The estimated start of a waiter, if leases last until their deadlines."""
+"""The estimated start of a waiter, assuming that leases last until their deadlines."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place

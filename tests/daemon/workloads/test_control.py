@@ -1,4 +1,4 @@
-"""Orders and news of one workload that is handed from lease to lease."""
+"""Orders and reports of one workload that several leases use one after the other."""
 
 import asyncio
 import contextlib

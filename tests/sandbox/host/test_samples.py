@@ -1,4 +1,4 @@
-"""Trials of a policy's examples, and the checks of a guard, on the host's side."""
+"""The host's side: it runs a policy's examples, and checks values with a guard."""
 
 import asyncio
 
@@ -115,7 +115,7 @@ async def test_examples_are_cancelled_when_the_sandbox_closes(make_bench):
 
 
 class Strict:
-    """A guard that accepts few values."""
+    """A guard that refuses some values."""
 
     def overrides(self, parameters, settings):
         if "no" in parameters:

@@ -22,7 +22,7 @@ class DoesNotApply(AssertionError):  # noqa: N818  # It names what happened.
 
 
 class Edit:
-    """One change of a function. Each kind says which places it is for."""
+    """A change to the code of one function. Each kind says which places it is for."""
 
     def apply(self, function: Function) -> int:
         """Change all matching places; return their number."""
@@ -36,7 +36,7 @@ class Edit:
         """
         many = self.apply(function)
         if many != 1:
-            raise DoesNotApply(f"{self} matches {many} places in {name}; expected one")
+            raise DoesNotApply(f"{name} has {many} places for {self}, where one is expected")
         ast.fix_missing_locations(function)
 
 

@@ -215,7 +215,7 @@ class Witness:
         return {name for line in self._lines() if line.declined for name in line.waiters}
 
     def _lines(self) -> Iterable[WaiterLine]:
-        """Return all lines of waiters in any order; sorting would take longer than the check."""
+        """Return all lines of waiters, unsorted: sorting would take longer than the check."""
         return self.world.allocator.requests.queue._lines.values()
 
     def _overtaking(self, fact: Granted, event: Event) -> None:
@@ -276,7 +276,7 @@ class Witness:
         return sorted(names, key=lambda name: (-waiting[name].ask.priority, waiting[name].at))
 
     def _is_like(self, ask: Ask, name: str) -> bool:
-        """Return whether an ask equals one overtaken too often, and was itself overtaken so."""
+        """Return whether an ask equals the named one, and was itself overtaken too often."""
         if name == ask.id or ask.id not in self.model.waiting or not self._overdue(ask.id):
             return name == ask.id
         other = self.model.waiting[name].ask
@@ -795,7 +795,7 @@ class Witness:
 
 
 def _sum(wanted: dict[str, int], more: dict[str, int]) -> dict[str, int]:
-    """Return both amounts of each resource that the first one needs."""
+    """Return the sum of both amounts for each resource that the first one needs."""
     return {name: much + more[name] if much else 0 for name, much in wanted.items()}
 
 
