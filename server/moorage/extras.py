@@ -1,11 +1,11 @@
-"""How to install what an extra brings."""
+"""How to install the packages of an extra."""
 
 import json
 from importlib.metadata import PackageNotFoundError, distribution
 
 
 def install_command(extra: str, of: str = "moorage") -> str:
-    """Return the command that installs an extra from where its distribution is from.
+    """Return the command that installs an extra from the source of this installation.
 
     Args:
         extra: Its name in pyproject.toml.

@@ -1,4 +1,4 @@
-"""Starts and ends the programs: standard modules first, and no traceback of a stop.
+"""Starts and ends the programs: they import standard modules first, and end without traceback.
 
 `moored` and `moorage` run in `run_program`. Programs of ours that they start as `command` says run
 in `main`. This module imports next to nothing: what is imported later is imported in its care.
@@ -21,7 +21,7 @@ _STDOUT, _STDERR = 1, 2
 
 
 class _Results(io.FileIO):
-    """Stdout. What it cannot take ends the program: in one line, or silently without a reader."""
+    """Standard output. A failed write ends the program: with one line, or silently."""
 
     def __init__(self, program: str) -> None:
         super().__init__(_STDOUT, "w", closefd=False)
@@ -60,7 +60,7 @@ def run_program(name: str, module: str) -> "NoReturn":
 
 
 def _import(name: str, module: str) -> "Any":
-    """Import a program. Ctrl-C ends the process: a half imported module may swallow it."""
+    """Import a program's module. Ctrl-C ends the process: a half imported module may swallow it."""
     import signal  # noqa: PLC0415  # From the standard library, which is first by now.
 
     def end(*_: object) -> "NoReturn":
@@ -76,7 +76,7 @@ def _import(name: str, module: str) -> "Any":
 
 
 def command(module: str, *arguments: str) -> "list[str]":
-    """Return the command that runs the `main` of one of our modules in a process of its own.
+    """Return the command that runs `main` of one of our modules in a separate process.
 
     It imports neither from the working directory nor, in place of standard modules, from
     PYTHONPATH: policies lie there, under names such as `random.py`.
@@ -86,14 +86,14 @@ def command(module: str, *arguments: str) -> "list[str]":
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error in words; for errors of the system, its message and the file."""
+    """Return an error in words; for a system error, its message and the file."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or repr(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def find_hidden_modules() -> "list[tuple[str, str]]":
-    """Return the files of PYTHONPATH that have the name of a standard module, and that name."""
+    """Return the files in PYTHONPATH with the name of a standard module, and that name."""
     found = []
     for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         for name in sorted(sys.stdlib_module_names):
@@ -116,7 +116,7 @@ def _put_standard_library_first() -> None:
 
 
 def _open_standard_streams(name: str) -> None:
-    """Put /dev/null where a standard stream is closed, and make all text writable.
+    """Replace closed standard streams by /dev/null, and let streams write any text.
 
     Their numbers would go to the next files that are opened; libuv ends the process over that.
     """
@@ -135,7 +135,7 @@ def _open_standard_streams(name: str) -> None:
 
 
 def main() -> None:
-    """Run the `main` of the module that the first argument names, with the rest of them."""
+    """Run `main` of the module that the first argument names, with the other arguments."""
     _put_standard_library_first()
     module = sys.argv.pop(1)
     try:

@@ -1,4 +1,4 @@
-"""The nouns of the house: GPUs, nodes, clusters, demands, placements, asks and leases.
+"""The data of the core: GPUs, nodes, clusters, demands, placements, asks and leases.
 
 Values only, no behaviour beyond what a value can say about itself. Every package may import this
 file; it imports nothing but the standard library and msgspec.
@@ -52,7 +52,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceId(NamedTuple):
-    """The identity of a device, whatever its node calls it.
+    """The identity of a device, which does not depend on its name on the node.
 
     Args:
         uuid: Its UUID; empty if the inventory has none.
@@ -72,7 +72,7 @@ LOST: Final = "lost: "
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """One machine of a cluster, as large as it is when nothing runs on it.
+    """One machine of a cluster, with its total amounts.
 
     Args:
         id: Its name within the cluster.
@@ -185,7 +185,7 @@ RESOURCES: Final = ("gpu_milli", "cpu_milli", "memory_mib")
 
 
 class Amounts(msgspec.Struct, frozen=True, gc=False):
-    """The amount of each resource; None if it is not named."""
+    """The amount of each resource; None for a resource that is not named."""
 
     gpu_milli: int | None = None
     cpu_milli: int | None = None
@@ -211,14 +211,14 @@ class Quota(msgspec.Struct, frozen=True, gc=False):
 
 
 class AntiAffinity(msgspec.Struct, frozen=True, gc=False):
-    """The domain that a lease shares with no other of its group: Kubernetes' `topologyKey`."""
+    """The domain in which a lease is alone of its group: `topologyKey` in Kubernetes."""
 
     group: str
     topology: Literal["node", "rack", "zone"] = "node"
 
 
 class LeaseTerms(msgspec.Struct, frozen=True, gc=False):
-    """The `lease` of a request: how long it holds, and how long it may wait for it.
+    """The `lease` of a request: how long the lease lasts, and how long the request may wait.
 
     Args:
         ttl_seconds: The lease ends this long after its grant or its last renewal.
@@ -253,7 +253,7 @@ class PolicyRef(msgspec.Struct, frozen=True, gc=False):
 
 
 class Provision(msgspec.Struct, frozen=True, gc=False):
-    """The workload for the granted resources: a backend's name and the spec it understands.
+    """The workload for the granted resources: a backend's name, and the spec for the backend.
 
     Args:
         backend: The backend.
@@ -272,7 +272,7 @@ class Provision(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """The end of one start of a workload that ended by itself.
+    """The outcome of one start of a workload that ended by itself.
 
     Args:
         attempt: Which start of it this was, from 1.
@@ -294,7 +294,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
-    """One request for a placement, as its session made it.
+    """One request for a placement, as its session sent it.
 
     Args:
         id: The server's name for it.
@@ -338,7 +338,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def priority(self) -> int:
-        """Its priority in the queue."""
+        """The priority of the request in the queue."""
         return self.terms.priority if self.terms else 0
 
     @property
@@ -353,7 +353,7 @@ LeaseState = Literal[
 
 
 class Notice(msgspec.Struct, frozen=True, gc=False):
-    """A lease has to give way.
+    """A notice that a lease must end for another request.
 
     Args:
         by: The request that needs its place.
@@ -433,7 +433,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def may_start_again(self) -> bool:
-        """Whether a failure of its workload sends it back into the queue."""
+        """Whether the lease returns to the queue if its workload fails."""
         provision = self.provision
         return (
             provision is not None
@@ -443,12 +443,12 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def over(self) -> bool:
-        """Whether no tenant owns it any more."""
+        """Whether no tenant owns the lease any more."""
         return self.state in {"ending", "warm", "ended"}
 
     @property
     def workload(self) -> str:
-        """The name that the backend knows its workload by."""
+        """The name of the lease's workload at the backend."""
         return self.inherited or self.id
 
     def later(self, seconds: float) -> "Lease":
@@ -513,7 +513,7 @@ class Code(StrEnum):
 
 
 def like_dataclasses(*kinds: type[msgspec.Struct]) -> None:
-    """Let `dataclasses.replace` and `asdict` take records: policies and programs of users do."""
+    """Make `dataclasses.replace` and `asdict` accept records, since users' programs use them."""
     for kind in kinds:
         like = make_dataclass(kind.__name__, kind.__struct_fields__, init=False, eq=False)
         named = {each.name: each for each in fields(like)}

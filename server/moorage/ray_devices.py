@@ -1,4 +1,4 @@
-"""Makes Ray assign the devices that a lease holds, where Ray would choose other devices.
+"""Makes Ray assign the devices that a lease holds, although Ray would choose other devices.
 
 Ray chooses the first devices of a node that are free. So all that are free up to those of the lease
 are held, one actor each, then those of the lease are let go, and what is started then takes them.
@@ -45,7 +45,7 @@ def devices_of_actor() -> list[str]:
 
 
 def device_names(gpus: Sequence[str]) -> list[str]:
-    """Return how Ray calls devices: by index, or as the raylet's CUDA_VISIBLE_DEVICES says."""
+    """Return Ray's names of devices: indices, or those in the raylet's CUDA_VISIBLE_DEVICES."""
     worker = ray._private.worker.global_worker  # noqa: SLF001  # Nothing public says it.
     names = (getattr(worker, "original_visible_accelerator_ids", None) or {}).get("GPU")
     return [str(names[int(each)]) if names else str(each) for each in gpus]
@@ -66,7 +66,7 @@ class Holders:
         self._ids: set[str] = set()
 
     def ids(self) -> set[str]:
-        """Return Ray's ids of those that are there now."""
+        """Return Ray's ids of the holders that exist now."""
         with self._lock:
             return set(self._ids)
 
@@ -124,7 +124,7 @@ class Holders:
     def _wait_for_device(
         self, ref: Any, node: str, missing: Collection[str], given_up: threading.Event | None
     ) -> tuple[list[str], list[str]]:
-        """Wait until a holder has got a device."""
+        """Wait until a holder has a device."""
         began = time.monotonic()
         while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
             if given_up is not None and given_up.is_set():
@@ -167,7 +167,7 @@ class Holders:
 
 
 def _users(node: str) -> set[tuple[str, str]]:
-    """Return which devices of a node its workers have, and Ray's ids of the actors they are."""
+    """Return which devices of a node its workers have, and the ids of these workers' actors."""
     from ray._private.internal_api import node_stats  # noqa: PLC0415  # Nothing public says it.
 
     try:

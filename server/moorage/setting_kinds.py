@@ -49,7 +49,7 @@ class Setting:
 
     @property
     def environment(self) -> str:
-        """Its name in the environment."""
+        """The name of the setting in the environment."""
         return PREFIX + self.name.upper()
 
 
@@ -66,7 +66,7 @@ def read_settings(owner: type) -> dict[str, Setting]:
 
 
 def plain(value: object) -> str:
-    """Return a value as an operator would write it."""
+    """Return a value in the form in which an operator writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -104,7 +104,7 @@ def seconds(low: float, high: float) -> SettingKind:
 
 
 def choice(*names: str) -> SettingKind:
-    """Return the kind of settings that are one of a few names."""
+    """Return the kind of settings whose value is one of a few names."""
 
     def read(value: object) -> str:
         if value not in names:
@@ -115,7 +115,7 @@ def choice(*names: str) -> SettingKind:
 
 
 def choices(*names: str) -> SettingKind:
-    """Return the kind of settings that are some of a few names; an empty list is none."""
+    """Return the kind of settings whose value is a list of some of a few names."""
 
     def read(value: object) -> tuple[str, ...]:
         if not set(chosen := read_list(value)) <= set(names):
@@ -126,7 +126,7 @@ def choices(*names: str) -> SettingKind:
 
 
 def read_list(value: object) -> list[str]:
-    """Return a list of texts, also where it is one text with commas."""
+    """Return a list of texts, also from one text with commas."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise ValueError

@@ -31,7 +31,7 @@ _PLACE = "the ledger in memory"
 
 @dataclass(slots=True)
 class MemoryStorage:
-    """The stored part of a `MemoryLedger`; the next ledger with the same object goes on from it.
+    """The stored part of a `MemoryLedger`; the next ledger with the same object continues it.
 
     Args:
         rows: The facts.

@@ -57,7 +57,7 @@ class GroupCommit:
         self._queue.put(job)
 
     async def stop(self) -> None:
-        """Return when every job submitted so far is settled and the thread has ended."""
+        """Wait until every submitted job is finished and the thread has ended."""
         self._queue.put(None)
         await self._ended
         self._thread.join()
@@ -83,7 +83,7 @@ class GroupCommit:
             self._tell(self._end)
 
     def _gather(self, wait_seconds: float | None) -> tuple[list[WriteJob], bool]:
-        """Wait for a job; return it with all that wait behind it, and whether to go on."""
+        """Wait for a job; return it with all jobs behind it, and whether the thread continues."""
         jobs: list[WriteJob] = []
         try:
             item = self._queue.get(timeout=wait_seconds)

@@ -1,4 +1,4 @@
-"""The policy door: all that a policy may see, and the one thing it may answer.
+"""The interface of policies: all that a policy may read, and the answer that it may give.
 
 A policy is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `FleetView` is the
 columnar view that it finds in `input_data["fleet"]`; `place` makes a whole policy of a score, and

@@ -1,4 +1,4 @@
-"""Common steps of policies, each in one call, so that a policy's code is only its own idea.
+"""Common steps of policies, each in one call, so that a policy's code has only its own idea.
 
 Called by authors' policies inside a cell:
 
@@ -86,7 +86,7 @@ def place(
 def fitting_scores(
     fleet: FleetView, demand: Demand, scores: npt.ArrayLike
 ) -> npt.NDArray[np.float64]:
-    """Return scores as `best_rows` takes them: 0 or more where the demand fits, -1 elsewhere.
+    """Return scores for `best_rows`: 0 or more for rows where the demand fits, -1 for others.
 
     Args:
         fleet: The view.
@@ -125,7 +125,7 @@ def close_gpus(fleet: FleetView, row: int, demand: Demand) -> list[int]:
 
 
 def spread_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list[int]:
-    """Return the rows for a gang, from as many racks as there are; the counterpart of `best_rows`.
+    """Return the rows for a gang, from as many racks as possible; the opposite of `best_rows`.
 
     The best node of each rack comes first, in the order of their scores, then the second of each.
     A node without a named rack counts as a rack of its own. A gang that must share a rack
@@ -160,7 +160,7 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list
 
 
 def decline_because(reason: str) -> dict[str, str]:
-    """Return the answer that grants nothing and tells the client why.
+    """Return an answer that grants nothing, with the reason for the client.
 
     Args:
         reason: A sentence for the client, e.g. "this policy serves one node at a time".

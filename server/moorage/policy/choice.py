@@ -1,4 +1,4 @@
-"""The steps from scores to an answer, shared by all policies: a policy only makes scores.
+"""The steps from scores to an answer, for all policies: a policy only computes scores.
 
 Called by authors' policies inside a cell, and by the policies that ship with Moorage:
 
@@ -186,7 +186,7 @@ def propose(
     rows: Sequence[int],
     pick: Callable[[int], Sequence[int]] | None = None,
 ) -> JsonObject | list[JsonObject]:
-    """Return the answer "these nodes" in the documented output format.
+    """Return the answer that proposes these nodes, in the documented output format.
 
     Args:
         fleet: The view the rows belong to.
@@ -215,7 +215,7 @@ def propose(
 def tightest_gpus(
     demand: Demand, gpu_free: npt.NDArray[Any], able: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Return which GPUs of each node the demand takes, as `pick_gpus` would without topology.
+    """Return the GPUs of each node that the demand takes, like `pick_gpus` without topology.
 
     Args:
         demand: What each node would take.
@@ -233,7 +233,7 @@ def tightest_gpus(
 
 
 def decline(demand: Demand | None) -> dict[str, str]:
-    """Return the answer that names no cluster, so grants nothing, and says why.
+    """Return an answer without a cluster, which grants nothing, and with the reason.
 
     Args:
         demand: What fits nowhere now, or None if the request does not say what must fit.

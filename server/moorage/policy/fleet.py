@@ -23,7 +23,7 @@ ELIGIBLE_MAX: Final = 256
 
 
 class Misfit(IntEnum):
-    """Why a node cannot take a demand: the first constraint that fails, in this order.
+    """The reason why a node cannot take a demand: the first failing constraint, in this order.
 
     The members up to `MEMORY` say that the node could not take it even when empty ("never
     here"); the later ones that it cannot take it now.
@@ -51,7 +51,7 @@ NEVER: Final = Misfit.MEMORY
 
 
 class Fleet(NodeInventory):
-    """A `NodeInventory` with the used capacity of each node, and the code that finds what fits."""
+    """A `NodeInventory` with the used capacity of each node; finds the nodes that fit a demand."""
 
     def __init__(self) -> None:
         self._eligible: dict[tuple[Any, ...], Bools] = {}
@@ -62,15 +62,15 @@ class Fleet(NodeInventory):
     # Capacity ------------------------------------------------------------------------------
 
     def take(self, share: Share) -> None:
-        """Count `share` as held. What the fleet lost, or cannot use now, holds nothing."""
+        """Subtract `share` from the free amounts. Lost or unusable parts hold nothing."""
         self._move(share, -1)
 
     def give(self, share: Share) -> None:
-        """Count `share` as free again."""
+        """Add `share` to the free amounts again."""
         self._move(share, 1)
 
     def imagined(self) -> "Fleet":
-        """Return a copy of this fleet for trials with `take`, `give` and the questions.
+        """Return a copy of this fleet, to try `take` and `give` on it.
 
         Its capacity is its own; everything else is shared, so the inventory must not be changed.
         """
@@ -109,7 +109,7 @@ class Fleet(NodeInventory):
     # Feasibility ---------------------------------------------------------------------------
 
     def eligible_gpus(self, demand: Demand) -> Bools:
-        """Return which devices may serve `demand` at all: bool `[nodes, devices]`, do not write."""
+        """Return which devices could ever serve `demand`: bool `[nodes, devices]`, read-only."""
         if self._eligible_layout != self.layout:
             self._eligible_layout = self.layout
             self._eligible.clear()
@@ -133,11 +133,11 @@ class Fleet(NodeInventory):
         return mask
 
     def matching(self, where: tuple[Requirement, ...]) -> Bools:
-        """Return which nodes have the required labels: bool `[nodes]`, do not write."""
+        """Return which nodes have the required labels: bool `[nodes]`, read-only."""
         return self._matching.mask(self, where)
 
     def has_labels(self, row: int, where: tuple[Requirement, ...]) -> bool:
-        """Return the answer of `matching` for one node; it is not remembered."""
+        """Return the result of `matching` for one node, without caching it."""
         return self._matching.meets(self, row, where)
 
     def fitting_gpus(self, demand: Demand, rows: Any = slice(None)) -> Bools:
@@ -147,7 +147,7 @@ class Fleet(NodeInventory):
         return fitting
 
     def feasible(self, demand: Demand, rows: Any = slice(None)) -> Bools:
-        """Return which nodes could take one node's part of `demand` now: bool `[rows]`.
+        """Return which nodes could take the part of `demand` for one node now: bool `[rows]`.
 
         Args:
             demand: What must fit on the node.
@@ -162,7 +162,7 @@ class Fleet(NodeInventory):
         return fits
 
     def takes(self, row: int, demand: Demand, columns: Collection[int] = ()) -> bool:
-        """Return the answer of `feasible` for one node, in Python, as numpy is slow on one row.
+        """Return the result of `feasible` for one node, in Python, since numpy is slow for one row.
 
         Args:
             row: The node.
@@ -202,7 +202,7 @@ class Fleet(NodeInventory):
         return min(enough, key=len, default=[])
 
     def copies(self, demand: Demand, rows: Any = slice(None)) -> Ints:
-        """Return how many times one node's part of `demand` fits on each node now: int64 `[rows]`.
+        """Return how often the part of `demand` for one node fits on each node now: int64 `[rows]`.
 
         More than none exactly where `feasible` says so. A demand for nothing fits `COPIES_MAX`
         times.
@@ -262,7 +262,7 @@ class Fleet(NodeInventory):
         return verdict
 
     def pick_gpus(self, row: int, demand: Demand) -> list[int]:
-        """Return device columns of `row` that serve `demand`, or [] where they do not suffice.
+        """Return device columns of `row` that serve `demand`, or [] if there are too few.
 
         Whole devices: the lowest-numbered free ones. Shares: the tightest that fit, so that
         whole devices stay whole. With `nvlink` or `numa`, all from the smallest group that
@@ -296,7 +296,7 @@ class Fleet(NodeInventory):
         return self.gpu_numa if demand.topology == "numa" else None
 
     def _enough(self, usable: Bools, demand: Demand, rows: Any) -> Bools:
-        """Return which rows have enough usable devices, in one group where topology asks so."""
+        """Return which rows have enough usable devices, in one group if the demand wants that."""
         groups = self._groups(demand)
         enough: Bools
         if groups is None:
@@ -309,7 +309,7 @@ class Fleet(NodeInventory):
 
 
 def rounds(parts: Ints, size: int) -> Ints:
-    """Return the number of groups of `size` different places that can be served, row by row.
+    """Return, per row, how many groups of `size` different places can be served.
 
     Args:
         parts: How many groups each place could be in: int64 `[rows, places]`.

@@ -1,4 +1,4 @@
-"""Totals and free amounts of all nodes in columns, updated with the inventory.
+"""Columns with totals and free amounts of all nodes, updated with the inventory.
 
 `policy.fleet.Fleet` is this with the feasibility on top. The core puts clusters in as they change;
 a cell's replica takes a snapshot once, and then the parts that changed.
@@ -37,7 +37,7 @@ _NO_DEVICE: Final = {"gpu_model": -1, "gpu_link": -1, "gpu_numa": -1}
 
 
 class NodeInventory:
-    """Columns over all nodes, and the log of which rows changed.
+    """Columns over all nodes, and a log of the changed rows.
 
     Attributes:
         version: Grows by one with every change of a row's free capacity, never repeats.
@@ -75,7 +75,7 @@ class NodeInventory:
     # Inventory -----------------------------------------------------------------------------
 
     def install(self, clusters: Iterable[Cluster]) -> None:
-        """Take over a new inventory: all nodes are empty, and all rows count as changed."""
+        """Replace the inventory: all nodes are empty, and all rows count as changed."""
         self._fill(sorted(clusters, key=lambda cluster: cluster.id))
         self._renew()
 
@@ -171,7 +171,7 @@ class NodeInventory:
         self.splice(cluster_id, None)
 
     def part(self, cluster_id: str) -> Self | None:
-        """Return a fleet of one cluster, for a replica's `splice`; None: no such cluster."""
+        """Return a fleet of one cluster, for a replica's `splice`; None for an unknown cluster."""
         if cluster_id not in self._spans:
             return None
         start, end = self._spans[cluster_id]
@@ -285,7 +285,7 @@ class NodeInventory:
         return list(dict.fromkeys(self._splices[layout - self._splices_base :]))
 
     def snapshot(self) -> JsonObject:
-        """The whole fleet as plain values and bytes, for a replica to `restore`.
+        """Return the whole fleet as plain values and bytes, for `restore` of a replica.
 
         Columns travel in the narrowest type that holds them: at a million devices that is a fifth.
         """
@@ -350,7 +350,7 @@ class NodeInventory:
     # Which rows changed ----------------------------------------------------------------------
 
     def touch(self, row: int) -> None:
-        """Note that the free capacity of `row` changed."""
+        """Record that the free capacity of `row` changed."""
         self._changes.append(row)
         self.version += 1
         if len(self._changes) > CHANGES_MAX:
@@ -367,7 +367,7 @@ class NodeInventory:
         return None if version < self._layout_version else self.rows_since(version)
 
     def rows_since(self, version: int) -> list[int] | None:
-        """Return changed rows to a reader that follows `spliced_since`, too: rows of now."""
+        """Return changed rows by present numbers, for a reader that follows `spliced_since`, too."""
         if version < self._changes_base:
             return None
         rows = dict.fromkeys(self._changes[version - self._changes_base :])
@@ -376,7 +376,7 @@ class NodeInventory:
 
 
 def gang_groups(fleet: Any, demand: Demand) -> Ints | None:
-    """Return the group of each node, of which a gang must stay in one.
+    """Return the group of each node; all nodes of a gang must be in one group.
 
     Args:
         fleet: A fleet, or a view of one.
@@ -403,7 +403,7 @@ def _counted_part(node: Node) -> Node:
 
 
 def _splice(column: npt.NDArray[Any], rows: npt.NDArray[Any], start: int, end: int) -> Any:
-    """Replace rows of a column; in place where their number stays the same."""
+    """Replace rows of a column; in place if their number stays the same."""
     if len(rows) != end - start:
         return np.concatenate([column[:start], rows, column[end:]])
     column[start:end] = rows
@@ -411,7 +411,7 @@ def _splice(column: npt.NDArray[Any], rows: npt.NDArray[Any], start: int, end: i
 
 
 def _recode(codes: Ints, before: Sequence[str], after: Sequence[str]) -> Ints:
-    """Translate model codes to the numbering of another list of names; -1 stays."""
+    """Translate model codes to the numbering of another list of names; -1 stays -1."""
     numbers = {model: code for code, model in enumerate(after)}
     table = np.array([*(numbers.get(model, -1) for model in before), -1], np.int64)
     recoded: Ints = table[codes]
@@ -424,7 +424,7 @@ def _width(totals: Ints) -> int:
 
 
 def _widen(column: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any]:
-    """Return a GPU column with exactly `width` device columns; columns beyond have no device."""
+    """Return a GPU column with exactly `width` device columns; added ones have no device."""
     rows, held = column.shape
     if held == width:
         return column

@@ -1,4 +1,4 @@
-"""Labels of nodes, for policies that choose machines by their price and by who may take them.
+"""Labels of nodes, for policies that choose machines by price and by capacity type.
 
 Labels come from the cluster documents (`nodes.nodeData[].labels`), where imports put those of
 Kubernetes and Ray. Called by authors' policies inside a cell, and by the policies that ship with
@@ -94,7 +94,7 @@ class NodeLabels:
 
 
 def capacity_type(labels: Mapping[str, str]) -> str:
-    """Return the capacity type of a machine: `spot`, `reserved`, `on-demand`, or its label's word.
+    """Return the capacity type of a machine: `spot`, `reserved`, `on-demand`, or its label.
 
     The label is one of `CAPACITY_LABELS` (Karpenter, EKS, GKE, AKS, Ray), in any case and with
     either dash; `preemptible` counts as spot, and a machine without such a label as on demand.

@@ -51,7 +51,7 @@ class Matching:
         self._masks: dict[tuple[Requirement, ...], Bools] = {}
 
     def mask(self, inventory: NodeInventory, where: tuple[Requirement, ...]) -> Bools:
-        """Return which nodes meet all of `where`: bool `[nodes]`, do not write."""
+        """Return which nodes meet all of `where`: bool `[nodes]`, read-only."""
         if self._layout != inventory.layout:
             self._layout = inventory.layout
             self._columns.clear()

@@ -21,7 +21,7 @@ AMOUNT_MAX: Final = 2**53
 
 
 class ProposedShare(msgspec.Struct, frozen=True, gc=False):
-    """One node's part of a proposal, as far as the policy said it.
+    """One node's part of a proposal; the policy may have omitted some fields.
 
     `node_id` and `gpus` are None if the policy left the choice to the allocator.
     """
@@ -34,7 +34,7 @@ class ProposedShare(msgspec.Struct, frozen=True, gc=False):
     memory_mib: int
 
     def share(self) -> Share | None:
-        """Return the proposal as a share, or None while the allocator still has to choose."""
+        """Return the proposal as a share, or None if the allocator still has to choose devices."""
         if self.node_id is None or self.gpus is None:
             return None
         return Share(
@@ -61,7 +61,7 @@ class ProposedShare(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProposalError(ValueError):
-    """The returned value names a cluster but is no proposal.
+    """The returned value names a cluster, but is not a valid proposal.
 
     Args:
         field: Path of the wrong part, e.g. `[1].gpus[0]`.
@@ -75,7 +75,7 @@ class ProposalError(ValueError):
 
 
 def parse_proposal(value: JsonValue, demand: Demand | None) -> tuple[ProposedShare, ...]:
-    """Read what `eval` returned.
+    """Read the value that `eval` returned.
 
     Args:
         value: A dict with `cluster_id` (or `clusterId`), and optionally `node_id` (`nodeId`),
@@ -105,7 +105,7 @@ def parse_proposal(value: JsonValue, demand: Demand | None) -> tuple[ProposedSha
 
 
 def has_empty_parts(value: JsonValue, demand: Demand | None) -> bool:
-    """Return whether a value is a list for several requests, some of which got nothing."""
+    """Return whether a value is a list for several requests, some of them without a place."""
     if not isinstance(value, list) or (demand is not None and demand.nodes > 1):
         return False  # A gang is whole or not at all.
     named = sum(map(_names_cluster, value))

@@ -1,4 +1,4 @@
-"""The libraries that a policy can import. The server never installs any for a policy.
+"""Lists the libraries that a policy can import. The server never installs any for a policy.
 
 `sandbox.cell.preload` has what is listed here ready in every cell; `catalog.documents.requirements`
 refuses a policy that wants more.

@@ -1,4 +1,4 @@
-"""Counts how many more requests of each kind fit, and prices a place for one.
+"""Counts how many more requests of each kind fit, and computes a price per place.
 
 Called by policies that keep places for the requests that find the fewest: `expected_fill`.
 """
@@ -26,7 +26,7 @@ Bools = npt.NDArray[np.bool_]
 def fleet_shares(
     kinds: Sequence[RequestKind], serves: Bools, sort_of: Ints, fleet: FleetView
 ) -> tuple[Floats, Floats]:
-    """Return which share of the fleet's GPUs each kind may use at all.
+    """Return the share of the fleet's GPUs that each kind of request may ever use.
 
     Args:
         kinds: Kinds of request.
@@ -58,7 +58,7 @@ def fleet_shares(
 
 
 class KindCopies:
-    """The number of copies of each kind that a node could hold of that kind alone, in closed form.
+    """How many copies of each kind a node could hold without other kinds, by a formula.
 
     Memory is not looked at; several GPUs are whole ones.
 

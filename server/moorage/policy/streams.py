@@ -1,4 +1,4 @@
-"""The requests that nodes can still be expected to host: random streams of typical ones.
+"""Estimates the requests that nodes can still host, by random streams of typical requests.
 
 Called by policies that value a node by the requests to come: `expected_fill`.
 """
@@ -28,7 +28,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RequestStreams:
-    """A, the expected fill of nodes.
+    """The expected fill of nodes, called A.
 
     A node's GPUs are sized on one scale: the milli of its freest GPU, and one more for every
     whole free GPU beyond the first. So `size >= size_of(kind)` says whether a kind's GPUs fit, for
@@ -95,7 +95,7 @@ class RequestStreams:
         return table.ravel()
 
     def fill(self, sorts: Ints, cpu: Ints, gpus: Ints) -> Floats:
-        """Return A of some node states, in milli.
+        """Return A, the expected fill, of some node states, in milli.
 
         Args:
             sorts: Sort of each node: `[states]`.
@@ -145,7 +145,7 @@ class RequestStreams:
         return mean
 
     def _take_several(self, several: Ints, free: npt.NDArray[Any], takes: Ints, left: Ints) -> Ints:
-        """Place requests for several whole GPUs; place none where too few are free."""
+        """Place requests for several whole GPUs; nodes with too few free GPUs get none."""
         lanes = np.flatnonzero(several)
         these, whole = free[:, lanes], GPU_MILLI * self._width
         rank = (these >= whole).cumsum(0)
@@ -164,7 +164,7 @@ def size_of(kind: RequestKind) -> int:
 
 
 def levels(needs: Ints) -> tuple[Ints, Ints]:
-    """Return levels of free amounts, and for each need the first level that might meet it.
+    """Return levels of free amounts, and for each need the first level that may suffice.
 
     `searchsorted(steps, free, "right")` is the level of `free`. Never is a need's level above
     that of what would meet it; it is exact while there are no more than `LEVELS_MAX` different

@@ -1,4 +1,4 @@
-"""Typical requests of a fleet, and the frequency of each kind: given, or learnt.
+"""Typical requests of a fleet, and the frequency of each kind, given or learnt.
 
 Called by policies that value a node by the requests that will come. `read_typical` reads the mix
 from a parameter; a `MixLearner` counts the requests that the policy has seen, in the policy's
@@ -47,7 +47,7 @@ class RequestKind:
 
     @property
     def milli(self) -> int:
-        """GPU milli it takes."""
+        """The GPU milli that a request of this kind takes."""
         return self.gpus * self.gpu_milli
 
 
@@ -114,7 +114,7 @@ def node_sorts(
 
 
 class MixLearner:
-    """The mix of a fleet without a description: the requests seen, after a guess.
+    """The mix of a fleet without a description: assumed at first, then learnt from requests.
 
     What was seen lies in the policy's `context`, which outlives the policy's instance: `seen`, a
     count and the sum of the demanded memory by kind. It is brought up to date once per `BATCH`
@@ -158,7 +158,7 @@ class MixLearner:
         return True
 
     def typical(self, fleet: FleetView, context: JsonMapping) -> list[RequestKind]:
-        """Return the mix in use: the requests counted at the last look, and the guess."""
+        """Return the mix in use: the requests counted at the last update, and the assumed mix."""
         kinds = guess(fleet)
         for name, (count, memory) in context.get("used", {}).items():
             cpu_milli, gpus, gpu_milli, models = name.split(" ", 3)
@@ -176,7 +176,7 @@ class MixLearner:
 
 
 def guess(fleet: FleetView) -> list[RequestKind]:
-    """Return a guess at the mix of requests before the first one: 30 requests' worth.
+    """Return the assumed mix before the first request; it has the weight of 30 requests.
 
     Mostly one GPU with half of its CPU, some shares, some CPU alone; and a hundredth asks for all
     GPUs of one of the largest nodes, so that these are not broken up before anybody could ask.

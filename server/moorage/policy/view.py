@@ -1,4 +1,4 @@
-"""The view of one evaluation: the columns of the fleet, read-only, and the nodes it may use.
+"""The view of one evaluation: the columns of the fleet, read-only, and the usable nodes.
 
 The cell builds one for each consultation and hands it over as `input_data["fleet"]`; the author's
 offline checks build the same one.
@@ -97,7 +97,7 @@ class FleetView:
         return value
 
     def __dir__(self) -> list[str]:
-        """Return all that a policy may read, also of the fleet."""
+        """Return the names of all that a policy may read, those of the fleet included."""
         return [each for each in {*super().__dir__(), *dir(self._fleet)} if each not in _CHANGING]
 
     def __len__(self) -> int:
@@ -110,15 +110,15 @@ class FleetView:
 
     @property
     def layout(self) -> int:
-        """Changes when rows may mean other nodes than before."""
+        """A number that changes when rows may stand for other nodes than before."""
         return self._fleet.layout
 
     def changed_since(self, version: int) -> list[int] | None:
-        """Return rows whose free capacity changed after `version`, each once; None: look at all."""
+        """Return rows whose free capacity changed after `version`, each once; None: maybe all."""
         return self._fleet.changed_since(version)
 
     def feasible(self, demand: Demand | None = None) -> Bools:
-        """Return which allowed nodes could take one node's part of the demand now.
+        """Return which allowed nodes could take the part of the demand for one node now.
 
         Args:
             demand: Another demand than the ask's own.
@@ -137,15 +137,15 @@ class FleetView:
         return self._fleet.fitting_gpus(self._need(demand))
 
     def pick_gpus(self, row: int, demand: Demand | None = None) -> list[int]:
-        """Return device columns of `row`: whole ones lowest first, shares tightest."""
+        """Return device columns of `row`: whole GPUs by lowest index, shares by best fit."""
         return self._fleet.pick_gpus(row, self._need(demand))
 
     def why_not(self, row: int, demand: Demand | None = None) -> Misfit:
-        """Return the first constraint that keeps the demand off node `row`."""
+        """Return the first constraint that excludes node `row` for the demand."""
         return Misfit(int(self._fleet.misfits(self._need(demand), slice(row, row + 1))[0]))
 
     def placement(self, row: int, columns: Sequence[int] | None = None) -> JsonObject:
-        """Return the proposal "node `row`, these devices" in the documented output format.
+        """Return a proposal of node `row` with these devices, in the documented output format.
 
         Args:
             row: The node.

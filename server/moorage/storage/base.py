@@ -99,7 +99,7 @@ class Seat(NamedTuple):
 
     @property
     def rollout(self) -> str:
-        """The part of the server's name that all servers of its roll-out share; empty: no part."""
+        """The part of the server's name that is common to all servers of its roll-out; or ""."""
         return "".join(self.name.split(" ", 2)[2:])
 
 
@@ -136,7 +136,7 @@ class Election(Protocol):
 
     @property
     def standbys(self) -> bool:
-        """Whether another server stood by at the last beat."""
+        """Whether another server stood by at the last heartbeat."""
 
     @property
     def epoch(self) -> int:
@@ -152,7 +152,7 @@ class Election(Protocol):
 
     @property
     def is_deposed(self) -> bool:
-        """Whether another server was found to lead since this one did."""
+        """Whether another server has led since this one did."""
 
     def announce(self) -> None:
         """Tell the standby servers that this server is about to resign."""
@@ -208,16 +208,16 @@ class Facts(Protocol):
         """Return the seq of the last fact, 0 if there is none."""
 
     def pruned_seq(self) -> int:
-        """Return the last fact that was deleted for its age or for room; 0 if none was."""
+        """Return the seq of the last fact that was pruned; 0 if no fact was."""
 
     def oldest_at(self) -> float:
         """Return when the oldest fact was appended. Only where there is one."""
 
     def chain_of(self, seq: int) -> int | None:
-        """Return the chain of a fact; 0 before the first one, None if the fact is not there."""
+        """Return the chain checksum of a fact; 0 before the first fact, None for a missing fact."""
 
     def lost_ranges(self) -> list[tuple[int, int]]:
-        """Return the first and the last of each run of facts whose loss was accepted, in order."""
+        """Return the first and last seq of each run of facts whose loss was accepted, in order."""
 
     def page(
         self, after: int, limit: int, bytes_max: int, subject: str | None = None
@@ -240,7 +240,7 @@ class Facts(Protocol):
         """Return the finished checkpoints, newest first."""
 
     def checkpoint_parts(self, finished: Checkpoint) -> list[bytes] | None:
-        """Return the parts of a checkpoint, or None if they are not as they were written."""
+        """Return the parts of a checkpoint, or None if a part was changed or is missing."""
 
     def last_checkpoint_number(self) -> int:
         """Return the highest number of a checkpoint, finished or not; 0 if there is none."""
@@ -281,7 +281,7 @@ class FactReading(Protocol):
         """Its name in messages."""
 
     def reading(self) -> AbstractContextManager[Facts]:
-        """Read all at one moment of the facts, also during writes. For any thread.
+        """Read all facts as of one moment, also while a server writes. For any thread.
 
         Raises:
             StorageError: It is not open, damaged, or cannot be read.
@@ -310,7 +310,7 @@ class FactStore(FactReading, Protocol):
         """Whether the disk is full: no new grants are possible, granted leases can end."""
 
     def open(self) -> OpenedFacts:
-        """Take the single-writer lock, verify, and make the tables where there are none.
+        """Take the single-writer lock, verify the data, and create missing tables.
 
         Raises:
             StorageLocked: Another process has it.
@@ -374,7 +374,7 @@ class RecordTable(Protocol):
         """Return a record, or None."""
 
     def has(self, kind: str, record_id: str) -> bool:
-        """Return whether there is such a record."""
+        """Return whether a record with this id exists."""
 
     def ids(self, kind: str) -> list[str]:
         """Return the ids of all records of a kind, in the order in which they came."""
@@ -390,7 +390,7 @@ class RecordTable(Protocol):
         """Delete a record; return whether there was one."""
 
     def number_of(self, kind: str, record_id: str) -> int:
-        """Return the number of a record that is there."""
+        """Return the number of an existing record."""
 
     def set_aside(self, number: int, why: str) -> None:
         """Move a record aside, so that its id is free for another record."""
@@ -399,19 +399,19 @@ class RecordTable(Protocol):
         """Return the number of records of a kind, by counting them."""
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """Return by kind how many records there are, and their bytes, without counting them."""
+        """Return the noted number and bytes of the records of each kind, without counting them."""
 
     def marks(self) -> dict[str, object]:
-        """Return by kind a value that differs after each change, without reading the records."""
+        """Return, per kind, a value that differs after each change, without reading the records."""
 
     def checksums(self, kind: str) -> dict[str, int]:
         """Return the checksums of all records of a kind, by id."""
 
     def tallies(self) -> dict[str, RecordTally]:
-        """Return by kind the noted and the counted number."""
+        """Return the noted and the counted number of each kind."""
 
     def take_tally(self, kind: str) -> None:
-        """Note the counted number of a kind."""
+        """Store the counted number of a kind as the noted one."""
 
 
 class RecordStore(Protocol):
@@ -422,7 +422,7 @@ class RecordStore(Protocol):
         """Its name in messages."""
 
     def open(self) -> list[str]:
-        """Verify, and make the tables where there are none.
+        """Verify the data, and create missing tables.
 
         Returns:
             Damage that was survived, each a sentence for the log.
@@ -446,7 +446,7 @@ class RecordStore(Protocol):
         """Do due upkeep; return the seconds until more is due, None: never."""
 
     def close(self) -> None:
-        """Close it. A second call does nothing."""
+        """Close the store. A second call does nothing."""
 
 
 class TokenRow(NamedTuple):
@@ -524,7 +524,7 @@ class LoginRows(Protocol):
 
 
 class AuditEnd(NamedTuple):
-    """Where an audit log ends: number and hash of its last line, and the last fact it names."""
+    """The end of an audit log: number and hash of the last line, and the last fact in it."""
 
     number: int
     hash: str
@@ -544,7 +544,7 @@ class AuditRows(Protocol):
         """Append the lines that `make` builds from the log's end, while no other process writes."""
 
     def lines(self, after: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines after a number, with their numbers."""
+        """Yield the lines after line `number`, with their numbers."""
 
     def end(self) -> AuditEnd:
         """Return the number, hash and last fact of the log's last line."""
@@ -599,10 +599,10 @@ class Storage(Protocol):
         """Return a reader beside the server that writes; None if there is only one server."""
 
     def has_records(self) -> bool:
-        """Return whether a catalog was ever made here."""
+        """Return whether this storage ever had a catalog."""
 
     def secret(self) -> bytes:
-        """Return the secret that lease tokens are derived from; create it if there is none.
+        """Return the secret from which lease tokens are derived; create it if it does not exist.
 
         Raises:
             StorageError: It cannot be read or made.
@@ -611,7 +611,7 @@ class Storage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Everything in one storage as of one moment, with no server beside it.
+    """All data of one storage at one moment, while no server uses the storage.
 
     Args:
         place: What the storage is called in messages.
@@ -634,7 +634,7 @@ class Contents:
     audit: Callable[[], Iterator[bytes]]
 
     def is_empty(self) -> bool:
-        """Return whether nothing was ever stored but a secret."""
+        """Return whether nothing was ever stored except a secret."""
         ledger = self.facts.last_seq() or self.facts.pruned_seq() or self.facts.checkpoints()
         records = any(count for count, _ in self.records.usage().values())
         audit = next(self.audit(), None)

@@ -18,7 +18,7 @@ class Format:
     steps: Mapping[int, Sequence[str]]
 
     def refusal(self, found: int, writer: str) -> str:
-        """Return why a database of that number is not opened; empty if it is.
+        """Return why a database with this format number is refused; empty if it is accepted.
 
         Args:
             found: The number.

@@ -1,4 +1,4 @@
-"""Opening the database that the configuration names."""
+"""Opens the database that the configuration names."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def open_storage(address: str, folder: Path) -> Storage:
 
 
 def need_postgres() -> None:
-    """Refuse to go on without the extra `postgres`.
+    """Raise an error if the extra `postgres` is not installed.
 
     Raises:
         StorageError: It is missing.

@@ -1,1 +1,1 @@
-"""The HTTP front door: the documented service APIs, health and metrics."""
+"""The HTTP server: the documented service APIs, health and metrics."""

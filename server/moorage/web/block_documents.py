@@ -164,7 +164,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(BlockMetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def change(block_id: str, request: Request) -> Response:
-        """Change metrics and return the document; first metrics may be partial, with status 201."""
+        """Change metrics and return the document; the status is 201 if there were none before."""
         given = await read_document(request, bodies)
         services.ownership.check_block(caller_of(request), block_id)
         document, created = await blocks.update("block_metrics", block_id, given)

@@ -246,7 +246,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(MetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def change_metrics(cluster_id: str, request: Request) -> Response:
-        """Change metrics and return the document; first metrics may be partial, with status 201."""
+        """Change metrics and return the document; the status is 201 if there were none before."""
         change = await _document(request, bodies)
         services.ownership.check_metrics(caller_of(request), cluster_id)
         document, created = await services.metrics.update(cluster_id, change)

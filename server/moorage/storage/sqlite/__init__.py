@@ -1,4 +1,4 @@
-"""The default store: SQLite files in the data folder, and what lies beside them."""
+"""The default store: SQLite files in the data folder, and the files beside them."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""A second data folder: made beside its place, and renamed once it is whole and on the disk."""
+"""Makes a second data folder under another name, and renames it when it is complete and durable."""
 
 import contextlib
 import fcntl
@@ -34,7 +34,7 @@ UNFINISHED: Final = "unfinished"
 
 
 def is_filled(folder: Path) -> bool:
-    """Return whether there is anything, a file of that name included."""
+    """Return whether a path exists and is not an empty folder."""
     return folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
 
 

@@ -1,4 +1,4 @@
-"""All of a data folder, read with no server beside it; and a folder of what another storage has."""
+"""Reads a whole data folder while no server uses it, and fills one from another storage."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ from moorage.storage.sqlite.storage import read_secret, write_secret
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[Contents]:
-    """Yield the contents of a data folder, and keep servers out meanwhile.
+    """Yield the contents of a data folder; no server can use the folder meanwhile.
 
     Raises:
         StorageLocked: A server runs on it.
@@ -88,7 +88,7 @@ def _audit(folder: Path) -> Iterator[bytes]:
 
 
 def fill(folder: Path, source: Contents) -> None:
-    """Write all that another storage has into an empty folder.
+    """Write all data of another storage into an empty folder.
 
     Raises:
         StorageError: A file cannot be written.

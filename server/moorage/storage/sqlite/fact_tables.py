@@ -56,7 +56,7 @@ class FactTables:
         return False
 
     def format(self) -> int | None:
-        """Return the version of the tables; None if it is not there."""
+        """Return the version of the tables; None if the file has none."""
         row = self._execute(SQL["format"]).fetchone()
         return None if row is None else row[0]
 
@@ -68,14 +68,14 @@ class FactTables:
         return int(self._execute(SQL["last"]).fetchone()[0])
 
     def first_seq(self) -> int:
-        """Return the seq of the oldest fact, 1 where there is none."""
+        """Return the seq of the oldest fact; 1 without facts."""
         return int(self._execute(SQL["first"]).fetchone()[0])
 
     def pruned_seq(self) -> int:
         return int(self._execute(SQL["pruned"]).fetchone()[0])
 
     def write_pruned_seq(self, seq: int) -> None:
-        """Write down the last fact that was deleted."""
+        """Store the seq of the last deleted fact."""
         self._execute(SQL["set_pruned"], (seq,))
 
     def oldest_at(self) -> float:
@@ -91,7 +91,7 @@ class FactTables:
         return list(self._execute(SQL["lost"]))
 
     def write_lost(self, runs: Iterable[tuple[int, int]], at: float) -> None:
-        """Write down runs of facts whose loss is accepted."""
+        """Store the runs of facts whose loss is accepted."""
         self._connection.executemany(SQL["insert_lost"], [(*run, at) for run in runs])
 
     def insert(self, rows: Sequence[FactRow]) -> None:
@@ -128,7 +128,7 @@ class FactTables:
         return rows
 
     def between(self, after: int, last: int) -> list[FactRow]:
-        """Return the facts after one and up to another, however large they are."""
+        """Return the facts after one seq up to another, however large they are."""
         return [FactRow._make(row) for row in self._execute(SQL["between"], (after, last))]
 
     def prune(self, limit: int, before: float, bytes_max: int) -> bool:
@@ -143,7 +143,7 @@ class FactTables:
         return len(oldest) == PRUNED_PER_STEP
 
     def _used_bytes(self) -> int:
-        """Return the size of the file, less its free pages."""
+        """Return the size of the file without its free pages."""
         pages, free, size = (
             self._execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_count", "freelist_count", "page_size")
@@ -181,7 +181,7 @@ class FactTables:
 
 
 def connect_to_write(path: Path, place: str) -> sqlite3.Connection:
-    """Open the file for writing, and make the tables where it is new.
+    """Open the file for writing, and create the tables in a new file.
 
     Raises:
         StorageError: Another release made it, it is no ledger, or the disk cannot hold one.

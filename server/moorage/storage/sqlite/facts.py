@@ -1,4 +1,4 @@
-"""The ledger in one SQLite file, with its marks beside it: the default of the daemon.
+"""The ledger in one SQLite file, with its marks beside it; the daemon uses it by default.
 
 Three parties share the file: the writing thread, one reading connection for questions and for
 recovery, and no other process, which `storage.sqlite.lock.WriterLock` sees to.
@@ -102,7 +102,7 @@ class SqliteFacts:
         return OpenedFacts(fencing.floor, warnings)
 
     def _open_beside(self, opened: ExitStack, found: Found) -> tuple[Fencing, DurableMark]:
-        """Open what lies beside the database; a database without it would be refused."""
+        """Open the files beside the database; without them the database would be refused."""
         try:
             fencing = Fencing(self._path)
             opened.callback(fencing.close, clean=False)
@@ -115,7 +115,7 @@ class SqliteFacts:
         return fencing, mark
 
     def _make_file(self, opened: ExitStack) -> None:
-        """Lock, and see to it that the file exists and that its name outlives a power cut."""
+        """Lock the ledger, create the file if it is missing, and make its name durable."""
         directory = self._path.parent
         try:
             if not directory.exists():
@@ -230,7 +230,7 @@ def looking(ledger: Path) -> Iterator[FactTables]:
 
 
 def is_ledger(file: Path) -> bool:
-    """Return whether a file is a database that says it is a ledger."""
+    """Return whether a file is a database that is marked as a ledger."""
     if not file.is_file():
         return False
     with contextlib.suppress(*UNREADABLE), looking(file) as tables:
@@ -245,7 +245,7 @@ def is_ledger(file: Path) -> bool:
 
 @contextlib.contextmanager
 def deep_looking(ledger: Path, mark: Found) -> Iterator[FactTables]:
-    """Read as `looking`, and also what lies behind the place where its log is damaged.
+    """Read as `looking`, and also read the log after the damaged place.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
@@ -340,7 +340,7 @@ def rebuild(
     last: tuple[int, int, int],
     fencing: tuple[int, int],
 ) -> None:
-    """Put another ledger in the place of a damaged one.
+    """Replace a damaged ledger by another one.
 
     Args:
         ledger: The damaged one.

@@ -1,4 +1,4 @@
-"""Fencing numbers, reserved in blocks apart from the ledger: whatever it loses, none comes twice.
+"""Fencing numbers, reserved in blocks in a separate file, so that none repeats after a loss.
 
 A number is seen outside only after its grant is durable, and `SqliteFacts` reserves before it
 commits. So every number that was ever seen lies within what is written here.
@@ -36,11 +36,11 @@ class Fencing:
 
     @property
     def floor(self) -> int:
-        """Numbers up to this one may not be given out any more."""
+        """The largest number that may be in use; the next number must be larger."""
         return self._used
 
     def reserve(self, number: int) -> None:
-        """Reserve a number and those before it, durably."""
+        """Reserve a number and all smaller ones, durably."""
         if number > self._reserved:
             self._reserved = number + FENCING_BLOCK
             self._mark.write_both(self._reserved, 0)

@@ -1,4 +1,4 @@
-"""Files of SQLite: how they are opened, examined and replaced. All databases here use these."""
+"""Opens, examines and replaces SQLite files. All databases here use these."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ LOG_FRAME_BYTES: Final = 24
 
 @contextlib.contextmanager
 def translate_errors(place: str, *, values: bool = True) -> Iterator[None]:
-    """Turn what SQLite and files raise into this package's errors.
+    """Convert errors of SQLite and of the file system into this package's errors.
 
     Args:
         place: What the database is called.
@@ -56,7 +56,7 @@ def translate_errors(place: str, *, values: bool = True) -> Iterator[None]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file; a pipe in its place would wait for a writer for ever.
+    """Return the content of a regular file; reading a pipe would wait forever.
 
     Raises:
         OSError: It is no regular file, or cannot be read.
@@ -76,7 +76,7 @@ def _check_regular(mode: int, path: Path) -> None:
 
 
 def _check_files(database: Path) -> None:
-    """Refuse a database with a file that SQLite would open and wait for, such as a pipe."""
+    """Refuse a database with a file on which SQLite would wait forever, such as a pipe."""
     for end in _BESIDE:
         path = database.with_name(database.name + end)
         with contextlib.suppress(FileNotFoundError):
@@ -99,7 +99,7 @@ def connect_to_look(path: Path) -> sqlite3.Connection:
 
 
 def keep_log(connection: sqlite3.Connection, place: str) -> None:
-    """Switch the write-ahead log on.
+    """Switch on the write-ahead log.
 
     Raises:
         StorageError: There can be none.
@@ -113,7 +113,7 @@ def keep_log(connection: sqlite3.Connection, place: str) -> None:
 
 
 def note_release(connection: sqlite3.Connection) -> None:
-    """Write down which release writes a database, for older ones that cannot read it."""
+    """Store the release that writes a database, for messages of older releases."""
     release = version("moorage")
     if writer_of(connection) != release:
         connection.execute("BEGIN IMMEDIATE")
@@ -124,7 +124,7 @@ def note_release(connection: sqlite3.Connection) -> None:
 
 
 def writer_of(connection: sqlite3.Connection) -> str:
-    """Return the release that wrote a database; empty if it does not say."""
+    """Return the release that wrote a database; empty if unknown."""
     with contextlib.suppress(sqlite3.Error):
         for (found,) in connection.execute("SELECT version FROM release"):
             return str(found)
@@ -139,7 +139,7 @@ def check_pages(connection: sqlite3.Connection, findings_max: int) -> Iterator[s
 
 
 def owner_only(path: Path) -> None:
-    """Make a database where there is none, and see that none but its owner may read it.
+    """Create a database if it is missing, and let only its owner read it.
 
     SQLite gives the files that it makes beside a database the database's own mode.
 
@@ -153,7 +153,7 @@ def owner_only(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory outlive a power cut."""
+    """Sync a directory, so that the names in it survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -175,7 +175,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def log_damage(database: Path) -> str:
-    """Return in words where a write-ahead log of SQLite is cut off; empty if it is whole.
+    """Return in words where a write-ahead log of SQLite is truncated; empty if it is complete.
 
     SQLite itself reads up to there and says nothing. Frames of an earlier round, which have other
     salts, are no damage: they were brought over into the database before.
@@ -184,7 +184,7 @@ def log_damage(database: Path) -> str:
 
 
 def find_log_damage(database: Path) -> str:
-    """Return the damage in a log that loses durable commits; empty if there is none.
+    """Return the damage in a log by which durable commits are lost; empty if there is none.
 
     The frames of the one that was under way at a crash may be there or not, in any order. Each
     commit before that one was synced before the next began.

@@ -18,7 +18,7 @@ _PID_BYTES = 32
 
 
 class WriterLock:
-    """At most one per file is held, on the whole machine.
+    """A lock on a ledger's file; only one process of the machine can have it.
 
     Args:
         path: The ledger's file; the lock is a file beside it, with `.lock` behind its name.
@@ -30,7 +30,7 @@ class WriterLock:
         self._descriptors: list[int] = []
 
     def acquire(self) -> None:
-        """Take the lock at once or not at all, and write down its holder.
+        """Take the lock without waiting, and store its holder in the file.
 
         Raises:
             StorageLocked: Another process (or another ledger of this one) has it.

@@ -52,12 +52,12 @@ class Found:
 
     @property
     def known(self) -> bool:
-        """Whether there is a copy that can be believed."""
+        """Whether at least one copy of the mark is undamaged."""
         return self.writes > 0
 
 
 def read_mark(path: Path, label: str) -> Found:
-    """Return the contents of a mark; never raises for damage.
+    """Return the contents of a mark; damage raises no error.
 
     Raises:
         OSError: The file is there and cannot be read.
@@ -84,7 +84,7 @@ def _unpack(slot: bytes, label: str) -> tuple[int, int, int] | None:
 
 
 class DurableMark:
-    """A mark that is written. One thread at a time.
+    """A mark that this process writes. One thread at a time.
 
     Args:
         path: Its file, which is made where it is missing.
@@ -115,7 +115,7 @@ class DurableMark:
             raise
 
     def write(self, first: int, second: int) -> None:
-        """Write the numbers over the older copy. It outlives the process; `sync`, the power."""
+        """Replace the older copy by the new numbers. It outlives the process; `sync`, the power."""
         self._writes += 1
         record = _RECORD.pack(self._label, self._writes, first, second)
         slot = record + _SUM.pack(zlib.crc32(record))
@@ -172,7 +172,7 @@ class Reserve:
         return self.spent or self._low
 
     def spend(self) -> bool:
-        """Free the reserved room; return whether there was any."""
+        """Free the reserved space; return whether there was any."""
         if self.spent:
             return False
         self.close()
@@ -193,7 +193,7 @@ class Reserve:
         return REFILL_SECONDS
 
     def close(self) -> None:
-        """Give the room back."""
+        """Free the reserved space."""
         self._path.unlink(missing_ok=True)
 
     def _is_low(self) -> bool:

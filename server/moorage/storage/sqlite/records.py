@@ -1,4 +1,4 @@
-"""The catalog in one SQLite file, with a mark beside it that says how many durable changes it saw.
+"""The catalog in one SQLite file; a mark beside it has the number of durable changes.
 
 Each kind has the number of its records and the sum of their checksums. So it shows where a record
 went missing, and where the file as a whole fell back.
@@ -78,7 +78,7 @@ class RecordTables:
         self._execute(SQL["put"], (kind, *row))
 
     def insert(self, rows: Iterable[SqlRow]) -> None:
-        """Add records with their kinds; of several with one id the first."""
+        """Add records with their kinds; of several with the same id, add the first."""
         self._connection.executemany(SQL["insert"], rows)
 
     def remove(self, kind: str, record_id: str) -> bool:
@@ -242,7 +242,7 @@ def _make(connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def looking(path: Path) -> Iterator[RecordTables]:
-    """Read in one moment of a catalog that may be in use or damaged. Changes nothing.
+    """Read a catalog as of one moment; it may be in use or damaged. Changes nothing.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
@@ -294,7 +294,7 @@ def look(path: Path) -> Found:
 
 
 def rebuild(path: Path, found: Found, rows: Iterable[SqlRow]) -> None:
-    """Put a catalog of other records in the place of a damaged one.
+    """Replace a damaged catalog by one with other records.
 
     Raises:
         StorageError: A file cannot be written.

@@ -1,4 +1,4 @@
-"""Frames of a write-ahead log that are readable behind the place of its damage.
+"""Reads the intact frames of a write-ahead log after a damaged place.
 
 SQLite reads up to there. Each frame brings one page, and its checksum goes on from the one before:
 so those behind show whether they are whole, too. `verify` and `repair` read a copy that has them.
@@ -23,7 +23,7 @@ _PAGE_BYTES = range(512, 65_537)
 
 
 class _Frame(NamedTuple):
-    """A frame of the log's present round.
+    """A frame of the current round of the log.
 
     Args:
         page: Which page it brings.

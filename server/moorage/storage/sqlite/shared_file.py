@@ -60,7 +60,7 @@ class SharedFile:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection, alone.
+        """Yield the connection, for exclusive use.
 
         Raises:
             StorageError: The file cannot be read or written.
@@ -75,7 +75,7 @@ class SharedFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection in a transaction that writes.
+        """Yield the connection in a write transaction.
 
         Raises:
             StorageError: As `connection`; nothing was changed then.
@@ -99,7 +99,7 @@ class SharedFile:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Make the table where it is missing; refuse the file of a newer release."""
+        """Create the table if it is missing; refuse the file of a newer release."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > _FORMAT:
             reason = f"format {version} is of a newer release; this one reads up to {_FORMAT}"
@@ -167,7 +167,7 @@ class SqliteAgents(SharedFile):
             return self._current(connection)
 
     def _current(self, connection: sqlite3.Connection) -> dict[str, bytes]:
-        """Return all documents; read them only where others have written."""
+        """Return all documents; read them again only if another process changed them."""
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         if self._rows_of != (connection, version):
             self._rows = dict(connection.execute(AGENTS_SQL["rows"]))

@@ -1,4 +1,4 @@
-"""The data folder as a database: which file has what."""
+"""The data folder as a storage, with the file of each kind of data."""
 
 import os
 import secrets
@@ -65,7 +65,7 @@ class SqliteStorage:
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the secret that the tokens of leases are made of.
+    """Return the secret from which the tokens of leases are derived.
 
     Raises:
         FileNotFoundError: There is none.
