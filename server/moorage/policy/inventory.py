@@ -367,7 +367,7 @@ class NodeInventory:
         return None if version < self._layout_version else self.rows_since(version)
 
     def rows_since(self, version: int) -> list[int] | None:
-        """Return changed rows by present numbers, for a reader that follows `spliced_since`, too."""
+        """Return changed rows by present number, for a reader that follows `spliced_since`, too."""
         if version < self._changes_base:
             return None
         rows = dict.fromkeys(self._changes[version - self._changes_base :])

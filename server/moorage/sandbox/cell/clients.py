@@ -18,7 +18,7 @@ CallHost = Callable[[str, str, list[JsonValue]], tuple[JsonValue, str, int]]
 
 
 class _Response:
-    """`error.response` of an error: as much of it as policies read."""
+    """`error.response` of an error, with the parts that policies read."""
 
     def __init__(self, text: str, status: int) -> None:
         self.text = self.reason = text
@@ -62,7 +62,7 @@ class ContextConflict(Exception):  # noqa: N818  # It names what happened, as au
 
 
 class ContextClient:
-    """`settings["context_client"]`: the context as all processes of this version share it.
+    """`settings["context_client"]`: the context that all processes of this version share.
 
     For policies that must not lose a change: the dict `context` of `eval` is written back whole
         when
@@ -80,12 +80,12 @@ class ContextClient:
         self._pack = pack
 
     def read(self) -> tuple[JsonObject, int]:
-        """Return the context and its version; `({}, 0)` where there is none yet."""
+        """Return the context and its version; `({}, 0)` if there is none yet."""
         version, packed = self._ask("read", [])
         return (msgspec.msgpack.decode(packed) if packed else {}), version
 
     def swap(self, context: JsonObject, version: int) -> int:
-        """Replace the context, if it is still at this version; return its new version.
+        """Replace the context if it still has this version; return its new version.
 
         Raises:
             ContextConflict: It is not; nothing was changed.
@@ -125,7 +125,7 @@ class ClusterClient:
 
 
 class _MetricsClient:
-    """A client for metrics; it raises the refusals of the service."""
+    """A client for metrics; a refusal of the service raises an error."""
 
     APIError = APIError
     name = ""
@@ -164,7 +164,7 @@ class GlobalClusterMetricsClient(_MetricsClient):
 
 
 class GlobalBlockMetricsClient(_MetricsClient):
-    """`settings["block_metrics_api"]`, which ranking policies know."""
+    """`settings["block_metrics_api"]` of ranking policies."""
 
     name = "block_metrics_client"
     base_url = "moorage://block_metrics_client"

@@ -1,4 +1,4 @@
-"""`input_data` and its `cluster_data`: like dicts of dicts, with parts fetched at first use.
+"""`input_data` and its `cluster_data`: dicts of dicts whose parts are fetched at first use.
 
 All classes really are dicts, so `isinstance`, `json.dumps`, `dict(…)`, `copy` and `pickle` behave.
 Values that were not touched yet are a placeholder inside, which every way of reading fills in
@@ -28,7 +28,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class _DictType(type):
-    """Makes `type(input_data) == dict` true, which some authors write."""
+    """Makes `type(input_data) == dict` true, since some policies test it."""
 
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is dict
@@ -40,7 +40,7 @@ class _DictType(type):
 
 
 class LazyDict(JsonObject, metaclass=_DictType):
-    """A dict some of whose values are made when they are first read.
+    """A dict that makes some of its values when they are first read.
 
     Attributes:
         extras: What is reached by key, and is none of the items; made when first read, too.
@@ -49,10 +49,10 @@ class LazyDict(JsonObject, metaclass=_DictType):
     extras: JsonObject
 
     def _make(self, keys: Sequence[str]) -> None:
-        """Replace the placeholders of `keys`; there may be none."""
+        """Replace the placeholders of `keys`, if there are any."""
 
     def _make_extra(self, key: str) -> JsonValue:
-        """Return the value of an extra; there may be none to make."""
+        """Return the value of an additional key."""
         return self.extras[key]
 
     def __missing__(self, key: str) -> JsonValue:
@@ -104,12 +104,12 @@ class LazyDict(JsonObject, metaclass=_DictType):
         return dict.__iter__(self)
 
     def items(self) -> JsonValue:
-        """As in dict; everything missing is fetched at once."""
+        """As in dict; all missing values are fetched together."""
         self._fill()
         return dict.items(self)
 
     def values(self) -> JsonValue:
-        """As in dict; everything missing is fetched at once."""
+        """As in dict; all missing values are fetched together."""
         self._fill()
         return dict.values(self)
 
@@ -148,7 +148,7 @@ class LazyDict(JsonObject, metaclass=_DictType):
 
 
 class InputData(LazyDict):
-    """The argument of `eval`; parts that a policy may not need are made at first use.
+    """The argument of `eval`; some parts are made only when the policy reads them.
 
     Fast policies read the columns, and never pay for a dict of ten thousand clusters.
 
@@ -177,7 +177,7 @@ class InputData(LazyDict):
 
 
 class ClusterData(LazyDict):
-    """Cluster id to `{"data", "cluster_metrics", "metrics"}`, with `capacity` by its key.
+    """Maps a cluster id to `{"data", "cluster_metrics", "metrics"}`; `capacity` by its key.
 
     Args:
         ids: The candidates.
@@ -204,15 +204,15 @@ class ClusterData(LazyDict):
 
     @staticmethod
     def keys_of(ids: Sequence[str]) -> JsonObject:
-        """Return the argument for the constructor; worth storing, since a copy of it is quick."""
+        """Return the argument for the constructor; callers store it, since a copy is quick."""
         return dict.fromkeys(ids, LATER)
 
     def items(self) -> JsonValue:
-        """As in dict; each is made in its turn."""
+        """As in dict; each value is made when it is reached."""
         return _Items(self)
 
     def values(self) -> JsonValue:
-        """As in dict; each is made in its turn."""
+        """As in dict; each value is made when it is reached."""
         return _Values(self)
 
     def _make(self, keys: Sequence[str]) -> None:
@@ -238,7 +238,7 @@ class _Values(ValuesView[JsonValue]):
 
 
 class ClusterEntry(LazyDict):
-    """One cluster: decoded when it is first read, and packed again when others need the room.
+    """One cluster: decoded when it is first read, and packed again when memory is short.
 
     Args:
         cluster_id: Its id.
@@ -269,7 +269,7 @@ class ClusterEntry(LazyDict):
         return capacity_of(self._fleet, self._cluster_id)
 
     def fold(self) -> None:
-        """Drop the decoded values, if a policy can see no difference when they are made again.
+        """Drop the decoded values, unless the policy could notice that they are made again.
 
         It has changed nothing in them, and holds no part of them.
         """
@@ -299,7 +299,7 @@ class ClusterEntry(LazyDict):
 
 
 class _Decoded:
-    """Which entries are decoded, oldest first: beyond a bound those are folded."""
+    """The decoded entries, oldest first; beyond a limit the oldest ones are packed again."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -307,7 +307,7 @@ class _Decoded:
         self._entries: deque[tuple[ClusterEntry, int]] = deque()
 
     def add(self, entry: ClusterEntry, size: int) -> None:
-        """Take in an entry that has just been decoded."""
+        """Add an entry that has just been decoded."""
         while self._entries and self._bytes + size > self._bytes_max:
             oldest, freed = self._entries.popleft()
             self._bytes -= freed
@@ -331,7 +331,7 @@ def unpack(packed: bytes) -> JsonValue:
 
 
 def _references(parts: list[JsonValue]) -> int:
-    """Return the largest number of references to one list or dict inside others."""
+    """Return the largest number of references to one of the nested lists and dicts."""
     most, pending = 0, [each for each in parts if type(each) is dict or type(each) is list]
     while pending:
         container: Any = pending.pop()
@@ -346,7 +346,7 @@ _UNSHARED: Final = _references([{"a": [{}]}])
 
 
 def capacity_of(fleet: Fleet, cluster_id: str) -> JsonObject:
-    """Return the free amounts of a cluster: node id to `{"cpu_milli", "memory_mib", "gpus"}`."""
+    """Return the free amounts of a cluster: `{"cpu_milli", "memory_mib", "gpus"}` by node id."""
     capacity: JsonObject = {}
     for row in fleet.rows_of(cluster_id):
         cpu, memory, gpus = fleet.capacity(row)

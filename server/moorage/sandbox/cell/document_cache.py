@@ -1,4 +1,4 @@
-"""A cell's cache of the host's answers: packed documents by kind and cluster, within a bound.
+"""A cell's bounded cache of the host's answers: packed documents by kind and cluster.
 
 Used by `worker`. Entries are decoded at each read, so no policy changes them. What comes ahead of
 its first read when the cache is full passes through: it stays until the next of its kind comes.
@@ -17,7 +17,7 @@ _USED_MIN: Final = 0.25
 
 
 class DocumentCache:
-    """Packed answers; the host says which of them have become stale.
+    """Packed answers of the host, which reports when one of them is outdated.
 
     Args:
         bytes_max: Of all that is cached, with `KEPT_ENTRY_BYTES` for each.
@@ -53,7 +53,7 @@ class DocumentCache:
         return found
 
     def ahead(self, kind: str, name: str) -> tuple[str, ...]:
-        """Return the clusters after this one that are worth prefetching with it.
+        """Return the next clusters, whose documents the policy may read soon, too.
 
         They are more each time: a policy that goes through the clusters in whatever order has them
         all before long, and then waits for the host no more.
@@ -82,7 +82,7 @@ class DocumentCache:
         return tuple(found)
 
     def came(self, kind: str, wanted: Sequence[str]) -> None:
-        """Note the result of a prefetch: after an empty one, no more are sent."""
+        """Record the result of a prefetch: after an empty one, prefetch no more."""
         cached, passing = self._kinds.get(kind, {}), self._passing.get(kind, {})
         if len(wanted) >= _TRIES and wanted[0] not in cached and wanted[0] not in passing:
             self._ahead[kind] = 0
@@ -103,7 +103,7 @@ class DocumentCache:
         return left
 
     def obey(self, frame: frames.KeepDocuments) -> None:
-        """Drop and add documents as the host says."""
+        """Drop and add documents on an order of the host."""
         if frame.stale != ():
             self.forget(frame.stale)
         if frame.items:
@@ -112,7 +112,7 @@ class DocumentCache:
                 self._passing[frame.kind], self._passed[frame.kind] = left, len(left)
 
     def forget(self, stale: Iterable[str] | None) -> None:
-        """Drop outdated documents; None: all."""
+        """Drop outdated documents; None: drop all."""
         if stale is None:
             self._kinds.clear()
             self._passing.clear()

@@ -62,7 +62,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a sibling, or of an inert module.
+        """Return the spec of a file of the archive, or of an inert module.
 
         Raises:
             ModuleNotFoundError: It is neither.
@@ -120,7 +120,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         return spec
 
     def _refusal(self, fullname: str) -> str:
-        """Return why something that is not there cannot be meant to be a library; else ""."""
+        """Return why a missing name cannot be a library; else ""."""
         library, _, inner = fullname.partition(".")
         if inner and (self._sibling(library) or _is_real(library)):
             there = fullname.startswith(_MODULES_LEFT_OUT)
@@ -137,7 +137,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         return f"did you mean {meant!r}?" if meant else ""
 
     def _is_guarded(self, importer: FrameType) -> bool:
-        """Return whether the import is one that the policy has an alternative for."""
+        """Return whether the policy has an alternative for this import."""
         guards = self._guards(importer.f_code.co_filename.removeprefix(ROOT))
         return any(first <= importer.f_lineno <= last for first, last in guards)
 
@@ -146,26 +146,26 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         return [(node.lineno, node.end_lineno or 0) for node, guarded in found if guarded]
 
     def get_source(self, fullname: str) -> str:
-        """Return the text of a sibling; empty for a package without `__init__.py`."""
+        """Return the text of a file of the archive; empty for a package without `__init__.py`."""
         spec = self._sibling(fullname)
         if spec is None or spec.origin is None:
             return ""
         return importlib.util.decode_source(self._shown[spec.origin.removeprefix(ROOT)])
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile a sibling."""
+        """Compile a file of the archive."""
         spec = self._sibling(fullname)
         origin = ROOT + fullname if spec is None or spec.origin is None else spec.origin
         return compile(self.get_source(fullname), origin, "exec", dont_inherit=True)
 
 
 def display_name(name: str, entry: str) -> str:
-    """Return the name of a file in messages and tracebacks, where the entry has another one."""
+    """Return the name of a file in messages and tracebacks; the entry file may have another."""
     return entry if name == ENTRY else name
 
 
 def _importer() -> FrameType | None:
-    """Return the line of the policy whose import runs now.
+    """Return the line of the policy that runs the current import.
 
     None if a library imports, as those of Python do when they are first used: what it imports
     is not the policy's, and the policy must learn that it is not there.
@@ -185,7 +185,7 @@ def _is_real(library: str) -> bool:
 
 
 def _imports(content: bytes) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Yield the imports of a file, and whether an exception of theirs is caught."""
+    """Yield the imports of a file, and whether the file catches their exceptions."""
     try:
         pending: list[tuple[ast.AST, bool]] = [(ast.parse(content), False)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -206,7 +206,7 @@ def _imports(content: bytes) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool
 
 
 def _is_for_editors(node: ast.AST) -> TypeGuard[ast.If]:
-    """Return whether the body of an `if` is for type checkers, and never runs."""
+    """Return whether the body of an `if` is only for type checkers, so that it never runs."""
     return isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING"
 
 

@@ -1,4 +1,4 @@
-"""The wall around a cell: rlimits, an unprivileged user, Landlock and the seccomp filter.
+"""The jail of a cell: rlimits, an unprivileged user, Landlock and the seccomp filter.
 
 The zygote calls `lock_down` in each fresh fork, before any policy source exists in the process.
 Every step is one-way. seccomp is the wall; the other layers are there for the day it has a hole.
@@ -46,7 +46,7 @@ _TCP_SINCE, _SCOPE_SINCE = 4, 6
 
 
 class LockDownError(Exception):
-    """A layer that must hold could not be put up."""
+    """A required layer of the jail could not be applied."""
 
     def __init__(self, layer: str, reason: str) -> None:
         super().__init__(f"{layer}: {reason}")
@@ -56,7 +56,7 @@ class LockDownError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JailPlan:
-    """The decisions of the zygote that hold for all its cells.
+    """The choices that the zygote makes for all its cells.
 
     Args:
         unsafe: Leave out Landlock, the user change and seccomp.
@@ -110,7 +110,7 @@ def _prctl(option: int, *arguments: object) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the parent dies; at once if it already has.
+    """Have the kernel kill this process when its parent dies, or now if it is dead.
 
     The signal follows the parent *thread* and is cleared by a change of user, so this is called
     by the thread that stays and after the change.
@@ -126,7 +126,7 @@ def hide() -> None:
 
 
 def lock_down(plan: JailPlan) -> dict[str, str]:
-    """Apply every layer to the calling process; return the names of those that hold.
+    """Apply every layer to the calling process; return the names of the applied layers.
 
     Raises:
         LockDownError: A layer without which no policy may run could not be put up.
@@ -153,7 +153,7 @@ def lock_down(plan: JailPlan) -> dict[str, str]:
 
 
 def hide_tools() -> None:
-    """Take the tools of the lock-down from every module but this one.
+    """Remove the functions that build the jail from every module except this one.
 
     Done once in the zygote: a fork that walks through all modules copies all their pages.
     """
@@ -163,7 +163,7 @@ def hide_tools() -> None:
 
 
 def forget_tools() -> None:
-    """Take the tools of the lock-down out of the reach of what runs next."""
+    """Make the functions that build the jail unreachable for the policy's code."""
     for name in PURGED:
         sys.modules.pop(name, None)
     for name in ("ctypes", "_libc", "_Program", "_RulesetAttribute"):
@@ -171,7 +171,7 @@ def forget_tools() -> None:
 
 
 def _attempt(layers: dict[str, str], name: str, put_up: Callable[[], str]) -> None:
-    """Put up a layer that may be missing here; the report then lacks it."""
+    """Apply a layer that this machine may lack; the report then omits the layer."""
     try:
         layers[name] = put_up()
     except OSError:
@@ -233,7 +233,7 @@ def _refuse_exec_gain() -> str:
 
 
 def _landlock() -> str:
-    """Deny every file, TCP port and, where known, signals and abstract sockets outside."""
+    """Deny every file and TCP port, and outside signals and abstract sockets if possible."""
     abi = system_call(_LANDLOCK_CREATE, None, 0, 1)
     attribute = _RulesetAttribute(files=(1 << _FILE_BITS.get(abi, 16)) - 1)
     size = 8
@@ -250,7 +250,7 @@ def _landlock() -> str:
 
 
 def _seccomp() -> str:
-    """Put up the filter: the last step, since it forbids itself.
+    """Install the filter as the last step, since the filter forbids its own installation.
 
     Landlock needed a descriptor, so only now is the number of them limited to none.
     """

@@ -1,4 +1,4 @@
-"""Inert modules: stand-ins for imports of missing libraries.
+"""Inert modules, which take the place of missing libraries.
 
 Policies of existing users name libraries that they never use, or use only where a network is. So an
 import succeeds, and what was imported says why it is missing when it is used. To subclass, to
@@ -32,14 +32,14 @@ _errors: Final[dict[str, type["MissingLibraryError"]]] = {}
 
 class _ErrorMeta(ABCMeta):
     def __getattr__(cls, name: str) -> object:
-        """Return the class itself: an `error` may have been a module with exceptions."""
+        """Return the class itself: an attribute `error` may be a module with exceptions."""
         if name.startswith("_"):
             raise AttributeError(name)
         return cls
 
 
 class MissingLibraryError(ModuleNotFoundError, metaclass=_ErrorMeta):
-    """A policy uses a library that is not there; each has a class of its own.
+    """A policy uses a missing library; each library has its own subclass.
 
     That class is what all exceptions of the library are here, so `except requests.HTTPError`
     catches what `requests.get` raises.
@@ -49,13 +49,13 @@ class MissingLibraryError(ModuleNotFoundError, metaclass=_ErrorMeta):
         super().__init__(*args, name=kwargs.get("name"))
 
     def __getattr__(self, name: str) -> None:
-        """Return None, as for `error.response` where there was no response."""
+        """Return None, as `error.response` without a response."""
         if name.startswith("_"):
             raise AttributeError(name)
 
 
 def errors_of(library: str) -> type[MissingLibraryError]:
-    """Return the class that all exceptions of a missing library are, the same one each time."""
+    """Return the one class that stands for all exceptions of a missing library."""
     if library not in _errors:
 
         class Error(MissingLibraryError):
@@ -67,7 +67,7 @@ def errors_of(library: str) -> type[MissingLibraryError]:
 
 
 class _Inert(ABCMeta):
-    """The class of all names in an inert module, whatever they are in the library."""
+    """The class of all names in an inert module, whether classes or functions in the library."""
 
     _path: str
     _module: str
@@ -111,7 +111,7 @@ for _use in (
 
 
 class _Base(Exception):  # noqa: N818  # Of all inert classes: a policy may catch any of them.
-    """Makes instances of a policy's own classes that inherit from an inert one."""
+    """Makes instances of a policy's own classes that inherit from an inert class."""
 
     def __init__(self, *args: object, **kwargs: Any) -> None:
         del kwargs
@@ -133,7 +133,7 @@ def _inert(path: str, module: str, error: type[MissingLibraryError]) -> object:
 def _find(
     owner: object, name: str, path: str, module: str, error: type[MissingLibraryError]
 ) -> object:
-    """Return an attribute, and keep it: the same one each time."""
+    """Return an attribute, and store it, so that it is the same each time."""
     raised = name.endswith(_ERRORS) or path.rpartition(".")[2] in _ERROR_MODULES
     if name == "APIError":  # Which one is meant cannot be known: this catches that of the clients.
         value: object = MissingLibraryError
@@ -144,13 +144,13 @@ def _find(
 
 
 def is_inert(value: object) -> bool:
-    """Return whether a value comes from an inert module, and is no class of the policy."""
+    """Return whether a value comes from an inert module and is not a class of the policy."""
     return issubclass(type(value), _Inert) and "_own" in vars(value)
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Mark all calls in this block as calls of a policy that is loaded or constructed."""
+    """Mark all calls in this block as part of the loading or construction of a policy."""
     before, _state["loading"] = _state["loading"], True
     try:
         yield
@@ -179,10 +179,10 @@ class InertLoader(Loader):
     """Makes inert modules."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module of a spec."""
+        """Return the inert module of a spec."""
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing but the side effects that the import of the real one is known for."""
+        """Do nothing except known side effects of importing the real library."""
         if module.__name__ == "urllib.request":
             importlib.import_module("urllib.error")

@@ -1,4 +1,4 @@
-"""Turns the value that a policy returned into plain JSON, or names the part that is not plain.
+"""Converts the value that a policy returned to plain JSON, or names the part that is not JSON.
 
 Called in the cell, so that an honest mistake becomes a clear refusal. The host does not rely on
 it: it reads the answer as JSON text, whatever the cell claims.
@@ -27,7 +27,7 @@ _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 
 
 class NotPlainError(ValueError):
-    """A value cannot be sent.
+    """A value cannot be sent as JSON.
 
     Args:
         reason: What is wrong with it.
@@ -39,7 +39,7 @@ class NotPlainError(ValueError):
         self.path = ""
 
     def __str__(self) -> str:
-        """Return the reason with the path to the culprit."""
+        """Return the reason, with the path of the wrong part."""
         return f"{self.path or 'the value'}: {self.reason}"
 
 
@@ -64,7 +64,7 @@ def to_plain_and_packed(value: Any) -> tuple[JsonValue, bytes]:
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Return whether a container is plain already, so that `to_plain` would return its equal."""
+    """Return whether a container is plain already, so that `to_plain` would not change it."""
     if depth >= DEPTH_MAX:
         return False
     if type(value) is dict:

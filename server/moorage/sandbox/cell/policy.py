@@ -57,7 +57,7 @@ _decode: Final = msgspec.msgpack.decode
 
 
 class _Watched(JsonObject):
-    """A dict that notes which of its keys were looked for in vain, by their dotted paths."""
+    """A dict that records the dotted paths of keys that were read but are missing."""
 
     def __init__(self, given: JsonMapping, path: str, missed: dict[str, None]) -> None:
         super().__init__(
@@ -133,7 +133,7 @@ class Policy:
             return False
 
     def load(self, *, construct: bool) -> None:
-        """Import the entry and find the class; problems go to `faults`.
+        """Import the entry file and find the class; add errors to `faults`.
 
         Args:
             construct: Also look at the whole archive and construct the policy with its defaults.
@@ -165,7 +165,7 @@ class Policy:
             self._try_constructor()
 
     def _try_constructor(self) -> None:
-        """Construct it with its defaults; what only a caller or host supplies may be missing."""
+        """Construct the policy with its defaults; values of a caller or host may be missing."""
         try:
             self.instance(b"")
         except BaseException as error:  # noqa: BLE001  # Whatever a policy raises is its fault.
@@ -210,7 +210,7 @@ class Policy:
         return action, data
 
     def instance(self, overrides: bytes) -> tuple[Any, JsonObject]:
-        """Return the warm policy for these overrides, and fresh merged parameters.
+        """Return the constructed policy for these overrides, and newly merged parameters.
 
         Args:
             overrides: msgpack of `[settings, parameters]` of the caller; empty for none.
@@ -243,7 +243,7 @@ class Policy:
         }
 
     def changes(self, overrides: bytes, before: Mapping[str, JsonMapping]) -> dict[str, JsonObject]:
-        """Return settings and parameters that an instance has set itself, beyond the given ones.
+        """Return settings and parameters that an instance has set itself, besides the given ones.
 
         A policy keeps them as `self.settings` and `self.parameters`, as the documents do, or
         changes those that it was given. `management` adds and replaces; what it takes out stays.
@@ -271,7 +271,7 @@ class Policy:
         return found
 
     def forget(self, overrides: bytes, before: Mapping[str, JsonMapping]) -> None:
-        """Construct the policy for these overrides again, if `management` changed their values."""
+        """Construct the policy with these overrides again if `management` has changed them."""
         if self.changes(overrides, before):
             del self._instances[overrides], self._given[overrides]
 
@@ -338,7 +338,7 @@ class Policy:
             self.faults.append(Fault(message, file, line, 0, _line_of(file, line)))
 
     def _blame(self, error: BaseException, file: str = "") -> None:
-        """Note an exception as a finding, at the place in the policy where it came from."""
+        """Record an exception as a finding, with the place in the policy that raised it."""
         if isinstance(error, SyntaxError) and str(error.filename or "").startswith(ROOT):
             file, line = str(error.filename).removeprefix(ROOT), error.lineno or 0
             column = error.offset or 0
@@ -364,7 +364,7 @@ def _copy(value: JsonValue) -> JsonValue:
 
 
 def _classes(entry: str) -> str:
-    """Return the classes that the entry has instead, in words."""
+    """Return the classes that the entry file has instead, in words."""
     lines = linecache.getlines(ROOT + entry)
     names = [found[1] for line in lines if (found := _CLASS_LINE.match(line))]
     return f"; it has {', '.join(names[:_CLASSES_SHOWN_MAX])}"[:200] if names else ""
@@ -383,7 +383,7 @@ def name_of(value: object) -> str:
 
 
 def describe(error: BaseException) -> tuple[str, str, int]:
-    """Return an exception's message, and file and line within the policy where it was raised."""
+    """Return an exception's message, and the file and line of the policy that raised it."""
     try:
         message = str.__str__(str(error))
         if isinstance(error, ImportError):

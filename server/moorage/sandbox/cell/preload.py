@@ -1,4 +1,4 @@
-"""The modules that the zygote imports once, shared by every cell.
+"""The modules that the zygote imports once for all cells.
 
 A cell cannot open a file, so nothing can be imported later. `SUPPORT` are modules that the
 importable ones load only when they are first used, which would be too late.

@@ -1,4 +1,4 @@
-"""A cell's own copy of the fleet, and how it stays true. Used by `worker` alone.
+"""A cell's own copy of the fleet, and its updates. Used by `worker` alone.
 
 The protocol, in four sentences. Every `Evaluate` frame carries the absolute free capacity of the
 rows that changed on the host since the frame before, after the rows of the clusters that were
@@ -41,7 +41,7 @@ _decode: Final = msgspec.msgpack.decode
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A share as it lies on its row: CPU, memory, milli per device column held."""
+    """A share on its row: CPU, memory, and milli of each device column."""
 
     row: int
     share: Share
@@ -68,7 +68,7 @@ class Replica:
         rows: Sequence[Row],
         settled: Sequence[str],
     ) -> None:
-        """Apply what one frame says, in the order that the module docstring gives."""
+        """Apply the changes in one frame, in the order that the module docstring gives."""
         if not (settled or rows or snapshot or parts):
             return
         dropped: list[_Held] = []
@@ -104,7 +104,7 @@ class Replica:
                 self.fleet.give(held.share)
 
     def propose(self, request: str, value: JsonValue, demand: Demand | None) -> None:
-        """Take a proposal provisionally, if it says everything and fits; else do nothing."""
+        """Subtract a proposal provisionally if it is complete and fits; else do nothing."""
         try:
             proposals = parse_proposal(value, demand)
         except ProposalError:
@@ -153,7 +153,7 @@ class Replica:
         return dropped
 
     def _locate(self, share: Share) -> _Held | None:
-        """Return the position of a share, or None if it does not fit as the policy sees it."""
+        """Return the position of a share, or None if it does not fit in the policy's view."""
         fleet = self.fleet
         row = fleet.row(share.cluster_id, share.node_id)
         if row is None:
@@ -171,7 +171,7 @@ class Replica:
         return _Held(row, share, columns) if fits else None
 
     def _set(self, row: int, cpu: int, memory: int, gpus: Sequence[int]) -> None:
-        """Set a row to the host's amounts less outstanding proposals; touch it only if it moved."""
+        """Set a row to the host's amounts less outstanding proposals, only if that differs."""
         net = list(gpus)
         if row in self._on_row:
             for held in self._shares_on(row):
@@ -188,7 +188,7 @@ class Replica:
         return [held for shares in self._outstanding.values() for held in shares if held.row == row]
 
     def _relocate(self, replaced: Collection[str] | None) -> None:
-        """Find outstanding proposals by name, since rows may have moved, and take them again.
+        """Subtract outstanding proposals again, by name, since rows may have new numbers.
 
         Args:
             replaced: Clusters of which the host's word came, and so does not know it; None: all.

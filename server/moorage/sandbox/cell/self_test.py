@@ -1,4 +1,4 @@
-"""The attacks that the host makes on its own jail before it serves anything.
+"""The attacks by which the host tests its own jail before it serves requests.
 
 `attack` runs in a jailed cell that holds no policy yet; `REFUSED` and `DEADLY` tell the host what
 to expect. Reading a file that must be readable outside, a real socket, a real fork: if any of it
@@ -29,7 +29,7 @@ DEADLY: Final = (
 
 
 def attack(name: str) -> str:
-    """Try one attack and return `refused: …` or `BREACH: …`; a deadly one does not return."""
+    """Try one attack; return `refused: …` or `BREACH: …`, unless the kernel kills the process."""
     try:
         result = _ATTEMPTS[name]() if name in _ATTEMPTS else _raw(name)
     except (OSError, RuntimeError, ValueError) as error:
@@ -39,7 +39,7 @@ def attack(name: str) -> str:
 
 
 def _raw(name: str) -> object:
-    """Make a deadly system call without arguments; one the kernel lacks refuses itself."""
+    """Make a forbidden system call without arguments; a kernel without it refuses it."""
     machine = syscalls.MACHINES[platform.machine()]
     if name == "x32":
         if not machine.x32:

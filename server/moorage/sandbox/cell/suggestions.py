@@ -71,7 +71,7 @@ def suggestion(error: BaseException, message: str, root: str) -> str:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most like another; "" for none."""
+    """Return the known name that is most similar to another; "" if none is similar."""
     return next(iter(get_close_matches(name[:100], known, 1, _NEARLY)), "")
 
 
@@ -81,7 +81,7 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _earlier(error: BaseException, message: str) -> str:
-    """Return the suggestion of later Pythons: before 3.12, only uncaught errors get one."""
+    """Return the suggestion of later Pythons; before 3.12, only uncaught errors have one."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, NameError) and frames and error.name:
         mine = frames[-1].f_locals
@@ -102,7 +102,7 @@ def _public(thing: object) -> list[str]:
 
 
 def _keys(error: KeyError, root: str) -> tuple[str, list[str], list[str]]:
-    """Return a missing key, the keys that are nearby, and those of the lazy dict that lacks it.
+    """Return a missing key, the similar keys, and all keys of the lazy dict that lacks it.
 
     Nearby are the dicts in the variables of the function.
     """

@@ -61,7 +61,7 @@ class _Unanswerable(Exception):  # noqa: N818  # A verdict on a value, not an er
 
 
 class Channel:
-    """Blocking frames over descriptor 3.
+    """Sends and receives frames over descriptor 3; both calls block.
 
     Args:
         cache: What is said of documents is true from the moment it is read, at any turn.
@@ -75,7 +75,7 @@ class Channel:
         """Questions that arrived before the answer to a call, all of them before `_unread`."""
 
     def receive(self) -> frames.ToCell:
-        """Return the next question; end the process when the host is gone."""
+        """Return the next request; end the process if the host is gone."""
         if self._early:
             return self._early.popleft()
         while True:
@@ -85,7 +85,7 @@ class Channel:
             self._cache.obey(frame)
 
     def receive_answer(self) -> frames.CallAnswer | frames.Documents:
-        """Return the answer to a call just made; other frames wait for their turn."""
+        """Return the answer to the last call; other frames wait for their turn."""
         while True:
             frame = frames.decode_to_cell(self._next())
             if isinstance(frame, _ANSWERS):
@@ -184,7 +184,7 @@ class Worker:
         )
 
     def evaluate(self, frame: frames.Evaluate) -> frames.Result | frames.Failed:
-        """Run the policy once and return the frame that answers."""
+        """Run the policy once and return the frame with the answer."""
         replica = self._replica
         replica.update(frame.snapshot, frame.parts, frame.rows, frame.settled)
         replica.reconsider(frame.request)
@@ -305,7 +305,7 @@ class Worker:
         return ClusterData(keys, self._fetch, fleet, self._decoded_bytes_max)
 
     def _fetch(self, cluster_id: str) -> bytes | None:
-        """Return the packed document of a cluster, from here or from the host."""
+        """Return the packed document of a cluster, from the cache or from the host."""
         kind = frames.DOCUMENTS
         found = self._read_cached(kind, cluster_id)
         if found is not None:
@@ -335,7 +335,7 @@ class Worker:
     def _ask(
         self, client: str, method: str, arguments: list[JsonValue]
     ) -> tuple[JsonValue, str, int]:
-        """Answer an injected client from the cache, or let the host do it."""
+        """Answer an injected client from the cache, or ask the host."""
         argument = arguments[0]
         ahead: tuple[str, ...] = ()
         try:
@@ -364,7 +364,7 @@ class Worker:
         return (None if frame.message else unpack(frame.value)), frame.message, frame.status
 
     def _ask_context(self, method: str, arguments: list[JsonValue]) -> tuple[int, bytes]:
-        """Let the host read or swap the context; return its version, and for a read its bytes."""
+        """Have the host read or swap the context; return its version, and for a read its bytes."""
         packed = _encode(arguments)
         if self._spent:
             raise OSError(f"the context could not be had: {self._spent}")
@@ -434,7 +434,7 @@ class Worker:
 
 
 def view_from_input(input_data: JsonObject, snapshot: bytes) -> FleetView:
-    """Return the view of a fleet that came with the input of one execution."""
+    """Return the view of the fleet that is part of the input of one execution."""
     fleet = Fleet()
     fleet.restore(_decode(snapshot))
     resources = input_data.get("resources")
@@ -465,7 +465,7 @@ def keys_by_id(given: JsonValue) -> dict[str, frozenset[str]]:
 
 
 def ids_of(value: JsonValue, keys: Mapping[str, frozenset[str]]) -> JsonValue:
-    """Return ids in the place of objects that have one: alone, in a list, in an object's list.
+    """Return ids in place of objects with an id: alone, in a list, or in an object's list.
 
     Args:
         value: What a policy returned.
@@ -494,7 +494,7 @@ def _brief(document: JsonMapping, keys: Mapping[str, frozenset[str]]) -> JsonVal
 
 
 def live(plan: jail.JailPlan) -> NoReturn:
-    """Put up the wall, report, and serve until the host closes the channel."""
+    """Enter the jail, report that, and serve until the host closes the channel."""
     memory_bytes = plan.memory_mib << 20
     cache = DocumentCache(min(limits.KEPT_BYTES_MAX, int(memory_bytes * limits.KEPT_SHARE_MAX)))
     channel = Channel(cache)
@@ -543,11 +543,11 @@ class Capture(io.TextIOBase):
         self._dropped = 0
 
     def writable(self) -> bool:
-        """Return True."""
+        """Return True: the stream can be written."""
         return True
 
     def write(self, text: str) -> int:
-        """Store `text`, cut to the room that is left."""
+        """Store `text`, cut to the remaining space."""
         size = len(text)
         # A character is up to four bytes; counting them so needs no encoding here.
         part = text if size * 4 <= self._space else text[: self._space // 4]
@@ -558,7 +558,7 @@ class Capture(io.TextIOBase):
         return size
 
     def take(self) -> str:
-        """Return the output since the last call, and empty the store."""
+        """Return the output since the last call, and forget it."""
         if not self._parts and not self._dropped:
             return ""
         text = "".join(self._parts)
@@ -569,7 +569,7 @@ class Capture(io.TextIOBase):
         return text.encode("utf-8", "replace").decode()
 
     def install(self) -> None:
-        """Become stdout, stderr and the root logger's handler."""
+        """Replace stdout, stderr and the root logger's handler by this stream."""
         sys.stdout = sys.stderr = self
         for name in ("__stdout__", "__stderr__"):
             setattr(sys, name, self)  # The real ones are /dev/null.

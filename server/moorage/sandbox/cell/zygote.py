@@ -1,4 +1,4 @@
-"""The process that cells are forked from: exec'd clean, all imports done, no secrets, no threads.
+"""The process from which cells are forked: all imports are done; it has no secrets or threads.
 
 The host starts it (`sandbox.host.zygote.Zygote`) with an empty environment and speaks to it over a
 SEQPACKET
@@ -83,7 +83,7 @@ def _spawn(control: socket.socket, order: int, plan: jail.JailPlan, null: int) -
 
 
 def _become_cell(channel: int, plan: jail.JailPlan, null: int) -> NoReturn:
-    """Turn this fork into a cell: nothing open but /dev/null and the channel, then the wall."""
+    """Turn this fork into a cell: close all but /dev/null and the channel, then enter the jail."""
     status = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -103,14 +103,14 @@ def _become_cell(channel: int, plan: jail.JailPlan, null: int) -> NoReturn:
 
 
 def _private_kib() -> int:
-    """Return the KiB of this process's memory that are no file's; a fork starts with them."""
+    """Return the KiB of this process's anonymous memory, with which a fork starts."""
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123  # As in `jail`.
         _, resident, shared, *_ = map(int, file.read().split())
     return (resident - shared) * resource.getpagesize() >> 10
 
 
 def _reap(control: socket.socket, start_kib: int) -> None:
-    """Collect ended cells and tell the host how they ended."""
+    """Collect ended cells, and report to the host how they ended."""
     with contextlib.suppress(ChildProcessError):
         while True:
             child, status, used = os.wait4(-1, os.WNOHANG)

@@ -42,11 +42,11 @@ _decode_arguments: Final = msgspec.msgpack.Decoder(tuple[JsonValue]).decode
 
 
 class BreachError(Exception):
-    """A cell said something that no honest cell says."""
+    """A cell sent a message that no correct cell sends."""
 
 
 def read_call(frame: frames.Call) -> tuple[JsonValue, ...] | str:
-    """Return the validated arguments of a call, or the fault in them.
+    """Return the checked arguments of a call, or the fault in them.
 
     Raises:
         BreachError: The method is not on the list, or the arguments are no array of one.
@@ -95,7 +95,7 @@ def answer_at_once(
 async def answer_call(
     services: HostServices, frame: frames.Call, arguments: tuple[JsonValue, ...]
 ) -> frames.CallAnswer:
-    """Let the services answer a call and return the frame for the cell."""
+    """Have the services answer a call, and return the frame for the cell."""
     try:
         value = _encoder.encode(await services.call(frame.client, _NAMES[frame.method], arguments))
     except Exception as error:  # noqa: BLE001  # A foreign failure becomes the client's answer.
@@ -121,7 +121,7 @@ def _answer(nonce: int, packed: bytes) -> frames.CallAnswer:
 def read_want(
     frame: frames.Want, candidates: Sequence[str] | None, fleet: Fleet
 ) -> tuple[str, ...]:
-    """Return which documents are wanted, each once; ids outside the candidates are left out.
+    """Return the ids of the requested documents, each once, without those of non-candidates.
 
     Raises:
         BreachError: More ids than an honest cell, whose fleet may be a little older, can know.
@@ -135,7 +135,7 @@ def read_want(
 def answer_want(
     services: HostServices, frame: frames.Want, wanted: Sequence[str]
 ) -> list[frames.CallAnswer | frames.Documents]:
-    """Return the frames with the wanted documents."""
+    """Return the frames with the requested documents."""
     try:
         documents = services.documents(wanted)
     except Exception as error:  # noqa: BLE001  # As in `answer_call`.
@@ -158,7 +158,7 @@ def answer_want(
 
 
 def read_ahead(frame: frames.Call | frames.Want) -> tuple[str, ...]:
-    """Return the clusters about which more is wanted.
+    """Return the clusters for which the cell also prefetches small answers.
 
     Raises:
         BreachError: They are more than an honest cell names, or no ids.

@@ -1,4 +1,4 @@
-"""The knowledge of one cell about the fleet, and the messages that bring it up to date.
+"""Tracks what one cell knows of the fleet, and makes the messages that update the cell.
 
 Used by `channel`. A frame says what changed since the frame before it: rows of the fleet, documents
 that the cell keeps, proposals that were settled, and the context where the cell has an older one.
@@ -39,14 +39,14 @@ _Changes = tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]
 
 
 class World:
-    """The fleet and documents, as cells see them."""
+    """The fleet and documents that cells get."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self._snapshot: tuple[int, int, bytes] = (-1, -1, b"")
 
     def change(self, fleet: Fleet) -> None:
-        """Use another fleet from now on, of which no cell has a copy."""
+        """Use another fleet from now on; no cell has a copy of it yet."""
         self.fleet, self._snapshot = fleet, (-1, -1, b"")
 
     def snapshot(self) -> bytes:
@@ -64,7 +64,7 @@ class World:
 
 
 class CellSync:
-    """The knowledge of one cell.
+    """What one cell knows of the fleet and the documents.
 
     Args:
         world: The server's own.
@@ -105,7 +105,7 @@ class CellSync:
             self._version, self._layout = fleet.version, fleet.layout
 
     def settle(self, request: str) -> bool:
-        """Note that a proposal is no longer outstanding; False: more than fit in a frame."""
+        """Record that a proposal is no longer outstanding; False: too many for one frame."""
         self._settled.append(request)
         return len(self._settled) <= OUTSTANDING_MAX * 2
 

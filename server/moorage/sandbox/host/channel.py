@@ -1,4 +1,4 @@
-"""One cell, as the host sees it: the pipe, the work in it, and the clock of its head.
+"""The host's end of one cell: the pipe, the work in it, and the time of the first work.
 
 `pool` makes cells and gives them work; a cell tells its owner what came of it. On uvloop the
 Protocol interface over a connected socket is nearly twice as fast as `add_reader`, hence this
@@ -58,10 +58,10 @@ class Owner(Protocol):
     meter: Meter | None
 
     def note_jail(self, cell: "Cell", frame: frames.CellJailed) -> None:
-        """A fresh cell reports that its jail holds, or that it does not."""
+        """A new cell reports whether its jail is complete."""
 
     def note_probe(self, cell: "Cell", outcome: str) -> None:
-        """The cell that made an attack of the self-test is still alive."""
+        """The cell that made an attack of the self-test still runs."""
 
     def note_load(self, cell: "Cell", work: Work, frame: frames.PolicyLoaded) -> None:
         """A policy was loaded, or has faults."""
@@ -127,7 +127,7 @@ class Cell(asyncio.Protocol):
         )
 
     def probe(self, attack: str) -> None:
-        """Let a blank cell attack the wall."""
+        """Order a blank cell to attack its jail."""
         self._write(frames.pack(frames.Probe(attack)))
         self.flush()
 
@@ -149,7 +149,7 @@ class Cell(asyncio.Protocol):
         self._push(work, frames.pack(frame))
 
     def put(self, work: Work) -> Refusal | None:
-        """Put work into the pipe; return the reason where it cannot be sent.
+        """Put work into the pipe; return the reason if it cannot be sent.
 
         The frame is built here and now: what it says of the fleet is true at this moment.
         """
@@ -190,7 +190,7 @@ class Cell(asyncio.Protocol):
             self._sync.drop_document(cluster_id)
 
     def flush(self) -> None:
-        """Write everything put since the last flush, in one piece."""
+        """Write all work put since the last flush, in one piece."""
         if self._outgoing and self._transport is not None and self.alive:
             self._transport.write(
                 self._outgoing[0] if len(self._outgoing) == 1 else b"".join(self._outgoing)
@@ -198,13 +198,13 @@ class Cell(asyncio.Protocol):
             self._outgoing.clear()
 
     def remaining_seconds(self, now: float) -> float:
-        """Return the seconds that the head may still run; its clock stands still during a call."""
+        """Return the seconds that the first work may still run; calls of clients do not count."""
         head, limits = self.sent[0], self._owner.limits
         limit = head.seconds_max(limits)
         return limit if head.call is not None else self.head_since + limit - now
 
     def watch(self, now: float) -> str:
-        """Look at the clock of the head.
+        """Check the time of the first work in the pipe.
 
         Returns:
             `overrun` when it is out of time, `hog` when it has burnt enough to be demoted.
@@ -231,7 +231,7 @@ class Cell(asyncio.Protocol):
         return ""
 
     def count_burnt(self, *, dead: bool = False) -> None:
-        """Report the processor time of the head to the meter, if there is one, at its end.
+        """Report the processor time of the ended work to the meter, if there is a meter.
 
         Where that is not to be known, of a dead cell or on a worker, which has cores for its cells
         alone, it is the time for which it was the head.
@@ -252,7 +252,7 @@ class Cell(asyncio.Protocol):
         return bytes(self._traceback or b"").decode(errors="replace")
 
     def _has_traceback(self, now: float) -> bool:
-        """Request the line that the cell executes; return whether it came, or its time is over."""
+        """Request the line that the cell executes; return whether it came or is overdue."""
         if self._traceback is None:
             self._traceback, self._where_sent_at = bytearray(), now
             self._process.ask_where()
@@ -362,7 +362,7 @@ class Cell(asyncio.Protocol):
             raise _out_of_turn(frame)
 
     def _head(self, frame: _AboutTheHead, *, closes: bool = False) -> Work:
-        """Return the work that a frame answers: the head, else the cell breaks the protocol."""
+        """Return the work that a frame answers; only the first work may be answered."""
         if not self.sent:
             raise _out_of_turn(frame)
         head = self.sent[0]
@@ -401,7 +401,7 @@ class Cell(asyncio.Protocol):
     # Answering calls -----------------------------------------------------------------------
 
     def _call(self, head: Work, frame: frames.Call) -> None:
-        """Answer an injected client: at once from memory, else in a task, at twice the cost."""
+        """Answer an injected client: from memory at once, else in a task, at twice the cost."""
         refused = self._admit(head)
         assert self._sync is not None  # `load` came first.
         services = self._services(head)
@@ -431,7 +431,7 @@ class Cell(asyncio.Protocol):
         self._reply(head, answer, more)
 
     def _want(self, head: Work, frame: frames.Want) -> None:
-        """Send a part of the input at its first use; the policy's clock stands still meanwhile."""
+        """Send a part of the input at its first use; the policy's deadline pauses meanwhile."""
         began = time.monotonic()
         refused = self._admit(head)
         candidates = head.consult.ask.candidates if head.consult else None
@@ -457,7 +457,7 @@ class Cell(asyncio.Protocol):
         return self._owner.services if head.sample is None else head.sample.services
 
     def _admit(self, head: Work) -> str:
-        """Count one more call, and return why it is not answered."""
+        """Count one more call; return why it is refused, if it is."""
         if head.call is not None:
             raise answers.BreachError("it sent a second question before the answer to the first")
         assert self._transport is not None  # It has just been read from.

@@ -1,4 +1,4 @@
-"""Which policies are refused for a while, and to which tenants. Used by `pool`.
+"""Refuses policies that hang too often, for a while and to single tenants. Used by `pool`.
 
 To stop a policy that never returns costs its neighbours a kill, a fork and a jail, each time.
 So a policy whose evaluations are stopped at their deadline again and again, at the requests of one
@@ -52,7 +52,7 @@ class _Run:
 
 
 class CircuitBreaker:
-    """Counts overruns by policy version and tenant, and forgives them little by little.
+    """Counts overruns by policy version and tenant; quick answers and time reduce the count.
 
     Args:
         limits: Has `circuit_overruns`, and how long one evaluation takes that is stopped.
@@ -95,7 +95,7 @@ class CircuitBreaker:
         return True
 
     def note_answer(self, work: Work) -> None:
-        """The policy came to an end by itself, which makes up for a part of an overrun."""
+        """Record that the policy ended by itself, which cancels a part of an overrun."""
         if not self._runs:
             return
         key = _key(work)
@@ -106,7 +106,7 @@ class CircuitBreaker:
                 del self._runs[key]
 
     def _forgive(self, run: _Run, now: float) -> float:
-        """Lower a run's level by the time since the last count; return the level."""
+        """Reduce a count by the time since the last change; return it."""
         seconds = max(0.0, now - run.at)
         run.level -= seconds * self._overruns_min / FORGIVEN_SECONDS
         return run.level

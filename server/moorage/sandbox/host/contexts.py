@@ -27,7 +27,7 @@ ContextEntry = tuple[Key, int, bytes]
 
 
 class Contexts:
-    """All contexts of this server, in memory; the daemon keeps them on the disk too.
+    """All contexts of this server, in memory; the daemon also stores them on the disk.
 
     Attributes:
         changed: Those that differ from what the daemon last took.
@@ -61,7 +61,7 @@ class Contexts:
         return self._version
 
     def restore(self, contexts: Iterable[ContextEntry], beyond: int) -> None:
-        """Take over the contexts on the disk, each at its version.
+        """Load the contexts from the disk, each with its version.
 
         Args:
             contexts: All of them; version 0 if none was noted.
@@ -75,7 +75,7 @@ class Contexts:
             self._keep(key, packed, version)
 
     def take_changes(self, bytes_max: int) -> list[ContextEntry]:
-        """Return contexts that changed, the first to change first; empty bytes: forgotten.
+        """Return changed contexts, the earliest change first; empty bytes: the context is deleted.
 
         Args:
             bytes_max: Of all of them together; one is returned even if it is longer.
@@ -116,7 +116,7 @@ class Contexts:
 
 @dataclass(slots=True, eq=False)
 class Chain:
-    """Evaluations of one tenant in one cell, each starting from the context of the one before.
+    """Evaluations of one tenant in one cell; each starts from the context of the previous one.
 
     Args:
         version: The version that the latest of them left, or started from.
@@ -128,7 +128,7 @@ class Chain:
 
 
 class SentContexts:
-    """Which contexts one cell holds, and which of its changes still count.
+    """The contexts that one cell has, and which of its changes are still valid.
 
     Args:
         contexts: The host's.
@@ -143,7 +143,7 @@ class SentContexts:
         self._chains: dict[str, Chain] = {}
 
     def tell(self, tenant: str) -> tuple[bytes | None, bool, Chain]:
-        """Return the context for an evaluation's frame, whether to forget others, and the chain."""
+        """Return the context for an evaluation's frame, whether to drop others, and the chain."""
         key = (self._version, tenant)
         current = self._contexts.version(key)
         chain = self._chains.get(tenant)
@@ -157,7 +157,7 @@ class SentContexts:
         return None if sent_nothing else self._contexts.packed(key), forget, chain
 
     def accept(self, tenant: str, chain: Chain, packed: bytes) -> bool:
-        """Store a change made in the cell; return False where another process changed it first."""
+        """Store a change by the cell; return False if another process changed the context first."""
         version = None
         if not chain.broken:
             version = self._contexts.swap((self._version, tenant), chain.version, packed)

@@ -1,4 +1,4 @@
-"""The contract of daemon and sandbox: values, errors, and one Protocol.
+"""The interface between daemon and sandbox: values, errors, and Protocols.
 
 The daemon imports these through `moorage.sandbox.host.sandbox`. Errors of the package:
 
@@ -28,11 +28,11 @@ Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
 
 
 class SandboxError(Exception):
-    """Base of the errors that the sandbox raises."""
+    """The base of all errors that the sandbox raises."""
 
 
 class JailError(SandboxError):
-    """The jail cannot be built here, or an attack of the self-test got through.
+    """The jail cannot be built here, or an attack of the self-test succeeded.
 
     Args:
         layer: The layer or attack, e.g. `seccomp` or `open`.
@@ -54,7 +54,7 @@ class PolicyFault(SandboxError):  # noqa: N818  # The policy is at fault, not th
 
 
 class CallRefusedError(Exception):
-    """A registry or metrics service refused; the injected client answers as the original would.
+    """A registry or metrics service refused; the injected client raises the original's error.
 
     Args:
         message: What the service said.
@@ -68,7 +68,7 @@ class CallRefusedError(Exception):
 
 
 class Guard(Protocol):
-    """The checks of a policy's schemas; the daemon brings one where a policy has any.
+    """The checks of a policy's schemas; the daemon passes them for policies with schemas.
 
     The host asks it, since a cell could answer anything for itself.
     """
@@ -90,7 +90,7 @@ class Guard(Protocol):
 
 @dataclass(frozen=True)
 class PolicyCode:
-    """One policy version as the registry keeps it. The server never compiles or parses it.
+    """One policy version as the registry stores it. The server never compiles or parses it.
 
     Args:
         ref: URI and digest.
@@ -143,7 +143,7 @@ class WorkerSettings:
 
 
 class Meter(Protocol):
-    """Counts the processor time that evaluations burn for each tenant; the daemon brings one.
+    """Counts the processor time of each tenant's evaluations; the daemon implements it.
 
     Evaluations of policies that are looked at do not count. Those of shadows have tenants of their
     own.
@@ -153,7 +153,7 @@ class Meter(Protocol):
         """Count the processor time of an evaluation."""
 
     def refusal(self, tenant: Tenant, /) -> Refusal | None:
-        """Return why nothing new is evaluated for a tenant now, or None."""
+        """Return why no new evaluation of a tenant may start now, or None."""
 
 
 class HostServices(Protocol):
@@ -190,7 +190,7 @@ class HostServices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One evaluation of a policy that is being looked at, in a world of its own.
+    """One trial evaluation of a policy, with a fleet and services of its own.
 
     Args:
         tenant: On whose behalf; no two sample evaluations of a policy share one, or their contexts
@@ -266,7 +266,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class OpenCircuit:
-    """A policy that is refused to one tenant for a while.
+    """A policy whose requests of one tenant are refused for a while.
 
     Args:
         ref: The policy version.
@@ -283,7 +283,7 @@ class OpenCircuit:
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """The state of the wall, for /metrics and doctor.
+    """The state of the jail, for /metrics and `moored doctor`.
 
     Args:
         mode: `jail`, or `unsafe` by a setting.

@@ -1,4 +1,4 @@
-"""The fate of work when its cell ends. Used by `pool`, whose class builds on this one.
+"""Handles the work of cells that end. Used by `pool`, whose class builds on this one.
 
 A cell's death costs exactly its head; everything behind it is sent again, to another cell, in
 order. Where a cell of a worker fails in a way in which a worker may fail, too, its head is done
@@ -30,7 +30,7 @@ Finish = Callable[[Work, JsonValue, Refusal | None, Cell | None], None]
 
 
 class CellsAndDeaths(ABC):
-    """All cells that hold a policy, and the actions when one ends."""
+    """All cells that have a policy, and the actions when one of them ends."""
 
     def __init__(self, limits: Limits, finish: Finish) -> None:
         self.limits = limits
@@ -42,7 +42,7 @@ class CellsAndDeaths(ABC):
 
     @abstractmethod
     def _mark(self, group: Group) -> None:
-        """Mark a group for a look at the end of this turn of the loop."""
+        """Mark a group to be checked at the end of this turn of the event loop."""
 
     def drop_cell(self, cell: Cell, cause: str) -> None:
         """As in `Owner`: the channel closed, or the cell broke the protocol and is killed."""
@@ -102,7 +102,7 @@ class CellsAndDeaths(ABC):
         self._resend(group, works)
 
     def _run_here(self, cell: Cell) -> bool:
-        """End a cell that failed as a worker may, and have its head done on this machine.
+        """End a cell whose worker may be at fault, and repeat its first work on this machine.
 
         Returns:
             False if it is none of a worker, or the head may not be done again: nothing was done.
@@ -114,7 +114,7 @@ class CellsAndDeaths(ABC):
         return True
 
     def _again_here(self, cell: Cell, group: Group | None, works: list[Work]) -> bool:
-        """Repeat the first work on this machine, or all behind a load, to see what failed."""
+        """Repeat the first work, or all work behind a load, on this machine, to find the cause."""
         head = works[0]
         if not cell.worker or group is None or not (head.kind == "load" or head.repeatable):
             return False
@@ -126,7 +126,7 @@ class CellsAndDeaths(ABC):
         return True
 
     def _doubt(self, group: Group, worker: str) -> None:
-        """Give a worker no cells of a policy for a while: that hurts no other policy."""
+        """Give a worker no cells of one policy for a while; other policies still use it."""
         group.doubted[worker] = time.monotonic() + DOUBT_SECONDS
         for cell in [each for each in group.cells if each.worker == worker]:
             cell.retired = True
@@ -135,7 +135,7 @@ class CellsAndDeaths(ABC):
         self._mark(group)
 
     def _fault(self, group: Group | None, works: list[Work], refusal: Refusal) -> None:
-        """A policy cannot be loaded: refuse all that waits for it, and do not try at once again."""
+        """Refuse all work that waits for a policy that cannot be loaded; retry only later."""
         for work in works:
             self._finish(work, None, refusal, None)
         if group is not None:
@@ -175,7 +175,7 @@ class CellsAndDeaths(ABC):
             self._finish(work, None, refusal, None)
 
     def _wake_starving(self) -> None:
-        """Look for a cell for each group that has work and no cells, since a place became free."""
+        """Find a cell for each group with work but no cells, since a place became free."""
         for group in self._groups.values():
             if group.backlog and not group.cells and not group.spawning:
                 self._mark(group)

@@ -37,7 +37,7 @@ GroupKey = tuple[str, str, str]
 
 
 class Backlog:
-    """Waiting work, in a lane for each tenant: ordered in a lane, in turns between lanes."""
+    """Waiting work, in one lane per tenant; lanes take turns, each lane keeps its order."""
 
     def __init__(self) -> None:
         self._lanes: OrderedDict[str, deque[Work]] = OrderedDict()
@@ -54,7 +54,7 @@ class Backlog:
         return (lane[0] for lane in self._lanes.values())
 
     def is_full(self, tenant: str, most: int) -> bool:
-        """Return whether a tenant has its share of `most`, and all together have reached `most`.
+        """Return whether all lanes together have `most` works, and a tenant has its share of them.
 
         So what one tenant asks for never keeps another one out; in all there are at most twice as
         many.
@@ -69,7 +69,7 @@ class Backlog:
         self._count += 1
 
     def put_back(self, works: list[Work]) -> None:
-        """Put works that were sent already back at the front of their tenants' lanes."""
+        """Return works that were already sent to the front of their tenants' lanes."""
         for work in reversed(works):
             if work.tenant not in self._lanes:
                 self._lanes[work.tenant] = deque()
@@ -87,7 +87,7 @@ class Backlog:
             del self._lanes[work.tenant]
 
     def remove(self, work: Work) -> bool:
-        """Remove work; return whether it was here."""
+        """Remove work; return whether it was in a lane."""
         lane = self._lanes.get(work.tenant)
         if lane is None or work not in lane:
             return False
@@ -107,7 +107,7 @@ class Backlog:
 
 @dataclass(eq=False)
 class Group:
-    """The cells of one policy version (and isolation key), and what waits for them."""
+    """The cells of one policy version (and isolation key), and the work that waits for them."""
 
     key: GroupKey
     code: PolicyCode
@@ -150,7 +150,7 @@ class Group:
     # Whose turn it is ----------------------------------------------------------------------
 
     def note_use(self, work: Work) -> None:
-        """Note the tenant that uses this policy: one that is alone may use every cell."""
+        """Record a tenant that uses this policy; a single tenant may use every cell."""
         self.used_at = work.submitted_at
         if self._tenant is None:
             self._tenant = work.tenant
@@ -162,7 +162,7 @@ class Group:
         return self._tenant == tenant and not self._shared
 
     def took_long(self, work: Work, now: float) -> None:
-        """Note a long evaluation: its tenant's next ones are expected to take long."""
+        """Record a long evaluation: the tenant's next ones are expected to be long, too."""
         self._quick_answers[work.tenant] = 0
         self._heavy[work.tenant] = now + HEAVY_SECONDS
         self._heavy.move_to_end(work.tenant)
@@ -171,7 +171,7 @@ class Group:
             del self._quick_answers[tenant]
 
     def note_answer(self, work: Work) -> None:
-        """Note an answer: after quick ones, the next may be quick, too."""
+        """Record an answer: after quick answers, the next one is expected to be quick."""
         if work.slow or work.tenant not in self._heavy:
             return
         self._quick_answers[work.tenant] += 1
@@ -179,26 +179,26 @@ class Group:
             del self._heavy[work.tenant], self._quick_answers[work.tenant]
 
     def settle(self, cells_max: int, *, granted: bool) -> None:
-        """Note that a proposal for a lease was settled, where such evaluations take long."""
+        """Record that a proposal for a lease was decided, if such evaluations are long."""
         if self._heavy:
             deciders = min(self._deciders, cells_max)
             self._deciders = deciders + 1 / GRANTS_PER_CELL if granted else max(1.0, deciders / 2)
 
     def refuse_late(self, work: Work, fleet_version: int) -> Refusal | None:
-        """Refuse shadow work once the fleet is no longer that of the live question."""
+        """Refuse shadow work if the fleet has changed since the live request."""
         late = self.aside and work.fleet_version != fleet_version
         return late_refusal(self.code.ref) if late else None
 
     def heavy(self, work: Work, now: float) -> bool:
-        """Whether no work may wait behind this in a pipe."""
+        """Return whether no other work may wait behind this work in a pipe."""
         return bool(self._heavy) and self._heavy.get(work.tenant, 0.0) > now
 
     def owes(self, now: float) -> bool:
-        """Whether a tenant with quick evaluations waits for these shared cells."""
+        """Return whether a tenant with quick evaluations waits for these shared cells."""
         return self._shared and any(not self.heavy(work, now) for work in self.backlog.heads())
 
     def turn(self, cells_max: int, now: float) -> tuple[Work, Cell] | None:
-        """Return the next piece of work and its cell, if there is one for it."""
+        """Return the next work and a cell for it, if there is such a cell."""
         reserved: Cell | None = None
         for work in self.backlog.heads():
             cell = self._choose(work, cells_max, now, reserved)
@@ -230,7 +230,7 @@ class Group:
         return None
 
     def _choose(self, work: Work, cells_max: int, now: float, reserved: Cell | None) -> Cell | None:
-        """Return a quick cell with room, preferably the first and one that was not demoted."""
+        """Return a quick cell with room, preferably the first one with normal priority."""
         heavy = self.heavy(work, now)
         if heavy and self._has_enough_cells(work, cells_max, now):
             return None
@@ -244,11 +244,11 @@ class Group:
         return demoted
 
     def _quick(self) -> Iterator[Cell]:
-        """Yield the cells with quick evaluations, which take more work before long."""
+        """Yield the cells with quick evaluations, which will soon take more work."""
         return (c for c in self.cells if not (c.slow or c.retired or _alone(c)))
 
     def _has_enough_cells(self, work: Work, cells_max: int, now: float) -> bool:
-        """Whether its tenant's heavy evaluations run in as many cells as they may."""
+        """Return whether the tenant's long evaluations use all cells that they may use."""
         if not self.heavy(work, now):
             return False
         heads = [cell.sent[0] for cell in self.cells if cell.sent]
@@ -270,5 +270,5 @@ class Group:
 
 
 def _alone(cell: Cell) -> bool:
-    """Whether the cell may have no further work in its pipe."""
+    """Return whether the cell may get no further work in its pipe."""
     return bool(cell.sent) and cell.sent[0].alone

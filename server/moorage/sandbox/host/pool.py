@@ -1,4 +1,4 @@
-"""Which cell does what: routing and replacing. What happens when one dies is in `deaths`.
+"""Assigns work to cells, and replaces cells. What happens when one dies is in `deaths`.
 
 Used by `sandbox`. Work is bound to a cell as late as possible: it waits in its policy's backlog and
 goes into a pipe when that cell is quick and has room, so a slow evaluation holds up only what was
@@ -117,7 +117,7 @@ class CellPool(CellsAndDeaths):
         return [*self.spawner.living.values(), *elsewhere]
 
     async def close(self) -> None:
-        """Kill every cell and the zygote; what still waited is refused. Bounded."""
+        """Kill every cell and the zygote; refuse all waiting work. Bounded."""
         self._closing = True
         for handle in (self._pumping, self._watching):
             if handle is not None:
@@ -137,7 +137,7 @@ class CellPool(CellsAndDeaths):
     def submit(
         self, work: Work, isolation: str, *, single_use: bool = False, aside: bool = False
     ) -> Refusal | None:
-        """Send work to an idle cell at once, else at the end of this turn; or say why not.
+        """Send work to an idle cell at once, else at the end of this turn; or return a refusal.
 
         Args:
             work: What is to be done.
@@ -178,7 +178,7 @@ class CellPool(CellsAndDeaths):
         return None
 
     def _is_full(self, tenant: str) -> bool:
-        """Return whether one more group exceeds the bound of all, or of its tenant."""
+        """Return whether one more group would exceed the limit of all groups or of its tenant."""
         most, count = self.limits.queue_max, len(self._groups)
         if count <= most:
             return False
@@ -220,19 +220,19 @@ class CellPool(CellsAndDeaths):
         return dict(Counter(group.key[0] for group in self._group_of.values()))
 
     def watch_soon(self, within_seconds: float = WATCH_SECONDS) -> None:
-        """Check the clocks again soon, as long as any cell is busy."""
+        """Check the deadlines again soon, as long as any cell is busy."""
         if self._watching is None and not self._closing:
             self._watching = asyncio.get_running_loop().call_later(within_seconds, self._watch)
 
     def _forget_idle_groups(self) -> None:
-        """Keep the number of groups within bounds; those without cells and work hold nothing."""
+        """Drop groups without cells and work if there are too many groups."""
         if len(self._groups) > self.limits.cells_max * 4:
             idle = [g for g in self._groups.values() if not (g.cells or g.backlog or g.spawning)]
             for group in idle:
                 del self._groups[group.key]
 
     def _replace_code(self, group: Group, code: PolicyCode) -> None:
-        """The document's defaults changed: cells with the old ones finish their work."""
+        """Handle changed defaults of a document: cells with the old ones finish their work."""
         group.code, group.fault = code, None
         for cell in list(group.cells):
             cell.retired = True
@@ -250,7 +250,7 @@ class CellPool(CellsAndDeaths):
                 self._mark(group)
 
     def _pump(self) -> None:
-        """Send what can be sent, one write per cell."""
+        """Send all work that can be sent, with one write per cell."""
         self._pumping = None
         dirty, self._dirty = self._dirty, {}
         now, cells_max = time.monotonic(), self._supply.cells_per_policy_max
@@ -397,7 +397,7 @@ class CellPool(CellsAndDeaths):
             self._refuse_open(head.code.ref, now)
 
     def _refuse_open(self, ref: PolicyRef, now: float) -> None:
-        """Refuse what waits for a policy whose circuit is open: it would overrun, too."""
+        """Refuse work that waits for a policy whose circuit is open: it would overrun, too."""
         for group in [g for g in self._groups.values() if g.key[:2] == (ref.uri, ref.digest)]:
             for work in group.backlog.clear():
                 refusal = self.circuits.refusal(work, now)

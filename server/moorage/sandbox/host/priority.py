@@ -1,4 +1,4 @@
-"""The share of the machine that a cell gets. Used by `channel` and `processes`."""
+"""Sets the share of the processor that a cell gets. Used by `channel` and `processes`."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ ASIDE_NICENESS: Final = 10
 
 
 def demote(pid: int) -> bool:
-    """Let a process run only when no other wants to; return whether that worked."""
+    """Let a process run only when no other wants to run; return whether that worked."""
     try:
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
     except OSError:
@@ -21,7 +21,7 @@ def demote(pid: int) -> bool:
 
 
 def restore(pid: int, niceness: int) -> bool:
-    """Undo a demotion; return whether that worked, which it does for privileged hosts only."""
+    """Undo a demotion; return whether that worked: only privileged hosts may do it."""
     try:
         os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, pid, niceness)

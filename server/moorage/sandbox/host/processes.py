@@ -1,4 +1,4 @@
-"""The process of a cell as its host handles it, here or on a worker. Used by `channel`."""
+"""The process of a cell, on this machine or on a worker. Used by `channel`."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from moorage.sandbox.wire.orders import WHERE_SIGNAL
 
 
 class CellProcess(Protocol):
-    """A fresh process, and the channel to it."""
+    """A new process, and the channel to it."""
 
     pid: int
     worker: str
@@ -30,19 +30,19 @@ class CellProcess(Protocol):
         """Kill the process and release its descriptors."""
 
     def ask_where(self) -> None:
-        """Make the cell write on its channel, as text, the line of its policy that it executes."""
+        """Make the cell write the line of its policy that it executes to the channel, as text."""
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time that it has used, as far as that matters here."""
+        """Return the CPU time that the process has used on this machine."""
 
     def demote(self) -> bool:
-        """Let it run only when nothing else wants to; return whether that worked."""
+        """Let the process run only when no other wants to run; return whether that worked."""
 
     def restore(self, niceness: int) -> bool:
         """Undo a demotion; return whether that worked."""
 
     def step_aside(self) -> None:
-        """Give it a tenth of the time that others get on a busy core."""
+        """Give the process a tenth of the time that others get on a busy core."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -78,7 +78,7 @@ class LocalProcess:
         await asyncio.get_running_loop().create_unix_connection(lambda: cell, sock=channel)
 
     def kill(self) -> None:
-        """Kill by pidfd: a process id may already be another process's."""
+        """Kill by pidfd, since another process may already have the process id."""
         with contextlib.suppress(ProcessLookupError):  # It is dead already, which was wanted.
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         os.close(self._pidfd)
@@ -96,7 +96,7 @@ class LocalProcess:
         return priority.demote(self.pid)
 
     def restore(self, niceness: int) -> bool:
-        """As in `CellProcess`; privileged hosts only can."""
+        """As in `CellProcess`; only privileged hosts may do it."""
         return priority.restore(self.pid, niceness)
 
     def step_aside(self) -> None:

@@ -1,4 +1,4 @@
-"""The server's half of the sandbox, for the daemon.
+"""The server's part of the sandbox, for the daemon.
 
 `consult` is synchronous and cheap; its one outcome arrives later through `deliver`, on the same
 thread. Nothing in here compiles, parses or imports policy source: that happens behind the wall.
@@ -114,7 +114,7 @@ class Managed:
         return self._changes.get((ref.uri, ref.digest, tenant), {})
 
     def put(self, uri: str, digest: str, tenant: str, changes: Changes) -> None:
-        """Put changes in force, in place of earlier ones; {}: none."""
+        """Apply changes in place of earlier ones; {} removes all."""
         self._changes.pop((uri, digest, tenant), None)
         if changes:
             self._changes[uri, digest, tenant] = changes
@@ -132,7 +132,7 @@ class Managed:
         )
 
     def apply(self, consult: Consult, ref: PolicyRef) -> Consult:
-        """Return a consultation whose ask has the changes, too."""
+        """Return a consultation whose ask also has the changes."""
         if not self._changes:
             return consult
         ask = consult.ask
@@ -203,7 +203,7 @@ class Sandbox:
         )
 
     async def start(self, *, attacked: bool = False) -> SandboxReport:
-        """Start the zygote and attack the wall; return what stands.
+        """Start the zygote and attack the jail; return the report.
 
         Call it from the thread that runs the loop until the end, before serving.
 
@@ -234,7 +234,7 @@ class Sandbox:
         self._pool.world.change(fleet)
 
     async def close(self) -> None:
-        """Kill every cell and the zygote and refuse what still waited. Bounded, idempotent."""
+        """Kill every cell and the zygote, and refuse all waiting work. Bounded, idempotent."""
         if not self._closed:
             self._closed = True
             await self._pool.close()
@@ -242,7 +242,7 @@ class Sandbox:
     # Consultations -------------------------------------------------------------------------
 
     def consult(self, consult: Consult, code: PolicyCode) -> None:
-        """Ask the policy; later exactly one event about it is delivered.
+        """Consult the policy; exactly one event with the outcome is delivered later.
 
         Args:
             consult: The question.
@@ -262,7 +262,7 @@ class Sandbox:
             asyncio.get_running_loop().call_soon(self._finish, work, None, refusal, None)
 
     def ask_aside(self, consult: Consult, code: PolicyCode) -> "asyncio.Future[JsonValue]":
-        """Ask another policy the same question, on the side; its answer changes nothing.
+        """Consult a shadow policy about the same request; its answer has no effect.
 
         It runs in a cell of its own at low priority, one for each tenant whatever the isolation:
         who reads its answers for one shall not find another tenant's questions. It has contexts
@@ -287,14 +287,14 @@ class Sandbox:
         return work.future
 
     def forget(self, request: RequestId, consultation: int) -> None:
-        """This consultation is not awaited any more; nothing will be delivered for it."""
+        """Cancel a consultation; no event will be delivered for it."""
         work = self._works.pop((request, consultation), None)
         if work is not None:
             work.forgotten = True
             self._pool.withdraw(work)
 
     def settle(self, request: RequestId, granted: bool) -> None:
-        """Note that the core has decided on the proposal for a request.
+        """Record that the core has decided on the proposal for a request.
 
         Args:
             request: The ask.
@@ -318,28 +318,28 @@ class Sandbox:
     # Contexts ------------------------------------------------------------------------------
 
     def restore_contexts(self, contexts: Iterable[ContextEntry], beyond: int) -> None:
-        """Take over the contexts on the disk, before any evaluation."""
+        """Load the stored contexts, before any evaluation."""
         self._pool.contexts.restore(contexts, beyond)
 
     def take_changed_contexts(self, bytes_max: int) -> list[ContextEntry]:
-        """Return contexts that changed since they were last taken; empty bytes: forgotten."""
+        """Return contexts that changed since the last call; empty bytes: the context is deleted."""
         return self._pool.contexts.take_changes(bytes_max)
 
     def return_contexts(self, keys: Iterable[Key]) -> None:
-        """Return contexts that could not be stored: they are offered again."""
+        """Take back contexts that could not be stored; the next call returns them again."""
         self._pool.contexts.changed |= dict.fromkeys(keys)
 
     @property
     def contexts_waiting(self) -> int:
-        """Contexts that changed and were not taken yet."""
+        """The contexts that changed since they were last taken."""
         return len(self._pool.contexts.changed)
 
     def forget_contexts(self, uri: str) -> None:
-        """Drop the contexts of a policy that is registered no more."""
+        """Drop the contexts of a policy that is no longer registered."""
         self._pool.contexts.forget_policy(uri)
 
     def is_crowded(self, ref: PolicyRef, tenant: Tenant, coming: int = 0) -> bool:
-        """Return whether one more consultation of a tenant, after those `coming`, is too many.
+        """Return whether one more consultation of a tenant, besides `coming` ones, is too many.
 
         It costs nothing, unlike making a request first that is refused then.
         """
@@ -347,7 +347,7 @@ class Sandbox:
         return self._pool.is_crowded(ref, tenant, isolation, coming)
 
     def _beyond(self, work: Work) -> Refusal | None:
-        """Return why nothing is evaluated now for a tenant that used too much processor time."""
+        """Return why a tenant that used too much processor time gets no evaluation now, or None."""
         return None if self._meter is None else self._meter.refusal(Tenant(work.tenant))
 
     def _submit(self, work: Work, *, aside: bool = False) -> Refusal | None:
@@ -386,7 +386,7 @@ class Sandbox:
     # Everything else -----------------------------------------------------------------------
 
     async def check(self, code: PolicyCode, samples: Sequence[Sample] = ()) -> CheckResult:
-        """Compile, import and construct a policy in a fresh cell; report its faults.
+        """Compile, import and construct a policy in a new cell; report its faults.
 
         The caller holds a turn.
 
@@ -532,7 +532,7 @@ class Sandbox:
         return self._pool.spawner.up
 
     def report(self) -> SandboxReport:
-        """Return the state of the wall and the counters."""
+        """Return the state of the jail and the counters."""
         workers = self._pool.workers
         return SandboxReport(
             mode=self._mode,
@@ -598,7 +598,7 @@ async def check_once(pool: CellPool, code: PolicyCode, samples: Sequence[Sample]
 async def _try(
     cell: Cell, code: PolicyCode, samples: Sequence[Sample], watch_soon: Callable[[], None]
 ) -> Sequence[SampleOutcome]:
-    """Run samples in a loaded cell, one after the other, until the cell does not outlive one."""
+    """Run samples in a loaded cell, one after the other, until the cell ends."""
     outcomes: list[SampleOutcome] = []
     for sample in samples:
         if not cell.alive:

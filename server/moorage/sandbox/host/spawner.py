@@ -46,7 +46,7 @@ _SECCOMP_FILTER: Final = "Seccomp:\t2"
 
 
 class Source(Protocol):
-    """A maker of cells: a zygote of this machine, or a worker that has one."""
+    """A source of cells: the zygote of this machine, or a worker with a zygote."""
 
     async def spawn(self) -> CellProcess:
         """Fork a cell, or raise `SpawnError`."""
@@ -195,7 +195,7 @@ class Spawner:
         asyncio.get_running_loop().call_later(REFILL_SECONDS, refill)
 
     async def refill(self) -> None:
-        """Keep some spares, so that a respawn need not wait for a fork."""
+        """Make some spare cells, so that a replacement does not wait for a fork."""
         while len(self._spares) < self._limits.spares and not self._closing:
             try:
                 cell = await self.blank()
@@ -204,7 +204,7 @@ class Spawner:
             self._spares.append(cell)
 
     async def blank(self) -> Cell:
-        """Return a fresh cell that has confirmed its wall and holds no policy.
+        """Return a new cell that has confirmed its jail and has no policy.
 
         Raises:
             SpawnError: It could not be started, or died before it was jailed.
@@ -262,7 +262,7 @@ class Spawner:
         return cell
 
     def note_jail(self, cell: Cell, frame: frames.CellJailed) -> None:
-        """A fresh cell reports its wall."""
+        """Handle the report of a new cell about its jail."""
         ready = self._ready.get(cell)
         if ready is None or ready.done():
             return
@@ -276,7 +276,7 @@ class Spawner:
     # Self-test -----------------------------------------------------------------------------
 
     async def attack(self, name: str) -> str:
-        """Let a fresh blank cell try one attack; return the outcome."""
+        """Order a new cell to try one attack; return the outcome."""
         cell = await self.blank()
         future = self._probes[cell] = asyncio.get_running_loop().create_future()
         try:
@@ -291,13 +291,13 @@ class Spawner:
         return outcome
 
     def note_probe(self, cell: Cell, outcome: str) -> None:
-        """A cell that made an attack is alive and reports."""
+        """Handle the report of a cell that survived its attack."""
         future = self._probes.get(cell)
         if future is not None and not future.done():
             future.set_result(outcome)
 
     async def filter_from_outside(self) -> bool:
-        """Return whether the kernel says that a fresh cell runs under a seccomp filter."""
+        """Return whether a new cell runs under a seccomp filter, according to the kernel."""
         cell = await self.blank()
         try:
             # procfs answers from memory; there is no disk to wait for.
@@ -311,7 +311,7 @@ class Spawner:
     # Deaths --------------------------------------------------------------------------------
 
     def destroy(self, cell: Cell) -> None:
-        """Kill a cell and forget it; idempotent."""
+        """Kill a cell and forget it; a second call does nothing."""
         cell.destroy()
         self.living.pop(cell.pid, None)
         self._unheard.pop(cell.pid, None)
@@ -351,7 +351,7 @@ class Spawner:
         return probe is not None
 
     def _note_end(self, pid: int, death: Death) -> None:
-        """The zygote reports how a cell ended."""
+        """Handle the zygote's report of how a cell ended."""
         if pid in self._end_reports:
             self._report_end(pid, death)
         elif pid in self.living:
@@ -368,7 +368,7 @@ class Spawner:
 
 
 async def attack_self(spawner: Spawner) -> dict[str, str]:
-    """Let fresh cells attack their wall; return how each attack was stopped.
+    """Order new cells to attack their jail; return how each attack was stopped.
 
     Raises:
         JailError: One got through, or the kernel does not know of a filter.

@@ -1,4 +1,4 @@
-"""Supplies a policy with its next cell, on a worker or on this machine. Only `pool` uses it.
+"""Chooses where the next cell of a policy runs: here or on a worker. Only `pool` uses it.
 
 Where workers are up, cells are on them, and this machine has those that no worker can have: of what
 a worker failed at, of shadows, and of policies without any cell where all workers
@@ -32,7 +32,7 @@ DOUBT_SECONDS: Final = 30.0
 
 
 class CellSupply:
-    """Chooses where cells run, and ends an idle one first where there is no room.
+    """Chooses where cells run, and ends an idle cell first if there is no room.
 
     Args:
         limits: All bounds.
@@ -81,7 +81,7 @@ class CellSupply:
         return worker
 
     def shortage(self, tenant: str) -> str:
-        """Return why a tenant gets no cell now, as a sentence; "" where it may have one."""
+        """Return why a tenant gets no cell now, as a sentence; "" if it may get one."""
         held, share = self._count_and_share(tenant)
         if held >= max(share, 1):
             return f"{held} evaluations of your tenant run, as many as one may have; end some"
@@ -90,7 +90,7 @@ class CellSupply:
         return ""
 
     def burns(self, tenant: str, now: float) -> bool:
-        """Return whether a tenant must wait for more cells: it has many, and others wait too."""
+        """Return whether a tenant with many cells must wait for more, since others wait, too."""
         demoted = (cell for cell in self._group_of if cell.sent and cell.demoted)
         if sum(cell.sent[0].tenant == tenant for cell in demoted) < BURNING_CELLS_MIN:
             return False
@@ -143,7 +143,7 @@ class CellSupply:
         return self._spawner if self._end_idle(local, work, held, now) else None
 
     def _end_idle(self, cells: Iterable[Cell], work: Work, held: int, now: float) -> bool:
-        """End the first cell that makes room for work of a tenant with `held`; say if one did."""
+        """End one cell to make room for a tenant with `held` cells; return whether one ended."""
         has_few = held < self._limits.cells_max // 4
         for cell in cells:
             group = self._group_of.get(cell)

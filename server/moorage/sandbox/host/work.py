@@ -1,4 +1,4 @@
-"""One task of a cell, and how its failure reads. Used by `channel` and `pool`."""
+"""One task of a cell, and the texts of its failures. Used by `channel` and `pool`."""
 
 import asyncio
 import os
@@ -72,7 +72,7 @@ nonces: Final = _Nonces()
 
 
 class Work(msgspec.Struct, eq=False):
-    """A consultation, another call of a policy or a load, from submission to its one outcome.
+    """A consultation, another call of a policy, or a load, until its outcome.
 
     Args:
         kind: Which.
@@ -147,7 +147,7 @@ class Work(msgspec.Struct, eq=False):
         return self.kind in {"evaluate", "apply"} and self.sample is None
 
     def may_go_to(self, worker: str) -> bool:
-        """Return whether it may be done on a worker; empty: on this machine."""
+        """Return whether this work may run on a worker; an empty name means this machine."""
         return not worker or not (self.here or worker == self.avoided)
 
     @property
@@ -156,13 +156,13 @@ class Work(msgspec.Struct, eq=False):
         return self.kind in {"evaluate", "apply"} and not self.ids_only
 
     def seconds_max(self, limits: Limits) -> float:
-        """Return the seconds that it may be at the head of its cell."""
+        """Return the seconds that this work may be the first in its cell."""
         if self.kind == "load":
             return limits.load_seconds
         return self.deadline_seconds(limits) + self.snapshot_bytes / SNAPSHOT_BYTES_PER_SECOND
 
     def deadline_seconds(self, limits: Limits) -> float:
-        """Return the seconds for its evaluation: of its request, its policy or the server."""
+        """Return the seconds for the evaluation, set by the request, the policy or the server."""
         wanted = self.consult.ask.deadline_seconds if self.consult is not None else 0.0
         named = wanted or self.code.deadline_seconds
         most = max(limits.evaluation_seconds, limits.evaluation_seconds_max)
@@ -236,7 +236,7 @@ def refusal_of_faults(loaded: frames.PolicyLoaded, ref: PolicyRef) -> Refusal:
 
 
 def death_refusal(death: Death, ref: PolicyRef, limits: Limits, doing: str = "") -> Refusal:
-    """Return the refusal for a cell that died by itself: of memory, or of something else.
+    """Return the refusal for a cell that died by itself: for lack of memory, or otherwise.
 
     Args:
         death: How it ended.
@@ -266,7 +266,7 @@ def crash_refusal(reason: str, ref: PolicyRef) -> Refusal:
 
 
 def kill_refusal(death: Death, work: Work, limits: Limits) -> Refusal | None:
-    """Note that a cell was killed from outside under work; return why it is not tried again.
+    """Record that a cell was killed from outside; return why its work is not repeated, or None.
 
     One kill may be anybody's doing, as where the machine is out of memory: what has no effects is
     done again elsewhere, once. Where its cells held nearly all they may, the policy eats the
@@ -302,7 +302,7 @@ def kill_refusal(death: Death, work: Work, limits: Limits) -> Refusal | None:
 
 
 def too_many(ref: PolicyRef, limits: Limits) -> Refusal:
-    """Return the refusal of a consultation that would be one too many in the backlog."""
+    """Return the refusal of a consultation if too many wait already."""
     expected = f"fewer than {limits.queue_max}; try again shortly"
     reason = f"{limits.queue_max} consultations already wait for {ref.uri}"
     return Refusal(Code.BUSY, reason, expected=expected)
@@ -342,12 +342,12 @@ def overran(seconds: float, code: PolicyCode, doing: str, traceback: str) -> Ref
 
 
 def share_fields(share: Share) -> frames.ShareFields:
-    """Return a share as a frame has it."""
+    """Return a share in the form for frames."""
     return cast("frames.ShareFields", astuple(share))
 
 
 def demand_fields(demand: Demand) -> frames.DemandFields:
-    """Return a demand as frames carry it."""
+    """Return a demand in the form for frames."""
     return cast("frames.DemandFields", astuple(demand)[:-1])  # Without `where`.
 
 

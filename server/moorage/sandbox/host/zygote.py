@@ -1,4 +1,4 @@
-"""The host's end of the zygote: starts it, orders cells from it, hears how they end.
+"""The host's end of the zygote: starts it, orders cells, and gets reports of their ends.
 
 Used by `pool`. The zygote is exec'd, not forked, with an empty environment, so it shares nothing
 with the server but one SEQPACKET socket.
@@ -112,7 +112,7 @@ class Zygote:
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:
-        """Start the process from the calling thread and wait until it takes orders.
+        """Start the process from the calling thread, and wait until it accepts orders.
 
         The zygote dies with the thread that started it: this must be the thread that runs the
         loop for as long as the server lives.
@@ -185,12 +185,12 @@ class Zygote:
             self._orders.pop(number, None)
 
     def ended(self) -> bool:
-        """Return whether it takes no more orders; its cells may be seen to end before it is."""
+        """Return whether the zygote accepts no more orders."""
         self._readable()
         return self._control is None
 
     async def close(self) -> None:
-        """End the zygote and with it every cell; bounded."""
+        """End the zygote and all cells, within a limited time."""
         self._detach(SpawnError("the sandbox is closing"))
         process, self._process = self._process, None
         if process is None:

@@ -250,7 +250,7 @@ def pack(frame: ToCell | FromCell) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames, whatever the size of its pieces.
+    """Cuts a stream of bytes into frames; the pieces may have any size.
 
     Args:
         limit: Longest frame in bytes; a longer one is an error before it is stored.

@@ -27,7 +27,7 @@ OUTGOING_BYTES_MAX: Final = 16 << 20
 
 
 class _NoServices:
-    """The self-test asks no service anything."""
+    """Services for the self-test, which calls none of them."""
 
     async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
         raise CallRefusedError(f"an agent has no {client}.{method}{arguments}")
@@ -159,7 +159,7 @@ class Agent:
 
     @property
     def full(self) -> bool:
-        """Whether too many bytes wait for a pull."""
+        """Whether too many bytes wait for the daemon's next pull."""
         return self._outgoing_bytes > OUTGOING_BYTES_MAX
 
     def tell(self, message: relay.FromAgent) -> None:

@@ -73,7 +73,7 @@ class Bridge:
             await asyncio.sleep(NODES_SECONDS)
 
     async def obey(self, reader: asyncio.StreamReader) -> None:
-        """Carry out the daemon's orders until it goes away."""
+        """Carry out the daemon's orders until the daemon disconnects."""
         while True:
             (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
             message = relay.decode_to_bridge(await reader.readexactly(length))
@@ -89,7 +89,7 @@ class Bridge:
                 agent.drop(message.reason)
 
     async def stop(self, *tasks: "asyncio.Future[None]") -> None:
-        """Stop calling Ray: while Ray shuts down it ends a process that calls it."""
+        """Stop calling Ray, since Ray ends processes that call it during its shutdown."""
         ending = [*tasks, *self._tasks.values()]
         for task in ending:
             task.cancel()
@@ -100,7 +100,7 @@ class Bridge:
         return min(cores, self._settings.cells) if node["Alive"] else 0
 
     async def _keep(self, node_id: str, node: JsonMapping, cells: int) -> None:
-        """Run an agent on a node until it is lost; for a while after that, start none there."""
+        """Run an agent on a node until the agent is lost; then start none there for a while."""
         self._started += 1
         place = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node_id[:8]})"
         agent = _RunningAgent(f"{self._started}/{node_id[:8]}")
@@ -156,7 +156,7 @@ class _RunningAgent:
         return msgspec.msgpack.decode(packed, type=relay.Report)
 
     def push(self, bodies: list[bytes]) -> None:
-        """Send messages to the agent; a failed pull shows where it has died."""
+        """Send messages to the agent; if the agent has died, a failed pull shows that."""
         self._actor.push.remote(self._pushes, bodies)
         self._pushes += 1
 
@@ -187,7 +187,7 @@ async def _outcome(reference: Any) -> Any:
 
 
 def _brief(reason: str) -> str:
-    """Return the end of a long message of Ray, which begins with its own traceback."""
+    """Return the end of a long message of Ray; its beginning is only a traceback."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     text = "; ".join([lines[0], *lines[1:][-2:]]) if lines else "no reason was given"
     return text[: relay.REASON_CHARACTERS_MAX]
