@@ -87,7 +87,7 @@ class _Course:
         self.forecasts: dict[int, dict[str, Any]] = {}
 
     def until(self, moment: float) -> None:
-        """End jobs until a given time."""
+        """End the jobs that are due until a given time."""
         while self._ends and self._ends[0][0] <= moment:
             now, number = heapq.heappop(self._ends)
             self._step(ReleaseAsked(_to(number), RequestId(str(number)), ""), now)

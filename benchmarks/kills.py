@@ -119,7 +119,7 @@ def kills(
 
 
 class _Machine:
-    """The workloads of a command, and the running ones. Blocks.
+    """Finds the workloads of a benchmark run, and those that still run. Blocks.
 
     Args:
         folder: Of the command.

@@ -39,7 +39,7 @@ _BARE: Final = (sys.executable, "-m", "benchmarks.unobserved")
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """A server, and the time of each of its blocks."""
+    """A server, and the duration of each measured block of leases."""
 
     running: Running
     policy: str

@@ -116,7 +116,7 @@ def _index(clusters: int) -> DocumentIndex:
 def _time(
     call: Callable[[DocumentIndex], Sequence[object]], index: DocumentIndex
 ) -> tuple[float, float, int]:
-    """Return the seconds of the first run, which builds the columns, and of the best; and hits."""
+    """Return the seconds of the first run, which builds columns, and of the best; and the hits."""
     seconds = []
     for _ in range(RUNS):
         start = time.perf_counter()

@@ -171,7 +171,7 @@ class _Running:
         self.held = HeldMilli(int(site.allocator.state.fleet.gpu_total.sum()), 0.0)
 
     def until(self, moment: float) -> None:
-        """End leases until a given time."""
+        """End the leases that are due until a given time."""
         while (due := self._allocator.next_deadline()) is not None and due <= moment:
             self._step(Tick(), due)
 

@@ -23,7 +23,7 @@ class PeerSession(Protocol):
 
     @property
     def pids(self) -> Sequence[int]:
-        """Return the processes of its servers, whose CPU time counts."""
+        """Return the processes of the peer's servers, whose CPU time counts."""
 
     async def place(self) -> Booking | None:
         """Return a GPU that is booked and stored; None if all are taken."""

@@ -175,7 +175,7 @@ class Link:
         except TimeoutError as error:
             last = f"; last problem: {call.problem.reason}" if call.problem else ""
             raise Timeout(f"{self.url}: no reply within {seconds_max:g} s{last}") from error
-        raise AssertionError("the pauses never end")
+        raise AssertionError("unreachable: the pauses are endless")
 
     async def _attempt(self, call: "_Call") -> Reply:
         connection = await self._connect()

@@ -426,7 +426,7 @@ class Services:
                     failed = self._addresses.failure(ConnectionFailed(self._at.shown, word))
                     raise failed from refused
             time.sleep(pause)  # A standby that takes over says so to no client.
-        raise AssertionError("the pauses never end")
+        raise AssertionError("unreachable: the pauses are endless")
 
     def _round(self, method: str, path: str, body: JsonMapping | None) -> JsonValue:
         """Send a request to the first address that answers."""

@@ -134,11 +134,11 @@ def ask_issuer(
             response = session.request(method, url, data=form, headers=headers, **given)
             answer = response.json()
         except ValueError as error:
-            raise SignInFailed(f"{url} answers no JSON") from error
+            raise SignInFailed(f"{url} did not answer with JSON") from error
         except RequestException as error:
             raise session.failure(error) from error
     if not isinstance(answer, dict):
-        raise SignInFailed(f"{url} answers no object of JSON")
+        raise SignInFailed(f"{url} did not answer with a JSON object")
     return (None if response.ok else str(answer.get("error", response.status_code))), answer
 
 

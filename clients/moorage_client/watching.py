@@ -109,7 +109,7 @@ class Watch:
             if loop.time() >= give_up_at:
                 raise self._addresses.failure(problem)
             await asyncio.sleep(pause)
-        raise AssertionError("the pauses never end")
+        raise AssertionError("unreachable: the pauses are endless")
 
     async def _ask(self, connection: Connection) -> RequestRefused | None:
         """Subscribe to the news; return the refusal of a standby."""

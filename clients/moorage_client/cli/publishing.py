@@ -41,7 +41,7 @@ AliasArgument = Annotated[
 
 
 class By(StrEnum):
-    """The key of the choice between versions: the request or its tenant."""
+    """How a canary divides requests: each by itself, or all of a tenant together."""
 
     REQUEST = "request"
     TENANT = "tenant"

@@ -170,7 +170,7 @@ def run(
 
 
 class _Known(Struct):
-    """The known names that a refusal of an unknown name lists."""
+    """The existing names that the server lists when it refuses an unknown name."""
 
     nearest: list[str] = []
     registered: list[str] = []

@@ -154,7 +154,7 @@ def current_node() -> RunningNode:
     """
     node = _current.get(None)
     if node is None:
-        raise WorkflowError("current_node() is for the tasks of a workflow, while they run")
+        raise WorkflowError("current_node() works only inside a running task of a workflow")
     return node
 
 

@@ -126,7 +126,7 @@ class Account:
         return all(count <= self.free[number] for number, count in amounts)
 
     def _overtake(self, amounts: Amounts, waiting: Sequence[Ticket]) -> bool:
-        """Take amounts if they fit, unless that delays a ticket that was delayed often enough."""
+        """Take amounts if they fit, unless that delays a ticket that was delayed too often."""
         delayed = list(self._delayed_tickets(amounts, waiting)) if waiting else []
         if any(ticket.overtaken >= OVERTAKEN_MAX for ticket in delayed):
             return False

@@ -1,4 +1,4 @@
-"""Objects of Kubernetes that a client creates, and whose fate a watch reports.
+"""Objects of Kubernetes that a client creates, and whose state a watch reports.
 
 Subclasses of `ObjectSession` say which objects these are, and how to read them.
 """

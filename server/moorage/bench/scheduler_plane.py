@@ -206,7 +206,7 @@ class SchedulerPlane:
                     capture_output=True,
                 )
             except (OSError, subprocess.CalledProcessError) as error:
-                raise CommandError(f"openssl makes no key here: {error}") from error
+                raise CommandError(f"openssl could not make a key: {error}") from error
         token = f"{_TOKEN},bench,bench,system:masters\n"
         (self._folder / "tokens.csv").write_text(token, encoding="ascii")
         kubeconfig = self._folder / "kubeconfig"

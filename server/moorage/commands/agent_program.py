@@ -287,7 +287,9 @@ class _Agent:
                     reason = f"{at.shown} hung up, as a standby does, and a server that stops"
                     raise _Standby(reason, names_another=False)
                 case _:  # An order, before it was welcomed.
-                    raise _Refused("the server did not answer as one", final=False)
+                    raise _Refused(
+                        "the server's answer is not that of a Moorage server", final=False
+                    )
 
     def _not_let_in(self, at: Endpoint, error: InvalidStatus) -> Exception:
         """Return the error for a handshake's HTTP status."""

@@ -386,7 +386,7 @@ class Session:
             AssertionError: The message has been answered, or there never was one.
         """
         if number not in self._unanswered:
-            raise AssertionError(f"message {number} of session {self.id} has no open question")
+            raise AssertionError(f"message {number} of session {self.id} has no open request")
         in_line = self._unanswered.pop(number) is None
         self._parked.discard(number)
         self._patient.discard(number)

@@ -186,7 +186,9 @@ class Codec:
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as no:
             raise FactUnwritable(name, str(no)) from no
         if not same:
-            raise FactUnwritable(name, "it reads back as something else (tuple, NaN, infinity?)")
+            raise FactUnwritable(
+                name, "it would be read back as another value (tuple, NaN, infinity?)"
+            )
         return kind, body
 
     def decode(self, kind: str, version: int, body: bytes, place: str, where: str) -> Any:

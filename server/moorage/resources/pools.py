@@ -21,7 +21,7 @@ from moorage.resources.resources import BaseResource, Runner
 
 
 class ClaimStage(Enum):
-    """How far a claim on a resource has come."""
+    """The progress of a claim on a resource."""
 
     WAITING = auto()
     """The claim waits for a resource or a slot."""

@@ -224,7 +224,7 @@ class ResourceStore:
         def note_end(task: asyncio.Task[None]) -> None:
             # Not in the task: one that is cancelled before its first step never runs at all.
             if task.cancelled():
-                self._over(claim, BackendError(f"the start of {claim.id!r} was given up"))
+                self._over(claim, BackendError(f"the start of {claim.id!r} was cancelled"))
             claim.quiet.set_result(None)
 
         try:
@@ -256,7 +256,7 @@ class ResourceStore:
         """Return a usable resource: the warm one, or a new one in its place."""
         pool, warm = claim.pool, claim.warm
         if claim.stage is ClaimStage.OVER:
-            raise BackendError(f"{claim.id!r} was given up before its start began")
+            raise BackendError(f"{claim.id!r} was cancelled before its start began")
         if warm is not None:
             if await finish(_is_fit(pool.runner, warm)):
                 return warm
@@ -316,7 +316,7 @@ class ResourceStore:
         if resource is not None:  # It came in the moment that its caller left.
             await self._recycle(claim.pool, resource)
         elif stage is not ClaimStage.OVER:
-            await self._abandon(claim, BackendError(f"{claim.id!r} was given up"))
+            await self._abandon(claim, BackendError(f"{claim.id!r} was cancelled"))
 
     async def _abandon(self, claim: ResourceClaim, error: BackendError) -> None:
         """End a claim without a resource; wait until its start has ended."""

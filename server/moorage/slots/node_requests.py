@@ -78,5 +78,5 @@ def parse_node_requests(request: Any) -> list[NodeRequest]:
     wanted = NodeRequest()
     wanted.members = [member for member in members if member.type not in NODE_NAMES]
     if len(nodes) > 1 or not all(isinstance(each, int) and each <= NODES_MAX for each in nodes):
-        raise InvalidRequest(f"nodes: expected one whole number up to {NODES_MAX}")
+        raise InvalidRequest(f"nodes: expected a whole number up to {NODES_MAX}")
     return [wanted] * int(nodes[0] if nodes else 1)

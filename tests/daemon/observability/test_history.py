@@ -41,7 +41,7 @@ ALL = Caller(Tenant("ops"), Role.OPERATOR)
 
 
 class Watched:
-    """A core with a node of four GPUs, and the history that counts it."""
+    """A core with a node of four GPUs, and the history of its figures."""
 
     def __init__(self) -> None:
         self.allocator = Allocator(1.0, 3)

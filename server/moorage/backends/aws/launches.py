@@ -84,7 +84,7 @@ def launch(
     for offer in plan.offers:
         for zone in zones:
             if given_up.is_set():
-                raise BackendError("the start was given up")
+                raise BackendError("the start was cancelled")
             try:
                 return _one(plan, offer, zone, turn, calls, instances, given_up)
             except AwsError as error:

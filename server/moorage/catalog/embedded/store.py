@@ -112,7 +112,7 @@ class Database:
         return owner
 
     def _owner(self, kind: Kind, row: StoredRow) -> str:
-        """Return the tenant that a record will be of."""
+        """Return the tenant that will own a record."""
         if kind in _WITH_OWNER:
             return row.files.decode(errors="replace")
         known = self._owners.owner(_ABOUT.get(kind, kind), row.id)
@@ -143,7 +143,7 @@ class Database:
         return good
 
     def count_owners(self) -> None:
-        """Read again which tenant each record is of."""
+        """Load the owner of each record again."""
         self._owners.forget()
         for kind in ("history", *RECORDS_MAX):  # The history says whose a policy is.
             self.rows(kind)
@@ -253,7 +253,7 @@ class DocumentStore:
             return await future
 
     async def go_on_with(self, records: RecordStore) -> None:
-        """Let go of the records, and use these from the next job on: the same ones, to write.
+        """From the next job on, use these records, which are the same but writable.
 
         Raises:
             ServiceError: As `open`.

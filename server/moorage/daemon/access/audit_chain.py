@@ -43,7 +43,7 @@ def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Ch
         raise ChainError(f"{place}: the hash is not at the end of the line")
     if not begins and entry.number != before.number + 1:
         missing = f"expected entry {before.number + 1}, found {entry.number}"
-        raise ChainError(f"{place}: {missing}: lines are missing, or not in their order")
+        raise ChainError(f"{place}: {missing}: lines are missing or in the wrong order")
     origin = entry.prev if begins else before.hash
     digest = hashlib.sha256(origin.encode() + body).hexdigest()
     if entry.prev != origin or entry.hash != digest:

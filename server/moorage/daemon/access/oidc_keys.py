@@ -161,7 +161,7 @@ class IssuerKeys:
             async with asyncio.timeout(FETCH_SECONDS_MAX), self._client() as client:
                 return await _document(client, url, form)
         except TimeoutError as error:
-            raise KeysUnavailableError(f"{url} does not answer in time") from error
+            raise KeysUnavailableError(f"{url} did not answer in time") from error
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -193,7 +193,7 @@ async def _document(
     try:
         return msgspec.json.decode(content, type=JsonObject)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise KeysUnavailableError(f"{url} answers no object of JSON") from error
+        raise KeysUnavailableError(f"{url} did not answer with a JSON object") from error
 
 
 def _readable(rows: list[JsonObject]) -> Keys:

@@ -307,7 +307,7 @@ class WorkloadControl:
         return self._backends.get(lease.provision.backend) if lease.provision else None
 
     def start_of(self, lease: Lease, attempt: int) -> tuple[str, int]:
-        """Return the backend's name and number of a start of a lease; 0: of the last start."""
+        """Return the workload's name, and the start's number at the backend; 0: the last start."""
         name = self._inherited.get((lease.id, attempt))
         if name is None:
             name = lease.workload if attempt == lease.attempt else lease.id

@@ -252,7 +252,7 @@ class Spawner:
                 await ready
         except (OSError, TimeoutError) as error:
             self.destroy(cell)
-            raise SpawnError(f"a cell did not confirm its wall: {error}") from error
+            raise SpawnError(f"a cell did not confirm its jail: {error}") from error
         except BaseException:
             self.destroy(cell)
             raise

@@ -42,7 +42,7 @@ def translate_errors(place: str, *, values: bool = True) -> Iterator[None]:
     except (TypeError, ValueError) as no:
         if not values:
             raise
-        raise StorageCorrupt(place, f"it holds what was never written ({no})") from no
+        raise StorageCorrupt(place, f"it has contents that were never written ({no})") from no
     except (sqlite3.Error, OSError) as no:
         code = getattr(no, "sqlite_errorcode", None)
         # Text that is not UTF-8 comes without a code: the module finds it, not SQLite.

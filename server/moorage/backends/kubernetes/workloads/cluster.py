@@ -263,7 +263,7 @@ class ClusterWorkloads:
         try:
             return await self._patiently(lambda: self.connection.call("GET", path), trouble)
         except RefusedError as error:
-            raise BackendError(f"the first pod is gone again: {error}") from error
+            raise BackendError(f"the first pod was deleted during the start: {error}") from error
 
     async def _create_all(
         self, workload: str, objects: Collection[tuple[str, Document]], trouble: list[str]

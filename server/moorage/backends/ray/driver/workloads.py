@@ -183,7 +183,7 @@ class Workloads:
         try:
             with self._lock_of(workload):
                 if given_up.is_set():
-                    raise NotDoneError("its start was given up")
+                    raise NotDoneError("its start was cancelled")
                 return self._start(workload, plans, given_up, new=new)
         finally:
             with self._lock:
@@ -311,7 +311,7 @@ class Workloads:
                 report: Report = ray.get(ref)
                 return report
             if given_up.is_set():
-                raise NotDoneError("its start was given up")
+                raise NotDoneError("its start was cancelled")
             if not running:
                 running = bool(ray.wait([runs], timeout=0)[0])
             if not running and time.monotonic() > deadline:
