@@ -199,7 +199,7 @@ def _in_options(refused: RequestRefused) -> RequestRefused:
 
 
 def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str) -> _Choice | None:
-    """Return another choice that this server supports; None if the user chose."""
+    """Return another choice that this server supports; None if the user made this choice."""
     known = read_as(_Known, refused.details)
     there = [*known.nearest, *known.registered]
     if refused.code == Code.UNKNOWN_POLICY and not policy and there:

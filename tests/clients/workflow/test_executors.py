@@ -397,7 +397,7 @@ def test_a_node_that_fails_is_tried_again(kind):
     def flaky():
         calls.append(current_node().attempt)
         if len(calls) < 3:
-            raise OSError("fails at the first two attempts")
+            raise OSError("the first two attempts fail")
         return "done"
 
     more = {"retries": {"a": 2, "c": 1}, "retry_seconds": 0.001, "enable_tracing": True}
