@@ -233,7 +233,9 @@ def _project(parser: Parser, value: JsonValue, at: str) -> Stage:
         if name == "_id" and each in (0, False):
             continue
         if each not in (1, True) and not (isinstance(each, str) and each.startswith("$")):
-            raise wrong(each, "1, or a $path; name the fields to include, not those to exclude", place)
+            raise wrong(
+                each, "1, or a $path; name the fields to include, not those to exclude", place
+            )
         wanted = f"${name}" if each in (1, True) else each
         reads.append((path.split("."), _expression(parser, wanted, place)))
 
