@@ -71,13 +71,36 @@ def join(fleet: Fleet, raw: ClientConnection, name: str, **node: object) -> str:
     return welcome.key
 
 
+DEEP = msgspec.Raw(b"\x91" * 100_000 + b"\xc0")
+
+
+def raw_hello(node: object, **fields: object) -> bytes:
+    """Return a hello with values that none of the own program has."""
+    own = {"release": "9.9", "agent": "x", "unheard_seconds": 0.0, "busy": {}}
+    about = {"type": "AgentHello", "version": wire.VERSION, "node": node}
+    return msgspec.msgpack.encode(about | own | fields)
+
+
+def device_hello(*devices: object) -> bytes:
+    node = {**NODE, "id": "d", "gpus": {"count": len(devices), "gpus": devices}}
+    return raw_hello(node, busy={"a": "used", "": "used"})
+
+
 OTHER = {"type": "AgentHello", "version": 99, "release": "9.9", "more": [1]}
 FIRST_FRAMES = [
     *((hello({**NODE, "id": name}), "name") for name in (None, "", " ", "a/b", "a\nb", 7, ["x"])),
     (hello({**NODE, "id": "n" * 2000}), "characters"),
     (msgspec.msgpack.encode(OTHER), "release 9.9) speaks version 99"),
     (msgspec.msgpack.encode(OTHER | {"version": 2}), "release 9.9) speaks version 2"),
-    *((frame, "first frame") for frame in (b"", b"\xff\xff", "text")),
+    *((frame, "first frame") for frame in (b"", b"\xff\xff", "text", b"\x81\xa1\xff\xa1x")),
+    *((raw_hello(NODE, unheard_seconds=each), ">= 0") for each in (-5.0, float("-inf"))),
+    *((raw_hello(NODE, agent=each), "$.agent") for each in ("x" * 9_000, "\x1b[2J")),
+    (raw_hello(NODE, release="\x1b[2J"), "$.release"),
+    (raw_hello({**NODE, "id": "deep", "more": DEEP}), "first frame"),
+    (raw_hello({**NODE, "id": "d", "more": msgspec.Raw(b"\x91" * 500 + b"\xc0")}), "128 arrays"),
+    (raw_hello({**NODE, "id": "\xff", "rack": msgspec.Raw(b"\xa1\xff")}), "utf-8"),
+    (device_hello(5, {"uuid": "a"}), "gpus.gpus[0]"),
+    (device_hello({"uuid": "a"}, {"uuid": "b", "memory": "much"}), "memory"),
 ]
 
 
@@ -108,6 +131,35 @@ def test_malformed_frames_cut_their_connection_and_nothing_else(fleet: Fleet) ->
             deque(raw, 0)
     until(lambda: not fleet.listed()["liar"]["connected"])
     assert fleet.server.http.get("/healthz").status_code == 200
+
+
+def test_a_deep_frame_or_one_that_is_no_text_cuts_its_connection_alone(fleet: Fleet) -> None:
+    whole = {"type": "AgentDone", "id": 1}
+    for name, value in (("depth", DEEP), ("letters", msgspec.Raw(b"\xa1\xff"))):
+        with dial(fleet, fleet.token()) as raw:
+            raw.send(hello({**NODE, "id": name}, name))
+            assert call(raw, wire.DiscoverOrder).id == 1
+            raw.send(msgspec.msgpack.encode(whole | {"value": value}))
+            with pytest.raises(ConnectionClosed):
+                deque(raw, 0)
+    assert fleet.server.http.get("/healthz").status_code == 200
+
+
+def test_huge_measurements_are_left_out_and_a_device_needs_no_uuid(fleet: Fleet) -> None:
+    card = {"modelName": "T4", "memory": 16_000}
+    with dial(fleet, fleet.token()) as raw:
+        join(fleet, raw, "huge", gpus={"count": 1, "gpus": [card]})
+        groups = {"memory": {"used": 1.7e308, "total": 3.0}}
+        gpus = [{"gpu_id": 1e308, "power": 2.0}]
+        raw.send(wire.encode(wire.AgentMetrics(groups, gpus, {"": "used"}, 1.0)))
+
+        def shown() -> dict:
+            found = fleet.server.http.get("/cluster/lab").json().get("data", {}).get("nodes", [])
+            return next((each for each in found if each["id"] == "huge"), {})
+
+        until(lambda: shown().get("memory") == {"total": 3.0})
+        assert shown()["gpus"] == [{"gpu_id": 0, "power": 2.0}]
+        assert fleet.listed()["huge"]["connected"]
 
 
 def test_a_token_used_twice_at_the_same_time_admits_one_agent(fleet: Fleet) -> None:

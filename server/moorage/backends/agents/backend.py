@@ -692,7 +692,7 @@ async def _all_or_none(starting: Sequence["asyncio.Task[WorkloadReport]"]) -> li
 
 def _value(raw: msgspec.Raw, kind: type[T]) -> T:
     try:
-        value = msgspec.msgpack.decode(raw, type=kind)
+        value = wire.decode_value(raw, kind)
         return cast("T", wire.cut_to_bounds(value)) if isinstance(value, WorkloadReport) else value
     except msgspec.MsgspecError as error:
         raise BackendError(f"this server cannot read the agent's answer: {error}") from error

@@ -90,7 +90,7 @@ class AgentLink:
                     case AgentBeat(at):
                         self._socket.answer(encode(AgentHeard(at)))
                     case AgentMetrics() as metrics:
-                        self._note_metrics(metrics, frame)
+                        self._note_metrics(metrics)
                     case AgentHello():
                         pass
                     case _ as never:
@@ -103,8 +103,8 @@ class AgentLink:
                     waiting.set_exception(LinkLost())
                     waiting.exception()  # A call that was given up does not look at it.
 
-    def _note_metrics(self, metrics: AgentMetrics, frame: bytes) -> None:
-        self.measured, self.busy, self.measured_at = frame, metrics.busy, time.time()
+    def _note_metrics(self, metrics: AgentMetrics) -> None:
+        self.measured, self.busy, self.measured_at = encode(metrics), metrics.busy, time.time()
         if metrics.at is not None:
             self._socket.answer(encode(AgentHeard(metrics.at)))
 

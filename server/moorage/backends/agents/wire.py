@@ -6,7 +6,8 @@ each in an `AgentCall`. The agent reports. Both sides import this module: `link`
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final
+from functools import partial
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ from moorage.backends.base import (
 from moorage.backends.spec_documents import document_from_spec, spec_from_document
 from moorage.backends.specs import SpecError
 from moorage.model import DeviceId, Placement
+from moorage.records.fields import SHOWN
 from moorage.records.json_values import JsonObject
 
 VERSION: Final = 3
@@ -32,6 +34,11 @@ BEATS_MISSED_MAX: Final = 4
 """Longest silence of a connection; then either end closes it, and the agent dials again."""
 SENTENCE_CHARS_MAX: Final = 4_000
 """Of a text of an agent that goes to leases and logs; the rest is cut off."""
+
+NAME_CHARS_MAX: Final = 100
+"""Of a release, and of an agent's id."""
+T = TypeVar("T")
+_Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX, pattern=SHOWN)]
 
 
 class _Frame(msgspec.Struct, tag=True):
@@ -52,10 +59,10 @@ class AgentHello(_Frame):
     """
 
     version: int
-    release: str
-    agent: str
+    release: _Name
+    agent: _Name
     node: JsonObject
-    unheard_seconds: float
+    unheard_seconds: Annotated[float, msgspec.Meta(ge=0)]
     busy: dict[str, str]
 
 
@@ -335,7 +342,24 @@ def cut_to_bounds(report: WorkloadReport) -> WorkloadReport:
     )
 
 
+def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | msgspec.Raw) -> T:
+    """Decode what the other side sent.
+
+    Raises:
+        msgspec.MsgspecError: It is invalid: also by a text that is no UTF-8, or by its depth.
+    """
+    try:
+        return decoder.decode(frame)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+def decode_value(raw: msgspec.Raw, kind: type[T]) -> T:
+    """Return the value of an `AgentDone`; see `_decode`."""
+    return _decode(msgspec.msgpack.Decoder(kind), raw)
+
+
 encode: Final = msgspec.msgpack.Encoder().encode
-decode_hello: Final = msgspec.msgpack.Decoder(AnyHello).decode
-decode_report: Final = msgspec.msgpack.Decoder(Report).decode
-decode_instruction: Final = msgspec.msgpack.Decoder(Instruction).decode
+decode_hello: Final = partial(_decode, msgspec.msgpack.Decoder(AnyHello))
+decode_report: Final = partial(_decode, msgspec.msgpack.Decoder(Report))
+decode_instruction: Final = partial(_decode, msgspec.msgpack.Decoder(Instruction))

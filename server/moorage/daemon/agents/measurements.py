@@ -4,7 +4,6 @@
 """
 
 import itertools
-import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -17,7 +16,7 @@ from moorage.catalog.documents.metrics import aggregate
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import Metrics
-from moorage.records.json_values import JsonMapping, JsonObject
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 PUBLISH_SECONDS: Final = 2.0
 """Shortest time between two versions of a cluster's document."""
@@ -27,6 +26,8 @@ STALE_SECONDS: Final = 60.0
 """From this age on a measurement no longer says how things are."""
 GPUS_MAX: Final = 64
 FIELDS_MAX: Final = 32
+NUMBER_MAX: Final = 2.0**53
+"""Of a measurement; larger ones are left out, so that sums and documents hold all others."""
 SOURCE: Final = "agent"
 """The field `source` of node trees made here; no other tree is touched."""
 _GROUPS: Final = ("memory", "vcpu", "storage", "gpu")
@@ -152,7 +153,7 @@ def _tree(node: str, metrics: AgentMetrics, at: float, *, stale: bool) -> Tree:
 
 def _numbers(group: Mapping[str, float]) -> dict[str, float]:
     few = itertools.islice(group.items(), FIELDS_MAX)
-    return {name[:FIELDS_MAX]: value for name, value in few if math.isfinite(value)}
+    return {name[:FIELDS_MAX]: value for name, value in few if abs(value) < NUMBER_MAX}
 
 
 def without_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
@@ -164,15 +165,13 @@ def without_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
     """
     group = node.get("gpus")
     devices = group.get("gpus") if isinstance(group, dict) else None
-    if not isinstance(group, dict) or not isinstance(devices, list):
-        return {**node}
+    if group is None or not isinstance(devices, list) or not all(map(_is_device, devices)):
+        return {**node}  # The registry refuses such devices.
     names = {uuid.lower(): reason for uuid, reason in busy.items()}
     used, free = [], []
     for index, device in enumerate(devices):
-        reason = (
-            names.get(str(device.get("uuid", "")).lower()) if isinstance(device, dict) else None
-        )
-        named = {"id": str(index), **device} if isinstance(device, dict) else device
+        reason = names.get(device["uuid"].lower()) if device.get("uuid") else None
+        named = {"id": str(index), **device}
         if reason is None:
             free.append(named)
         else:
@@ -182,10 +181,19 @@ def without_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
     left = {
         **group,
         "count": len(free),
-        "memory": sum(each.get("memory", 0) for each in free),
+        "memory": sum(each.get("memory") or 0 for each in free),
         "gpus": free,
     }
     return {**node, "gpus": left, "busy": used}
+
+
+def _is_device(device: JsonValue) -> bool:
+    """Return whether a device has the form of one, as far as `without_busy` needs it."""
+    return (
+        isinstance(device, dict)
+        and isinstance(device.get("uuid") or "", str)
+        and isinstance(device.get("memory") or 0, int | float)
+    )
 
 
 def with_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:

@@ -19,6 +19,7 @@ from moorage.backends.agents import wire
 from moorage.backends.agents.backend import AgentMachine, FleetBackend, Place
 from moorage.backends.agents.link import AgentLink, LinkLost
 from moorage.backends.base import BackendError
+from moorage.catalog.documents.encoding import encode
 from moorage.catalog.ports import Catalog
 from moorage.daemon.access.tokens import LOCAL
 from moorage.daemon.agents.agent_nodes import AgentNodes
@@ -36,7 +37,9 @@ from moorage.model import LOST, ClusterId, Code, NodeId
 from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.json_bounds import is_deeper
 from moorage.records.audit import AuditEntry
+from moorage.records.fields import DEPTH_MAX
 from moorage.records.history import AbsentAgent, AgentsNow
 from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF, Caller
@@ -274,6 +277,7 @@ class AgentRoster:
             reason = "agents are of the backend local, which this server's `backends` lacks"
             raise _Refusal(f"{reason}; set MOORAGE_BACKENDS=local at the server")
         try:
+            hello.node = _plain(hello.node)
             known = await self._find(secret)
             self._reclaimed = await self._thread.read(self._store.reclaimed)
             if known is None:
@@ -567,7 +571,7 @@ class AgentRoster:
     async def _change(self, machine: AgentMachine, change: Coroutine[object, object, None]) -> None:
         try:
             await change
-        except ServiceError as error:
+        except (ServiceError, AgentStoreError) as error:
             log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
 
     async def _lose(self, machine: AgentMachine) -> None:
@@ -631,6 +635,20 @@ class AgentRoster:
     async def _erase(self, place: Place) -> None:
         with contextlib.suppress(AgentStoreError):  # The next start does it.
             await self._thread.change(self._store.erase, place)
+
+
+def _plain(node: JsonObject) -> JsonObject:
+    """Return an agent's node as JSON has it: its frame may hold values that no document may hold.
+
+    Raises:
+        ServiceError: It cannot be a document, or is nested too deep.
+    """
+    encoded = encode(node)
+    if is_deeper(encoded, DEPTH_MAX):
+        reason = f"the node has more than {DEPTH_MAX} arrays and objects within one another"
+        raise ServiceError(Code.BAD_MESSAGE, reason)
+    plain: JsonObject = msgspec.json.decode(encoded)
+    return plain
 
 
 def _failure(done: "asyncio.Task[None]") -> BaseException | None:
