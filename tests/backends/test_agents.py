@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
-from moorage.backends.agents import host, wire
+from moorage.backends.agents import backend, host, wire
 from moorage.backends.agents.backend import FleetBackend
 from moorage.backends.agents.host import AgentHost
 from moorage.backends.agents.link import AgentLink
@@ -154,6 +154,19 @@ async def test_metrics_count_as_heartbeats_and_a_hanging_driver_delays_none(worl
         serving.cancel()
         with suppress(asyncio.CancelledError):
             await serving
+
+
+async def test_an_agent_that_does_not_say_what_runs_is_not_let_in_forever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(backend, "DISCOVER_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(world.agents, "discover", hang)
+    assert world.link is not None
+    with pytest.raises(TimeoutError, match=r"within 0\.1 s what runs there"):
+        await world.fleet.attach(world.machine, world.link)
 
 
 async def test_an_agent_leaves_a_silent_server(

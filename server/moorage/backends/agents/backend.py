@@ -50,6 +50,8 @@ from moorage.records.json_values import JsonMapping, JsonValue
 
 CALL_WAIT_SECONDS: Final = 5.0
 """How long a look into a workload waits for a machine that is away."""
+DISCOVER_SECONDS_MAX: Final = 60.0
+"""How long an agent that has come may take to say what runs on its machine."""
 RETRY_SECONDS: Final = 2.0
 """Pause before stopping a workload without a lease is tried again."""
 PLACES_MAX: Final = 10_000
@@ -339,7 +341,13 @@ class FleetBackend(CommonBackend):
             LinkLost: The connection went meanwhile.
             BackendError: The agent does not say what runs there; so does `TimeoutError`.
         """
-        found = _value(await link.call(wire.DiscoverOrder()), list[WorkloadReport])
+        try:
+            async with asyncio.timeout(DISCOVER_SECONDS_MAX):
+                said = await link.call(wire.DiscoverOrder())
+        except TimeoutError:
+            reason = f"its agent did not say within {DISCOVER_SECONDS_MAX:g} s what runs there"
+            raise TimeoutError(reason) from None
+        found = _value(said, list[WorkloadReport])
         orphans = [each.id for each in found if not self._is_held(each.id, machine.place)]
         for report in map(wire.cut_to_bounds, found):
             if report.id not in orphans:
