@@ -17,7 +17,7 @@ from moorage.model import ClusterId, NodeId
 from moorage.storage.sqlite.storage import SqliteStorage
 
 NOW = 1_763_647_000.0
-SHOWN = AgentOrigin("10.0.0.1", "1.0", 0.0)
+SHOWN = AgentOrigin("10.0.0.1", "1.0", 0.0, NOW)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def join(store: AgentStore, name: str) -> str:
     token = store.find(store.create_token("lab", NOW, NOW + 600), NOW)
     assert isinstance(token, JoiningToken)
     place = ClusterId("lab"), NodeId(name)
-    return store.join(token, place, name, SHOWN, NOW)
+    return store.join(token, place, name, SHOWN)
 
 
 def test_a_change_by_one_process_is_seen_by_another(opened: Callable[[], AgentStore]) -> None:
@@ -55,6 +55,22 @@ def test_a_change_by_one_process_is_seen_by_another(opened: Callable[[], AgentSt
         assert command.reclaim(NOW) == server.reclaimed() == int(NOW)
 
 
+def test_a_replaced_server_does_not_disconnect_an_agent_of_its_successor(
+    opened: Callable[[], AgentStore],
+) -> None:
+    with closing(opened()) as replaced, closing(opened()) as leader:
+        join(replaced, "a")
+        place = ClusterId("lab"), NodeId("a")
+        leader.note_disconnection(None, NOW + 1)
+        leader.note_connection(place, SHOWN._replace(changed_at=NOW + 2))
+        replaced.note_disconnection((place, NOW), NOW + 3)
+        assert leader.agents()[place].connected
+        with pytest.raises(AgentStoreError, match="is connected"):
+            replaced.forget("lab/a")
+        leader.note_disconnection((place, NOW + 2), NOW + 4)
+        assert not replaced.agents()[place].connected
+
+
 def test_a_joining_machine_causes_no_read_of_other_machines(
     opened: Callable[[], AgentStore],
 ) -> None:
@@ -76,10 +92,10 @@ def test_a_change_that_fails_changes_nothing(opened: Callable[[], AgentStore]) -
         for name in "ab":
             place = ClusterId("lab"), NodeId(name)
             if name == "a":
-                store.join(token, place, name, SHOWN, NOW)
+                store.join(token, place, name, SHOWN)
             else:
                 with pytest.raises(AgentStoreError, match="was used by another agent"):
-                    store.join(token, place, name, SHOWN, NOW)
+                    store.join(token, place, name, SHOWN)
         with closing(opened()) as other:
             assert store.agents() == other.agents()
             assert [each.node_id for each in store.agents().values()] == ["a"]

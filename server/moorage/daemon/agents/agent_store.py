@@ -53,6 +53,7 @@ class AgentOrigin(NamedTuple):
     address: str
     release: str
     unheard_seconds: float
+    changed_at: float
 
 
 class AgentRecord(msgspec.Struct, frozen=True):
@@ -229,9 +230,7 @@ class AgentStore:
             if found is not None and found.forgotten:
                 del documents[_key(found)]
 
-    def join(
-        self, token: JoiningToken, place: Place, agent: str, shown: AgentOrigin, now: float
-    ) -> str:
+    def join(self, token: JoiningToken, place: Place, agent: str, shown: AgentOrigin) -> str:
         """Note that an agent has used its token, and is connected; return its key.
 
         Raises:
@@ -243,11 +242,12 @@ class AgentStore:
             if found is None or found.agent not in {"", agent}:
                 raise AgentStoreError(USED)
             _put(documents, msgspec.structs.replace(found, agent=agent))
-            own = AgentRecord(*place, agent, digest(key), now, now, connected=True)
-            _put(documents, msgspec.structs.replace(own, **shown._asdict()))
+            joined_at, about = shown.changed_at, shown._asdict()
+            own = AgentRecord(*place, agent, digest(key), joined_at, connected=True, **about)
+            _put(documents, own)
         return key
 
-    def note_connection(self, place: Place, shown: AgentOrigin, now: float) -> None:
+    def note_connection(self, place: Place, shown: AgentOrigin) -> None:
         """Note that an agent is connected.
 
         Raises:
@@ -256,18 +256,22 @@ class AgentStore:
         with self._change() as documents:
             found = _get(documents, AgentRecord, *place)
             if found is not None:
-                news = {"connected": True, "changed_at": now, **shown._asdict()}
-                _put(documents, msgspec.structs.replace(found, **news))
+                _put(documents, msgspec.structs.replace(found, connected=True, **shown._asdict()))
 
-    def note_disconnection(self, place: Place | None, now: float) -> None:
-        """Note that an agent, or every one, is not connected.
+    def note_disconnection(self, connection: tuple[Place, float] | None, now: float) -> None:
+        """Note that a connection, or every one, is gone.
+
+        Args:
+            connection: Of which machine, and its `changed_at`. A later one of this machine stays:
+                it may be at a server that has replaced this one. None: every one.
+            now: The time, in seconds since the epoch.
 
         Raises:
             AgentStoreError: It cannot be stored.
         """
         with self._change() as documents:
             for each in _read(documents, AgentRecord):
-                if each.connected and place in {None, each.place}:
+                if each.connected and connection in {None, (each.place, each.changed_at)}:
                     _put(documents, msgspec.structs.replace(each, connected=False, changed_at=now))
 
     def reclaim(self, now: float) -> int:

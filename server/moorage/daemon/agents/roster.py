@@ -168,7 +168,7 @@ class AgentRoster:
         """Serve an agent's machine as a part of the fleet until the connection is gone."""
         try:
             hello = await self._hello(socket)
-            shown = AgentOrigin(address, hello.release, hello.unheard_seconds)
+            shown = AgentOrigin(address, hello.release, hello.unheard_seconds, time.time())
             fleet, machine, key = await self._let_in(secret, hello, shown)
         except _Refusal as refusal:
             log.warning("agent_refused", address=address, reason=refusal.farewell.reason)
@@ -184,8 +184,7 @@ class AgentRoster:
                     AuditEntry(time.time(), "agent.joined", "moored", remote=address, about=about)
                 )
             else:
-                come = self._store.note_connection
-                await self._thread.change(come, machine.place, shown, time.time())
+                await self._thread.change(self._store.note_connection, machine.place, shown)
             beat_seconds = self._beat_seconds
             if hello.unheard_seconds:
                 beat_seconds = min(beat_seconds, hello.unheard_seconds / wire.BEATS_MISSED_MAX)
@@ -198,8 +197,8 @@ class AgentRoster:
             self._coming.discard(machine.place)
             if machine.link is None and not machine.gone:
                 with contextlib.suppress(AgentStoreError):  # Only `moored agent list` shows it.
-                    note = self._store.note_disconnection
-                    await self._thread.change(note, machine.place, time.time())
+                    note, gone = self._store.note_disconnection, (machine.place, shown.changed_at)
+                    await self._thread.change(note, gone, time.time())
 
     async def _take_part(
         self, fleet: FleetBackend, machine: AgentMachine, link: AgentLink, hello: wire.AgentHello
@@ -320,7 +319,7 @@ class AgentRoster:
             node = without_busy(hello.node, hello.busy)
             await self._register(place, partial(self._registry.put, place, node))
             join = self._store.join
-            key = await self._thread.change(join, token, place, hello.agent, shown, time.time())
+            key = await self._thread.change(join, token, place, hello.agent, shown)
         except BaseException as error:
             if is_new:
                 fleet.forget(machine)
