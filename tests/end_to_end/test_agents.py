@@ -5,6 +5,7 @@ why they have names and no machine id. Each test has a cluster of its own.
 """
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -32,6 +33,8 @@ pytestmark = pytest.mark.heavy
 
 TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
 VARIABLES = {**TOKENS, "MOORAGE_BACKENDS": "local,memory"}
+PAGE = 4_096
+"""The smallest buffer that a pipe may have."""
 COUNTING = "seq 20; until [ -e {go}/go ]; do sleep 0.05; done; seq 21 40; echo whole; exit 3"
 COUNTED = ("".join(f"{number}\n" for number in range(1, 41)) + "whole\n", 3)
 
@@ -56,6 +59,25 @@ def complaint(fleet: Fleet, *more: str, data: str = "") -> str:
         line = agent.stderr.readline()
         agent.kill()
     return line
+
+
+def test_the_line_of_a_connection_does_not_block_the_agent(fleet: Fleet) -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
+    os.write(writer, b"." * PAGE)
+    command = fleet.command("box", "--token", fleet.token())
+    with (fleet.folder / "box.log").open("w") as log:
+        agent = Popen(command, stdout=writer, stderr=log)
+    try:
+        until(lambda: fleet.listed().get("box", {}).get("connected"))
+        assert fleet.output(fleet.ask("echo whole")) == ("whole\n", 0)
+        agent.terminate()
+        assert agent.wait(60) == 0
+    finally:
+        agent.kill()
+        agent.wait()
+        os.close(writer)
+        os.close(reader)
 
 
 def test_only_the_server_changes_a_cluster_of_agents(fleet: Fleet) -> None:

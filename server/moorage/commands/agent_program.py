@@ -114,6 +114,7 @@ def run(options: AgentOptions, config: Config) -> int:
         addresses = Addresses(Endpoint.of_socket(options.server, options.token or "", None))
         for at in addresses.order():
             parse_uri(at.url)
+        StandardStream(sys.stdout.fileno())  # The one line there must not stop it, either.
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Agent(options, addresses, node).run())
     except BlockingIOError:
