@@ -1,6 +1,8 @@
 """Start and end of the programs: standard modules first, one line for Ctrl-C or a full disk."""
 
+import fcntl
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +71,35 @@ def test_a_closed_reader_of_stdout_is_no_error(words):
     done = run([program(name), *rest], stdout=writing)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_stdout_that_refuses_to_block_gets_everything():
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4_096)
+    os.set_blocking(writing, False)  # As a parent does that uses the other end itself.
+    command = [program("moored"), "serve", "--help"]
+    process = subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    with os.fdopen(reading) as stdout, process:
+        select.select([stdout], [], [], SECONDS_MAX)
+        text = stdout.read()
+        assert (process.wait(SECONDS_MAX), process.stderr.read()) == (0, "")
+    assert text == run(command).stdout
+
+
+@pytest.mark.parametrize("reader", [None, "/dev/full"])
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_stderr_that_fails_changes_no_exit_code(name, reader):
+    if reader is None:
+        reading, writing = os.pipe()
+        os.close(reading)
+    else:
+        writing = os.open(reader, os.O_WRONLY)
+    done = subprocess.run(
+        [program(name), "no-such-command"], stderr=writing, timeout=SECONDS_MAX, check=False
+    )
+    os.close(writing)
+    assert done.returncode == 2
 
 
 @pytest.fixture

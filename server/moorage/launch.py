@@ -20,7 +20,28 @@ EXIT_UNWRITABLE: "Final" = 74
 _STDOUT, _STDERR = 1, 2
 
 
-class _Results(io.FileIO):
+class _Waiting(io.FileIO):
+    """A standard stream that waits for its reader, also where another process forbids waiting."""
+
+    def write(self, data: "Any", /) -> int:
+        while (written := super().write(data)) is None:
+            import select  # noqa: PLC0415  # From the standard library, which is first by now.
+
+            select.select([], [self], [])
+        return written
+
+
+class _Remarks(_Waiting):
+    """Standard error. A failed write drops the text: no work ends because of a remark."""
+
+    def write(self, data: "Any", /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+class _Results(_Waiting):
     """Standard output. A failed write ends the program: with one line, or silently."""
 
     def __init__(self, program: str) -> None:
@@ -123,9 +144,10 @@ def _open_standard_streams(name: str) -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(number, True)  # noqa: FBT003  # The os module's own signature.
     os.close(number)
-    sys.stderr = sys.stderr or os.fdopen(_STDERR, "w", closefd=False)
     before = sys.stdout
     encoding = before.encoding if before else "utf-8"
+    remarks = io.BufferedWriter(_Remarks(_STDERR, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(remarks, encoding, line_buffering=True)
     results = io.BufferedWriter(_Results(name))
     at_once = results.isatty() or getattr(before, "write_through", False)  # `python -u`.
     sys.stdout = io.TextIOWrapper(results, encoding, line_buffering=at_once)
