@@ -178,7 +178,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
         ledger = StoredLedger(SqliteFacts(copy))
         try:
             recovery = await ledger.open()
-            now = [fact for fact in recovery.facts if isinstance(fact, ClusterSet)]
+            now = [fact for fact in recovery.facts if isinstance(fact, ClusterSet | ClusterRemoved)]
             history = [entry async for entry in _entries(ledger)]
             pruned = await ledger.history_start() is not None
         except LedgerError as error:

@@ -1,5 +1,6 @@
 """A machine that is in the inventory twice: the first node counts, the second has no capacity."""
 
+import pytest
 from by_hand import Hand, answers, ask, nodes, place
 from msgspec.structs import replace
 
@@ -9,7 +10,7 @@ from moorage.core.state.facts import ClusterSet
 from moorage.core.state.identities import is_same_machine
 from moorage.core.state.invariants import check
 from moorage.core.turns.effects import LeaseNews
-from moorage.core.turns.events import ClusterGone, ReleaseAsked
+from moorage.core.turns.events import ClusterGone, ReleaseAsked, Restarted
 from moorage.model import Cluster, ClusterId, Code, Demand, NodeId, RequestId
 
 ONE = Demand(gpus=1)
@@ -93,6 +94,28 @@ def test_a_machine_that_is_moved_counts_once_its_leases_have_ended() -> None:
     hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
     assert twins(hand) == {}
     assert gpus(hand) == 1
+
+
+@pytest.mark.parametrize("others", [(), ("machine m",)])
+def test_a_moved_machine_counts_once_its_leases_have_ended_also_after_a_restart(others) -> None:
+    before = Hand()
+    before.see(machines("c", ("machine 1",), *([others] if others else [])))
+    before.grant(ask("holder", ONE), place("n000", "0"))
+    if others:
+        stays = machines("c", (), others)
+        before.see(replace(stays, nodes=stays.nodes[1:]))
+    else:
+        before.step(ClusterGone(ClusterId("c")))
+    before.see(machines("d", ("machine 1",)))
+    again = Allocator()
+    again.replay(condense(before.allocator.state))
+    assert again.state.clusters == before.allocator.state.clusters
+    hand = Hand(again)
+    hand.step(Restarted(60.0))
+    check(hand.allocator.state)
+    assert twins(hand) == {"d/n000": "c/n000"}, "the workload still runs there"
+    hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    assert twins(hand) == {}
 
 
 def test_a_renamed_node_counts_under_its_new_name() -> None:

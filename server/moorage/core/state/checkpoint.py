@@ -4,9 +4,12 @@ import math
 from collections.abc import Iterator
 from itertools import chain, starmap
 
+from msgspec.structs import replace
+
 from moorage.core.state.facts import (
     Carried,
     ClockMoved,
+    ClusterRemoved,
     ClusterSet,
     Counted,
     DurationsCarried,
@@ -20,7 +23,7 @@ from moorage.core.state.facts import (
 )
 from moorage.core.state.state import State
 from moorage.core.state.waiters import Waiter
-from moorage.model import Tenant
+from moorage.model import Cluster, Tenant
 
 
 def condense(state: State) -> Iterator[Fact]:
@@ -36,7 +39,7 @@ def condense(state: State) -> Iterator[Fact]:
         map(Carried, leases),
         map(_waiting, waiters),
         starmap(Overtaken, overtaken),
-        [*_past(state), Counted(state.fencing)],
+        [*_left(state), *_past(state), Counted(state.fencing)],
     )
 
 
@@ -48,6 +51,15 @@ def _fleet(state: State) -> Iterator[Fact]:
     yield from state.cordons.values()
     for reservation in state.reserved.by_id.values():
         yield Reserved(reservation)
+
+
+def _left(state: State) -> Iterator[Fact]:
+    """Yield again how nodes left while leases held them: their machines count nowhere else."""
+    for name, nodes in state.identities.left().items():
+        cluster = state.clusters.get(name)
+        before = cluster or Cluster(name, ())
+        yield ClusterSet(replace(before, nodes=(*before.nodes, *nodes)))
+        yield ClusterRemoved(name) if cluster is None else ClusterSet(cluster)
 
 
 def _waiting(waiter: Waiter) -> Fact:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from moorage.model import DEVICE, Cluster, ClusterId, Node
+from moorage.model import DEVICE, Cluster, ClusterId, Node, NodeId
 
 Place = tuple[str, str]
 """A node by name: cluster and node."""
@@ -70,6 +70,14 @@ class Identities:
     def place_of(self, key: str) -> Place | None:
         """Return the counted node with this key in its identity; None if there is none."""
         return self._holders.get(key)
+
+    def left(self) -> dict[ClusterId, list[Node]]:
+        """Return the nodes that left the inventory and have leases, without their capacity."""
+        found: dict[ClusterId, list[Node]] = {}
+        for cluster, name in sorted(self._left):
+            node = Node(NodeId(name), 0, 0, (), identity=self._of[cluster, name])
+            found.setdefault(ClusterId(cluster), []).append(node)
+        return found
 
     def put(self, cluster_id: ClusterId, nodes: Sequence[Node], leased: Leased) -> None:
         """Replace the nodes of a cluster; None: the cluster is gone."""
