@@ -171,3 +171,21 @@ def test_a_request_for_a_duplicate_alone_does_not_fit() -> None:
     hand.see(machines("b", ("machine m",)))
     refused = hand.ask(ask("r", ONE, candidates=(ClusterId("b"),)))
     assert answers(refused)[0].code is Code.NEVER_FITS
+
+
+def test_a_request_waits_for_a_machine_that_leases_hold_under_another_name() -> None:
+    hand = Hand()
+    hand.see(machines("c", ("machine m",)))
+    hand.grant(ask("holder", ONE), place("n000", "0"))
+    hand.step(ClusterGone(ClusterId("c")))
+    hand.see(machines("d", ("machine m",)))
+    elsewhere = {"candidates": (ClusterId("d"),)}
+    (refused,) = answers(hand.ask(ask("now", ONE, **elsewhere)))
+    assert refused.code is Code.NO_CAPACITY
+    assert "1 node will count once leases under another name have ended" in refused.reason
+    (refused,) = answers(hand.ask(ask("two", Demand(gpus=2), **elsewhere)))
+    assert refused.code is Code.NEVER_FITS
+    hand.ask(ask("waits", ONE, wait=50.0, **elsewhere))
+    turn = hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    hand.propose(turn, place("n000", "0") | {"cluster_id": "d"})
+    assert "waits" in hand.allocator.state.leases

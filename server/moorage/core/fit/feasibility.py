@@ -151,10 +151,15 @@ class Feasibility:
         able = tally.reasons == Misfit.FITS
         capable = able | ((tally.reasons > NEVER) & (tally.reasons != _ELSEWHERE))
         never = not self.enough_nodes(capable, demand)
+        held: list[int] = []
+        if never:
+            held = self._rows_held_elsewhere(demand, tally.reasons)
+            capable[held] = True
+            never = not self.enough_nodes(capable, demand)
         together = self.most_together(capable if never else able, demand)
         if gang_groups(self._state.fleet, demand) is not None:
             details["nodes_together"] = together
-        why = _sentence(counts, nodes, demand, together)
+        why = _sentence(counts, nodes, demand, together, len(held))
         if counts.get(Misfit.GPU_MODEL.name.lower()) == nodes and (
             models := self._models(demand, tally.reasons != _ELSEWHERE)
         ):
@@ -178,6 +183,16 @@ class Feasibility:
             why = f"{why[:-1]}; {kept} kept for a request that waits already."
         details["binding"] = _binding(counts, never=False)
         return refusals.no_capacity(why, details)
+
+    def _rows_held_elsewhere(self, demand: Demand, reasons: npt.NDArray[np.int8]) -> list[int]:
+        """Return candidates that could hold `demand`, but count as nodes that left with leases."""
+        fleet, later = self._state.fleet, Fleet()
+        for cluster in self._state.clusters_held_elsewhere():
+            later.put(cluster)
+        misfits = later.misfits(demand)
+        able = np.flatnonzero((misfits == Misfit.FITS) | (misfits > NEVER)).tolist()
+        rows = (fleet.row(*later.node_ids[row]) for row in able)
+        return [row for row in rows if row is not None and reasons[row] != _ELSEWHERE]
 
     def _models(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> list[str]:
         """Return the models in the fleet if none of them is an accepted one."""
@@ -320,7 +335,7 @@ def _first_group(rows: list[int], of: list[int], nodes: int) -> list[int]:
     return []
 
 
-def _sentence(counts: dict[str, int], nodes: int, demand: Demand, together: int) -> str:
+def _sentence(counts: dict[str, int], nodes: int, demand: Demand, together: int, held: int) -> str:
     if not nodes:
         return "no candidate cluster has a node."
     parts = [_part(count, _TEXT[Misfit[name.upper()]]) for name, count in counts.items()]
@@ -328,6 +343,9 @@ def _sentence(counts: dict[str, int], nodes: int, demand: Demand, together: int)
     if demand.nodes > 1 and demand.topology in {"rack", "zone"}:
         place = demand.topology
         gang = f"; the largest {place} that could hold it has {together} of {demand.nodes} nodes"
+    if held:
+        machines = refusals.counted(held, "node")
+        gang = f"{gang}; {machines} will count once leases under another name have ended"
     many = refusals.counted(nodes, "node")
     return f"of {many}, {', '.join(parts) or 'all fit one by one'}{gang}."
 

@@ -189,6 +189,16 @@ class State:
         )
         return replace(cluster, nodes=tuple(nodes))
 
+    def clusters_held_elsewhere(self) -> Iterator[Cluster]:
+        """Yield what will count once the leases on nodes that left the inventory have ended."""
+        left = {
+            f"{name}/{node.id}" for name, nodes in self.identities.left().items() for node in nodes
+        }
+        for name in self.identities.duplicates if left else ():
+            cluster = self.offered(self.clusters[name])
+            nodes = [node for node in cluster.nodes if node.duplicate_of in left]
+            yield replace(cluster, nodes=tuple(replace(node, duplicate_of="") for node in nodes))
+
     def held_by(self, lease: Lease) -> Placement:
         """Return the share that no other lease may use during this one: lost devices included."""
         return (*lease.placement, *self.lost_by(lease)) if lease.lost else lease.placement
