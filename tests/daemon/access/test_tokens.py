@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -75,6 +76,21 @@ def test_a_revoked_token_is_refused_at_once_and_the_server_stays_closed(
     assert tokens.caller(made) is None
     assert tokens.caller(None) is None
     assert not revoke(tmp_path, "ci")
+
+
+def test_a_revocation_in_a_file_that_replaces_the_open_one_counts(
+    tmp_path: Path, store: TokenStore
+) -> None:
+    tokens, path = Tokens({}, store=store), tmp_path / "tokens.db"
+    made = create(tmp_path, "ci")
+    assert tokens.caller(made) is not None
+    shutil.copy(path, tmp_path / "copy")
+    path.unlink()
+    assert tokens.caller(made) is None  # Nobody could revoke it now.
+    (tmp_path / "copy").rename(path)
+    assert tokens.caller(made) is not None
+    assert revoke(tmp_path, "ci")
+    assert tokens.caller(made) is None
 
 
 def test_an_expired_token_is_refused(store: TokenStore) -> None:

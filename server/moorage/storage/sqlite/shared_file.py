@@ -38,6 +38,7 @@ class SharedFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
+        self._opened: os.stat_result | None = None
         self._changes = 0
         self._guard = threading.RLock()
 
@@ -63,10 +64,13 @@ class SharedFile:
         """Yield the connection, for exclusive use.
 
         Raises:
-            StorageError: The file cannot be read or written.
+            StorageError: The file cannot be read or written, or was deleted.
         """
         try:
             with self._guard:
+                if self._connection is not None and self._is_replaced():
+                    self.close()
+                    self._changes += 1  # The new connection may count from the same version.
                 if self._connection is None:
                     self._connection = self._open()
                 yield self._connection
@@ -85,9 +89,15 @@ class SharedFile:
             self._changes += 1
             yield connection
 
+    def _is_replaced(self) -> bool:
+        """Return whether the path leads to another file: no command would write the open one."""
+        return self._opened is not None and not os.path.samestat(self._opened, self._path.stat())
+
     def _open(self) -> sqlite3.Connection:
         # Before SQLite makes it readable for others.
-        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, OWNER_ONLY))
+        descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, OWNER_ONLY)
+        self._opened = os.fstat(descriptor)
+        os.close(descriptor)
         connection = sqlite3.connect(
             self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
