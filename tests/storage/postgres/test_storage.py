@@ -241,6 +241,7 @@ def test_a_role_that_may_only_use_the_tables_is_enough_for_a_server(postgres, ad
     records.close()
     facts.end_writing(clean=True)
     facts.close()
+    postgres.run("pg_dump", "--schema=moorage", "--file=/dev/null", postgres.url(name, user))
     with pytest.raises(StorageError, match="has no role role_of_none"):
         prepare(address, "role_of_none")
 

@@ -22,6 +22,7 @@ from moorage.storage.postgres.shared_table import PostgresAgents, PostgresLogins
 _GRANTS: Final[tuple[LiteralString, ...]] = (
     "GRANT USAGE ON SCHEMA moorage TO {}",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA moorage TO {}",
+    "GRANT SELECT ON ALL SEQUENCES IN SCHEMA moorage TO {}",  # For pg_dump.
 )
 
 
