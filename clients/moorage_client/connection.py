@@ -28,7 +28,12 @@ from moorage.protocol.errors import BadReply
 from moorage.protocol.replies import Event, Reply, decode_reply
 from moorage.records.json_values import JsonMapping
 from moorage_client.answers import read_refusal
-from moorage_client.endpoint import NO_TLS_ADVICE, Endpoint, socks_advice
+from moorage_client.endpoint import (
+    CLIENT_CERT_VARIABLE,
+    NO_TLS_ADVICE,
+    Endpoint,
+    socks_advice,
+)
 from moorage_client.errors import (
     CertificateRefused,
     ConnectionFailed,
@@ -414,8 +419,10 @@ async def _bearer(endpoint: Endpoint) -> str | None:
 
 def _refusal_error(url: str, error: InvalidHandshake) -> MoorageError:
     if isinstance(error.__cause__, EOFError):
-        tls = "; perhaps this port speaks TLS: use wss://" if url.startswith("ws:") else ""
-        return ConnectionFailed(url, f"closed during the handshake{tls}")
+        perhaps = "this port speaks TLS: use wss://"
+        if not url.startswith("ws:"):
+            perhaps = f"the server wants a client's certificate: see {CLIENT_CERT_VARIABLE}"
+        return ConnectionFailed(url, f"closed during the handshake; perhaps {perhaps}")
     if not isinstance(error, InvalidStatus):
         return ProtocolViolated(url, f"does not answer as a WebSocket: {error}")
     status = error.response.status_code

@@ -39,6 +39,9 @@ CA_FILE_VARIABLES: Final = (
     *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
 )
 """The first that is set names the CA file; the last two are those of `requests`."""
+CLIENT_CERT_VARIABLE: Final = "MOORAGE_CLIENT_CERT"
+CLIENT_KEY_VARIABLE: Final = "MOORAGE_CLIENT_KEY"
+"""PEM files for a server with `tls_client_ca`; the key may be in the file of the certificate."""
 
 _PROXY_SCHEMES: Final = ("http://", "https://", "socks4://", "socks4a://", "socks5")
 _LOOPBACK_NAMES: Final = frozenset(
@@ -133,13 +136,32 @@ class Endpoint:
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
         return (mapped or address).is_loopback or (mapped or address).is_unspecified
 
-    @cached_property
+    @property
     def tls(self) -> "ssl.SSLContext | None":
         """The TLS context that verifies the server; None for a URL without TLS.
 
+        It has the client's certificate as the files are now: they may have been renewed.
+
         Raises:
-            SettingRefused: The file of the authorities cannot be used.
+            SettingRefused: The file of the authorities, or of the certificate, cannot be used.
         """
+        context = self._verifier
+        certificate = setting(None, CLIENT_CERT_VARIABLE) if self.signs_in else ""
+        if context is not None and certificate:
+            key = setting(None, CLIENT_KEY_VARIABLE)
+            files = f"{certificate} and {key}" if key else certificate
+            try:
+                context.load_cert_chain(certificate, key or None, password=str)  # It must ask none.
+            except ssl.SSLError as error:
+                expected = "expected a certificate and its key without a passphrase, as PEM"
+                raise SettingRefused(CLIENT_CERT_VARIABLE, f"{files}: {expected}") from error
+            except OSError as error:
+                reason = f"cannot read {files}: {error.strerror}"
+                raise SettingRefused(CLIENT_CERT_VARIABLE, reason) from error
+        return context
+
+    @cached_property
+    def _verifier(self) -> "ssl.SSLContext | None":
         if not self.url.lower().startswith(("wss:", "https:")):
             return None
         named, path = self._authorities

@@ -149,6 +149,29 @@ def test_with_an_authority_of_clients_both_ports_demand_a_certificate(ours: Auth
                 door(running, ours.context())
 
 
+def test_clients_show_the_certificate_that_is_in_their_files_now(
+    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = ours.sign("a client")
+    both = tmp_path / "both.pem"
+    both.write_bytes(Authority(tmp_path / "others").sign("a client")[0].read_bytes())
+    with daemon(environment=variables(ours.sign("server"), ours.file)) as running:
+        urls = {"MOORAGE_URL": running.ws, "MOORAGE_HTTP_URL": running.http}
+        urls["MOORAGE_CA_FILE"] = str(ours.file)
+        for words in (["leases"], ["policy", "list"]):
+            files = {"MOORAGE_CLIENT_CERT": str(certificate), "MOORAGE_CLIENT_KEY": str(key)}
+            done = ran(MOORAGE, *words, **urls, **files)
+            assert done.returncode == 0, done.stderr
+            done = ran(MOORAGE, *words, **urls, MOORAGE_CLIENT_CERT=str(both))
+            assert f"{both}: expected a certificate and its key" in done.stderr
+        assert "MOORAGE_CLIENT_CERT" in ran(MOORAGE, "leases", **urls).stderr
+        monkeypatch.setenv("MOORAGE_CLIENT_CERT", str(both))
+        client = BlockingClient(running.ws, ca_file=str(ours.file))
+        both.write_bytes(certificate.read_bytes() + key.read_bytes())
+        with client:
+            assert client.leases() == []
+
+
 def test_a_certificate_and_a_token_are_both_required(tmp_path: Path, ours: Authority) -> None:
     stranger = Authority(tmp_path / "stranger")
     old = ours.context()

@@ -26,6 +26,8 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_TOKEN",
         "MOORAGE_TOKEN_FILE",
         "MOORAGE_CA_FILE",
+        "MOORAGE_CLIENT_CERT",
+        "MOORAGE_CLIENT_KEY",
         "MOORAGE_STATE",
         "MOORAGE_AGENT_DATA",
         "MOORAGE_AGENT_ADDRESS",
