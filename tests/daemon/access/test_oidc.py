@@ -14,6 +14,7 @@ from typing import Any
 
 import jwt
 import pytest
+import structlog.testing
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
@@ -210,6 +211,15 @@ async def test_forged_expired_and_foreign_tokens_are_refused(issuer: Issuer) -> 
     assert let_in == []
     fresh = [why for why, each in forgeries(issuer).items() if await ask(verifier(issuer), each)]
     assert fresh == []
+
+
+async def test_the_log_says_that_a_token_is_for_another_audience(issuer: Issuer) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert await ask(verifier(issuer), issuer.token(aud="another")) is None
+        assert await ask(verifier(issuer), forgeries(issuer)["wrong audience"] + "x") is None
+    found = [each for each in logs if each["event"] == "oidc_token_refused"]
+    (refused,) = (each for each in found if each["log_level"] == "warning")
+    assert refused["reason"].endswith("oidc_audience is moorage")
 
 
 async def test_a_key_that_names_its_algorithm_verifies_no_other(issuer: Issuer) -> None:

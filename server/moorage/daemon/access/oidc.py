@@ -157,6 +157,10 @@ class OidcTokens:
                 },
             )
             expires_at = float(claims["exp"]) + SKEW_SECONDS
+        except jwt.InvalidAudienceError as error:  # The issuer signed it: the operator may wonder.
+            wanted = f"{error}: oidc_audience is {self._claims.audience}"
+            log.warning("oidc_token_refused", reason=wanted)
+            return None, 0.0
         except _UNREADABLE as error:
             log.debug("oidc_token_refused", reason=str(error))
             return None, 0.0
