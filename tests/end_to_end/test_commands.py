@@ -312,6 +312,23 @@ def test_doctor_names_ended_servers_and_damage(tmp_path: Path) -> None:
     assert (state, "in 2 days: replace it" in detail) == ("missing", True)
 
 
+def test_doctor_names_the_setting_to_change(tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    file.touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        tls = {"MOORAGE_TLS_CERT": str(tmp_path / "none"), "MOORAGE_TLS_KEY": str(file)}
+        report = doctor("--data", file, expect=1, MOORAGE_HTTP_PORT=port, **tls)
+    said = {
+        "ledger": f"{file}: Not a directory; expected a folder that this user may write",
+        "http port": "Address already in use; expected a free port of this machine: change http_h",
+        "tls": "none: No such file or directory; correct tls_cert, tls_key or tls_client_ca",
+    }
+    for name, part in said.items():
+        state, detail = about(name, report)
+        assert (state, part in detail) == ("broken", True), detail
+
+
 def test_doctor_reaches_a_server_with_tls(tmp_path: Path) -> None:
     files = tmp_path / "server.pem", tmp_path / "server.key"
     for file, text in zip(files, pem_of(*certificate("server")), strict=True):

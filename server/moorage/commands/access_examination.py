@@ -48,7 +48,9 @@ def _tls(config: Config) -> list[DoctorFinding]:
         tls = ServerTls(config.tls_cert, config.tls_key, config.tls_client_ca)
         ends = ssl.cert_time_to_seconds(_peer(tls, config.tls_cert)["notAfter"])
     except (OSError, KeyError) as error:
-        return [DoctorFinding("tls", "broken", f"{error}")]
+        reason = getattr(error, "strerror", None) or error
+        advice = "correct tls_cert, tls_key or tls_client_ca, or replace that file"
+        return [DoctorFinding("tls", "broken", f"{reason}; {advice}")]
     left = ends - time.time()
     if left < SOON_SECONDS:
         advice = f"{config.tls_cert} ends {_in(left)}: replace it and its key"

@@ -53,8 +53,8 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
         *asyncio.run(_sandbox(config.sandbox)),
         *_storage(config, advice),
         *examine_access(config),
-        _port(config, "websocket port", config.host, config.port),
-        _port(config, "http port", config.http_host, config.http_port),
+        _port(config, "websocket port", ("host", "port")),
+        _port(config, "http port", ("http_host", "http_port")),
         _sizes(),
         DoctorFinding("services", "ok", SERVICES),
     ]
@@ -130,7 +130,10 @@ async def _ledger(folder: Path) -> DoctorFinding:
             await ledger.open()
             await ledger.append([ClusterRemoved(ClusterId("doctor"))], 0.0)
             await ledger.close()
-    except (OSError, LedgerError) as error:
+    except OSError as error:
+        expected = "expected a folder that this user may write: change data_dir, or its owner"
+        return DoctorFinding("ledger", "broken", f"{parent}: {error.strerror}; {expected}")
+    except LedgerError as error:
         return DoctorFinding("ledger", "broken", f"{folder}: {error}")
     return DoctorFinding("ledger", "ok", f"a fact was made durable beside {folder}")
 
@@ -166,7 +169,8 @@ def _answers(config: Config, host: str, port: int) -> bool:
         connection.close()
 
 
-def _port(config: Config, name: str, host: str, port: int) -> DoctorFinding:
+def _port(config: Config, name: str, settings: tuple[str, str]) -> DoctorFinding:
+    host, port = (getattr(config, each) for each in settings)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -177,5 +181,6 @@ def _port(config: Config, name: str, host: str, port: int) -> DoctorFinding:
                 return DoctorFinding(
                     name, "ok", f"{host}:{port}: a healthy server is there already"
                 )
-            return DoctorFinding(name, "broken", f"{host}:{port}: {error.strerror}")
+            expected = f"expected a free port of this machine: change {' or '.join(settings)}"
+            return DoctorFinding(name, "broken", f"{host}:{port}: {error.strerror}; {expected}")
     return DoctorFinding(name, "ok", f"{host}:{port} is free")
