@@ -165,7 +165,9 @@ def test_the_pod_has_no_privilege(offline: Helm, words: tuple[str, ...]) -> None
 
 def test_variables_are_settings_that_exist(offline: Helm) -> None:
     known = {each.environment for each in settings().values()}
-    own = "settings.backends=memory,settings.kubernetes_clusters=a=b,settings.kubernetes_namespace=c"
+    own = (
+        "settings.backends=memory,settings.kubernetes_clusters=a=b,settings.kubernetes_namespace=c"
+    )
     client_ca = (*TLS, "--set", "tls.clientCa=true")
     for words in (PLAIN, (*TLS, *ALL), (*TLS, *TWO), client_ca, (*TLS, *ALL, "--set", own)):
         names = [each["name"] for each in container(offline.template(*words))["env"]]
