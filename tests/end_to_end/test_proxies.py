@@ -273,7 +273,7 @@ async def test_clients_need_a_certificate_if_the_file_demands_it(
                     site.status(path, **headers)
 
 
-def test_haproxy_with_both_lines_admits_nobody_without_a_certificate(
+def test_haproxy_with_both_lines_refuses_clients_without_a_certificate(
     server: Server, tmp_path: Path
 ) -> None:
     """Linux spreads connections over the two: it takes some to meet the line without `verify`."""
