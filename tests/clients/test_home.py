@@ -78,6 +78,7 @@ def test_completion_says_that_it_needs_a_home(shell):
     assert (done.returncode, "set HOME" in done.stderr, "Traceback" in done.stderr) == (2, True, 0)
 
 
+@pytest.mark.heavy
 def test_without_a_home_no_kubeconfig_is_there(homeless):
     unnamed = homeless("moorage", "fleet", "import", "kubernetes", "--dry-run")
     assert "give --cluster-id NAME" in unnamed.stderr

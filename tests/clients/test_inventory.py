@@ -348,6 +348,7 @@ def test_copies_of_one_disk_have_no_machine_id(put):
     assert "2 nodes share their machine id" in found.notes[-1]
 
 
+@pytest.mark.heavy
 def test_the_program_that_reads_a_cluster_ends_beside_an_open_stdin(tmp_path):
     job = {"cluster_id": "a", "context": "", "watch": False}
     environment = os.environ | {"KUBECONFIG": str(tmp_path / "absent")}
