@@ -235,4 +235,4 @@ def test_run_names_the_preempting_tenant(server: Server, tmp_path: Path) -> None
     assert re.search(f"preempted by request {winner['id']}", complaint), complaint
     server.release(winner)
     wrong = server.moorage("ask", FIRST_FIT, "--ttl", "9", "--notice", "3")
-    assert (wrong.returncode, "add --preemptible" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "needs --preemptible" in wrong.stderr) == (2, True)
