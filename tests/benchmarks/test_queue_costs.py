@@ -30,6 +30,6 @@ def test_a_refusal_on_a_large_fleet_costs_little_more_than_on_a_small_one() -> N
 def test_requests_above_the_bound_are_granted_or_busy() -> None:
     figures = overload()
     print(figures)
-    assert figures["overload_grants_to_peak"] > 0  # Beside other tests 0.8, and once below 0.25.
+    assert figures["overload_grants_to_peak"] > 0.25, "it was 0.8 beside other tests"
     assert figures["overload_others"] == 0
     assert figures["overload_renewals"] > 0
