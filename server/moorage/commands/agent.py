@@ -14,6 +14,7 @@ import typer
 from moorage.commands.errors import EXIT_USAGE, load_config, refuse_option, refuse_root
 from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag
+from moorage.config.sources import ConfigError, default_data_dir
 from moorage.setting_kinds import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
@@ -104,11 +105,9 @@ def agent_run(
 
 def _default_folder() -> Path:
     """Return the folder of an agent that names none; end the command without a home for it."""
-    if state := os.environ.get("XDG_STATE_HOME"):
-        return Path(state) / "moored-agent"
     try:
-        return Path.home() / ".local" / "state" / "moored-agent"
-    except RuntimeError:  # Neither HOME nor an entry in the system's list of users.
+        return default_data_dir(os.environ).with_name("moored-agent")
+    except ConfigError:
         refuse_option("--data", "a folder: this user has no home folder")
 
 
