@@ -183,8 +183,15 @@ class Worker:
             )
         )
 
-    def evaluate(self, frame: frames.Evaluate) -> frames.Result | frames.Failed:
-        """Run the policy once and return the frame with the answer."""
+    def evaluate(self, frame: frames.Evaluate) -> None:
+        """Run the policy once and send the answer; only then prepare for the next request."""
+        answer, value = self._evaluate(frame)
+        self._channel.send(answer)
+        if frame.provisional and isinstance(answer, frames.Result):
+            self._replica.propose(frame.request, value, self._demand(frame.demand))
+
+    def _evaluate(self, frame: frames.Evaluate) -> tuple[frames.Result | frames.Failed, JsonValue]:
+        """Run the policy once; return the frame with the answer, and the policy's value."""
         replica = self._replica
         replica.update(frame.snapshot, frame.parts, frame.rows, frame.settled)
         replica.reconsider(frame.request)
@@ -214,12 +221,10 @@ class Worker:
                 value, answer = self._answer(policy.eval(parameters, input_data, context))
             changed = self._context(context, packed)
         except BaseException as error:  # noqa: BLE001  # A policy may raise anything at all.
-            return self._failure(error)
+            return self._failure(error), None
         if changed is not None:
             self._contexts[frame.tenant] = changed
-        if frame.provisional:
-            replica.propose(frame.request, value, demand)
-        return frames.Result(frame.nonce, answer, changed, self._output.take())
+        return frames.Result(frame.nonce, answer, changed, self._output.take()), value
 
     def apply(self, frame: frames.Apply) -> frames.Result | frames.Failed:
         """Run the policy once on plain input."""
@@ -519,7 +524,7 @@ def live(plan: jail.JailPlan) -> NoReturn:
     while True:
         frame = channel.receive()
         if isinstance(frame, frames.Evaluate):
-            channel.send(worker.evaluate(frame))
+            worker.evaluate(frame)
         elif isinstance(frame, frames.RunManagement):
             channel.send(worker.manage(frame))
         elif isinstance(frame, frames.Apply):
