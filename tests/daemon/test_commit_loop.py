@@ -56,7 +56,9 @@ class SlowLedger(MemoryLedger):
         self.syncs: asyncio.Queue[None] = asyncio.Queue()
         self.is_fast = True
 
-    def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
+    def append(
+        self, facts: Sequence[Fact], at: float, *, lone: bool = False
+    ) -> Coroutine[Any, Any, int]:
         self.log.append("+".join(type(fact).__name__ for fact in facts))
         return self._sync(super().append(facts, at))
 
@@ -172,6 +174,19 @@ async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_p
         assert it.ledger.log == ["Ended", "consult waiter"]
         it.ledger.sync()
         await it.until("answer 3")
+
+
+async def test_the_reply_to_a_release_leaves_before_the_waiters_are_looked_at() -> None:
+    async with play() as it:
+        it.ask("waiter", 2, wait_seconds=60.0)
+        await it.rest()
+        it.ledger.sync()
+        await it.loop.settle()
+        it.ledger.is_fast = True
+        it.ledger.log.clear()
+        it.release("a", 3)
+        await it.until("consult waiter")
+        assert it.ledger.log == ["Ended", "durable Ended", "answer 3", "consult waiter"]
 
 
 async def test_the_grant_of_a_waiter_follows_the_release_without_waiting_for_the_disk() -> None:

@@ -1,6 +1,9 @@
 import asyncio
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,7 @@ import pytest
 from moorage.core.state.facts import Counted
 from moorage.ledger.base import LedgerFailed
 from moorage.ledger.codec import seal
-from moorage.ledger.writer import GroupCommit, WriteJob
+from moorage.ledger.writer import EXIT_BROKEN, QUICK_SECONDS, GroupCommit, WriteJob
 from moorage.storage.sqlite.fact_tables import FactTables
 from moorage.storage.sqlite.facts import SqliteFacts
 
@@ -49,7 +52,7 @@ class Groups:
             return [row.seq for row in facts.page(0, 100, 1 << 20)]
 
 
-def job(*seqs: int, work: Gate | None = None) -> WriteJob:
+def job(*seqs: int, work: Callable[[FactTables], object] | None = None) -> WriteJob:
     rows = [seal(seq, 1.0, Counted(seq), 0) for seq in seqs]
     return WriteJob(asyncio.get_running_loop().create_future(), rows, work=work)
 
@@ -96,3 +99,73 @@ async def test_stopping_settles_submitted_jobs(tmp_path: Path):
     assert all(submitted.done.done() for submitted in jobs)
     assert groups.facts() == list(range(1, 30))
     groups.store.close()
+
+
+async def test_a_lone_job_is_durable_before_the_call_returns(tmp_path: Path):
+    groups = Groups(tmp_path / "ledger.sqlite")
+    lone = job(1)
+    assert groups.writer.commit_at_once(lone)
+    assert lone.done.result() is None
+    assert (groups.facts(), groups.seen) == ([1], [(1, False)])
+    await groups.stop()
+
+
+async def test_no_job_overtakes_submitted_ones(tmp_path: Path):
+    groups = Groups(tmp_path / "ledger.sqlite")
+    gate = Gate("SELECT 7")
+    first, second = job(1, work=gate), job(2)
+    groups.writer.submit(first)
+    assert not groups.writer.commit_at_once(second)
+    gate.go_on.set()
+    await first.done
+    assert groups.facts() == [1], "the second was left to the caller"
+    await groups.stop()
+
+
+async def test_after_a_slow_commit_the_loop_leaves_the_next_to_the_thread(tmp_path: Path):
+    groups = Groups(tmp_path / "ledger.sqlite")
+    slow = job(1, work=lambda _: time.sleep(2 * QUICK_SECONDS))
+    groups.writer.submit(slow)
+    await slow.done
+    assert not groups.writer.commit_at_once(job(2))
+    await groups.stop()
+
+
+async def test_nothing_is_written_after_a_failure_in_the_loop(tmp_path: Path):
+    groups = Groups(tmp_path / "ledger.sqlite")
+    gate = Gate("INSERT INTO nowhere VALUES (1)")
+    gate.go_on.set()
+    failing, later = job(1, work=gate), job(2)
+    assert groups.writer.commit_at_once(failing)
+    groups.writer.submit(later)
+    for waiting in (failing, later):
+        with pytest.raises(LedgerFailed, match="no such table: nowhere"):
+            await waiting.done
+    assert groups.facts() == []
+    await groups.stop()
+
+
+HANGS = """
+import asyncio, sys, threading
+from pathlib import Path
+from moorage.ledger import writer
+from moorage.storage.sqlite.facts import SqliteFacts
+writer.COMMIT_SECONDS_MAX = 0.2
+async def main():
+    store = SqliteFacts(Path(sys.argv[1]))
+    store.open()
+    group = writer.GroupCommit(store, print)
+    work = lambda facts: threading.Event().wait()
+    done = asyncio.get_running_loop().create_future()
+    group.commit_at_once(writer.WriteJob(done, work=work))
+asyncio.run(main())
+"""
+
+
+async def test_a_disk_that_hangs_ends_the_process(tmp_path: Path):
+    command = [sys.executable, "-c", HANGS, str(tmp_path / "ledger.sqlite")]
+    ended = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+    )
+    assert ended.returncode == EXIT_BROKEN
+    assert "the disk took longer than 0.2 s" in ended.stderr

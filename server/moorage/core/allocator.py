@@ -201,14 +201,30 @@ class Allocator:
             Facts that the caller makes durable, and effects that it carries out afterwards (kinds
             in `EARLY` may leave at once).
         """
+        turn = self.begin(event, now)
+        if self._turn.wakes:
+            self._waking.wake()
+        return turn
+
+    def begin(self, event: Event, now: float) -> Turn:
+        """Handle one event, but serve no waiters; `finish` does that.
+
+        See `step`, which does both in one turn.
+        """
         turn = self._turn.begin(now)
         self._decide(event)
         while self.state.identities.freed != self._freed:
             self._freed = self.state.identities.freed
             for cluster_id in [*self.state.identities.duplicates]:
                 self._record_cluster(self.state.clusters[cluster_id])
-        if self._turn.wakes:
-            self._waking.wake()
+        return turn
+
+    def finish(self) -> Turn | None:
+        """Serve the waiters after `begin`, in a turn of its own; None if there is nothing to do."""
+        if not self._turn.wakes:
+            return None
+        turn = self._turn.begin(self._turn.now)
+        self._waking.wake()
         return turn
 
     def _decide(self, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per event.

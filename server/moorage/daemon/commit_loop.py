@@ -19,7 +19,7 @@ from moorage.core.allocator import Allocator
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.facts import Fact, Refusal
 from moorage.core.turns.effects import EARLY, Effect, Respond
-from moorage.core.turns.events import Asked, ClockSet, Event, Stalled, Tick
+from moorage.core.turns.events import Asked, ClockSet, Event, ReleaseAsked, Stalled, Tick
 from moorage.core.turns.turn import Turn
 from moorage.daemon.clock import BEAT_SECONDS, STALL_SECONDS_MIN, CalendarRecord, Clock
 from moorage.daemon.inbox import Inbox
@@ -33,6 +33,8 @@ BATCH_SECONDS_MAX: Final = 0.005
 """Seconds that a batch may take: a page of a large fleet costs as much as a thousand events."""
 GROUP_FACTS_MAX: Final = 1_000
 """Facts made durable together, rounded up to whole turns: encoding them takes milliseconds."""
+LONE_FACTS_MAX: Final = 16
+"""Facts that are stored in the loop itself at most, where nothing else is to be done."""
 GROUPS_MAX: Final = 2
 """Groups given to the ledger at a time: it begins the second without a pause after the first."""
 UNCOMMITTED_MAX: Final = 20_000
@@ -128,6 +130,8 @@ class CommitLoop:
         self._checkpoints: list[asyncio.Task[None]] = []
         self._wanted = False
         """True: the next commit writes a checkpoint."""
+        self._serves_later = False
+        """True: the waiters that a release may serve have not been looked at."""
         self._clock = Clock()
         self._calendar = CalendarRecord(None if config.storage else config.data_dir)
         self._now = 0.0
@@ -158,11 +162,14 @@ class CommitLoop:
     async def step_forever(self) -> None:
         """Step posted events, batch by batch. Runs until cancelled."""
         while True:
-            await self._inbox.wait()
+            if not self._serves_later:
+                await self._inbox.wait()
             while self._facts_waiting >= UNCOMMITTED_MAX:
                 self._committed.clear()
                 await self._committed.wait()
             until = time.monotonic() + BATCH_SECONDS_MAX
+            if self._serves_later:
+                self._serve_waiters()
             for _ in range(min(len(self._inbox), BATCH_MAX)):
                 self._take(self._inbox.take())
                 if time.monotonic() > until:
@@ -172,6 +179,8 @@ class CommitLoop:
             self._inbox.read_on()
             self._note_idle()
             await asyncio.sleep(0)  # Sockets are read in between.
+            if self._serves_later:
+                await asyncio.sleep(0)  # The reply to the release is written.
 
     async def commit_forever(self) -> None:
         """Make facts durable, then carry out effects. Runs until cancelled."""
@@ -266,7 +275,8 @@ class CommitLoop:
             self._checkpointed = self._handed
             checkpoint = self._handed, condense(self._allocator.state)
         began = time.monotonic()
-        stored = self._ledger.append(facts, self._now)
+        lone = not (more or self._groups or self._turns) and len(facts) <= LONE_FACTS_MAX
+        stored = self._ledger.append(facts, self._now, lone=lone)
         self._groups.append(_Group(turns, facts, stored, began, checkpoint))
         self._work.set()
 
@@ -306,7 +316,22 @@ class CommitLoop:
     def _step(self, event: Event) -> None:
         self._now = self._clock.now()
         began = time.perf_counter()
-        turn = self._allocator.step(event, self._now)
+        if not isinstance(event, ReleaseAsked):
+            self._take_turn(event, self._allocator.step(event, self._now), began)
+            return
+        # To find those who are served next takes longer than the release: its reply leaves first.
+        self._take_turn(event, self._allocator.begin(event, self._now), began)
+        self._serves_later = True
+        if self._inbox:
+            self._serve_waiters()
+
+    def _serve_waiters(self) -> None:
+        self._serves_later = False
+        began = time.perf_counter()
+        if (turn := self._allocator.finish()) is not None:
+            self._take_turn(Tick(), turn, began)
+
+    def _take_turn(self, event: Event, turn: Turn, began: float) -> None:
         self._effects.observe_step(event, turn, time.perf_counter() - began)
         held = bool(turn.facts or self._turns or self._groups or self._letting_go)
         if held and not turn.facts and self._groups and not self._turns:
@@ -346,7 +371,8 @@ class CommitLoop:
         self._inbox.post(Tick())
 
     def _is_idle(self) -> bool:
-        return not (self._inbox or self._turns or self._groups or self._letting_go)
+        busy = self._inbox or self._turns or self._groups or self._letting_go
+        return not (busy or self._serves_later)
 
     def _note_idle(self) -> None:
         if self._is_idle():

@@ -240,7 +240,9 @@ class Ledger(LedgerHistory, Protocol):
             LedgerError: It cannot be opened, or is open already.
         """
 
-    def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
+    def append(
+        self, facts: Sequence[Fact], at: float, *, lone: bool = False
+    ) -> Coroutine[Any, Any, int]:
         """Store facts; they are durable when this is awaited to its end.
 
         Several calls may be under way. The call hands the facts over; they are stored in the order
@@ -250,6 +252,8 @@ class Ledger(LedgerHistory, Protocol):
         Args:
             facts: In order. None at all: waits for the calls before it.
             at: Now, in seconds since the epoch.
+            lone: They are few, and the caller has nothing else to do: where the disk is quick, they
+                are durable before the call returns.
 
         Returns:
             The seq of the last of them.

@@ -84,7 +84,10 @@ class MemoryLedger:
         facts = self._recover(seq, body, last_seq)
         return Recovery(facts, last_seq, seq, tuple(warnings))
 
-    def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
+    def append(
+        self, facts: Sequence[Fact], at: float, *, lone: bool = False
+    ) -> Coroutine[Any, Any, int]:
+        del lone  # All are durable at once.
         self._check_open()
         rows: list[FactRow] = []
         chain = self._storage.rows[-1].chain if self._storage.rows else 0

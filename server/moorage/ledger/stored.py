@@ -95,11 +95,13 @@ class StoredLedger(StoredHistory):
         self._writer = GroupCommit(self._store, self._settle)
         return recovery
 
-    def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
+    def append(
+        self, facts: Sequence[Fact], at: float, *, lone: bool = False
+    ) -> Coroutine[Any, Any, int]:
         if self._failure or self._writer is None or self._late or self._lacks_room(facts):
             self._late += 1
             return self._append_later(facts, at)
-        return self._stored(*self._submit(facts, at))
+        return self._stored(*self._submit(facts, at, lone=lone))
 
     async def _append_later(self, facts: Sequence[Fact], at: float) -> int:
         """Append as soon as there is room, or raise the reason that prevents it."""
@@ -118,8 +120,10 @@ class StoredLedger(StoredHistory):
     def _lacks_room(self, facts: Sequence[Fact]) -> bool:
         return self._pending > 0 and self._pending + len(facts) > PENDING_FACTS_MAX
 
-    def _submit(self, facts: Sequence[Fact], at: float) -> tuple[int, WriteJob]:
-        """Hand facts to the writing thread; return the seq of the last one, and the job."""
+    def _submit(
+        self, facts: Sequence[Fact], at: float, *, lone: bool = False
+    ) -> tuple[int, WriteJob]:
+        """Hand facts to the writer; return the seq of the last one, and the job."""
         writer = self._usable()
         rows, chain = [], self._chain
         for seq, fact in enumerate(facts, self._given_seq + 1):
@@ -130,7 +134,8 @@ class StoredLedger(StoredHistory):
         self._pending += len(rows)
         fencing = max((f.lease.fencing for f in facts if isinstance(f, Granted)), default=0)
         job = WriteJob(asyncio.get_running_loop().create_future(), rows, fencing)
-        writer.submit(job)
+        if not (lone and writer.commit_at_once(job)):
+            writer.submit(job)
         return self._given_seq, job
 
     async def _stored(self, seq: int, job: WriteJob) -> int:
@@ -234,6 +239,8 @@ class StoredLedger(StoredHistory):
         return await self._durable(job)
 
     async def _durable(self, job: WriteJob) -> object:
+        if job.done.done():
+            return job.done.result()
         late = job.done.get_loop().call_later(COMMIT_SECONDS_MAX, self._give_up, job)
         try:
             return await job.done

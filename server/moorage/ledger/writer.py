@@ -1,18 +1,27 @@
 """Group commit: one thread commits everything that waits in one transaction.
 
 While a transaction is being synced, the next ones' jobs gather in the queue and then share one
-sync: the slower the disk, the larger the groups.
+sync: the slower the disk, the larger the groups. A lone job is committed in the event loop's own
+thread if the disk is quick: to wake another thread and be woken by it takes as long as the sync.
 """
 
 import asyncio
+import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Final, NoReturn
 
 import msgspec
 
-from moorage.ledger.base import LedgerFailed
+from moorage.ledger.base import COMMIT_SECONDS_MAX, LedgerFailed
 from moorage.storage.base import FactRow, Facts, FactStore, StorageError
+
+QUICK_SECONDS: Final = 0.002
+"""The event loop commits by itself only if the latest commit was quicker than this."""
+EXIT_BROKEN: Final = 70
+"""See `daemon.main`."""
 
 
 class WriteJob(msgspec.Struct, frozen=True, eq=False):
@@ -48,13 +57,37 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
         self._ended = self._loop.create_future()
+        self._failure: LedgerFailed | None = None
+        self._writing = threading.Lock()
+        """Held by the thread that uses the store."""
+        self._unsettled = 0
+        """Submitted jobs whose futures are not resolved yet. Of the event loop."""
+        self._seconds = 0.0
+        """How long the latest commit took."""
         # A daemon thread: a disk that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._thread.start()
 
     def submit(self, job: WriteJob) -> None:
         """Queue a job for the thread."""
+        self._unsettled += 1
         self._queue.put(job)
+
+    def commit_at_once(self, job: WriteJob) -> bool:
+        """Commit a job in this thread, the event loop's, if that is quick; return whether it was.
+
+        Otherwise nothing is done.
+        """
+        quick = self._store.is_local and self._seconds < QUICK_SECONDS
+        if self._unsettled or not quick or not self._writing.acquire(blocking=False):
+            return False
+        try:
+            results = self._commit([job])
+        finally:
+            self._writing.release()
+        self._unsettled += 1
+        self._settle([job], results, self._failure)
+        return True
 
     async def stop(self) -> None:
         """Wait until every submitted job is finished and the thread has ended."""
@@ -63,24 +96,39 @@ class GroupCommit:
         self._thread.join()
 
     def _run(self) -> None:
-        failure: LedgerFailed | None = None
         running = True
-        wait_seconds: float | None = None
+        wait_seconds: float | None = 0.0
         try:
             while running:
                 jobs, running = self._gather(wait_seconds)
-                results, failure = self._commit(jobs, failure)
-                self._tell(self._settle, jobs, results, failure)
-                wait_seconds = None
-                if failure is None:
-                    try:
-                        wait_seconds = self._store.upkeep()
-                    except StorageError as no:
-                        failure = LedgerFailed(str(no))
-                        self._tell(self._settled, (), failure)
+                if not self._writing.acquire(timeout=COMMIT_SECONDS_MAX):
+                    self._end_hung_process()
+                try:
+                    if jobs:
+                        results = self._commit(jobs)
+                        self._tell(self._settle, jobs, results, self._failure)
+                    wait_seconds = None
+                    if self._failure is None:
+                        wait_seconds = self._keep_up()
+                finally:
+                    self._writing.release()
         finally:
-            self._store.end_writing(clean=failure is None)
+            self._store.end_writing(clean=self._failure is None)
             self._tell(self._end)
+
+    def _keep_up(self) -> float | None:
+        try:
+            return self._store.upkeep()
+        except StorageError as no:
+            self._failure = LedgerFailed(str(no))
+            self._tell(self._settled, (), self._failure)
+            return None
+
+    def _end_hung_process(self) -> NoReturn:
+        """End the process: the event loop waits for a disk that hangs, and cannot do it."""
+        said = f"moored: the disk took longer than {COMMIT_SECONDS_MAX:g} s. Repair it, then start "
+        os.write(2, f"{said}again: what was acknowledged is safe.\n".encode())
+        os._exit(EXIT_BROKEN)
 
     def _gather(self, wait_seconds: float | None) -> tuple[list[WriteJob], bool]:
         """Wait for a job; return it with all jobs behind it, and whether the thread continues."""
@@ -94,23 +142,25 @@ class GroupCommit:
             return jobs, True
         return jobs, False
 
-    def _commit(
-        self, jobs: Sequence[WriteJob], failure: LedgerFailed | None
-    ) -> tuple[list[object], LedgerFailed | None]:
-        if failure is not None or not jobs:
-            return [], failure
+    def _commit(self, jobs: Sequence[WriteJob]) -> list[object]:
+        if self._failure is not None:
+            return []
+        began = time.monotonic()
         rows = [row for job in jobs for row in job.rows]
         fencing = max((job.fencing for job in jobs), default=0)
         works = [job.work for job in jobs if job.work is not None]
         try:
             returned = iter(self._store.commit(rows, fencing, works))
         except Exception as no:  # noqa: BLE001  # All that wait must hear of it.
-            return [], LedgerFailed(str(no))
-        return [next(returned) if job.work is not None else None for job in jobs], None
+            self._failure = LedgerFailed(str(no))
+            return []
+        self._seconds = time.monotonic() - began
+        return [next(returned) if job.work is not None else None for job in jobs]
 
     def _settle(
         self, jobs: Sequence[WriteJob], results: Sequence[object], failure: LedgerFailed | None
     ) -> None:
+        self._unsettled -= len(jobs)
         self._settled(jobs, failure)
         for number, job in enumerate(jobs):
             if job.done.done():

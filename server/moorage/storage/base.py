@@ -305,6 +305,9 @@ class FollowedFacts(FactReading, Protocol):
 class FactStore(FactReading, Protocol):
     """The facts of one ledger, which one process writes."""
 
+    is_local: bool
+    """A commit waits for a disk of this machine alone."""
+
     @property
     def is_full(self) -> bool:
         """Whether the disk is full: no new grants are possible, granted leases can end."""

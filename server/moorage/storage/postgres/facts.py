@@ -120,6 +120,8 @@ class PostgresFactTables:
 class PostgresFacts:
     """Implements `storage.base.FactStore` in PostgreSQL. Read the contract there."""
 
+    is_local = False
+
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
         self._writer: Connection | None = None

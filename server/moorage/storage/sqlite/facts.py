@@ -32,7 +32,7 @@ from moorage.storage.sqlite.files import (
     translate_errors,
 )
 from moorage.storage.sqlite.lock import WriterLock
-from moorage.storage.sqlite.marks import DurableMark, Found, Reserve, read_mark
+from moorage.storage.sqlite.marks import SYNC_SECONDS, DurableMark, Found, Reserve, read_mark
 from moorage.storage.sqlite.salvage import readable
 
 LABEL: Final = "ledger"
@@ -65,6 +65,8 @@ class SqliteFacts:
         path: The database file; made where it is missing, its directory too. Readable by its
             owner only: requests of tenants are in it.
     """
+
+    is_local = True
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -165,9 +167,9 @@ class SqliteFacts:
     def upkeep(self) -> float | None:
         assert self._writing
         with translate_errors(self.place):
-            sync_seconds = self._writing.mark.sync_in_time()
+            self._writing.mark.sync_in_time()
             look_seconds = self._writing.reserve.refill()
-        return look_seconds if sync_seconds is None else min(sync_seconds, look_seconds)
+        return min(SYNC_SECONDS, look_seconds)  # Another thread may commit meanwhile.
 
     def end_writing(self, *, clean: bool) -> None:
         assert self._writing
