@@ -71,6 +71,8 @@ class _Session:
         self._gpus = devices(nodes)
         self._keys = [_PREFIX + f"{node}:{number}".encode() for node, number in self._gpus]
         self._probes = Probes(len(self._keys))
+        self._free: list[int] = []
+        """GPUs that were free at the last look at all keys, and were not tried since."""
 
         def calls(path: str) -> Callable[[bytes], Any]:
             turns: Iterator[Any] = itertools.cycle(each.unary_unary(path) for each in channels)
@@ -91,7 +93,9 @@ class _Session:
         for place in self._probes():
             if await self._create(place, lease):
                 return Booking(lease, *self._gpus[place])
-        for place in self._probes.shuffled(await self._free()):
+        while free := self._free or await self._find_free():
+            self._free = free
+            place = free.pop()
             if await self._create(place, lease):
                 return Booking(lease, *self._gpus[place])
         await self._revoke(encode((1, lease)))
@@ -104,10 +108,11 @@ class _Session:
         answer = decode(await self._txn(encode((1, absent), (2, put))))
         return bool(answer.get(2))
 
-    async def _free(self) -> list[int]:
+    async def _find_free(self) -> list[int]:
         query = encode((1, _PREFIX), (2, _AFTER_PREFIX), (8, 1))
         held = {decode(each)[1][0] for each in decode(await self._range(query))[2]}
-        return [place for place, key in enumerate(self._keys) if key not in held]
+        free = [place for place, key in enumerate(self._keys) if key not in held]
+        return self._probes.shuffled(free)
 
     async def release(self, booking: Booking) -> None:
         await self._revoke(encode((1, booking.handle)))
