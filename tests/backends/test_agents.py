@@ -1,6 +1,7 @@
 """Both ends of an agent's connection, over loopback, and their behaviour when it is lost."""
 
 import asyncio
+import dataclasses
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
@@ -17,7 +19,14 @@ from moorage.backends.agents import backend, host, wire
 from moorage.backends.agents.backend import FleetBackend
 from moorage.backends.agents.host import AgentHost
 from moorage.backends.agents.link import AgentLink
-from moorage.backends.base import BackendError, Order, Phase, WorkloadReport
+from moorage.backends.base import (
+    BackendError,
+    CommandExecution,
+    Log,
+    Order,
+    Phase,
+    WorkloadReport,
+)
 from moorage.backends.local import deadline
 from moorage.backends.local.deadline import HeardFile
 from moorage.backends.local.measurements import Measurement
@@ -178,7 +187,7 @@ async def test_an_agent_leaves_a_silent_server(
         connect(f"ws://127.0.0.1:{silent.sockets[0].getsockname()[1]}") as connection,
         asyncio.timeout(10),
     ):
-        await world.host.serve(AgentSocket(connection), 0.05, 1)
+        assert await world.host.serve(AgentSocket(connection), 0.05, 1) >= 0.2
 
 
 async def test_a_start_continues_without_a_connection(world: World) -> None:
@@ -308,6 +317,15 @@ async def test_an_agent_cannot_report_on_a_workload_that_moved(world: World) -> 
     assert reports == []
     world.fleet.tell(world.machine, gone)
     assert reports == [gone]
+
+
+@pytest.mark.parametrize(("code", "bounded"), [(2**64 - 1, 2**31 - 1), (-(2**63), -(2**31))])
+@pytest.mark.parametrize(
+    "value", [WorkloadReport("a", Phase.FAILED), Log("", 0), CommandExecution(1, "")]
+)
+def test_the_exit_code_of_an_agent_is_bounded(value: Any, code: int, bounded: int) -> None:
+    raw = msgspec.Raw(wire.encode(dataclasses.replace(value, exit_code=code)))
+    assert backend._value(raw, type(value)).exit_code == bounded
 
 
 def test_a_deadline_holds_until_the_server_has_agreed_to_another_one(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def dial(fleet: Fleet, secret: str) -> Iterator[ClientConnection]:
         yield raw
 
 
-def hello(node: dict, agent: str = "x", version: int = wire.VERSION) -> bytes:
-    return wire.encode(wire.AgentHello(version, "9.9", agent, node, 0.0, {}))
+def hello(node: dict, agent: str = "x", folder: wire.AgentFolder | None = None) -> bytes:
+    return wire.encode(wire.AgentHello(wire.VERSION, "9.9", agent, node, 0.0, {}, folder))
 
 
 def answer(raw: ClientConnection) -> wire.Instruction:
@@ -171,6 +171,34 @@ def test_a_token_used_twice_at_the_same_time_admits_one_agent(fleet: Fleet) -> N
     assert kinds == {wire.AgentWelcome, wire.AgentFarewell}
     nodes = fleet.server.http.get("/clusters/lab").json()["nodes"]["nodeData"]
     until(lambda: len({each["id"] for each in nodes} & {"one", "two"}) == 1)
+
+
+FIRST = wire.AgentFolder(5, ("02:aa", "02:bb"))
+FOLDERS = {
+    "copied": (wire.AgentFolder(6, FIRST.addresses), wire.AgentFarewell),
+    "cloned": (wire.AgentFolder(5, ("02:cc",)), wire.AgentFarewell),
+    "same": (FIRST, wire.AgentWelcome),
+    "repaired": (wire.AgentFolder(5, ("02:bb", "02:cc")), wire.AgentWelcome),
+    "unknown": (wire.AgentFolder(), wire.AgentWelcome),
+    "earlier release": (None, wire.AgentWelcome),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_only_the_folder_of_an_agent_takes_its_place(apart: Fleet, case: str) -> None:
+    folder, expected = FOLDERS[case]
+    secret = apart.token()
+    for shown, kind in ((FIRST, wire.AgentWelcome), (folder, expected), (FIRST, wire.AgentWelcome)):
+        with dial(apart, secret) as raw:
+            raw.send(hello({**NODE, "id": "box"}, "box", shown))
+            said = answer(raw)
+        assert isinstance(said, kind), said
+        until(lambda: not apart.listed()["box"]["connected"])
+        if isinstance(said, wire.AgentFarewell):
+            assert said.final
+            assert f"`moored agent forget {apart.cluster}/box`" in said.reason
+        else:
+            secret = said.key or secret
 
 
 def test_a_machine_that_joined_under_another_name_is_refused_with_a_remedy(fleet: Fleet):

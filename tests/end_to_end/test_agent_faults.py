@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -65,6 +67,22 @@ def test_a_partitioned_machine_returns_with_its_workloads(fleet: Fleet) -> None:
         proxy.passes.set()
         until(lambda: "unavailable" not in fleet.node("box"))
         assert fleet.output(lease) == COUNTED
+    assert " s after the server's last word" in (fleet.folder / "box.log").read_text()
+
+
+def test_a_copied_folder_ends_no_lease_of_a_stuck_agent(fleet: Fleet) -> None:
+    agent = fleet.agent("box", fleet.token())
+    lease = fleet.ask(COUNTING.format(go=fleet.folder))
+    until(lambda: fleet.state(lease) == "active")
+    agent.send_signal(signal.SIGSTOP)
+    try:
+        shutil.copytree(fleet.folder / "box", fleet.folder / "copy")
+        said = fleet.refused(fleet.command("box", data="copy"))
+        assert f"is not the one with which {fleet.cluster}/box joined" in said
+    finally:
+        agent.send_signal(signal.SIGCONT)
+    (fleet.folder / "go").touch()
+    assert fleet.output(lease) == COUNTED
 
 
 def test_set_clocks_lose_no_machine_and_end_no_workload(tmp_path: Path, monkeypatch) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import Popen
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from websockets.sync.client import connect
 from moorage.backends.agents import wire
 from moorage.protocol.agent_socket import AGENT_PATH
 from moorage.testing.daemon_process import serve_variables
+from moorage_client.cli.exits import Exit
 
 pytestmark = pytest.mark.heavy
 
@@ -110,6 +111,7 @@ def test_a_machine_joins_and_runs_the_workload_of_a_lease(fleet: Fleet) -> None:
 def test_unheard_seconds_end_no_workload_of_a_connected_agent(fleet: Fleet) -> None:
     fleet.agent("box", fleet.token(), "--unheard-seconds", "1")
     assert fleet.output(fleet.ask("sleep 4; echo whole"))[0] == "whole\n"
+    assert "unheard_seconds_short" in (fleet.folder / "box.log").read_text()
 
 
 def test_strangers_are_not_let_in(fleet: Fleet) -> None:
@@ -161,16 +163,23 @@ def test_a_copied_disk_and_a_taken_name_are_refused(fleet: Fleet) -> None:
     assert fleet.listed()["box"]["connected"]
 
 
+@contextmanager
+def running(fleet: Fleet, command: str) -> Iterator[Popen[str]]:
+    """Yield a `moorage run` of a shell's command in the cluster."""
+    wanted = ["--cluster", fleet.cluster, "--cpu-milli", "100", "--policy", FIRST_FIT]
+    words = [MOORAGE, "run", *wanted, "--", "sh", "-c", command]
+    server, state = fleet.server.running, str(fleet.folder / "leases.json")
+    urls = {"MOORAGE_URL": server.ws, "MOORAGE_HTTP_URL": server.http, "MOORAGE_TOKEN": "of-ops"}
+    pipe, variables = subprocess.PIPE, {**serve_variables(), **urls, "MOORAGE_STATE": state}
+    with Popen(words, stdout=pipe, stderr=pipe, env=variables, text=True) as run:
+        fleet.stack.callback(run.kill)
+        yield run
+
+
 def test_a_run_waits_for_a_machine_that_is_away(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
     loop = f"echo begun; until [ -e {fleet.folder}/go ]; do sleep 0.1; done; echo whole; exit 3"
-    wanted = ["--cluster", fleet.cluster, "--cpu-milli", "100", "--policy", FIRST_FIT]
-    command = [MOORAGE, "run", *wanted, "--", "sh", "-c", loop]
-    running, state = fleet.server.running, str(fleet.folder / "leases.json")
-    urls = {"MOORAGE_URL": running.ws, "MOORAGE_HTTP_URL": running.http, "MOORAGE_TOKEN": "of-ops"}
-    pipe, variables = subprocess.PIPE, {**serve_variables(), **urls, "MOORAGE_STATE": state}
-    with Popen(command, stdout=pipe, stderr=pipe, env=variables, text=True) as run:
-        fleet.stack.callback(run.kill)
+    with running(fleet, loop) as run:
         assert run.stdout is not None
         assert run.stderr is not None
         assert run.stdout.readline() == "begun\n"
@@ -179,6 +188,21 @@ def test_a_run_waits_for_a_machine_that_is_away(fleet: Fleet) -> None:
         (fleet.folder / "go").touch()
         fleet.agent("box")
         assert (run.stdout.read(), run.wait(60)) == ("whole\n", 3)
+
+
+def test_a_run_says_that_its_machine_ended_it_unheard(fleet: Fleet) -> None:
+    agent = fleet.agent("box", fleet.token(), *UNHEARD)
+    with running(fleet, "trap 'exit 3' TERM; echo begun; while :; do sleep 0.1; done") as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "begun\n"
+        agent.send_signal(signal.SIGSTOP)
+        try:
+            until(lambda: [*(fleet.folder / "box" / "local" / "running").glob("*/exit.json")])
+        finally:
+            agent.send_signal(signal.SIGCONT)
+        _, errors = run.communicate(timeout=60)
+    assert run.returncode == 3
+    assert "its machine had not heard the server for too long" in errors.splitlines()[-1]
 
 
 def test_an_agent_that_gets_many_end_signals_ends_cleanly(fleet: Fleet) -> None:
@@ -220,6 +244,7 @@ SCENES = {
     "stopped": ("ab", WRITING, signal.SIGSTOP, UNHEARD),
     "dead": ("ab", WRITING, signal.SIGKILL, UNHEARD),
     "alone": ("a", "echo $$ >>{seen}; sleep 1000", signal.SIGSTOP, UNHEARD),
+    "ended": ("a", WRITING, signal.SIGSTOP, UNHEARD),
     "found": ("a", f"echo >{{seen}}; {COUNTING}", signal.SIGSTOP, ()),
 }
 
@@ -235,7 +260,8 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
             (folder / name).mkdir()
             fleet = stack.enter_context(server.apart(folder / name))
             agents = {each: fleet.agent(each, fleet.token(), *options) for each in nodes}
-            terms = {"on_failure": "requeue", "attempts_max": 2} if options else {}
+            again = options and name != "ended"
+            terms = {"on_failure": "requeue", "attempts_max": 2} if again else {}
             seen = folder / name / "seen"
             lease = fleet.ask(command.format(seen=seen, go=folder / name), **terms)
             node = lease["placement"][0]["node_id"]
@@ -298,6 +324,12 @@ def test_a_lease_moves_once_its_lost_machine_has_ended_its_workload(
     until(lambda: fleet.state(scene.lease) == "ended")
     nodes = scene.seen.read_text().split()
     assert nodes == sorted(nodes, reverse=there == "b"), "one after the other"
+
+
+def test_who_follows_a_workload_learns_that_its_machine_ended_it(away: dict[str, Away]) -> None:
+    scene = away["ended"]
+    assert scene.follower.wait(60) == Exit.LEASE_LOST
+    assert "has ended what ran there" in scene.fleet.server.status(scene.lease)["reason"]
 
 
 def test_a_lease_without_another_place_runs_again_on_its_node(away: dict[str, Away]) -> None:

@@ -55,6 +55,9 @@ NOT_FETCHED: Final = 1
 """Exit code of a successful run whose files were not all fetched."""
 _NOT_RUN: Final = (126, 127)
 """Exit codes of a program that cannot be run or does not exist, and so printed nothing."""
+_UNHEARD: Final = "had not heard the server"
+"""In the reason of a workload that its machine ended, whatever its exit code; see the supervisor of
+the backend `local`."""
 _SIGNALLED: Final = 128
 """Base of a shell's exit code for a command that a signal ended: add the signal's number."""
 
@@ -248,8 +251,8 @@ async def _hold(
             code = await reader.follow()
             if out is not None and not await fetch(client, name, held.token, out):
                 code = code or NOT_FETCHED
-            if code < 0 or code in _NOT_RUN:
-                await _say_why(client, name)
+            if code:
+                await _say_why(client, name, code)
     except LeaseLost:
         if code is None:
             raise
@@ -264,10 +267,14 @@ async def _hold(
     return name, code
 
 
-async def _say_why(client: "Client", lease: str) -> None:
-    """Print why a lease ended while its workload ran, for example a preemption and its request."""
+async def _say_why(client: "Client", lease: str, code: int) -> None:
+    """Print why a workload was ended, for example by a preemption, or why it never ran.
+
+    A command that ends by itself with an exit code says why itself.
+    """
     with contextlib.suppress(MoorageError):  # It has ended all the same.
-        if reason := (await client.status(lease)).get("reason"):
+        reason = str((await client.status(lease)).get("reason") or "")
+        if reason and (code < 0 or code in _NOT_RUN or _UNHEARD in reason):
             note(f"moorage: lease {lease}: {reason}")
 
 
@@ -414,8 +421,10 @@ class _Reader:
             except NotFound as error:
                 raise await self._lost(str(error)) from error
             except RequestRefused as error:  # What runs on a machine that is away runs on.
-                if error.code != Code.ENGINE_FAILED or not await self._runs():
+                if error.code != Code.ENGINE_FAILED:
                     raise
+                if not await self._runs():
+                    raise await self._lost(error.reason) from error
                 if error.reason != trouble:
                     trouble = error.reason
                     note(f"moorage: waiting: {trouble}")

@@ -31,6 +31,7 @@ from moorage.backends.agents.host import AgentHost
 from moorage.backends.local import deadline, workload_store
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.local.deadline import HeardFile
+from moorage.commands.agent_folder import describe_folder
 from moorage.config.settings import Config
 from moorage.daemon.observability.logs import configure_log
 from moorage.daemon.observability.standard_streams import StandardStream
@@ -57,6 +58,8 @@ OPEN_SECONDS_MAX: Final = 10.0
 OPEN_SECONDS_MAX_OF_SEVERAL: Final = 3.0
 """Seconds to connect, and the same if there are other addresses."""
 WELCOME_SECONDS_MAX: Final = 30.0
+UNHEARD_SECONDS_ADVISED: Final = 5.0
+"""Shortest `unheard_seconds` without a warning: a busy machine or server may stall for less."""
 
 log = structlog.get_logger("moored")
 
@@ -158,6 +161,14 @@ class _Agent:
         self._is_ready = False
         self._folder = options.data / "local"
         self._deadline = HeardFile(self._folder, options.unheard_seconds)
+        if 0 < options.unheard_seconds < UNHEARD_SECONDS_ADVISED:
+            log.warning(
+                "unheard_seconds_short",
+                reason="a busy machine, or a busy server, may be silent for as long: "
+                "then what runs here ends",
+                unheard_seconds=options.unheard_seconds,
+                advised_seconds=UNHEARD_SECONDS_ADVISED,
+            )
 
     def _note(self, **known: object) -> None:
         after = self._known | known
@@ -267,6 +278,7 @@ class _Agent:
                 self._node,
                 self._options.unheard_seconds,
                 busy,
+                describe_folder(self._options.data),
             )
             await socket.send(wire.encode(hello))
             async with asyncio.timeout(WELCOME_SECONDS_MAX):
@@ -278,7 +290,9 @@ class _Agent:
                     if self._deadline.passed:  # What was begun may begin elsewhere by now.
                         await host.cancel_starts()
                     self._deadline.note_agreement(sent_at)
-                    await host.serve(socket, welcome.beat_seconds, welcome.epoch)
+                    silence = await host.serve(socket, welcome.beat_seconds, welcome.epoch)
+                    reason = f"connection lost {silence:.1f} s after the server's last word"
+                    log.warning("agent_disconnected", reason=reason, server=at.shown)
                     self._addresses.note_loss(
                         at, ConnectionFailed(at.shown, "the server went away")
                     )

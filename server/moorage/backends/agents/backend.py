@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
@@ -700,7 +700,6 @@ async def _all_or_none(starting: Sequence["asyncio.Task[WorkloadReport]"]) -> li
 
 def _value(raw: msgspec.Raw, kind: type[T]) -> T:
     try:
-        value = wire.decode_value(raw, kind)
-        return cast("T", wire.cut_to_bounds(value)) if isinstance(value, WorkloadReport) else value
+        return wire.cut_to_bounds(wire.decode_value(raw, kind))
     except msgspec.MsgspecError as error:
         raise BackendError(f"this server cannot read the agent's answer: {error}") from error

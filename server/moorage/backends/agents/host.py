@@ -80,21 +80,26 @@ class AgentHost:
 
         backend.listen(hear)
 
-    async def serve(self, socket: AgentSocket, beat_seconds: float, epoch: int) -> None:
-        """Carry out the orders of a connection until it is gone.
+    async def serve(self, socket: AgentSocket, beat_seconds: float, epoch: int) -> float:
+        """Carry out the orders of a connection until it is gone, or the server is silent.
 
         Args:
             socket: The connection.
             beat_seconds: The pause between two beats.
             epoch: Of the server, as in its welcome: orders of an earlier one are refused from now
                 on, also those that came before and have not begun.
+
+        Returns:
+            The seconds since the server's last frame.
         """
         self._socket = socket
         self._epoch = max(self._epoch, epoch)
         beating = asyncio.create_task(self._beat(socket, beat_seconds))
         silent_seconds = max(SILENT_SECONDS_MIN, wire.BEATS_MISSED_MAX * beat_seconds)
+        heard_at = deadline.now()
         try:
             while (frame := await _receive(socket, silent_seconds)) is not None:
+                heard_at = deadline.now()
                 match wire.decode_instruction(frame):
                     case wire.AgentCall(number, order) as call:
                         task = self._spawn(self._carry_out(socket, call))
@@ -114,6 +119,7 @@ class AgentHost:
                 if not isinstance(order, wire.StartOrder | wire.StopOrder):
                     task.cancel()
             self._calls = {}
+        return deadline.now() - heard_at
 
     def _cancel(self, number: int) -> None:
         order, task = self._calls.get(number, (None, None))

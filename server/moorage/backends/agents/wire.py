@@ -7,7 +7,7 @@ each in an `AgentCall`. The agent reports. Both sides import this module: `link`
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, TypeVar, cast
 
 import msgspec
 
@@ -15,6 +15,8 @@ from moorage.backends.base import (
     LOG_TAIL_LINES,
     Backend,
     BackendError,
+    CommandExecution,
+    Log,
     Order,
     UnknownAttemptError,
     UnknownFileError,
@@ -35,14 +37,41 @@ BEATS_MISSED_MAX: Final = 4
 SENTENCE_CHARS_MAX: Final = 4_000
 """Of a text of an agent that goes to leases and logs; the rest is cut off."""
 
+EXIT_CODE_MAX: Final = (1 << 31) - 1
+"""Of an exit code, which is a C integer; a negative one may be lower by 1."""
 NAME_CHARS_MAX: Final = 100
 """Of a release, and of an agent's id."""
+ADDRESSES_MAX: Final = 64
+"""Hardware addresses of a machine that its agent says."""
 T = TypeVar("T")
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX, pattern=SHOWN)]
 
 
 class _Frame(msgspec.Struct, tag=True):
     pass
+
+
+class AgentFolder(msgspec.Struct, frozen=True):
+    """What distinguishes an agent's data folder from a copy of it.
+
+    Args:
+        made_at: When it was made, in nanoseconds since the epoch, as its file system has it: no
+            program can copy that. 0: the file system does not have it.
+        addresses: Hardware addresses of the machine, which a copied disk does not bring along.
+    """
+
+    made_at: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
+    addresses: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=ADDRESSES_MAX)] = ()
+
+    def is_copy_of(self, first: "AgentFolder") -> bool:
+        """Return whether this is another folder than the one that was seen first.
+
+        It counts only what both have. A machine with one address of that time is the same one.
+        """
+        elsewhere = self.addresses and first.addresses
+        return bool(elsewhere and not set(self.addresses) & set(first.addresses)) or (
+            0 != self.made_at != first.made_at != 0
+        )
 
 
 class AgentHello(_Frame):
@@ -56,6 +85,7 @@ class AgentHello(_Frame):
         unheard_seconds: How long what it runs goes on while the server is not heard; 0: as long as
             it likes.
         busy: Devices that others use; see `backends.local.measurements.Measurement`.
+        folder: Its data folder; None: the agent is of a release that does not say.
     """
 
     version: int
@@ -64,6 +94,7 @@ class AgentHello(_Frame):
     node: JsonObject
     unheard_seconds: Annotated[float, msgspec.Meta(ge=0)]
     busy: dict[str, str]
+    folder: AgentFolder | None = None
 
 
 class AnyHello(msgspec.Struct, tag="AgentHello"):
@@ -331,15 +362,17 @@ Report = AgentHello | AgentBeat | AgentMetrics | AgentNews | AgentDone | AgentFa
 Instruction = AgentWelcome | AgentFarewell | AgentHeard | AgentCall | AgentCancel
 
 
-def cut_to_bounds(report: WorkloadReport) -> WorkloadReport:
-    """Return an agent's report, with its texts cut to the bounds of leases."""
-    lines = tuple(each[:SENTENCE_CHARS_MAX] for each in report.log_tail[-LOG_TAIL_LINES:])
-    return dataclasses.replace(
-        report,
-        endpoint=report.endpoint[:SENTENCE_CHARS_MAX],
-        detail=report.detail[:SENTENCE_CHARS_MAX],
-        log_tail=lines,
-    )
+def cut_to_bounds(value: T) -> T:
+    """Return what an agent says, with texts and exit codes cut to the bounds of leases."""
+    cut: object = value
+    if isinstance(cut, WorkloadReport):
+        lines = tuple(each[:SENTENCE_CHARS_MAX] for each in cut.log_tail[-LOG_TAIL_LINES:])
+        endpoint, detail = cut.endpoint[:SENTENCE_CHARS_MAX], cut.detail[:SENTENCE_CHARS_MAX]
+        cut = dataclasses.replace(cut, endpoint=endpoint, detail=detail, log_tail=lines)
+    if isinstance(cut, WorkloadReport | Log | CommandExecution) and cut.exit_code is not None:
+        code = min(max(cut.exit_code, -EXIT_CODE_MAX - 1), EXIT_CODE_MAX)
+        cut = dataclasses.replace(cut, exit_code=code)
+    return cast("T", cut)
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | msgspec.Raw) -> T:

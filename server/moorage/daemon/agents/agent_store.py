@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from moorage.backends.agents.backend import Place
+from moorage.backends.agents.wire import AgentFolder
 from moorage.daemon.access.lease_tokens import digest
 from moorage.model import ClusterId, NodeId
 from moorage.storage.base import AgentRows, StorageError, diff_rows
@@ -54,6 +55,7 @@ class AgentOrigin(NamedTuple):
     release: str
     unheard_seconds: float
     changed_at: float
+    folder: AgentFolder | None = None
 
 
 class AgentRecord(msgspec.Struct, frozen=True):
@@ -73,6 +75,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
         revoked: Whether its key is refused.
         forgotten: Whether it is no agent any more, or not yet: the server takes its node out of
             the cluster, and then erases this. So a crash, or a server that is down, leaves none.
+        folder: Its data folder, as it was when it last connected; None: no one has said.
     """
 
     cluster_id: str
@@ -87,6 +90,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
     unheard_seconds: float = 0.0
     revoked: bool = False
     forgotten: bool = False
+    folder: AgentFolder | None = None
 
     @property
     def place(self) -> Place:
@@ -256,7 +260,9 @@ class AgentStore:
         with self._change() as documents:
             found = _get(documents, AgentRecord, *place)
             if found is not None:
-                _put(documents, msgspec.structs.replace(found, connected=True, **shown._asdict()))
+                # An earlier release of the agent, for some time, makes no copy valid.
+                about = shown._replace(folder=shown.folder or found.folder)._asdict()
+                _put(documents, msgspec.structs.replace(found, connected=True, **about))
 
     def note_disconnection(self, connection: tuple[Place, float] | None, now: float) -> None:
         """Note that a connection, or every one, is gone.

@@ -63,6 +63,12 @@ _WATCH_SECONDS: Final = 0.5
 """Between two looks at the machines, unless the store of agents changes."""
 _LOOK_SECONDS: Final = 0.1
 """Between two looks whether it has. SQLite has no other news of a change."""
+COPIED: Final = (
+    "this data folder is not the one with which {0} joined: it was copied or moved, and what runs "
+    "at {0} may go on; join with an empty --data folder, a token and a --name of its own, or "
+    "first run `moored agent forget {0}` if nothing runs there any more"
+)
+"""Refuses a copy of a data folder."""
 DISPLACED_MAX: Final = 100
 """Nodes that give way to one machine: each has one of its devices or ids at least."""
 
@@ -168,7 +174,8 @@ class AgentRoster:
         """Serve an agent's machine as a part of the fleet until the connection is gone."""
         try:
             hello = await self._hello(socket)
-            shown = AgentOrigin(address, hello.release, hello.unheard_seconds, time.time())
+            now, unheard_seconds = time.time(), hello.unheard_seconds
+            shown = AgentOrigin(address, hello.release, unheard_seconds, now, hello.folder)
             fleet, machine, key = await self._let_in(secret, hello, shown)
         except _Refusal as refusal:
             log.warning("agent_refused", address=address, reason=refusal.farewell.reason)
@@ -358,7 +365,11 @@ class AgentRoster:
         if record is None and not taken and place in await self._thread.read(self._store.forgotten):
             await self._drop(fleet.machine(place))  # `watch` has not done so yet.
         machine = fleet.machine(place)
-        if not taken and not await self._answers(machine):
+        first = None if record is None else record.folder
+        is_copy = hello.folder is not None and first is not None and hello.folder.is_copy_of(first)
+        if is_copy and machine.link is None:  # The first one may be stuck while all there runs on.
+            raise _Refusal(COPIED.format(name), final=True)
+        if not taken and not is_copy and not await self._answers(machine):
             return machine, record is None
         reason = f"an agent is connected as {name}"
         if record is not None and record.address:

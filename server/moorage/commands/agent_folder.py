@@ -1,0 +1,51 @@
+"""Says what distinguishes the data folder of this machine's agent from a copy of the folder.
+
+`agent_program` sends it in each hello, and the server compares it with the last one.
+"""
+
+import ctypes
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+from moorage.backends.agents.wire import ADDRESSES_MAX, AgentFolder
+
+_INTERFACES: Final = Path("/sys/class/net")
+_OWN_ADDRESS: Final = {"type": "1", "addr_assign_type": "0"}
+"""Files of an interface: it is an Ethernet one, whose address is that of its hardware."""
+_BIRTH_TIME: Final = 0x800
+"""`STATX_BTIME`: asks for it, and says that there is one."""
+_HERE: Final = -100
+"""`AT_FDCWD`."""
+_STATX_BYTES: Final = 256
+_BIRTH_TIME_AT: Final = 80
+
+
+def describe_folder(folder: Path) -> AgentFolder:
+    """Return what is known of a data folder and its machine."""
+    addresses = sorted(filter(None, map(_address, _INTERFACES.glob("*"))))
+    return AgentFolder(_made_at(folder), tuple(addresses[:ADDRESSES_MAX]))
+
+
+def _made_at(folder: Path) -> int:
+    """Return when a folder was made, in nanoseconds since the epoch; 0: that is not known."""
+    statx = getattr(ctypes.CDLL(None), "statx", None)
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    if statx is None or statx(_HERE, os.fsencode(folder), 0, _BIRTH_TIME, found):
+        return 0
+    (mask,) = struct.unpack_from("I", found)
+    seconds, nanoseconds = struct.unpack_from("qI", found, _BIRTH_TIME_AT)
+    return max(0, seconds * 10**9 + nanoseconds) if mask & _BIRTH_TIME else 0
+
+
+def _address(interface: Path) -> str:
+    """Return the hardware address of an interface; empty: it has none of its own."""
+    if not (interface / "device").exists():
+        return ""
+    try:
+        said = {each: (interface / each).read_text().strip() for each in ("address", *_OWN_ADDRESS)}
+    except OSError:  # It is gone meanwhile.
+        return ""
+    address = said.pop("address")
+    return address if said == _OWN_ADDRESS else ""
