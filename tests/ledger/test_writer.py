@@ -124,7 +124,7 @@ async def test_no_job_overtakes_submitted_ones(tmp_path: Path):
 
 async def test_after_a_slow_commit_the_loop_leaves_the_next_to_the_thread(tmp_path: Path):
     groups = Groups(tmp_path / "ledger.sqlite")
-    slow = job(1, work=lambda _: time.sleep(2 * QUICK_SECONDS))
+    slow = job(1, work=lambda _: time.sleep(2 * QUICK_SECONDS))  # The disk is slow.
     groups.writer.submit(slow)
     await slow.done
     assert not groups.writer.commit_at_once(job(2))

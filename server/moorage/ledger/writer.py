@@ -41,7 +41,7 @@ class WriteJob(msgspec.Struct, frozen=True, eq=False):
 
 
 class GroupCommit:
-    """The writing thread. Jobs become durable in the order in which they were submitted.
+    """Commits jobs in the order in which they come, in a thread of its own or in the event loop's.
 
     Args:
         store: Open; nothing else commits to it.

@@ -342,14 +342,14 @@ class FactStore(FactReading, Protocol):
     def upkeep(self) -> float | None:
         """Do due upkeep; return the seconds until more is due, None: never.
 
-        Called by the writing thread, after each commit and then while it waits.
+        Called after commits, and then from time to time.
 
         Raises:
             StorageFailed: Nothing more may be committed.
         """
 
     def end_writing(self, *, clean: bool) -> None:
-        """Close what only the writing thread uses. `clean`: every commit succeeded."""
+        """Close what only `commit` uses. `clean`: every commit succeeded."""
 
 
 class RecordRow(NamedTuple):

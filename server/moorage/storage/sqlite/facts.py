@@ -1,7 +1,7 @@
 """The ledger in one SQLite file, with its marks beside it; the daemon uses it by default.
 
-Three parties share the file: the writing thread, one reading connection for questions and for
-recovery, and no other process, which `storage.sqlite.lock.WriterLock` sees to.
+Three parties share the file: the thread that writes at the moment, one reading connection for
+questions and for recovery, and no other process, which `storage.sqlite.lock.WriterLock` sees to.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def mark_path(ledger: Path) -> Path:
 
 
 class _Writing(NamedTuple):
-    """The state of the writing thread."""
+    """What a thread needs to write."""
 
     connection: sqlite3.Connection
     mark: DurableMark
