@@ -347,6 +347,24 @@ async def test_a_gang_found_after_a_restart_survives_another_stop(
     assert reports == []
 
 
+async def test_a_gang_with_a_forgotten_machine_ends_while_its_others_are_away(
+    world: World,
+) -> None:
+    """After a restart of the server, before any agent has connected."""
+    away, forgotten = (world.fleet.machine((PLACE[0], NodeId(each))) for each in ("n2", "n3"))
+    shares = (*PLACEMENT, *(Share(*each.place) for each in (away, forgotten)))
+    gang = Order("a", MemoryResourceSpec(), shares, resumed=True)
+    finding = asyncio.create_task(world.fleet.start(gang))
+    await asyncio.sleep(0)  # It begins to wait.
+    world.fleet.forget(forgotten)
+    async with asyncio.timeout(60):
+        found = await finding
+    assert (found.phase, found.detail) == (
+        Phase.FAILED,
+        "of the gang, the member on node n3 is gone",
+    )
+
+
 async def test_a_gang_starts_once_all_its_machines_are_reachable(world: World) -> None:
     away = world.fleet.machine((PLACE[0], NodeId("n2")))
     away.note(_is_known=True)  # This server has seen what it ran: not this.
