@@ -195,6 +195,27 @@ async def test_a_start_continues_without_a_connection(world: World) -> None:
     living.cancel()
 
 
+async def test_an_agent_learns_how_long_a_cancelled_start_may_take_to_end(world: World) -> None:
+    bounds: list[float | None] = []
+
+    class Noting(MemoryBackend):
+        async def start(self, order: Order) -> WorkloadReport:
+            try:
+                return await super().start(order)
+            except asyncio.CancelledError as error:
+                bounds.append(order.undo_seconds(error))
+                raise
+
+    world.host._backend = Noting()
+    for seconds in (None, 3.0):
+        starting = asyncio.create_task(world.fleet.start(order("a", 1, 60.0)))
+        await until(lambda: world.host._starts)
+        starting.cancel(seconds)
+        with suppress(asyncio.CancelledError):
+            await starting
+    assert bounds == [None, 3.0]
+
+
 async def test_workloads_without_a_lease_are_stopped_when_the_agent_connects(world: World) -> None:
     await world.fleet.start(order())
     assert world.link is not None

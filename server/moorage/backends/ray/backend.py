@@ -123,7 +123,7 @@ class RayBackend(CommonBackend):
                     answer = await self.connection.call("start", None, plans=plans, new=True)
                 self._records.note(order.id, plans[0]["shape"])
             except BaseException as error:
-                await finish(self._undone(order.id))
+                await finish(self._undone(order.id, order.undo_seconds(error)))
                 if isinstance(error, TimeoutError):
                     reason = f"it was not ready within {order.timeout_seconds:g} s"
                     if trouble := self.connection.trouble:
@@ -135,14 +135,16 @@ class RayBackend(CommonBackend):
             self._tell(report)
         return report
 
-    async def _undone(self, workload: str) -> None:
+    async def _undone(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Remove all actors of a failed start; if Ray does not answer, do so later."""
         with self._lock:
             self._unwanted.add(workload)
         if self.connection.trouble:
             return
         with contextlib.suppress(BackendError):
-            left = await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
+            left = await self.connection.call(
+                "stop", STOP_SECONDS_MAX, workload=workload, stop_seconds_max=stop_seconds_max
+            )
             with self._lock:
                 self._unwanted.discard(workload)
             if left is not None and left["data"] is not None:
