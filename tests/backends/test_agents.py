@@ -204,6 +204,27 @@ async def test_a_start_continues_without_a_connection(world: World) -> None:
     living.cancel()
 
 
+async def test_an_agent_learns_how_long_a_cancelled_start_may_take_to_end(world: World) -> None:
+    bounds: list[float | None] = []
+
+    class Noting(MemoryBackend):
+        async def start(self, order: Order) -> WorkloadReport:
+            try:
+                return await super().start(order)
+            except asyncio.CancelledError as error:
+                bounds.append(order.undo_seconds(error))
+                raise
+
+    world.host._backend = Noting()
+    for seconds in (None, 3.0):
+        starting = asyncio.create_task(world.fleet.start(order("a", 1, 60.0)))
+        await until(lambda: world.host._starts)
+        starting.cancel(seconds)
+        with suppress(asyncio.CancelledError):
+            await starting
+    assert bounds == [None, 3.0]
+
+
 async def test_workloads_without_a_lease_are_stopped_when_the_agent_connects(world: World) -> None:
     await world.fleet.start(order())
     assert world.link is not None
@@ -363,6 +384,24 @@ async def test_a_gang_found_after_a_restart_survives_another_stop(
         await finding
     assert list(world.there) == ["a"]
     assert reports == []
+
+
+async def test_a_gang_with_a_forgotten_machine_ends_while_its_others_are_away(
+    world: World,
+) -> None:
+    """After a restart of the server, before any agent has connected."""
+    away, forgotten = (world.fleet.machine((PLACE[0], NodeId(each))) for each in ("n2", "n3"))
+    shares = (*PLACEMENT, *(Share(*each.place) for each in (away, forgotten)))
+    gang = Order("a", MemoryResourceSpec(), shares, resumed=True)
+    finding = asyncio.create_task(world.fleet.start(gang))
+    await asyncio.sleep(0)  # It begins to wait.
+    world.fleet.forget(forgotten)
+    async with asyncio.timeout(60):
+        found = await finding
+    assert (found.phase, found.detail) == (
+        Phase.FAILED,
+        "of the gang, the member on node n3 is gone",
+    )
 
 
 async def test_a_gang_starts_once_all_its_machines_are_reachable(world: World) -> None:

@@ -632,6 +632,18 @@ async def test_the_time_of_a_stop_is_limited_while_a_service_starts(backend, tmp
     assert marks(tmp_path) == set()
 
 
+async def test_a_cancellation_limits_the_time_of_the_stop_of_a_starting_service(backend, tmp_path):
+    stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/starts; while :; do sleep 0.1; done"
+    command, probe = ["sh", "-c", stubborn], Readiness(path="/")
+    spec = ServiceResourceSpec(command=command, stop_seconds=3600, readiness=probe)
+    starting = asyncio.create_task(backend.start(Order("a", spec, stop_seconds_max=3600)))
+    await wait_starts(tmp_path, 1)
+    starting.cancel(0.2)
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        await asyncio.wait([starting])
+    assert marks(tmp_path) == set()
+
+
 def test_all_output_is_stored_while_another_process_holds_the_pipe(tmp_path):
     """The reader lags: when the workload ends, it first reads the rest of the pipe."""
     seen, written = os.pipe()

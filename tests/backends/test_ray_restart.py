@@ -94,6 +94,23 @@ async def test_a_restart_of_the_ray_cluster_fails_workloads_and_allows_new_ones(
     await backend.close()
 
 
+async def test_a_server_that_starts_after_a_restart_of_the_ray_cluster_names_the_node(
+    restartable, tmp_path
+):
+    before = RayBackend(tmp_path, restartable.address)
+    held = await share(before)
+    order = Order("a", FOREVER, (held,), resumed=True)
+    await before.start(order)
+    await before.close()
+    restartable.cluster.shutdown()
+    restartable.start()
+    after = RayBackend(tmp_path, restartable.address)
+    found = await after.start(order)
+    assert (found.phase, f"on {held.node_id}: its node" in found.detail) == (Phase.FAILED, True)
+    await after.stop("a")
+    await after.close()
+
+
 async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
     restartable, monkeypatch, tmp_path
 ):

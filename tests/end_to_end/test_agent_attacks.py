@@ -19,6 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from moorage.backends.agents import wire
 from moorage.backends.base import Phase, WorkloadReport
+from moorage.catalog.limits import NODES_PER_CLUSTER_MAX
 from moorage.protocol.agent_socket import AGENT_PATH
 
 pytestmark = pytest.mark.heavy
@@ -350,6 +351,20 @@ def test_an_agent_takes_its_name_and_its_cluster_over_from_other_tenants(apart: 
             assert answer.status_code == 403, answer.text
             assert "which the server maintains" in answer.text
         assert names(apart, apart.cluster) == {"box", "y"}
+
+
+def test_an_agent_that_a_full_cluster_refuses_is_named_the_remedy(apart: Fleet) -> None:
+    squats = [{"id": f"n{number}"} for number in range(NODES_PER_CLUSTER_MAX)]
+    assert register(apart, "of-ann", apart.cluster, *squats)[0] == 201
+    token = apart.token()
+    with dial(apart, token) as raw:
+        raw.send(hello({**NODE, "id": "box"}, "box"))
+        farewell = answer(raw)
+    assert isinstance(farewell, wire.AgentFarewell)
+    assert "the tenant ann registered (`moorage fleet delete " in farewell.reason
+    assert apart.server.http.delete(f"/clusters/{apart.cluster}").is_success, "an operator does so"
+    with dial(apart, token) as raw:
+        join(apart, raw, "box")
 
 
 @pytest.mark.parametrize("shut", [{"status": "retired"}, {"unavailable": "no"}])

@@ -211,6 +211,31 @@ def test_gangs_and_commands_outlive_the_kill_of_server_and_agents(tmp_path: Path
     assert sorted(seen.read_text().split()) == ["a", "b"]
 
 
+def test_a_gang_ends_after_a_restart_while_the_machine_beside_a_forgotten_one_is_away(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    with ExitStack() as agents:
+        with serve_and_kill(data) as server:
+            server.publish(catalog.document("first_fit"))
+            fleet = Fleet(tmp_path, server, agents, data)
+            boxes = {each: fleet.agent(each, fleet.token()) for each in "ab"}
+            gang = fleet.ask("exec sleep 1000", nodes=2)
+            until(lambda: fleet.state(gang) == "active")
+            for box in boxes.values():
+                box.kill()
+            kill(server)
+        os.kill(pids(fleet, gang)["b"], signal.SIGKILL)
+        with serve_fleet(tmp_path, "--port", server.running.ws.rpartition(":")[2]) as fleet:
+            assert fleet.server.moorage("fleet", "forget", "lab/b").returncode == 0
+            until(lambda: fleet.state(gang) == "ending")
+            assert "member on node b is gone" in fleet.server.status(gang)["reason"]
+            assert "a" in pids(fleet, gang), "it holds its devices until that machine says more"
+            fleet.agent("a")
+            until(lambda: fleet.state(gang) == "ended")
+            assert pids(fleet, gang).keys() == {"b"}, "its record lies on the forgotten machine"
+
+
 @pytest.mark.parametrize("here", ["true", "false"])
 def test_a_gang_with_the_servers_own_machine_outlives_the_kill_of_the_server(
     tmp_path: Path, here: str

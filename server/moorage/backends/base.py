@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol, assert_never, runtime_checkable
 
+from moorage.backends.completion import stop_bound
 from moorage.backends.specs import BaseResourceSpec
 from moorage.model import DeviceId, Placement
 from moorage.records.json_values import JsonMapping, JsonValue
@@ -145,6 +146,11 @@ class Order:
     def bound_stop(self, seconds: float) -> float:
         """Return the seconds between SIGTERM and SIGKILL: those given, up to the order's limit."""
         return seconds if self.stop_seconds_max is None else min(seconds, self.stop_seconds_max)
+
+    def undo_seconds(self, error: BaseException) -> float | None:
+        """Return the `stop_seconds_max` for what a start leaves that ended with `error`."""
+        bound = stop_bound(error)
+        return self.stop_seconds_max if bound is None else self.bound_stop(bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +353,9 @@ class Backend(Protocol):
     async def start(self, order: Order) -> WorkloadReport:
         """Start a workload, unless it runs already, and wait until it is ready.
 
-        Cancelled, it leaves nothing behind. One that ended since it was started is not started
-        again: it is returned as it ended.
+        Cancelled, it leaves nothing behind: `task.cancel(seconds)` bounds how long that takes, as
+        `stop_seconds_max` of `stop` does. One that ended since it was started is not started again:
+        it is returned as it ended.
 
         Raises:
             BackendError: It did not get ready; nothing of it is left.

@@ -27,3 +27,13 @@ async def finish(work: Awaitable[_T]) -> _T:
     if cancelled is None:
         return task.result()
     raise cancelled from (None if task.cancelled() else task.exception())
+
+
+def stop_bound(error: BaseException) -> float | None:
+    """Return the `stop_seconds_max` that `task.cancel` gave a start; None: it gave none.
+
+    Args:
+        error: What ended the start.
+    """
+    bound = error.args[0] if isinstance(error, asyncio.CancelledError) and error.args else None
+    return float(bound) if isinstance(bound, int | float) else None

@@ -353,3 +353,29 @@ async def test_the_settings_and_the_notice_limit_how_long_a_workload_takes_to_en
     assert backend.bounds == [60.0, 3.0, 10.0]
     await room.close()
     assert not tasks.broken.done()
+
+
+async def test_the_notice_limits_how_long_a_starting_workload_takes_to_end():
+    class Noting(MemoryBackend):
+        bounds: list[float | None] = []  # noqa: RUF012  # One test.
+
+        async def start(self, order: Order) -> WorkloadReport:
+            try:
+                return await super().start(order)
+            except asyncio.CancelledError as error:
+                self.bounds.append(order.undo_seconds(error))
+                raise
+
+    house = House(backend := Noting())
+    held = lease("first", 1, start_seconds=60.0)
+    notice = Notice(RequestId("other"), 1.0, "preempted")
+    short = replace(held, notice=notice, terms=LeaseTerms(60.0, notice_seconds=3.0))
+    for each in (held, short):
+        house.room.start(each)
+        await asyncio.sleep(0.02)  # The start is under way.
+        house.room.stop(each)
+        await house.heard(WorkloadStopped)
+        house.events.clear()
+    assert backend.bounds == [120.0, 3.0]
+    await house.room.close()
+    assert not house.tasks.broken.done()

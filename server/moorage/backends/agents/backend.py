@@ -475,9 +475,10 @@ class FleetBackend(CommonBackend):
         self._note_own(order.id, machines)
         touched = [each for each in machines if each.reachable]
         try:
-            there = await self._members_there(order, machines)
+            seen = await _look_for_members(order, machines)
+            there = [each for each, is_there in seen.items() if is_there]
             if order.resumed and len(there) < len(machines):
-                lost = ", ".join(each.place[1] for each in machines if each not in there)
+                lost = ", ".join(each.place[1] for each, is_there in seen.items() if not is_there)
                 reason = f"of the gang, the member on node {lost} is gone"
                 return WorkloadReport(order.id, Phase.FAILED, detail=reason)
             touched = machines
@@ -536,11 +537,6 @@ class FleetBackend(CommonBackend):
             nodes = ", ".join(f"{each.cluster_id}/{each.node_id}" for each in order.placement)
             reason = f"the backend local starts on machines with agents, not on {nodes}"
             raise UnsupportedSpecError(reason)
-
-    async def _members_there(self, order: Order, machines: Sequence[Member]) -> list[Member]:
-        """Wait until all machines are reachable; return those that have their member."""
-        seen = await asyncio.gather(*(each.has(order) for each in machines))
-        return [each for each, there in zip(machines, seen, strict=True) if there]
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         machines = self._machines_of(workload)
@@ -685,6 +681,26 @@ def _missing_machine(place: Place) -> AgentMachine:
     machine = AgentMachine(place)
     machine.note(gone=True)
     return machine
+
+
+async def _look_for_members(order: Order, machines: Sequence[Member]) -> dict[Member, bool]:
+    """Return which machines have their member of a gang, once all are reachable.
+
+    Where one lacks a member that ran, the gang is over: then those not reached yet are left out.
+
+    Raises:
+        BackendError: A machine is lost.
+    """
+    looks = [asyncio.ensure_future(each.has(order)) for each in machines]
+    try:
+        for look in asyncio.as_completed(looks):
+            if not await look and order.resumed:
+                break
+    finally:
+        for each in looks:
+            each.cancel()
+        seen = await asyncio.gather(*looks, return_exceptions=True)
+    return {m: there for m, there in zip(machines, seen, strict=True) if isinstance(there, bool)}
 
 
 async def _all_or_none(starting: Sequence["asyncio.Task[WorkloadReport]"]) -> list[WorkloadReport]:

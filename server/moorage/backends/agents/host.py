@@ -104,8 +104,8 @@ class AgentHost:
                     case wire.AgentCall(number, order) as call:
                         task = self._spawn(self._carry_out(socket, call))
                         self._calls[number] = order, task
-                    case wire.AgentCancel(number):
-                        self._cancel(number)
+                    case wire.AgentCancel(number, stop_seconds_max):
+                        self._cancel(number, stop_seconds_max)
                     case wire.AgentHeard(at):
                         self._on_heard(at)
                     case wire.AgentWelcome() | wire.AgentFarewell():
@@ -121,10 +121,10 @@ class AgentHost:
             self._calls = {}
         return deadline.now() - heard_at
 
-    def _cancel(self, number: int) -> None:
+    def _cancel(self, number: int, stop_seconds_max: float | None) -> None:
         order, task = self._calls.get(number, (None, None))
         if isinstance(order, wire.StartOrder) and (start := self._starts.get(order.workload)):
-            start.cancel()
+            start.cancel(stop_seconds_max)
         elif task is not None:
             task.cancel()
 

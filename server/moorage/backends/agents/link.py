@@ -27,6 +27,7 @@ from moorage.backends.agents.wire import (
     encode,
 )
 from moorage.backends.base import WorkloadReport
+from moorage.backends.completion import stop_bound
 from moorage.protocol.agent_socket import AgentSocket
 
 CANCEL_SECONDS_MAX: Final = 30.0
@@ -133,8 +134,8 @@ class AgentLink:
         try:
             await self._socket.send(encode(AgentCall(number, order, self._epoch)))
             return await asyncio.shield(report)
-        except asyncio.CancelledError:
-            await self._socket.send(encode(AgentCancel(number)))
+        except asyncio.CancelledError as error:
+            await self._socket.send(encode(AgentCancel(number, stop_bound(error))))
             with contextlib.suppress(Exception):  # It is over, whatever it says.
                 await asyncio.wait_for(asyncio.shield(report), CANCEL_SECONDS_MAX)
             raise

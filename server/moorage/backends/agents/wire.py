@@ -352,10 +352,15 @@ class AgentCall(_Frame):
     epoch: int = 0
 
 
-class AgentCancel(_Frame):
-    """Cancels a call; the agent reports it nevertheless."""
+class AgentCancel(_Frame, omit_defaults=True):
+    """Cancels a call; the agent reports it nevertheless.
+
+    Args:
+        stop_seconds_max: For what a cancelled start leaves; None: as the start's order says.
+    """
 
     id: int
+    stop_seconds_max: float | None = None
 
 
 Report = AgentHello | AgentBeat | AgentMetrics | AgentNews | AgentDone | AgentFailure

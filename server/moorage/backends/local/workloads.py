@@ -84,7 +84,7 @@ class LocalWorkloads(abc.ABC):
                 reason += f"{': ' if tail else ''}{tail}"
             if fencing and (late or isinstance(error, BackendError)):
                 await finish(asyncio.to_thread(self._store.fail, order.id, fencing, reason))
-            await finish(self.stop(order.id, order.stop_seconds_max))
+            await finish(self.stop(order.id, order.undo_seconds(error)))
             if late:
                 raise TimeoutError(reason) from None
             raise

@@ -42,7 +42,7 @@ STOPPING_SECONDS: Final = 0.02
 """Seconds between two checks whether a stop has finished."""
 STOP_SECONDS_MAX: Final = 3660.0
 """Longest wait for a stop: the longest stop time that a spec may have, and a minute."""
-_GONE: Final = "Ray no longer knows its actor: its node or the cluster was lost"
+_GONE: Final = "Ray no longer knows its actor{}: its node or the cluster was lost"
 
 
 class RayBackend(CommonBackend):
@@ -113,7 +113,8 @@ class RayBackend(CommonBackend):
             except WorkloadFailedError:  # A part of it was lost, and the rest is ended.
                 await finish(self._undone(order.id))
                 raise
-            return _gone_report(order.id) if known is None else _report(order.id, known)
+            gone = _gone_report(order.id, _nodes(plans))
+            return gone if known is None else _report(order.id, known)
         self._tell(WorkloadReport(order.id, Phase.STARTING, detail=_where(plans)))
         with self._in_hand(order.id):
             with self._lock:
@@ -123,7 +124,7 @@ class RayBackend(CommonBackend):
                     answer = await self.connection.call("start", None, plans=plans, new=True)
                 self._records.note(order.id, plans[0]["shape"])
             except BaseException as error:
-                await finish(self._undone(order.id))
+                await finish(self._undone(order.id, order.undo_seconds(error)))
                 if isinstance(error, TimeoutError):
                     reason = f"it was not ready within {order.timeout_seconds:g} s"
                     if trouble := self.connection.trouble:
@@ -135,14 +136,16 @@ class RayBackend(CommonBackend):
             self._tell(report)
         return report
 
-    async def _undone(self, workload: str) -> None:
+    async def _undone(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Remove all actors of a failed start; if Ray does not answer, do so later."""
         with self._lock:
             self._unwanted.add(workload)
         if self.connection.trouble:
             return
         with contextlib.suppress(BackendError):
-            left = await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
+            left = await self.connection.call(
+                "stop", STOP_SECONDS_MAX, workload=workload, stop_seconds_max=stop_seconds_max
+            )
             with self._lock:
                 self._unwanted.discard(workload)
             if left is not None and left["data"] is not None:
@@ -332,10 +335,15 @@ def _archive_log(piece: JsonMapping, offset: int) -> Log:
     return Log.of(part, start, over=over, exit_code=piece["exit_code"])
 
 
-def _gone_report(workload: str) -> WorkloadReport:
-    return WorkloadReport(workload, Phase.FAILED, detail=_GONE)
+def _gone_report(workload: str, nodes: str = "") -> WorkloadReport:
+    where = f" on {nodes}" if nodes else ""
+    return WorkloadReport(workload, Phase.FAILED, detail=_GONE.format(where))
 
 
 def _where(plans: Sequence[JsonMapping]) -> str:
-    nodes = ", ".join(each["node"] for each in plans if each["node"])
+    nodes = _nodes(plans)
     return f"requested from Ray on {nodes}" if nodes else "requested from Ray"
+
+
+def _nodes(plans: Sequence[JsonMapping]) -> str:
+    return ", ".join(each["node"] for each in plans if each["node"])

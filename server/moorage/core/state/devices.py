@@ -84,8 +84,9 @@ class _Holder:
 def _rename(holders: list[_Holder], place: Place, were: _Names, are: _Names) -> None:
     """Return new names for the held devices of a node.
 
-    A device that is gone keeps its name, so that its holder, who may still use that, meets no
-    other. Where another held device has come under the name, the UUID stands in its place.
+    A device that is gone, also to another node, keeps its name, so that its holder, who may still
+    use that, meets no other. Where another held device has come under the name, the UUID stands in
+    its place.
     """
     where = {device.uuid.lower(): name for name, device in are.items() if device.uuid}
     indices = [holder.index(place) for holder in holders]

@@ -283,8 +283,8 @@ class AgentRoster:
             reason = "agents are of the backend local, which this server's `backends` lacks"
             raise _Refusal(f"{reason}; set MOORAGE_BACKENDS=local at the server")
         try:
-            hello.node = _plain(hello.node)
             known = await self._find(secret)
+            hello.node = _plain(hello.node)
             self._reclaimed = await self._thread.read(self._store.reclaimed)
             if known is None:
                 reason = "this token or key is not known, has expired, or is revoked"
@@ -305,6 +305,8 @@ class AgentRoster:
             if error.code == Code.CONFLICT:
                 reason = reason.removeprefix(f"{error.field}: ")
                 reason += "; or start this agent with --no-machine-id"
+            elif error.code == Code.TOO_LARGE and isinstance(known, JoiningToken):
+                reason += self._say_how_to_make_room(known.cluster_id)
             raise _Refusal(reason) from error
 
     async def _join(
@@ -340,6 +342,15 @@ class AgentRoster:
         if by_hand is not None:
             self._note_displaced(place, "/".join(place), self._owner(place[0]))
         return machine, key
+
+    def _say_how_to_make_room(self, cluster: str) -> str:
+        """Return what a person does where a cluster has no room for an agent's machine."""
+        remedy = "; have this machine join another cluster (`moored agent token --cluster`)"
+        owner = self._owner(cluster)
+        if owner in {"", SERVER_ITSELF}:
+            return remedy
+        delete = f"`moorage fleet delete {cluster}`"
+        return f"{remedy}, or remove this one, which the tenant {owner} registered ({delete})"
 
     async def _take_over(
         self, fleet: FleetBackend, place: Place, hello: wire.AgentHello

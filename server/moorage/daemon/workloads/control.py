@@ -110,11 +110,11 @@ class OrderChains:
         chain[task] = revocable
         task.add_done_callback(partial(self._remove, name))
 
-    def revoke(self, name: str) -> None:
-        """Cancel the orders of a workload that its stop makes useless."""
+    def revoke(self, name: str, stop_seconds_max: float) -> None:
+        """Cancel the orders of a workload that its stop makes useless; see `Backend.start`."""
         for task, revocable in self._chains.get(name, {}).items():
             if revocable:
-                task.cancel()
+                task.cancel(stop_seconds_max)
 
     def cancel(self) -> list[asyncio.Task[None]]:
         """Cancel all orders; return their tasks."""
@@ -295,7 +295,7 @@ class WorkloadControl:
 
     def stop(self, lease: Lease) -> None:
         """Stop the workload of a lease. Other orders for it are cancelled first."""
-        self._orders.revoke(lease.workload)
+        self._orders.revoke(lease.workload, self._stop_seconds(lease))
         self._order(lease, self._stop, revocable=False)
 
     def keep(self, lease: Lease) -> None:
