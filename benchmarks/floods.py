@@ -27,6 +27,7 @@ from websockets.frames import Opcode
 
 from benchmarks.fast_client import FastClient, FastReply, connect, ignore, pack
 from benchmarks.flood_attacks import ATTACKS, FULL, HERE, ask
+from benchmarks.schedules import read_schedule
 from moorage.backends.local.machine import this_node
 from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, daemon
@@ -128,7 +129,7 @@ class _Bystander:
         await self._pings.close()
 
     def _work_seconds(self) -> float:
-        return _read_schedule(self._running.pid)[0]
+        return read_schedule(self._running.pid)[0]
 
     async def _connect(self) -> FastClient:
         return await connect(self._running.ws, self._take_reply, "b1")
@@ -221,11 +222,11 @@ async def _play(name: str, seconds: float) -> Figures:
             async with bystander.look(AFTER_ASK_SECONDS) as before:
                 await asyncio.sleep(BEFORE_SECONDS)
             memory, usage = _memory(running.pid), _processor(running.pid)
-            began, (_, waited) = time.perf_counter(), _read_schedule(running.pid)
+            began, (_, waited) = time.perf_counter(), read_schedule(running.pid)
             during, attacker, most = await _attack(name, seconds, running, bystander)
             lasted = time.perf_counter() - began
             cores = (_processor(running.pid) - usage) / lasted
-            starved = (_read_schedule(running.pid)[1] - waited) / lasted
+            starved = (read_schedule(running.pid)[1] - waited) / lasted
             calm = _quantile(before.taken, 0.99)
             back, after = await _until_back(bystander, calm)
             left = await _workloads(Path(folder))
@@ -351,12 +352,6 @@ def _memory(pid: int) -> float:
     """Return the memory of a process, in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1024 / 1024
-
-
-def _read_schedule(pid: int) -> tuple[float, float]:
-    """Return how long the thread of a process's event loop ran, and waited for a core."""
-    ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
-    return int(ran) / 1e9, int(waited) / 1e9
 
 
 def _processor(pid: int) -> float:

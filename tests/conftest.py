@@ -40,7 +40,7 @@ SERVICE_SECONDS_MAX: Final = 30
 _HERE: Final = Path(__file__).parent
 FILES_SHOWN: Final = 40
 """Slowest files in the summary of a run that has more of them."""
-_LONG_ROOMS: Final = ("simulation", "policies", "docs", "end_to_end", "sandbox", "lab")
+_LONG_ROOMS: Final = ("simulation", "policies", "docs", "sandbox", "end_to_end", "lab")
 _GROUP_OF_FIXTURE: Final = {
     "aws_server": "aws",
     "chromium": "browser",

@@ -19,14 +19,12 @@ with contextlib.suppress(ImportError):  # An extra, which the fast tests do with
 
 SECONDS_MAX: Final = 60
 OBJECT_STORE_BYTES: Final = 80 << 20
-# A node's death is noticed in a second rather than in half a minute; processes start when needed.
+# A node's death is noticed in a second rather than in half a minute.
 _SYSTEM: Final = {
     "health_check_initial_delay_ms": 500,
     "health_check_period_ms": 300,
     "health_check_timeout_ms": 20_000,  # A busy machine may hang; what is killed refuses at once.
     "health_check_failure_threshold": 3,
-    "enable_worker_prestart": False,
-    "prestart_worker_first_driver": False,
 }
 
 
@@ -94,6 +92,8 @@ class RayCluster:
         """Set the environment of the cluster's processes and of those that tests start."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+            for name in ("enable_worker_prestart", "prestart_worker_first_driver"):
+                patch.setenv(f"RAY_{name}", "0")  # Processes start when they are needed.
             patch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")  # How soon it knows of a lost node.
             patch.setenv("RAY_TMPDIR", str(self.folder))  # Where it notes its address, in `ray`.
             for name, value in self.variables().items():

@@ -1,6 +1,7 @@
 """Containers of this machine, beyond what the conformance suite tests of every backend."""
 
 import asyncio
+import contextlib
 import json
 import shutil
 import socket
@@ -15,6 +16,7 @@ import pytest
 
 from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError, WorkloadReport
 from moorage.backends.local.backend import LocalBackend
+from moorage.backends.local.container_api import ContainerApi, find_socket
 from moorage.backends.local.container_plans import ContainerPlan, plan
 from moorage.backends.local.deadline import HeardFile, now
 from moorage.backends.local.devices import Devices
@@ -185,6 +187,13 @@ def shell(image: str, script: str, **fields: Any) -> ContainerResourceSpec:
 
 async def inside(backend: LocalBackend, script: str, **options: Any) -> str:
     return (await backend.execute("a", ("sh", "-c", script), **options)).output
+
+
+@pytest.mark.heavy
+def test_the_engine_is_named_with_its_version(container_engine):
+    version = container_engine.version()["Version"]
+    with contextlib.closing(ContainerApi(find_socket())) as api:
+        assert str(api) == f"Podman {version} at {find_socket()}"
 
 
 @pytest.mark.heavy

@@ -90,17 +90,21 @@ class ContainerApi:
         self._requests: ModuleType = importlib.import_module("requests")
         self.place = place
         with self._errors("connect"):
-            self._api: Any = self._docker.APIClient(
-                base_url=f"unix://{place}", version="auto", timeout=ANSWER_SECONDS_MAX
-            )
-            self._version: JsonMapping = self._api.version()
-        parts = self._version.get("Components") or [{}]
-        self._podman = str(parts[0].get("Name", "")).startswith("Podman")
+            known = {"base_url": f"unix://{place}", "timeout": ANSWER_SECONDS_MAX}
+            any_version = self._docker.constants.DEFAULT_DOCKER_API_VERSION
+            # For `/version`, Podman looks for the package of each program that it may start.
+            with contextlib.closing(self._docker.APIClient(version=any_version, **known)) as asking:
+                answer = asking.get(f"{asking.base_url}/_ping", timeout=ANSWER_SECONDS_MAX)
+            answer.raise_for_status()
+            spoken = answer.headers.get("Api-Version", "0")  # The SDK refuses that.
+            self._api: Any = self._docker.APIClient(version=spoken, **known)
+        name, _, version = answer.headers.get("Server", "").partition(" ")[0].partition("/")
+        self._podman = name == "Libpod"
+        self._name = f"{'Podman' if self._podman else 'Docker'} {version}"
 
     def __str__(self) -> str:
         """Return the engine's name, version and socket, for messages."""
-        name = "Podman" if self._podman else "Docker"
-        return f"{name} {self._version.get('Version', '')} at {self.place}"
+        return f"{self._name} at {self.place}"
 
     def close(self) -> None:
         """Close the connections that no call is using."""
