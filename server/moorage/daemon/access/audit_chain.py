@@ -6,11 +6,13 @@ against a number and hash that were noted elsewhere.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec.structs import asdict
 
 from moorage.records.audit import AuditEntry
 
@@ -65,11 +67,20 @@ class Sealed(msgspec.Struct):
     hash: str
 
 
-def chain_entries(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[str], ChainEnd]:
-    """Return entries as lines, and the chain's end after them. On the hot path."""
+def encode_entries(entries: Sequence[AuditEntry]) -> bytes:
+    """Return entries as JSON lines, not chained yet. On the hot path."""
+    try:
+        return _encode_lines(entries)
+    except (ValueError, OverflowError):  # Half a surrogate pair, or a large number.
+        whole = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+        return "".join(whole(asdict(each)) + "\n" for each in entries).encode(errors="replace")
+
+
+def chain_lines(encoded: bytes, end: ChainEnd) -> tuple[list[str], ChainEnd]:
+    """Return JSON lines with numbers and hashes, and the chain's end. On the hot path."""
     lines: list[str] = []
     number, former, sha256 = end.number, end.hash, hashlib.sha256
-    for text in _encode_lines(entries).decode().split("\n")[:-1]:
+    for text in encoded.decode().split("\n")[:-1]:
         number += 1
         body = f'{{"number":{number},{text[1:-1]},"prev":"{former}"'
         former = sha256(f"{former}{body}".encode()).hexdigest()

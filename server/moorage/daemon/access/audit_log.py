@@ -1,4 +1,7 @@
-"""The audit log of a running server: takes entries at once, writes them in a thread of its own."""
+"""The audit log of a running server: takes entries at once, writes them in a thread of its own.
+
+The thread gets them as text: to share their objects costs both processors more than to encode them.
+"""
 
 import asyncio
 import threading
@@ -12,7 +15,9 @@ from typing import Final
 
 import structlog
 
+from moorage.daemon.access.audit_chain import encode_entries
 from moorage.daemon.access.audit_files import AuditFiles
+from moorage.daemon.access.audit_leases import LeaseChange
 from moorage.daemon.access.audit_table import AuditTable
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import Caller
@@ -31,6 +36,9 @@ FAILED_A_MINUTE_MAX: Final = 60
 """Failed logins of one address that get an entry each, per minute; more are only counted."""
 RETRY_SECONDS: Final = 1.0
 MINUTE_SECONDS: Final = 60.0
+
+AuditNote = AuditEntry | LeaseChange
+"""An entry, or what becomes one when it is queued."""
 
 log = structlog.get_logger("moored")
 
@@ -59,9 +67,11 @@ class AuditLog:
         self.lost = 0
         self._lines = open_lines(folder, keep_days, keep_mib, rows)
         self.is_on = keep_days > 0
-        self._pending: list[AuditEntry] = []
-        """Entries to be written; only the thread removes them."""
-        self._held: list[AuditEntry] | None = None
+        self._pending: list[bytes] = []
+        """JSON lines to be written; only the thread removes them."""
+        self._queued = self._written = 0
+        """Numbers of entries so far; only the thread changes the second one."""
+        self._held: list[AuditNote] | None = None
         """Entries to be written after the recovered ones; None: entries are not held back."""
         self._goes_on = asyncio.Event()
         self._goes_on.set()
@@ -97,15 +107,22 @@ class AuditLog:
         """See `AuditFiles.last_seq`."""
         return self._lines.last_seq()
 
-    def note_all(self, entries: Sequence[AuditEntry]) -> None:
+    def note_all(self, entries: Sequence[AuditNote]) -> None:
         """Queue entries, in order. On the hot path."""
         if self._thread is None or not entries:
             return
-        taken = self._pending if self._held is None else self._held
-        lost = max(0, len(taken) + len(entries) - PENDING_MAX)
-        taken += entries[: len(entries) - lost]
-        self.lost += lost
-        self._unsaid += lost
+        held = self._held
+        waiting = self._queued - self._written if held is None else len(held)
+        if (lost := waiting + len(entries) - PENDING_MAX) > 0:
+            entries = entries[:-lost]
+            self.lost += lost
+            self._unsaid += lost
+        if held is None:
+            self._queued += len(entries)
+            made = [each.entry() if isinstance(each, LeaseChange) else each for each in entries]
+            self._pending.append(encode_entries(made))
+        else:
+            held += entries
         if not self._bell.is_set():
             self._bell.set()
 
@@ -174,7 +191,8 @@ class AuditLog:
         """Write pending entries, for a bounded time, and end the thread."""
         if self._thread is not None:
             # Facts have theirs at the next start, after those of before this one.
-            self._pending += [each for each in self._held or () if not each.seq]
+            held, self._held = self._held or [], None
+            self.note_all([each for each in held if not each.seq])
             self._closing.set()
             self._hurry.set()
             self._bell.set()
@@ -190,7 +208,7 @@ class AuditLog:
             self._hurry.wait(gather_seconds)
             self._bell.clear()
             self._hurry.clear()
-            is_load = len(self._pending) >= BATCH_MANY
+            is_load = self._queued - self._written >= BATCH_MANY
             gather_seconds = GATHER_SECONDS_MAX if is_load else GATHER_SECONDS
             if not self._write_all():
                 self._closing.wait(RETRY_SECONDS)  # The disk may have room again.
@@ -200,19 +218,22 @@ class AuditLog:
     def _write_all(self) -> bool:
         """Write pending entries; return whether that succeeded."""
         now, unsaid, waiters = time.time(), self._unsaid, len(self._waiters)
-        entries = self._pending[:]
-        taken = len(entries)
+        chunks = self._pending[:]
+        encoded = b"".join(chunks)
+        count = encoded.count(b"\n")
         if unsaid:
-            entries.append(AuditEntry(now, "audit.dropped", "moored", about={"entries": unsaid}))
+            dropped = AuditEntry(now, "audit.dropped", "moored", about={"entries": unsaid})
+            encoded += encode_entries([dropped])
         try:
-            if entries:
-                self._lines.append(entries, now)
+            if encoded:
+                self._lines.append_lines(encoded, now)
         except (OSError, ValueError, StorageError) as error:
-            log.error("audit_failed", reason=str(error), waiting=taken)  # noqa: TRY400  # It has no more to say.
+            log.error("audit_failed", reason=str(error), waiting=count)  # noqa: TRY400  # It has no more to say.
             return False
         finally:
             self._let_go(waiters)
-        del self._pending[:taken]
+        del self._pending[: len(chunks)]
+        self._written += count
         self._unsaid -= unsaid
         return True
 

@@ -262,9 +262,8 @@ class Replies:
 
     def origin(self, to: Address) -> tuple[Caller | None, str]:
         """Return the caller who waits at an address, and the caller's network address."""
-        if HttpCalls.has(to):
-            return self._calls.origin(to)
-        return self._gateway.origin(to.session)
+        found = self._gateway.origin(to.session)
+        return self._calls.origin(to) if found[0] is None else found
 
     def asker(self, request: RequestId) -> Address | None:
         """Return the address that waits for the answer to a request."""
