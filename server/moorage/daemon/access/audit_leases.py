@@ -29,7 +29,7 @@ class LeaseChange(msgspec.Struct, gc=False):
     Args:
         fact: The change.
         lease: The lease; None: it is not known any more.
-        caller: Who caused it; None: nobody, or it is unknown.
+        caller: The caller who caused it; None without one.
         remote: Address of the caller.
         seq: As in `AuditEntry`.
     """
