@@ -17,7 +17,6 @@ import structlog
 
 from moorage.daemon.access.audit_chain import encode_entries
 from moorage.daemon.access.audit_files import AuditFiles
-from moorage.daemon.access.audit_leases import LeaseChange
 from moorage.daemon.access.audit_table import AuditTable
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import Caller
@@ -36,9 +35,6 @@ FAILED_A_MINUTE_MAX: Final = 60
 """Failed logins of one address that get an entry each, per minute; more are only counted."""
 RETRY_SECONDS: Final = 1.0
 MINUTE_SECONDS: Final = 60.0
-
-AuditNote = AuditEntry | LeaseChange
-"""An entry, or what becomes one when it is queued."""
 
 log = structlog.get_logger("moored")
 
@@ -71,7 +67,7 @@ class AuditLog:
         """JSON lines to be written; only the thread removes them."""
         self._queued = self._written = 0
         """Numbers of entries so far; only the thread changes the second one."""
-        self._held: list[AuditNote] | None = None
+        self._held: list[AuditEntry] | None = None
         """Entries to be written after the recovered ones; None: entries are not held back."""
         self._goes_on = asyncio.Event()
         self._goes_on.set()
@@ -107,7 +103,7 @@ class AuditLog:
         """See `AuditFiles.last_seq`."""
         return self._lines.last_seq()
 
-    def note_all(self, entries: Sequence[AuditNote]) -> None:
+    def note_all(self, entries: Sequence[AuditEntry]) -> None:
         """Queue entries, in order. On the hot path."""
         if self._thread is None or not entries:
             return
@@ -119,8 +115,7 @@ class AuditLog:
             self._unsaid += lost
         if held is None:
             self._queued += len(entries)
-            made = [each.entry() if isinstance(each, LeaseChange) else each for each in entries]
-            self._pending.append(encode_entries(made))
+            self._pending.append(encode_entries(entries))
         else:
             held += entries
         if not self._bell.is_set():

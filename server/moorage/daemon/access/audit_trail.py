@@ -14,6 +14,7 @@ from moorage.core.state.facts import (
     Preempted,
     QuotaSet,
     Refusal,
+    Renewed,
     Requeued,
     Reserved,
     Uncordoned,
@@ -24,10 +25,9 @@ from moorage.core.state.state import State
 from moorage.core.turns.effects import Address, Respond
 from moorage.core.turns.events import Event
 from moorage.core.turns.turn import Turn
-from moorage.daemon.access.audit_leases import SERVER, LeaseChange
-from moorage.daemon.access.audit_log import AuditLog, AuditNote
+from moorage.daemon.access.audit_log import AuditLog
 from moorage.ledger.base import LedgerEntry
-from moorage.model import Code, Lease, Quota, RequestId, Tenant
+from moorage.model import Code, Lease, Placement, Quota, RequestId, Tenant
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller
@@ -35,6 +35,7 @@ from moorage.records.rights import Caller
 Origin = tuple[Caller | None, str]
 """The caller who caused a fact, and the caller's network address."""
 _UNKNOWN: Origin = (None, "")
+_SERVER = "moored"
 K = TypeVar("K")
 V = TypeVar("V")
 NODES_MAX: Final = 32
@@ -84,23 +85,28 @@ class AuditTrail:
         self._asker = asker
         self._lease = lease
         self._standing = standing
-        self._made: list[AuditNote] = []
-        """Notes of facts that are not durable yet, with the facts' numbers since the start."""
+        self._made: list[AuditEntry] = []
+        """Entries of facts that are not durable yet, with the facts' numbers since the start."""
         self._stepped = self._durable = 0
         """Numbers of facts since the start: those stepped, and those durable."""
 
     def observe_step(self, event: Event, turn: Turn) -> None:
-        """Note who caused the facts of a step, before its answer leaves. On the hot path."""
+        """Make the entries of a step before its answer leaves. On the hot path."""
         if not self._audit.is_on:
             return
         if turn.facts:
             to, number = getattr(event, "to", None), self._stepped
             for fact in turn.facts:
                 number += 1
-                note = self._note(fact, to)
-                if note is not None:
-                    note.seq = number
-                    self._made.append(note)
+                if isinstance(fact, Granted):
+                    entry: AuditEntry | None = self._grant(fact.lease)
+                elif isinstance(fact, Ended):
+                    entry = self._about_lease(to, fact.at, "lease.ended", fact.lease, fact.reason)
+                else:
+                    entry = self._entry(fact, to)
+                if entry is not None:
+                    entry.seq = number
+                    self._made.append(entry)
             self._stepped = number
         for effect in turn.effects:
             if isinstance(effect, Respond) and isinstance(effect.answer, Refusal):
@@ -124,8 +130,7 @@ class AuditTrail:
         """Return the entries of facts from before a kill. Their callers are unknown."""
         found = list[AuditEntry]()
         for each in entries:
-            if (note := self._note(each.fact, None)) is not None:
-                entry = note.entry() if isinstance(note, LeaseChange) else note
+            if (entry := self._entry(each.fact, None)) is not None:
                 entry.at, entry.seq, entry.recovered = each.at, each.seq, True
                 found.append(entry)
         return found
@@ -136,26 +141,29 @@ class AuditTrail:
             if caller is not None:
                 self._audit.note_refusal(caller, remote, "quota", refusal.reason)
 
-    def _note(self, fact: Fact, to: Address | None) -> AuditNote | None:
-        """Return what the log has of a fact, if anything; the answer goes to `to`."""
-        note: AuditNote | None = None
+    def _entry(self, fact: Fact, to: Address | None) -> AuditEntry | None:
+        """Return the audit entry of a fact, if its kind has one; the answer goes to `to`."""
+        entry: AuditEntry | None = None
         match fact:
             case Granted():
-                asker = self._asker(fact.lease.id)
-                caller, remote = _UNKNOWN if asker is None else self._origin(asker)
-                note = LeaseChange(fact, fact.lease, caller, remote, 0)
-            case Ended() | Requeued() | Preempted():
-                caller, remote = _UNKNOWN if to is None else self._origin(to)
-                note = LeaseChange(fact, self._lease(fact.lease), caller, remote, 0)
+                entry = self._grant(fact.lease)
+            case Ended():
+                entry = self._about_lease(to, fact.at, "lease.ended", fact.lease, fact.reason)
+            case Renewed():
+                pass  # The most frequent of those without an entry.
+            case Requeued(name, at, reason):
+                entry = self._about_lease(to, at, "lease.requeued", name, reason)
+            case Preempted(name, at, by, _, reason):
+                entry = self._about_lease(to, at, "lease.preempted", name, f"{reason} (for {by})")
             case QuotaSet() | Cordoned() | Uncordoned() | Reserved() | Unreserved():
-                note = self._about_operators(to, fact)
+                entry = self._about_operators(to, fact)
             case ClusterRemoved(cluster):
                 cordons = self._standing.cordons
                 for place in [each for each in cordons if each[0] == cluster]:
                     del cordons[place]  # They ended with it.
             case _:  # Others are no one's doing, or part of these.
                 pass
-        return note
+        return entry
 
     def _about_operators(
         self, to: Address | None, fact: QuotaSet | Cordoned | Uncordoned | Reserved | Unreserved
@@ -182,7 +190,7 @@ class AuditTrail:
                 was = _replace(standing.reservations, made.id, made)
                 known = was is not None or made.used or made.begun
                 what = "reservation.changed" if known else "reservation.made"
-                by = SERVER if known else made.tenant
+                by = _SERVER if known else made.tenant
                 return self._by(
                     to, time(), what, by, about, _reservation_fields(was), _reservation_fields(made)
                 )
@@ -190,9 +198,40 @@ class AuditTrail:
                 was = _replace(standing.reservations, name, None)
                 about = {"reservation": name}
                 what = "reservation.ended"
-                return self._by(to, at, what, SERVER, about, _reservation_fields(was), None, why)
+                return self._by(to, at, what, _SERVER, about, _reservation_fields(was), None, why)
             case _:
                 assert_never(fact)
+
+    def _grant(self, lease: Lease) -> AuditEntry:
+        """Return the entry of a grant. On the hot path: `_by` inlined."""
+        to = self._asker(lease.id)
+        caller, remote = _UNKNOWN if to is None else self._origin(to)
+        who, role, token = (
+            (lease.tenant, "", "")
+            if caller is None
+            else (caller.tenant, caller.role, caller.token_name)
+        )
+        return AuditEntry(
+            lease.granted_at,
+            "lease.granted",
+            who,
+            role,
+            token,
+            remote,
+            {"lease": lease.id},
+            None,
+            _places(lease.placement),
+            lease.policy.uri,
+        )
+
+    def _about_lease(
+        self, to: Address | None, at: float, what: str, name: RequestId, why: str
+    ) -> AuditEntry:
+        lease = self._lease(name)
+        if lease is None:
+            return self._by(to, at, what, _SERVER, {"lease": name}, why=why)
+        about: JsonObject = {"lease": name, "tenant": lease.tenant}
+        return self._by(to, at, what, _SERVER, about, _places(lease.placement), None, why)
 
     def _by(
         self,
@@ -211,6 +250,14 @@ class AuditTrail:
             return AuditEntry(at, what, who, "", "", "", about, before, after, why)
         role, token = caller.role, caller.token_name
         return AuditEntry(at, what, caller.tenant, role, token, remote, about, before, after, why)
+
+
+def _places(placement: Placement) -> JsonValue:
+    """Return the placement of a lease: cluster, node, GPUs and thousandths of each of them."""
+    if len(placement) == 1:
+        share = placement[0]
+        return ((share.cluster_id, share.node_id, share.gpus, share.gpu_milli),)
+    return [(share.cluster_id, share.node_id, share.gpus, share.gpu_milli) for share in placement]
 
 
 def _replace(standing: dict[K, V], key: K, value: V | None) -> V | None:
