@@ -86,7 +86,7 @@ class AuditFiles:
                 cut = AuditEntry(now, "audit.cut", "moored", about=about)
                 encoded = encode_entries([cut]) + encoded
             chain, end = chain_lines(encoded, self._end)
-            lines = "".join(chain).encode()
+            lines = b"".join(chain)
             self._write(lines, size)
             self._end, self._seen = end, (path, inode, size + len(lines))
             if begun or not 0 <= now - self._pruned_at < PRUNE_SECONDS:

@@ -57,7 +57,7 @@ class AuditTable:
                     seq = entry.seq or seq
                 wanted.append(line)
             lines, last = chain_lines(b"".join(wanted), ChainEnd(end.number, end.hash))
-            return [line.encode() for line in lines], AuditEnd(last.number, last.hash, seq)
+            return lines, AuditEnd(last.number, last.hash, seq)
 
         self._rows.append(now, link)
         if not 0 <= now - self._pruned_at < PRUNE_SECONDS:
