@@ -11,11 +11,12 @@ from moorage.daemon.observability.durations import DurationMetrics
 
 if __name__ == "__main__":
     for kind, methods in (
-        (Measures, (Measures.observe_step, Measures.count)),
+        (Measures, (Measures.observe_facts, Measures.count)),
         (
             DurationMetrics,
             (
-                DurationMetrics.observe_step,
+                DurationMetrics.observe_decision,
+                DurationMetrics.observe_facts,
                 DurationMetrics.observe_commit,
                 DurationMetrics.observe_consultation,
                 DurationMetrics.forget_consultation,

@@ -76,6 +76,10 @@ class ServerLeft(ConnectionFailed):
     """The server closed the socket, since it stops or another server leads from now on."""
 
 
+class TokenReplaced(ConnectionFailed):
+    """The server closed the socket, since its token ended; there is another one since."""
+
+
 class Connection:
     """One socket to a server.
 
@@ -145,7 +149,10 @@ class Connection:
                 create_connection=ClientSocket,
             )
         except (InvalidURI, InvalidProxy, InvalidHandshake, ImportError) as error:
-            raise _open_error(endpoint, error) from error
+            failed = _open_error(endpoint, error)
+            if token is None and isinstance(failed, Unauthorized):
+                failed.reason += endpoint.no_token
+            raise failed from error
         except OSError as error:
             failed = _open_error(endpoint, error, open_seconds_max)
             # The causes are dozens of lines from the event loop, which say no more.
@@ -292,7 +299,7 @@ class Connection:
         except ConnectionClosed as error:
             end = self._close_error(error)
             if isinstance(end, Unauthorized) and await self._has_another_token():
-                end = ConnectionFailed(self._url, "the token ended; there is another one since")
+                end = TokenReplaced(self._url, "the token ended; there is another one since")
         except ProtocolViolated as error:
             end = error
         self._finish(end)

@@ -120,6 +120,12 @@ class Endpoint:
         return _without_credentials(self.url)
 
     @property
+    def no_token(self) -> str:
+        """The part of a refusal that names the empty token file; empty without such a file."""
+        file = self.token_file
+        return f"; {TOKEN_FILE_VARIABLE} names {file}, which is empty" if file else ""
+
+    @property
     def is_here(self) -> bool:
         """Whether the endpoint is on this machine."""
         try:
@@ -321,6 +327,19 @@ def check_token(token: str, named: str) -> str:
         wanted = "expected one token, of printable characters that a header of HTTP can carry"
         raise SettingRefused(named, wanted)
     return token
+
+
+def certificate_stamp() -> list[tuple[int, int, int] | None]:
+    """Return a value that differs once the files of the client's certificate have changed."""
+    found: list[tuple[int, int, int] | None] = []
+    for variable in (CLIENT_CERT_VARIABLE, CLIENT_KEY_VARIABLE):
+        try:
+            status = os.stat(setting(None, variable))  # noqa: PTH116  # pathlib is slow to import.
+        except OSError:  # There is none.
+            found.append(None)
+        else:
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return found
 
 
 def socks_advice() -> str:

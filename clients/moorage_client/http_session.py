@@ -12,7 +12,7 @@ import requests
 import urllib3
 from requests.adapters import HTTPAdapter
 
-from moorage_client.endpoint import Endpoint, socks_advice
+from moorage_client.endpoint import Endpoint, certificate_stamp, socks_advice
 from moorage_client.errors import CertificateRefused, ConnectionFailed, ProxyFailed
 
 _UNSENT: Final = (
@@ -70,8 +70,19 @@ class HttpSession(requests.Session):
             self.auth = self._show_token
         if endpoint.proxy:
             self.proxies = {"http": endpoint.proxy, "https": endpoint.proxy}
+        self._certificate = certificate_stamp()
         if endpoint.tls is not None:
             self.mount("https://", _Trusting(endpoint.tls))
+
+    def request(self, *arguments: Any, **named: Any) -> requests.Response:
+        """Send a request; a new connection shows the client's certificate as the files are now.
+
+        Raises:
+            SettingRefused: A renewed certificate cannot be used.
+        """
+        if self._certificate != (now := certificate_stamp()) and self._endpoint.tls is not None:
+            self._certificate = now  # `tls` has read the files.
+        return super().request(*arguments, **named)
 
     def failure(self, error: Exception) -> ConnectionFailed:
         """Return our error for an error of `requests`."""

@@ -25,6 +25,7 @@ from moorage_client.errors import (
     ConnectionFailed,
     MoorageError,
     ProtocolViolated,
+    ProxyFailed,
     RequestRefused,
     Timeout,
     Unauthorized,
@@ -57,6 +58,7 @@ ANSWER_BYTES_MAX: Final = 160 * 1024 * 1024
 """Bytes of one answer; a longer one is not read to its end. Moorage's own servers send less."""
 
 _REDIRECTIONS: Final = 3
+_GATEWAY_STATUS: Final = frozenset({502, 503, 504})  # A server of ours answers them with JSON.
 _PIECE_BYTES: Final = 1 << 16
 
 Rows = list[JsonObject]
@@ -491,11 +493,8 @@ class Services:
         try:
             reply = msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            if response.status_code == HTTPStatus.UPGRADE_REQUIRED and text:  # It speaks TLS.
-                why = text.decode(errors="replace").strip()[:500] + session.through
-                raise ProtocolViolated(shown, why, other_port=True) from error
-            finding = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {error}"
-            raise ProtocolViolated(shown, finding + session.through) from error
+            what = f"{method} {path}"
+            raise _unreadable(shown, what, response, text, session.through, error) from error
         found = response.ok or response.status_code == HTTPStatus.NOT_FOUND
         if found and "moorage-as-of" in response.headers:
             # A standby's answer may be old: ask the server that writes.
@@ -503,8 +502,41 @@ class Services:
             raise refusal(Code.NOT_LEADER, "is a standby", details={"leader_http": leader})
         if not response.ok:
             code = _CODES.get(response.status_code, Code.INTERNAL)
-            raise _refusal(reply, code, response.reason)
+            refused = _refusal(reply, code, response.reason)
+            has_token = "Authorization" in response.request.headers
+            if refused.code == Code.UNAUTHORIZED and not has_token:
+                refused.reason += at.no_token
+            raise refused
         return reply
+
+
+def _unreadable(
+    shown: str,
+    request: str,
+    response: "requests.Response",
+    text: bytes,
+    through: str,
+    error: Exception,
+) -> ConnectionFailed:
+    """Return our error for an answer that is no JSON.
+
+    Args:
+        shown: URL of the server.
+        request: Method and path.
+        response: The answer.
+        text: Its body.
+        through: The part of messages that names the environment's proxy; may be empty.
+        error: What reading it raised.
+    """
+    if response.status_code == HTTPStatus.UPGRADE_REQUIRED and text:  # It speaks TLS.
+        why = text.decode(errors="replace").strip()[:500] + through
+        return ProtocolViolated(shown, why, other_port=True)
+    answered = f"{request} answered HTTP {response.status_code}"
+    if response.status_code in _GATEWAY_STATUS:
+        failed = ProxyFailed if through else ConnectionFailed
+        answered += f" {response.reason}, from a proxy before the server"
+        return failed(shown, answered + through)
+    return ProtocolViolated(shown, f"{answered}, and no JSON: {error}{through}")
 
 
 class _TooLongError(ValueError):

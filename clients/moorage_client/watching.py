@@ -12,7 +12,7 @@ from moorage.model import Code
 from moorage.protocol.replies import Event
 from moorage_client.addresses import Addresses, is_worth_another_try
 from moorage_client.answers import read_refusal
-from moorage_client.connection import Connection
+from moorage_client.connection import Connection, TokenReplaced
 from moorage_client.dialing import Dialer
 from moorage_client.endpoint import Endpoint
 from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused
@@ -59,7 +59,8 @@ class Watch:
         """Continue at another server when one is lost; return the reason for the end."""
         while True:
             error = await self._connection.wait_end()
-            if self._closed or not self._addresses.several:
+            goes_on = self._addresses.several or isinstance(error, TokenReplaced)
+            if self._closed or not goes_on:
                 return error
             self._addresses.note_loss(self._connection.endpoint, error)
             try:

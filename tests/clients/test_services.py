@@ -70,6 +70,16 @@ def test_the_cluster_client_answers_in_tuples_and_never_raises(registry, monkeyp
     assert (found, message.startswith("Error occurred: ")) == (False, True)
 
 
+def test_an_answer_of_a_proxy_is_named_as_such(registry):
+    registry.answers["POST /clusters/query"] = (502, b"<html><title>502 Bad Gateway</title></html>")
+    with (
+        Services(registry.url) as services,
+        pytest.raises(ConnectionFailed, match="HTTP 502 Bad Gateway, from a proxy") as failed,
+    ):
+        services.clusters()
+    assert not isinstance(failed.value, ProtocolViolated)
+
+
 def test_the_metrics_client_returns_data_and_raises(registry):
     registry.answers["GET /cluster/c0"] = (200, {"success": True, "data": {"clusterId": "c0"}})
     registry.answers["POST /cluster/query"] = (200, {"success": True, "data": [{"n": 1}]})

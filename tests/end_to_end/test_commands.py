@@ -93,13 +93,14 @@ def doctor(*words: str | Path, expect: int = 0, **variables: str) -> dict:
 
 def test_doctor_with_a_folder_does_not_suggest_the_option_for_it(tmp_path):
     report = doctor("--data", tmp_path, MOORAGE_TOKENS="ann:sesame12")
-    assert any("unless local_here is false" in each["detail"] for each in report["findings"])
+    assert "not on this one, as local_here is false" in about("backend: local", report)[1]
     assert not any("doctor --data DIR" in each["detail"] for each in report["findings"])
     assert str(tmp_path) in str(report)
 
 
 def test_doctor_finds_no_fault_on_this_machine(capsys):
     report = doctor()
+    assert "on this one, as local_here is true" in about("backend: local", report)[1]
     assert report["ok"]
     findings = {each["name"].removeprefix("sandbox: "): each for each in report["findings"]}
     assert {"seccomp", "self-test"} <= findings.keys()
@@ -119,18 +120,19 @@ def test_doctor_prints_brackets_unchanged(capsys):
     assert all(detail in shown for detail in [*details, "[x]"])
 
 
-def test_doctor_distinguishes_a_healthy_server_from_another_program_on_its_port():
-    with daemon() as running, socket.create_server(("127.0.0.1", 0)) as other:
+def test_doctor_distinguishes_a_healthy_server_from_another_program_on_its_port(tmp_path: Path):
+    data = ("--data", tmp_path)
+    with daemon(tmp_path) as running, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
         found = [
             each
-            for each in doctor(MOORAGE_PORT=ports[0], MOORAGE_HTTP_PORT=ports[1])["findings"]
+            for each in doctor(*data, MOORAGE_PORT=ports[0], MOORAGE_HTTP_PORT=ports[1])["findings"]
             if each["name"].endswith(" port")
         ]
         assert [each["state"] for each in found] == ["ok", "ok"]
         assert all("a healthy server" in each["detail"] for each in found)
         taken = str(other.getsockname()[1])
-        report = doctor(expect=1, MOORAGE_PORT=ports[0], MOORAGE_HTTP_PORT=taken)
+        report = doctor(*data, expect=1, MOORAGE_PORT=ports[0], MOORAGE_HTTP_PORT=taken)
         broken = [each["name"] for each in report["findings"] if each["state"] == "broken"]
         assert broken == ["http port"]
 
@@ -306,6 +308,7 @@ def test_doctor_names_ended_servers_and_damage(tmp_path: Path) -> None:
     for name in ("tls", "tokens", "audit log"):
         assert about(name, report)[0] == "broken", report
     assert "expected a certificate and its key" in about("tls", report)[1]
+    assert "put back a copy of this file, or move it away" in about("tokens", report)[1]
     report = doctor(expect=1, **tls("old", "old"))
     assert "expired" in about("tls", report)[1]
     state, detail = about("tls", doctor(**tls("soon", "soon")))
@@ -327,6 +330,18 @@ def test_doctor_names_the_setting_to_change(tmp_path: Path) -> None:
     for name, part in said.items():
         state, detail = about(name, report)
         assert (state, part in detail) == ("broken", True), detail
+
+
+def test_doctor_knows_the_server_of_another_folder(tmp_path: Path) -> None:
+    with daemon(tmp_path / "own") as running:
+        ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
+        at = {"MOORAGE_PORT": ports[0], "MOORAGE_HTTP_PORT": ports[1]}
+        own = doctor("--data", tmp_path / "own", **at)
+        other = doctor("--data", tmp_path / "other", expect=1, **at)
+    for name in ("websocket port", "http port"):
+        assert "a healthy server is there already" in about(name, own)[1]
+        state, detail = about(name, other)
+        assert (state, f"none serves {tmp_path / 'other'}" in detail) == ("broken", True), detail
 
 
 def test_doctor_reaches_a_server_with_tls(tmp_path: Path) -> None:

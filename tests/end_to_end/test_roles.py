@@ -257,10 +257,13 @@ def test_a_client_continues_with_the_new_token_of_its_file(
     with (
         BlockingClient(serve_roles.running.ws) as client,
         Services(serve_roles.running.http) as services,
+        client.watch("leases") as news,
     ):
         client.leases()
         file.write_text(f"{second}\n")
         revoke(f"one-{tag}", first)
+        assert (event := news.next(30)) is not None
+        assert event.event == "reconnected"
         client.leases()
         assert services.policies()
         revoke(f"two-{tag}", second)  # And there is no other one.
@@ -272,6 +275,11 @@ def test_a_client_continues_with_the_new_token_of_its_file(
     without = {"MOORAGE_TOKEN": "", "MOORAGE_TOKEN_FILE": str(file)}
     done = serve_roles.moorage("leases", **without)
     assert (done.returncode, str(file) in done.stderr) == (2, True), done.stderr
+    file.write_text("\n")
+    for words in (("leases",), ("policy", "list")):
+        done = serve_roles.moorage(*words, **without)
+        assert done.returncode == 5
+        assert f"MOORAGE_TOKEN_FILE names {file}, which is empty" in done.stderr
     file.write_text(make(folder, f"three-{tag}", "client"))
     assert serve_roles.moorage("leases", **without).returncode == 0
 

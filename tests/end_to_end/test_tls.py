@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 from moorage.config.settings import Config, ConfigError
 from moorage.daemon.access.tls import ServerTls
 from moorage.testing.daemon_process import Running, daemon, serve_command
-from moorage_client import BlockingClient, ProtocolViolated, Services
+from moorage_client import BlockingClient, ConnectionFailed, ProtocolViolated, Services
 from moorage_policies import catalog
 from tests.certificates import certificate, pem_of
 
@@ -172,6 +172,32 @@ def test_clients_show_the_certificate_that_is_in_their_files_now(
             assert client.leases() == []
 
 
+def test_an_http_client_shows_a_certificate_that_was_renewed(
+    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving, both = Authority(tmp_path / "leaving"), tmp_path / "both.pem"
+    bundle = tmp_path / "clients.pem"
+    bundle.write_text(ours.file.read_text() + leaving.file.read_text())
+
+    def renew(by: Authority) -> None:
+        certificate, key = by.sign("a client")
+        both.write_bytes(certificate.read_bytes() + key.read_bytes())
+
+    renew(leaving)
+    monkeypatch.setenv("MOORAGE_CLIENT_CERT", str(both))
+    with (
+        daemon(environment=variables(ours.sign("server"), bundle)) as running,
+        Services(running.http, ca_file=str(ours.file)) as services,
+    ):
+        assert services.policies() == []
+        renew(ours)
+        bundle.write_text(ours.file.read_text())
+        until(lambda: is_refused(running, ours.context("goes", by=leaving)))
+        with contextlib.suppress(ConnectionFailed):  # Its connection of before ends.
+            services.policies()
+        assert services.policies() == []
+
+
 def test_a_certificate_and_a_token_are_both_required(tmp_path: Path, ours: Authority) -> None:
     stranger = Authority(tmp_path / "stranger")
     old = ours.context()
@@ -220,7 +246,8 @@ def test_removing_an_authority_ends_its_connections_at_once(
     bundle = tmp_path / "clients.pem"
     bundle.write_text(ours.file.read_text() + leaving.file.read_text())
     goes, stays = ours.context("goes", by=leaving), ours.context("stays")
-    with daemon(environment=variables(ours.sign("served"), bundle)) as running:
+    environment = variables(ours.sign("served"), bundle) | {"MOORAGE_LOG_LEVEL": "info"}
+    with daemon(environment=environment) as running:
         with (
             connect(running.ws, ssl=goes) as ended,
             connect(running.ws, ssl=stays) as open_still,
@@ -235,6 +262,10 @@ def test_removing_an_authority_ends_its_connections_at_once(
             assert status(running, goes) == status(running, stays) == 200
             bundle.write_text(ours.file.read_text())
             until(lambda: is_refused(running, goes))
+            until(lambda: "certificate_renewed" in running.log.read_text())
+            lines = running.log.read_text().splitlines()
+            (line,) = [each for each in lines if "certificate_renewed" in each]
+            assert json.loads(line)["file"] == str(bundle)
             ended.send(json.dumps({"op": "fleet"}))
             with pytest.raises((OSError, WebSocketException)):
                 read_message(ended)

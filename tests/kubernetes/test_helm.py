@@ -118,6 +118,8 @@ def test_helm_lint_finds_no_fault(offline: Helm, words: tuple[str, ...]) -> None
         ("insecurePlaintext=true,securityContext.privileged=true", "securityContext"),
         ("insecurePlaintext=true,serviceMonitor.enabled=true", "/serviceMonitor/tokenSecret"),
         ("insecurePlaintext=true,ingress.enabled=true,ingress.host=a.b", "/ingress/tlsSecret"),
+        ("insecurePlaintext=true,ingress.host=https://a.b", "/ingress/host"),
+        ("insecurePlaintext=true,settings.bogus=1", "bogus"),
         ("insecurePlaintext=true,env[0].name=MOORAGE_TOKENS,env[0].value=a:b", "/env/0/name"),
     ],
 )
@@ -173,6 +175,16 @@ def test_variables_are_settings_that_exist(offline: Helm) -> None:
         names = [each["name"] for each in container(offline.template(*words))["env"]]
         assert set(names) <= known
         assert len(names) == len(set(names))
+
+
+def test_the_schema_knows_each_setting(offline: Helm) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    (rule,) = [each["then"] for each in schema["allOf"] if "backends" in json.dumps(each["if"])]
+    names = rule["properties"]["settings"]["propertyNames"]["enum"]
+    assert names == sorted(settings())
+    others = "settings.backends=local\\,mine,settings.mine_address=a"
+    known = {"name": "MOORAGE_MINE_ADDRESS", "value": "a"}
+    assert known in container(offline.template(*PLAIN, "--set", others))["env"]
 
 
 def test_settings_of_a_file_are_read_as_they_are_written(offline: Helm, tmp_path: Path) -> None:

@@ -90,11 +90,13 @@ class Examination:
         data_dir: The server's.
         wanted: Whether the setting `backends` has the kind.
         advice: Ends what is said of the data folder.
+        settings: Of the kind, as the server has them; None: they are not known.
     """
 
     data_dir: Path
     wanted: bool
     advice: str = ""
+    settings: object = None
 
 
 class BackendKind(ABC, Generic[S]):

@@ -76,7 +76,7 @@ def audit_verify(
     try:
         known = ChainEnd(int(number), digest) if noted else None
         with _rows(settings) as rows:
-            place = settings.data_dir if rows is None else rows.place.rstrip(",")
+            place = settings.data_dir if rows is None else rows.place.removesuffix(",")
             first, end = (
                 verify(settings.data_dir, known) if rows is None else verify_rows(rows, known)
             )

@@ -31,6 +31,7 @@ from moorage.sandbox.host.sandbox import JailError, Sandbox
 from moorage.sandbox.wire.limits import Limits
 from moorage.storage.base import StorageError
 from moorage.storage.opening import need_postgres
+from moorage.storage.sqlite import LEDGER_FILE
 from moorage.storage.sqlite.storage import SqliteStorage
 from moorage_client.inventory.control_groups import cpu_limit, memory_limit
 from moorage_client.inventory.this_machine import cpu_milli, memory_mib
@@ -53,14 +54,15 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
         *asyncio.run(_sandbox(config.sandbox)),
         *_storage(config, advice),
         *examine_access(config),
-        _port(config, "websocket port", ("host", "port")),
-        _port(config, "http port", ("http_host", "http_port")),
+        _port(config, "websocket port", ("host", "port"), advice),
+        _port(config, "http port", ("http_host", "http_port"), advice),
         _sizes(),
         DoctorFinding("services", "ok", SERVICES),
     ]
     for kind in kinds().values():
         wanted = kind.name in config.backends
-        findings += kind.examine(Examination(config.data_dir, wanted, advice))
+        own = config.settings_of(kind)
+        findings += kind.examine(Examination(config.data_dir, wanted, advice, own))
     return findings
 
 
@@ -154,8 +156,19 @@ def _sizes() -> DoctorFinding:
     )
 
 
+def _is_served(config: Config) -> bool:
+    """Return whether a server writes the ledger of these settings, without taking its lock."""
+    if config.storage or config.tls_cert is not None:  # A database, or the certificate, says it.
+        return True
+    lock = config.data_dir / f"{LEDGER_FILE}.lock"
+    try:
+        return f":{lock.stat().st_ino} " in Path("/proc/locks").read_text()
+    except OSError:
+        return False
+
+
 def _answers(config: Config, host: str, port: int) -> bool:
-    """Return whether a Moorage server has the ports: both answer `/healthz`."""
+    """Return whether a healthy server is at a port: it answers `/healthz`."""
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Nothing is bound.
     if config.tls_cert is not None:
         return serves_certificate(config, here, port, ANSWER_SECONDS_MAX)
@@ -169,7 +182,7 @@ def _answers(config: Config, host: str, port: int) -> bool:
         connection.close()
 
 
-def _port(config: Config, name: str, settings: tuple[str, str]) -> DoctorFinding:
+def _port(config: Config, name: str, settings: tuple[str, str], advice: str) -> DoctorFinding:
     host, port = (getattr(config, each) for each in settings)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -177,10 +190,13 @@ def _port(config: Config, name: str, settings: tuple[str, str]) -> DoctorFinding
         try:
             probe.bind((host, port))
         except OSError as error:
-            if error.errno == errno.EADDRINUSE and _answers(config, host, port):
-                return DoctorFinding(
-                    name, "ok", f"{host}:{port}: a healthy server is there already"
-                )
             expected = f"expected a free port of this machine: change {' or '.join(settings)}"
-            return DoctorFinding(name, "broken", f"{host}:{port}: {error.strerror}; {expected}")
+            reason = f"{error.strerror}; {expected}"
+            if error.errno == errno.EADDRINUSE and _answers(config, host, port):
+                if _is_served(config):
+                    detail = f"{host}:{port}: a healthy server is there already"
+                    return DoctorFinding(name, "ok", detail)
+                other = f"a server is there, but none serves {config.data_dir}"
+                reason = f"{other}; {expected}{advice}"
+            return DoctorFinding(name, "broken", f"{host}:{port}: {reason}")
     return DoctorFinding(name, "ok", f"{host}:{port} is free")

@@ -17,7 +17,7 @@ from moorage.core.turns.effects import (
     Start,
     Stop,
 )
-from moorage.core.turns.events import CONSULTED, Event
+from moorage.core.turns.events import CONSULTED, Asked, Event
 from moorage.core.turns.turn import Turn
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.history import recall
@@ -92,17 +92,20 @@ class EffectCarrier:
             if isinstance(fact, Queued):
                 self._replies.note_queued(fact.ask.id)
         if isinstance(event, CONSULTED):
+            self._durations.observe_decision(event, seconds)
             self._consultations.note_decision(event, turn)
-        self._measures.observe_step(event, turn)
-        self._watchers.observe_step(event)
+        elif isinstance(event, Asked):
+            self._measures.requests += 1
+            self._watchers.observe_request(event.ask)
         self._decisions.observe_step(event, turn)
         self._trail.observe_step(event, turn)
-        self._durations.observe_step(event, turn, seconds)
         if self._traces is not None:
             self._traces.observe_step(event, turn)
 
     def observe_commit(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
-        """Note durable facts, up to seq `last`, in the audit log; record how long storing took."""
+        """Note durable facts, up to seq `last`, in audit log and metrics."""
+        self._measures.observe_facts(facts)
+        self._durations.observe_facts(facts)
         self._durations.observe_commit(seconds)
         self._trail.observe_commit(facts, last)
 
@@ -119,7 +122,7 @@ class EffectCarrier:
             self._traces.note_effect(effect)
         match effect:
             case Respond(to, answer):
-                self._measures.count(effect)
+                self._measures.count(answer)
                 self._replies.answer(to, answer)
             case Consult():
                 self._durations.observe_consultation(effect)

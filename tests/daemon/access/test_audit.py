@@ -296,6 +296,17 @@ def test_the_next_start_recovers_entries_of_a_failed_start(tmp_path: Path) -> No
     assert [each["what"] for each in read_lines(tmp_path)] == ["right.refused"]
 
 
+def test_an_entry_that_is_no_unicode_text_stops_no_other(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, 1, 32)
+    log.note_all([entry(1, why="half a \ud800 pair"), entry(2)])
+    log.note(AuditEntry(1.0, "x", about={"number": 1 << 70}))
+    log.close()
+    first, _, large = read_lines(tmp_path)
+    assert first["why"] == "half a ? pair"
+    assert large["about"] == {"number": 1 << 70}
+    assert verify(tmp_path)[1].number == 3
+
+
 def test_a_flood_of_wrong_tokens_is_counted_and_not_logged_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from prometheus_client.metrics_core import Metric
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Consult
 from moorage.core.turns.events import ConsultFailed
-from moorage.core.turns.turn import Turn
 from moorage.daemon.observability import durations, gauges
 from moorage.daemon.observability.durations import DurationMetrics
 from moorage.model import (
@@ -45,7 +44,7 @@ def answer_consultation(
 ) -> None:
     measured.observe_consultation(consult(policy, number))
     failed = ConsultFailed(RequestId(f"r{number}"), number, Refusal(Code.INTERNAL, "no"))
-    measured.observe_step(failed, Turn(), seconds)
+    measured.observe_decision(failed, seconds)
 
 
 def test_durations_are_counted_up_to_each_bound() -> None:
@@ -76,7 +75,7 @@ def test_an_evaluation_that_is_forgotten_is_not_counted() -> None:
     measured.observe_consultation(consult("p", 1))
     measured.forget_consultation(RequestId("r1"))
     failed = ConsultFailed(RequestId("r1"), 1, Refusal(Code.INTERNAL, "no"))
-    measured.observe_step(failed, Turn(), 0.0)
+    measured.observe_decision(failed, 0.0)
     names = [each.name for metric in measured.metrics() for each in metric.samples]
     assert "moorage_evaluation_seconds_count" not in names
 

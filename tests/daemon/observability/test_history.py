@@ -11,15 +11,11 @@ from msgspec.structs import replace
 from moorage.core.allocator import Allocator
 from moorage.core.state.facts import ClusterSet, Cordoned, Granted, Refusal
 from moorage.core.state.state import apply
-from moorage.core.turns.effects import Address, Respond
-from moorage.core.turns.events import Asked
-from moorage.core.turns.turn import Turn
 from moorage.daemon.observability import history
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import DurationMetrics, quantile
 from moorage.daemon.observability.history import HistoryFile, HistoryRing
 from moorage.model import (
-    Ask,
     Cluster,
     ClusterId,
     Code,
@@ -30,7 +26,6 @@ from moorage.model import (
     NodeId,
     PolicyRef,
     RequestId,
-    SessionId,
     Share,
     Tenant,
 )
@@ -70,18 +65,14 @@ class Watched:
         )
         fact = Granted(lease)
         apply(self.allocator.state, fact)
-        ask = Ask(id=lease.id, tenant=lease.tenant, policy=lease.policy)
-        turn = Turn()
-        turn.facts.append(fact)
-        self.durations.observe_step(Asked(None, ask), turn, 0.0)  # type: ignore[arg-type]  # Not read.
+        self.durations.observe_facts([fact])
 
     def lease_until(self, number: int, expires_at: float) -> None:
         leases, name = self.allocator.state.leases, RequestId(f"r{number}")
         leases[name] = replace(leases[name], expires_at=expires_at)
 
     def refuse(self) -> None:
-        to = Address(SessionId("s"), 1)
-        self.measures.count(Respond(to, Refusal(Code.NO_CAPACITY, "no")))
+        self.measures.count(Refusal(Code.NO_CAPACITY, "no"))
 
 
 def test_a_sample_has_held_capacity_and_events_of_a_minute() -> None:

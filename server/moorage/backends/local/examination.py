@@ -13,15 +13,22 @@ from moorage.backends.local.container_api import ContainerApi, find_socket
 from moorage.backends.registry import Examination
 from moorage.records.findings import DoctorFinding
 
-DOES: Final = "runs commands on machines with agents, and on this one unless local_here is false"
+_DOES: Final = "runs commands on machines with agents"
+_HERE: Final = "and on this one, as local_here is true"
+_NOT_HERE: Final = "and not on this one, as local_here is false"
 
 
-def examine(examination: Examination) -> Iterator[DoctorFinding]:
-    """Yield findings about containers, control groups and confinement on this machine."""
+def examine(examination: Examination, *, here: bool) -> Iterator[DoctorFinding]:
+    """Yield findings about containers, control groups and confinement on this machine.
+
+    Args:
+        examination: What `moored doctor` gives to each kind.
+        here: Whether the backend starts workloads on this machine.
+    """
     yield _containers()
     yield _groups()
     yield _confinement(examination.data_dir, examination.advice)
-    yield DoctorFinding("backend: local", "ok", DOES)
+    yield DoctorFinding("backend: local", "ok", f"{_DOES}, {_HERE if here else _NOT_HERE}")
 
 
 def _containers() -> DoctorFinding:

@@ -90,7 +90,8 @@ class LocalKind(BackendKind[LocalSettings]):
     def examine(self, examination: Examination) -> Iterable[DoctorFinding]:
         from moorage.backends.local.examination import examine  # noqa: PLC0415  # See registry.
 
-        return examine(examination)
+        own = examination.settings
+        return examine(examination, here=not isinstance(own, LocalSettings) or own.local_here)
 
 
 KIND: Final = LocalKind()

@@ -6,17 +6,20 @@ against a number and hash that were noted elsewhere.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec.structs import asdict
 
 from moorage.records.audit import AuditEntry
 
 _HASH_CHARS: Final = 64
 _NO_HASH: Final = "0" * _HASH_CHARS
 _HASH_FIELD: Final = b',"hash":"'
+_EMPTY: Final = hashlib.sha256()
 _encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 
@@ -65,16 +68,28 @@ class Sealed(msgspec.Struct):
     hash: str
 
 
-def chain_entries(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[str], ChainEnd]:
-    """Return entries as lines, and the chain's end after them. On the hot path."""
-    lines: list[str] = []
-    number, former, sha256 = end.number, end.hash, hashlib.sha256
-    for text in _encode_lines(entries).decode().split("\n")[:-1]:
+def encode_entries(entries: Sequence[AuditEntry]) -> bytes:
+    """Return entries as JSON lines, not chained yet. On the hot path."""
+    try:
+        return _encode_lines(entries)
+    except (ValueError, OverflowError):  # Half a surrogate pair, or a large number.
+        whole = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+        return "".join(whole(asdict(each)) + "\n" for each in entries).encode(errors="replace")
+
+
+def chain_lines(encoded: bytes, end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
+    """Return JSON lines with numbers and hashes, and the chain's end. On the hot path."""
+    lines = list[bytes]()
+    number, former = end.number, end.hash.encode()
+    for text in encoded[1:-2].split(b"}\n{") if encoded else ():
         number += 1
-        body = f'{{"number":{number},{text[1:-1]},"prev":"{former}"'
-        former = sha256(f"{former}{body}".encode()).hexdigest()
-        lines.append(f'{body},"hash":"{former}"}}\n')
-    return lines, ChainEnd(number, former)
+        body = b'{"number":%d,%b,"prev":"%b"' % (number, text, former)
+        digest = _EMPTY.copy()  # Quicker than another one.
+        digest.update(former)
+        digest.update(body)
+        former = digest.hexdigest().encode()
+        lines.append(b'%b,"hash":"%b"}\n' % (body, former))
+    return lines, ChainEnd(number, former.decode())
 
 
 def check_note(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:

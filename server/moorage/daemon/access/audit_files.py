@@ -19,9 +19,10 @@ from moorage.daemon.access.audit_chain import (
     ChainEnd,
     ChainError,
     Sealed,
-    chain_entries,
+    chain_lines,
     check_line,
     check_note,
+    encode_entries,
     is_beyond_end,
 )
 from moorage.records.audit import AuditEntry
@@ -66,7 +67,11 @@ class AuditFiles:
         """Stays open, like the lock, until another process writes: this saves most system calls."""
 
     def append(self, entries: Sequence[AuditEntry], now: float) -> None:
-        """Append entries, and delete lines that are too old or too many.
+        """Append entries; see `append_lines`."""
+        self.append_lines(encode_entries(entries), now)
+
+    def append_lines(self, encoded: bytes, now: float) -> None:
+        """Append entries as JSON lines, and delete lines that are too old or too many.
 
         Raises:
             OSError: The entries cannot be written; then none of them is stored.
@@ -78,9 +83,10 @@ class AuditFiles:
             if self._end.number < noted.number:
                 about = {"last": self._end.number, "noted": noted.number, "noted_hash": noted.hash}
                 log.error("audit_cut", **about)
-                entries = [AuditEntry(now, "audit.cut", "moored", about=about), *entries]
-            chain, end = chain_entries(entries, self._end)
-            lines = "".join(chain).encode()
+                cut = AuditEntry(now, "audit.cut", "moored", about=about)
+                encoded = encode_entries([cut]) + encoded
+            chain, end = chain_lines(encoded, self._end)
+            lines = b"".join(chain)
             self._write(lines, size)
             self._end, self._seen = end, (path, inode, size + len(lines))
             if begun or not 0 <= now - self._pruned_at < PRUNE_SECONDS:

@@ -1,4 +1,7 @@
-"""The audit log of a running server: takes entries at once, writes them in a thread of its own."""
+"""The audit log of a running server: takes entries at once, writes them in a thread of its own.
+
+The thread gets them as text: to share their objects costs both processors more than to encode them.
+"""
 
 import asyncio
 import threading
@@ -12,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from moorage.daemon.access.audit_chain import encode_entries
 from moorage.daemon.access.audit_files import AuditFiles
 from moorage.daemon.access.audit_table import AuditTable
 from moorage.records.audit import AuditEntry
@@ -59,8 +63,10 @@ class AuditLog:
         self.lost = 0
         self._lines = open_lines(folder, keep_days, keep_mib, rows)
         self.is_on = keep_days > 0
-        self._pending: list[AuditEntry] = []
-        """Entries to be written; only the thread removes them."""
+        self._pending: list[bytes] = []
+        """JSON lines to be written; only the thread removes them."""
+        self._queued = self._written = 0
+        """Numbers of entries so far; only the thread changes the second one."""
         self._held: list[AuditEntry] | None = None
         """Entries to be written after the recovered ones; None: entries are not held back."""
         self._goes_on = asyncio.Event()
@@ -101,11 +107,17 @@ class AuditLog:
         """Queue entries, in order. On the hot path."""
         if self._thread is None or not entries:
             return
-        taken = self._pending if self._held is None else self._held
-        lost = max(0, len(taken) + len(entries) - PENDING_MAX)
-        taken += entries[: len(entries) - lost]
-        self.lost += lost
-        self._unsaid += lost
+        held = self._held
+        waiting = self._queued - self._written if held is None else len(held)
+        if (lost := waiting + len(entries) - PENDING_MAX) > 0:
+            entries = entries[:-lost]
+            self.lost += lost
+            self._unsaid += lost
+        if held is None:
+            self._queued += len(entries)
+            self._pending.append(encode_entries(entries))
+        else:
+            held += entries
         if not self._bell.is_set():
             self._bell.set()
 
@@ -174,7 +186,8 @@ class AuditLog:
         """Write pending entries, for a bounded time, and end the thread."""
         if self._thread is not None:
             # Facts have theirs at the next start, after those of before this one.
-            self._pending += [each for each in self._held or () if not each.seq]
+            held, self._held = self._held or [], None
+            self.note_all([each for each in held if not each.seq])
             self._closing.set()
             self._hurry.set()
             self._bell.set()
@@ -190,7 +203,7 @@ class AuditLog:
             self._hurry.wait(gather_seconds)
             self._bell.clear()
             self._hurry.clear()
-            is_load = len(self._pending) >= BATCH_MANY
+            is_load = self._queued - self._written >= BATCH_MANY
             gather_seconds = GATHER_SECONDS_MAX if is_load else GATHER_SECONDS
             if not self._write_all():
                 self._closing.wait(RETRY_SECONDS)  # The disk may have room again.
@@ -200,19 +213,22 @@ class AuditLog:
     def _write_all(self) -> bool:
         """Write pending entries; return whether that succeeded."""
         now, unsaid, waiters = time.time(), self._unsaid, len(self._waiters)
-        entries = self._pending[:]
-        taken = len(entries)
+        chunks = self._pending[:]
+        encoded = b"".join(chunks)
+        count = encoded.count(b"\n")
         if unsaid:
-            entries.append(AuditEntry(now, "audit.dropped", "moored", about={"entries": unsaid}))
+            dropped = AuditEntry(now, "audit.dropped", "moored", about={"entries": unsaid})
+            encoded += encode_entries([dropped])
         try:
-            if entries:
-                self._lines.append(entries, now)
+            if encoded:
+                self._lines.append_lines(encoded, now)
         except (OSError, ValueError, StorageError) as error:
-            log.error("audit_failed", reason=str(error), waiting=taken)  # noqa: TRY400  # It has no more to say.
+            log.error("audit_failed", reason=str(error), waiting=count)  # noqa: TRY400  # It has no more to say.
             return False
         finally:
             self._let_go(waiters)
-        del self._pending[:taken]
+        del self._pending[: len(chunks)]
+        self._written += count
         self._unsaid -= unsaid
         return True
 

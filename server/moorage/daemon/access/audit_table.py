@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from moorage.daemon.access.audit_chain import (
     ChainEnd,
     ChainError,
-    chain_entries,
+    chain_lines,
     check_line,
     check_note,
+    encode_entries,
 )
 from moorage.daemon.access.audit_files import PRUNE_SECONDS
 from moorage.records.audit import AuditEntry
@@ -32,24 +35,29 @@ class AuditTable:
         self._pruned_at = 0.0
 
     def append(self, entries: Sequence[AuditEntry], now: float) -> None:
-        """Append entries, and delete lines that are too old or too many.
+        """Append entries; see `append_lines`."""
+        self.append_lines(encode_entries(entries), now)
+
+    def append_lines(self, encoded: bytes, now: float) -> None:
+        """Append entries as JSON lines, and delete lines that are too old or too many.
 
         Raises:
             StorageError: They cannot be written.
         """
 
         def link(end: AuditEnd) -> tuple[list[bytes], AuditEnd]:
-            wanted, seq = list[AuditEntry](), end.seq
-            for entry in entries:
+            wanted, seq = list[bytes](), end.seq
+            for line in encoded.splitlines(keepends=True):
+                entry = msgspec.json.decode(line, type=_AboutFact)
                 if entry.what == "server.started":
                     seq = entry.seq  # A restored ledger begins again.
                 elif entry.seq and seq is not None and entry.seq <= seq:
                     continue  # The server that took over has noted it.
                 else:
                     seq = entry.seq or seq
-                wanted.append(entry)
-            lines, last = chain_entries(wanted, ChainEnd(end.number, end.hash))
-            return [line.encode() for line in lines], AuditEnd(last.number, last.hash, seq)
+                wanted.append(line)
+            lines, last = chain_lines(b"".join(wanted), ChainEnd(end.number, end.hash))
+            return lines, AuditEnd(last.number, last.hash, seq)
 
         self._rows.append(now, link)
         if not 0 <= now - self._pruned_at < PRUNE_SECONDS:
@@ -63,6 +71,11 @@ class AuditTable:
     def close(self) -> None:
         """Close the connections to the database."""
         self._rows.close()
+
+
+class _AboutFact(msgspec.Struct):
+    what: str
+    seq: int = 0
 
 
 def read_rows(rows: AuditRows, after: int = 0) -> Iterator[JsonObject]:

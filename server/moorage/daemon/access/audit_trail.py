@@ -98,7 +98,12 @@ class AuditTrail:
             to, number = getattr(event, "to", None), self._stepped
             for fact in turn.facts:
                 number += 1
-                entry = self._grant(fact.lease) if type(fact) is Granted else self._entry(fact, to)
+                if isinstance(fact, Granted):
+                    entry: AuditEntry | None = self._grant(fact.lease)
+                elif isinstance(fact, Ended):
+                    entry = self._about_lease(to, fact.at, "lease.ended", fact.lease, fact.reason)
+                else:
+                    entry = self._entry(fact, to)
                 if entry is not None:
                     entry.seq = number
                     self._made.append(entry)

@@ -140,13 +140,15 @@ class ServerTls:
             await asyncio.sleep(LOOK_SECONDS)
             before, last = last, self._stamp()
             if last != known and last == before:
+                pairs = zip(self._files(), known, last, strict=True)
+                changed = [str(file) for file, old, new in pairs if old != new]
                 known = last
                 try:
                     self._read()
                 except OSError as error:
                     log.error("certificate_not_renewed", reason=str(error))  # noqa: TRY400  # It has no more to say.
                 else:
-                    log.info("certificate_renewed", file=str(self._certificate))
+                    log.info("certificate_renewed", file=", ".join(changed))
 
     def _read(self) -> None:
         context = _Context(ssl.PROTOCOL_TLS_SERVER)
@@ -163,9 +165,12 @@ class ServerTls:
             for each in self._connections:
                 each.is_refused = not each.is_of(known)
 
-    def _stamp(self) -> _Stamp:
+    def _files(self) -> list[Path]:
         files = (self._certificate, self._key, self._client_authority)
-        return tuple(_stamp(each) for each in files if each is not None)
+        return [each for each in files if each is not None]
+
+    def _stamp(self) -> _Stamp:
+        return tuple(map(_stamp, self._files()))
 
 
 def _load(context: ssl.SSLContext, certificate: Path, key: Path, authority: Path | None) -> None:

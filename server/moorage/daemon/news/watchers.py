@@ -37,14 +37,13 @@ from moorage.core.state.facts import (
     Warmed,
 )
 from moorage.core.state.refusals import nearest
-from moorage.core.turns.events import Asked, Event
 from moorage.daemon.news.map_news import TOPIC as MAP
 from moorage.daemon.news.map_news import MapNews
 from moorage.daemon.news.request_progress import RequestProgress
 from moorage.daemon.news.shape_news import TOPIC as SHAPES
 from moorage.daemon.news.shape_news import ShapeNews
 from moorage.daemon.observability.counters import gauges
-from moorage.model import Code, Lease, PolicyRef, RequestId, SessionId, Tenant
+from moorage.model import Ask, Code, Lease, PolicyRef, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event as news_of
 from moorage.records.history import NewsEvent
@@ -169,10 +168,10 @@ class Watchers:
         self._shapes.drop_session(session)
         self.progress.drop_session(session)
 
-    def observe_step(self, event: Event) -> None:
-        """Count the demands of requests in this step. On the hot path."""
-        if isinstance(event, Asked) and event.ask.demand is not None:
-            self._shapes.counts.note(event.ask.tenant, event.ask.demand)
+    def observe_request(self, ask: Ask) -> None:
+        """Count the demand of a request. On the hot path."""
+        if ask.demand is not None:
+            self._shapes.counts.note(ask.tenant, ask.demand)
 
     def tell(self, topic: str, name: str, data: JsonValue, tenant: Tenant | None = None) -> None:
         """Send an event to the watchers of a topic.

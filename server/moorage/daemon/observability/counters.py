@@ -8,22 +8,33 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from moorage.core.state.facts import Dequeued, Ended, Granted, Refusal, Renewed, Requeued, Warmed
-from moorage.core.turns.effects import Effect, Respond
-from moorage.core.turns.events import Asked, Event
-from moorage.core.turns.turn import Turn
+from moorage.core.state.facts import (
+    Dequeued,
+    Ended,
+    Fact,
+    Granted,
+    Refusal,
+    Renewed,
+    Requeued,
+    Warmed,
+)
+from moorage.core.turns.effects import Response
 
 _COUNTED: Final[tuple[type, ...]] = (Granted, Renewed, Requeued, Warmed, Ended, Dequeued)
 
 
 class Measures:
-    """The daemon's own metrics, in a Prometheus registry of their own."""
+    """The daemon's own metrics, in a Prometheus registry of their own.
+
+    Attributes:
+        requests: Number of requests for a placement that were not added to the counter yet.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         # Counted here first: the library's counters take a lock, and time, for each request.
-        self._requests = 0
-        self._recorded = dict.fromkeys(_COUNTED, 0)
+        self.requests = 0
+        self._recorded = dict[type, int].fromkeys(_COUNTED, 0)
         self.registry.register(_Gauges(self._settle))
         self._asks = Counter(
             "moorage_asks_total", "Requests for a placement", registry=self.registry
@@ -53,12 +64,10 @@ class Measures:
             for each in watched:
                 self.registry.unregister(each)
 
-    def observe_step(self, event: Event, turn: Turn) -> None:
-        """Count one step of the core."""
-        if isinstance(event, Asked):
-            self._requests += 1
+    def observe_facts(self, facts: Sequence[Fact]) -> None:
+        """Count durable facts. On the hot path."""
         recorded = self._recorded
-        for fact in turn.facts:
+        for fact in facts:
             kind = type(fact)
             if kind in recorded:
                 recorded[kind] += 1
@@ -67,17 +76,17 @@ class Measures:
 
     def _settle(self) -> Iterable[Metric]:
         """Add the pending counts to the counters, which are read next."""
-        self._asks.inc(self._requests)
-        self._requests = 0
+        self._asks.inc(self.requests)
+        self.requests = 0
         for kind, many in self._recorded.items():
             self._facts[kind].inc(many)
-        self._recorded = dict.fromkeys(_COUNTED, 0)
+        self._recorded = dict[type, int].fromkeys(_COUNTED, 0)
         return ()
 
-    def count(self, effect: Effect) -> None:
-        """Count one reply of the core."""
-        if isinstance(effect, Respond) and isinstance(effect.answer, Refusal):
-            self._refusals.labels(effect.answer.code.value).inc()
+    def count(self, answer: Response) -> None:
+        """Count one reply of the core, if it is a failure. On the hot path."""
+        if isinstance(answer, Refusal):
+            self._refusals.labels(answer.code.value).inc()
 
     def refusals(self) -> dict[str, int]:
         """Return the number of failure replies, by code."""

@@ -13,15 +13,16 @@ from typing import Final
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from moorage.core.state.facts import Granted, Started
+from moorage.core.state.facts import Fact, Granted, Started
 from moorage.core.turns.effects import Consult
-from moorage.core.turns.events import CONSULTED, Event
-from moorage.core.turns.turn import Turn
+from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Lease, RequestId
 
 LABELS_MAX: Final = 50
 """Policies or backends with a series of their own; all later ones count as `other`."""
 OTHER: Final = "other"
+VERSIONS_MAX: Final = 1_000
+"""Versions of policies whose series is remembered; beyond it the memory starts afresh."""
 CONSULTATIONS_MAX: Final = 100_000
 """Consultations whose start is remembered; with this many, new ones are not measured."""
 _BRIEF: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 0.1, 1.0)
@@ -34,19 +35,28 @@ _LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 1440
 
 
 class _Histogram:
-    """Counts durations of each label in buckets."""
+    """Counts durations of each label in buckets.
+
+    The label of a policy is its name without the version, since versions come and go.
+    """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self._series: dict[str, _Series] = {}
+        self._by_uri: dict[str, _Series] = {}
 
-    def observe(self, label: str, seconds: float) -> None:
-        """Count one duration in its bucket."""
-        series = self._series.get(label)
-        if series is None:
-            series = self._new(label)
+    def observe(self, uri: str, seconds: float) -> None:
+        """Count one duration of a policy, or of another label, in its bucket. On the hot path."""
+        series = self._by_uri.get(uri) or self._find(uri)
         series.counts[bisect_left(self.bounds, seconds)] += 1
         series.seconds += seconds
+
+    def _find(self, uri: str) -> "_Series":
+        label = uri.partition(":")[0]
+        if len(self._by_uri) >= VERSIONS_MAX:
+            self._by_uri.clear()
+        series = self._by_uri[uri] = self._series.get(label) or self._new(label)
+        return series
 
     def _new(self, label: str) -> "_Series":
         if len(self._series) >= LABELS_MAX:
@@ -119,18 +129,20 @@ class DurationMetrics:
         """Record that an evaluation is no longer awaited."""
         self._consulted.pop(request, None)
 
-    def observe_step(self, event: Event, turn: Turn, seconds: float) -> None:
-        """Measure a step of the core. On the hot path."""
-        if isinstance(event, CONSULTED):
-            begun = self._consulted.pop(event.request, None)
-            if begun is not None:
-                self._evaluation.observe(_name(begun[0]), perf_counter() - seconds - begun[1])
-            self._verification.observe("", seconds)
-        for fact in turn.facts:
+    def observe_decision(self, event: Proposed | ConsultFailed, seconds: float) -> None:
+        """Measure the evaluation that ended, and the step that decided. On the hot path."""
+        begun = self._consulted.pop(event.request, None)
+        if begun is not None:
+            self._evaluation.observe(begun[0], perf_counter() - seconds - begun[1])
+        self._verification.observe("", seconds)
+
+    def observe_facts(self, facts: Sequence[Fact]) -> None:
+        """Measure waiting and starts, by durable facts. On the hot path."""
+        for fact in facts:
             if isinstance(fact, Granted):
                 lease = fact.lease
-                waited = max(0.0, lease.granted_at - lease.asked_at)
-                self._waiting.observe(_name(lease.policy.uri), waited)
+                waited = lease.granted_at - lease.asked_at
+                self._waiting.observe(lease.policy.uri, max(0.0, waited))
             elif isinstance(fact, Started):
                 self._note_start(fact)
 
@@ -193,8 +205,3 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> flo
         rest -= count
         low = bound
     return low
-
-
-def _name(uri: str) -> str:
-    """Return a policy's name without its version, since versions come and go."""
-    return uri.partition(":")[0]

@@ -94,6 +94,7 @@ class Replies:
     Attributes:
         fail: Called with a defect, which ends the process.
         traces: The traces of `followers`.
+        asker: Returns the address that waits for the answer to a request; None: none does.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Replies:
         self.fail = tasks.fail
         self._open: dict[Address, ReplyContext] = {}
         self._askers: dict[RequestId, Address] = {}
+        self.asker = self._askers.get
         self._numbers: dict[SessionId, set[Address]] = {}
         self._granted: dict[SessionId, dict[RequestId, MessageId]] = {}
 
@@ -262,13 +264,8 @@ class Replies:
 
     def origin(self, to: Address) -> tuple[Caller | None, str]:
         """Return the caller who waits at an address, and the caller's network address."""
-        if HttpCalls.has(to):
-            return self._calls.origin(to)
-        return self._gateway.origin(to.session)
-
-    def asker(self, request: RequestId) -> Address | None:
-        """Return the address that waits for the answer to a request."""
-        return self._askers.get(request)
+        found = self._gateway.origin(to.session)
+        return self._calls.origin(to) if found[0] is None else found
 
     def drain(self, answer: Response) -> None:
         """Send the same answer to all HTTP calls that still wait."""

@@ -18,6 +18,8 @@ from moorage.storage.statements import read_statements
 
 _FORMAT: Final = 1
 _BUSY_SECONDS: Final = 10.0
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_REMEDY: Final = "; put back a copy of this file, or move it away and make its entries again"
 TOKENS_SQL: Final = read_statements(Path(__file__).with_name("tokens.sql"))
 LOGINS_SQL: Final = read_statements(Path(__file__).with_name("logins.sql"))
 AGENTS_SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
@@ -75,7 +77,9 @@ class SharedFile:
                     self._connection = self._open()
                 yield self._connection
         except (sqlite3.Error, OSError) as error:
-            raise StorageError(f"{self.place}: {error}") from error
+            is_damaged = (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _DAMAGED
+            remedy = _REMEDY if is_damaged else ""
+            raise StorageError(f"{self.place}: {error}{remedy}") from error
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
