@@ -75,6 +75,16 @@ def test_a_waiter_is_seen_and_cancelled(page: Any, console_server: Seeded) -> No
         panel.get_by_text("It waits no longer.").wait_for()
 
 
+def test_a_page_that_is_not_connected_yet_offers_no_action(
+    page: Any, console_server: Seeded
+) -> None:
+    page.add_init_script("window.WebSocket = class { static OPEN = 1; readyState = 0; };")
+    page.goto(f"{console_server.console}/leases")
+    flush = page.get_by_role("button", name="Flush warm leases")
+    flush.wait_for()
+    assert flush.is_disabled()
+
+
 def test_a_flush_of_warm_leases_is_confirmed_first(page: Any, console_server: Seeded) -> None:
     page.goto(f"{console_server.console}/leases")
     page.get_by_role("button", name="Flush warm leases").click()

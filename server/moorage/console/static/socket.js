@@ -89,10 +89,7 @@ function take(message) {
 /** Ask one thing; returns `data` of the reply, or all of it. */
 export function ask(message, whole = false) {
 	return new Promise((done, failed) => {
-		if (!socket || socket.readyState !== WebSocket.OPEN) {
-			failed(new Failure("There is no connection to the server now.", "lost"));
-			return;
-		}
+		if (socket?.readyState !== WebSocket.OPEN) return failed(new Failure("There is no connection to the server now.", "lost"));
 		const id = ++number;
 		const timer = setTimeout(() => {
 			open.delete(id);

@@ -10,7 +10,7 @@ import { http, lacks, session } from "./session.js";
 
 export const html = htm.bind(h);
 
-/** A button; `off`: why it can do nothing now, or "". */
+/** A button; `off`: why it can do nothing, or "". */
 export const Button = ({ off, disabled, title, ...more }) => html`<button type="button" disabled=${!!(off || disabled)} title=${off || title} ...${more} />`;
 
 /** Text for screen readers, beside what is seen. */
@@ -107,7 +107,7 @@ export function Action({ label, title, message, dry = () => ask({ ...message, dr
 		said.value = `Done: ${title}`;
 		done?.(answer);
 	});
-	return html`<${Button} class=${destroys ? "destroys" : ""} off=${(right && lacks(right)) || idle} onClick=${start}>${label}<//>
+	return html`<${Button} class=${destroys ? "destroys" : ""} off=${(right && lacks(right)) || idle} disabled=${useSignal(link) === "connecting"} onClick=${start}>${label}<//>
 		${open
 			? html`<${Dialog} title=${title} close=${() => setOpen(false)}>
 					<${Refused} error=${acted.error} /><${Loaded} found=${found} what="what would happen">${(shown) => (say ? html`<div>${say(shown)}</div><${Raw} value=${shown} label="The dry run as JSON" />` : shown)}<//>
