@@ -125,6 +125,13 @@ class Played:
         to = Address(SessionId("s"), number)
         self.inbox.post(ReleaseAsked(to, RequestId(name), "", TENANT), TENANT)
 
+    async def queue(self, name: str, number: int) -> None:
+        """Ask for what is not free, and wait until the request stands in the queue."""
+        self.ask(name, number, wait_seconds=60.0)
+        await self.rest()
+        self.ledger.sync()
+        await self.loop.settle()
+
     async def until(self, entry: str) -> None:
         """Wait for an entry of the log."""
         async with asyncio.timeout(60):
@@ -164,10 +171,7 @@ async def play(folder: Path = Path(), ttl_seconds: float = 60.0) -> AsyncIterato
 
 async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_policy() -> None:
     async with play() as it:
-        it.ask("waiter", 2, wait_seconds=60.0)
-        await it.rest()
-        it.ledger.sync()
-        await it.loop.settle()
+        await it.queue("waiter", 2)
         it.ledger.log.clear()
         it.release("a", 3)
         await it.rest()
@@ -178,10 +182,7 @@ async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_p
 
 async def test_the_reply_to_a_release_leaves_before_the_waiters_are_looked_at() -> None:
     async with play() as it:
-        it.ask("waiter", 2, wait_seconds=60.0)
-        await it.rest()
-        it.ledger.sync()
-        await it.loop.settle()
+        await it.queue("waiter", 2)
         it.ledger.is_fast = True
         it.ledger.log.clear()
         it.release("a", 3)
@@ -191,10 +192,7 @@ async def test_the_reply_to_a_release_leaves_before_the_waiters_are_looked_at() 
 
 async def test_the_grant_of_a_waiter_follows_the_release_without_waiting_for_the_disk() -> None:
     async with play() as it:
-        it.ask("waiter", 2, wait_seconds=60.0)
-        await it.rest()
-        it.ledger.sync()
-        await it.loop.settle()
+        await it.queue("waiter", 2)
         it.release("a", 3)
         await it.until("consult waiter")
         it.ledger.log.clear()

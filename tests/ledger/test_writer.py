@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -9,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from moorage.core.state.facts import Counted
-from moorage.ledger.base import LedgerFailed
+from moorage.ledger.base import EXIT_BROKEN, LedgerFailed
 from moorage.ledger.codec import seal
-from moorage.ledger.writer import EXIT_BROKEN, QUICK_SECONDS, GroupCommit, WriteJob
+from moorage.ledger.writer import QUICK_SECONDS, GroupCommit, WriteJob
 from moorage.storage.sqlite.fact_tables import FactTables
 from moorage.storage.sqlite.facts import SqliteFacts
 
@@ -169,3 +171,19 @@ async def test_a_disk_that_hangs_ends_the_process(tmp_path: Path):
     )
     assert ended.returncode == EXIT_BROKEN
     assert "the disk took longer than 0.2 s" in ended.stderr
+
+
+async def test_a_full_pipe_does_not_keep_it_from_ending(tmp_path: Path):
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(write_end, bytes(4096)):
+            pass
+    os.set_blocking(write_end, True)
+    command = [sys.executable, "-c", HANGS, str(tmp_path / "ledger.sqlite")]
+    ended = await asyncio.to_thread(
+        subprocess.run, command, stderr=write_end, timeout=SECONDS_MAX, check=False
+    )
+    assert ended.returncode == EXIT_BROKEN
+    os.close(read_end)
+    os.close(write_end)

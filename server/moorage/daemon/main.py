@@ -28,7 +28,7 @@ from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.logs import configure_log
 from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.daemon.start import Stopped, Waiting, start
-from moorage.ledger.base import LedgerError, LedgerLocked
+from moorage.ledger.base import EXIT_BROKEN, LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 from moorage.sandbox.cell import jail
@@ -41,8 +41,6 @@ EXIT_CANNOT_START: Final = 3
 STOP_SECONDS_MAX: Final = 25.0
 """Seconds that a stop may take. Then the process ends as it is, and the next start continues from
 the ledger, as after a crash."""
-EXIT_BROKEN: Final = 70
-"""Exit code: a broken invariant or a failed ledger; the last line on stderr tells which."""
 EXIT_NOT_LEADER: Final = 75
 """Exit code, `EX_TEMPFAIL` of sysexits.h: another server leads, or should: restart as a standby."""
 _CANNOT_START: Final = (LedgerError, StorageError, ServiceError, JailError, BackendError, OSError)

@@ -28,6 +28,8 @@ PAGE_FACTS_MAX: Final = 1_000
 """Most entries of one page of `read` and `history`; a larger `limit` is reduced to it."""
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Bytes of encoded facts after which a page ends."""
+EXIT_BROKEN: Final = 70
+"""Exit code: a broken invariant or a failed ledger; the last line on stderr tells which."""
 COMMIT_SECONDS_MAX: Final = 60.0
 """Seconds after which a commit that is not done counts as a failure of the disk."""
 CHECKPOINTS_KEPT: Final = 2

@@ -8,6 +8,7 @@ thread if the disk is quick: to wake another thread and be woken by it takes as 
 import asyncio
 import os
 import queue
+import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +16,11 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from moorage.ledger.base import COMMIT_SECONDS_MAX, LedgerFailed
+from moorage.ledger.base import COMMIT_SECONDS_MAX, EXIT_BROKEN, LedgerFailed
 from moorage.storage.base import FactRow, Facts, FactStore, StorageError
 
 QUICK_SECONDS: Final = 0.002
 """The event loop commits by itself only if the latest commit was quicker than this."""
-EXIT_BROKEN: Final = 70
-"""See `daemon.main`."""
 
 
 class WriteJob(msgspec.Struct, frozen=True, eq=False):
@@ -63,7 +62,7 @@ class GroupCommit:
         self._unsettled = 0
         """Submitted jobs whose futures are not resolved yet. Of the event loop."""
         self._seconds = 0.0
-        """How long the latest commit took."""
+        """How long the latest commit of facts took."""
         # A daemon thread: a disk that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._thread.start()
@@ -127,7 +126,8 @@ class GroupCommit:
     def _end_hung_process(self) -> NoReturn:
         """End the process: the event loop waits for a disk that hangs, and cannot do it."""
         said = f"moored: the disk took longer than {COMMIT_SECONDS_MAX:g} s. Repair it, then start "
-        os.write(2, f"{said}again: what was acknowledged is safe.\n".encode())
+        if select.select([], [2], [], 0)[1]:  # A reader that hangs, too, must not keep it.
+            os.write(2, f"{said}again: what was acknowledged is safe.\n".encode())
         os._exit(EXIT_BROKEN)
 
     def _gather(self, wait_seconds: float | None) -> tuple[list[WriteJob], bool]:
@@ -154,7 +154,8 @@ class GroupCommit:
         except Exception as no:  # noqa: BLE001  # All that wait must hear of it.
             self._failure = LedgerFailed(str(no))
             return []
-        self._seconds = time.monotonic() - began
+        if rows:
+            self._seconds = time.monotonic() - began
         return [next(returned) if job.work is not None else None for job in jobs]
 
     def _settle(
