@@ -1,7 +1,9 @@
 import asyncio
+import contextlib
 import sqlite3
 import stat
 import threading
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -129,6 +131,36 @@ async def test_a_commit_that_takes_too_long_fails_the_ledger(
         ledger.check()
     monkeypatch.undo()
     go_on.set()
+    with pytest.raises(LedgerFailed):
+        await ledger.close()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Have the ledger's next commit wait, as on a disk that hangs."""
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+async def test_a_lone_append_returns_while_the_disk_hangs(path: Path):
+    ledger = StoredLedger(SqliteFacts(path))
+    await ledger.open()
+    with locked(path):
+        appended = ledger.append(numbered_facts(1, 1), NOW, lone=True)
+    assert await appended == 1
+    await ledger.close()
+
+
+async def test_a_lone_append_that_takes_too_long_fails_the_ledger(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ledger = StoredLedger(SqliteFacts(path))
+    await ledger.open()
+    monkeypatch.setattr(stored, "COMMIT_SECONDS_MAX", 0.05)
+    with locked(path), pytest.raises(LedgerFailed, match="took longer than"):
+        await ledger.append(numbered_facts(1, 1), NOW, lone=True)
+    monkeypatch.undo()
     with pytest.raises(LedgerFailed):
         await ledger.close()
 

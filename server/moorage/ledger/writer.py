@@ -1,26 +1,25 @@
 """Group commit: one thread commits everything that waits in one transaction.
 
 While a transaction is being synced, the next ones' jobs gather in the queue and then share one
-sync: the slower the disk, the larger the groups. A lone job is committed in the event loop's own
-thread if the disk is quick: to wake another thread and be woken by it takes as long as the sync.
+sync: the slower the disk, the larger the groups. If the disk is quick, the event loop waits for a
+lone job itself: to be woken through its selector takes as long as the sync.
 """
 
 import asyncio
-import os
+import contextlib
 import queue
-import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NoReturn
+from typing import Final, NamedTuple
 
 import msgspec
 
-from moorage.ledger.base import COMMIT_SECONDS_MAX, EXIT_BROKEN, LedgerFailed
+from moorage.ledger.base import LedgerFailed
 from moorage.storage.base import FactRow, Facts, FactStore, StorageError
 
 QUICK_SECONDS: Final = 0.002
-"""The event loop commits by itself only if the latest commit was quicker than this."""
+"""The event loop waits this long for a commit, and only if the latest one took less."""
 
 
 class WriteJob(msgspec.Struct, frozen=True, eq=False):
@@ -39,8 +38,14 @@ class WriteJob(msgspec.Struct, frozen=True, eq=False):
     work: Callable[[Facts], object] | None = None
 
 
+class _Finished(NamedTuple):
+    jobs: Sequence[WriteJob]
+    results: Sequence[object]
+    failure: LedgerFailed | None
+
+
 class GroupCommit:
-    """Commits jobs in the order in which they come, in a thread of its own or in the event loop's.
+    """The writing thread. Jobs become durable in the order in which they were submitted.
 
     Args:
         store: Open; nothing else commits to it.
@@ -57,8 +62,8 @@ class GroupCommit:
         self._queue: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
         self._ended = self._loop.create_future()
         self._failure: LedgerFailed | None = None
-        self._writing = threading.Lock()
-        """Held by the thread that uses the store."""
+        self._finished: queue.SimpleQueue[_Finished] = queue.SimpleQueue()
+        """What the thread has committed, and the event loop has not settled."""
         self._unsettled = 0
         """Submitted jobs whose futures are not resolved yet. Of the event loop."""
         self._seconds = 0.0
@@ -73,19 +78,16 @@ class GroupCommit:
         self._queue.put(job)
 
     def commit_at_once(self, job: WriteJob) -> bool:
-        """Commit a job in this thread, the event loop's, if that is quick; return whether it was.
+        """Submit a job, and wait for it for a moment; False, and nothing is done: it would be slow.
 
-        Otherwise nothing is done.
+        A disk that hangs keeps the event loop no longer: agents and clients hear of it meanwhile.
         """
         quick = self._store.is_local and self._seconds < QUICK_SECONDS
-        if self._unsettled or not quick or not self._writing.acquire(blocking=False):
+        if self._unsettled or not quick:
             return False
-        try:
-            results = self._commit([job])
-        finally:
-            self._writing.release()
-        self._unsettled += 1
-        self._settle([job], results, self._failure)
+        self.submit(job)
+        with contextlib.suppress(queue.Empty):
+            self._settle(self._finished.get(timeout=QUICK_SECONDS))
         return True
 
     async def stop(self) -> None:
@@ -100,17 +102,9 @@ class GroupCommit:
         try:
             while running:
                 jobs, running = self._gather(wait_seconds)
-                if not self._writing.acquire(timeout=COMMIT_SECONDS_MAX):
-                    self._end_hung_process()
-                try:
-                    if jobs:
-                        results = self._commit(jobs)
-                        self._tell(self._settle, jobs, results, self._failure)
-                    wait_seconds = None
-                    if self._failure is None:
-                        wait_seconds = self._keep_up()
-                finally:
-                    self._writing.release()
+                if jobs:
+                    self._report(jobs, self._commit(jobs))
+                wait_seconds = None if self._failure is not None else self._keep_up()
         finally:
             self._store.end_writing(clean=self._failure is None)
             self._tell(self._end)
@@ -120,15 +114,8 @@ class GroupCommit:
             return self._store.upkeep()
         except StorageError as no:
             self._failure = LedgerFailed(str(no))
-            self._tell(self._settled, (), self._failure)
+            self._report((), [])
             return None
-
-    def _end_hung_process(self) -> NoReturn:
-        """End the process: the event loop waits for a disk that hangs, and cannot do it."""
-        said = f"moored: the disk took longer than {COMMIT_SECONDS_MAX:g} s. Repair it, then start "
-        if select.select([], [2], [], 0)[1]:  # A reader that hangs, too, must not keep it.
-            os.write(2, f"{said}again: what was acknowledged is safe.\n".encode())
-        os._exit(EXIT_BROKEN)
 
     def _gather(self, wait_seconds: float | None) -> tuple[list[WriteJob], bool]:
         """Wait for a job; return it with all jobs behind it, and whether the thread continues."""
@@ -158,9 +145,16 @@ class GroupCommit:
             self._seconds = time.monotonic() - began
         return [next(returned) if job.work is not None else None for job in jobs]
 
-    def _settle(
-        self, jobs: Sequence[WriteJob], results: Sequence[object], failure: LedgerFailed | None
-    ) -> None:
+    def _report(self, jobs: Sequence[WriteJob], results: Sequence[object]) -> None:
+        self._finished.put(_Finished(jobs, results, self._failure))
+        self._tell(self._settle_finished)
+
+    def _settle_finished(self) -> None:
+        while not self._finished.empty():  # `commit_at_once` may have settled it.
+            self._settle(self._finished.get())
+
+    def _settle(self, finished: _Finished) -> None:
+        jobs, results, failure = finished
         self._unsettled -= len(jobs)
         self._settled(jobs, failure)
         for number, job in enumerate(jobs):

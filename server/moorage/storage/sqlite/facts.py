@@ -32,7 +32,7 @@ from moorage.storage.sqlite.files import (
     translate_errors,
 )
 from moorage.storage.sqlite.lock import WriterLock
-from moorage.storage.sqlite.marks import SYNC_SECONDS, DurableMark, Found, Reserve, read_mark
+from moorage.storage.sqlite.marks import DurableMark, Found, Reserve, read_mark
 from moorage.storage.sqlite.salvage import readable
 
 LABEL: Final = "ledger"
@@ -167,9 +167,9 @@ class SqliteFacts:
     def upkeep(self) -> float | None:
         assert self._writing
         with translate_errors(self.place):
-            self._writing.mark.sync_in_time()
+            sync_seconds = self._writing.mark.sync_in_time()
             look_seconds = self._writing.reserve.refill()
-        return min(SYNC_SECONDS, look_seconds)  # Another thread may commit meanwhile.
+        return look_seconds if sync_seconds is None else min(sync_seconds, look_seconds)
 
     def end_writing(self, *, clean: bool) -> None:
         assert self._writing
