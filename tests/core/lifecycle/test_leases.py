@@ -271,9 +271,12 @@ def test_a_sandbox_failure_ends_no_lease(code: Code) -> None:
     check(hand.allocator.state)
 
 
-def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restarts() -> None:
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restarts(
+    others: int,
+) -> None:
     hand = at_once()
-    hand.see(nodes(1, 1))
+    hand.see(nodes(1 + others, 1))
     terms = {"ttl_seconds": 1e6}
     hand.grant(ask("r", ONE, provision=AGAIN, terms=terms), place("n000", "0"))
     turn, began = fail(hand, "r"), hand.now

@@ -475,8 +475,9 @@ class Requests:
         """Refuse a request for a reason that waiting would not change."""
         waiter = self._state.waiting.get(pending.ask.id)
         if waiter is not None and waiter.lease is not None:
-            beyond = refusal.code is Code.QUOTA_EXCEEDED  # So it is on all nodes.
-            if beyond or not self._insist(pending, exclusions):
+            # Neither an exceeded quota nor a policy that cannot answer is about the nodes.
+            elsewhere = refusal.code in {Code.QUOTA_EXCEEDED, *refusals.PASSING}
+            if elsewhere or not self._insist(pending, exclusions):
                 self._pending.settle(pending.ask)
                 self._leases.end(waiter.lease, f"{waiter.lease.reason}; then: {refusal.reason}")
             return
