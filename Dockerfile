@@ -3,28 +3,32 @@
 # image with Python 3.11 or newer and venv, such as one that your organisation has signed:
 # --build-arg BASE=registry.example/python@sha256:...
 ARG BASE=python:3.13-slim
-FROM ${BASE} AS dependencies
+FROM ${BASE} AS needs
 WORKDIR /source
 COPY pyproject.toml ./
-# What it needs is a layer of its own: a change of the source installs nothing of it again.
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print(*p['dependencies'], *p['optional-dependencies']['server'], \
 *p['optional-dependencies']['kubernetes'], *p['optional-dependencies']['postgres'], \
 *p['optional-dependencies']['otel'], *p['optional-dependencies']['oidc'], \
-*p['optional-dependencies']['nvml'], sep='\n')" > needs.txt \
-    && python -m venv /opt/moorage && /opt/moorage/bin/pip install --no-cache-dir -r needs.txt
+*p['optional-dependencies']['nvml'], sep='\n')" > needs.txt
+
+FROM ${BASE} AS dependencies
+RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin moorage \
+    && install --directory --owner moorage --group moorage --mode 0700 /var/lib/moorage
+COPY --from=needs /source/needs.txt /opt/moorage/
+# What it needs is a layer of its own: a change of the source installs nothing of it again.
+RUN python -m venv /opt/moorage \
+    && /opt/moorage/bin/pip install --no-cache-dir -r /opt/moorage/needs.txt
 
 FROM dependencies AS build
-COPY README.md LICENSE ./
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE ./
 COPY server server
 COPY policies policies
 COPY clients clients
 RUN /opt/moorage/bin/pip install --no-cache-dir --no-deps --prefix /opt/program .
 
-FROM ${BASE} AS program
-RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin moorage \
-    && install --directory --owner moorage --group moorage --mode 0700 /var/lib/moorage
-COPY --from=dependencies /opt/moorage /opt/moorage
+FROM dependencies AS program
 COPY --from=build /opt/program /opt/moorage
 ENV PATH=/opt/moorage/bin:$PATH \
     PYTHONUNBUFFERED=1

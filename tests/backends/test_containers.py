@@ -7,8 +7,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
 from typing import Any
 
 import httpx
@@ -149,6 +152,53 @@ async def test_a_port_with_only_the_engines_proxy_is_not_ready(hangs_up):
         assert await answers(Readiness(), "127.0.0.1", port, run)
         seen = await answers(Readiness(), "127.0.0.1", port, run, proxied=True)
         assert seen is not hangs_up
+
+
+class QuickEngine(BaseHTTPRequestHandler):
+    """A container engine whose commands have written output when it answers, as on a busy machine.
+
+    It answers as Podman does, also to a client that wants to upgrade the connection.
+    """
+
+    def do_GET(self) -> None:  # The library's name.
+        ping = self.path.endswith("/_ping")
+        body = b"OK" if ping else b'{"ExitCode": 7}'
+        self.send_response(200)
+        self.send_header("Api-Version", "1.41")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:  # The library's name.
+        self.rfile.read(int(self.headers["content-length"]))
+        head = b"HTTP/1.1 200 OK\r\n"
+        if "upgrade" in self.headers:
+            head = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
+        frames = [b"\1\0\0\0\0\0\0" + bytes([len(each)]) + each for each in (b"one\n", b"two\n")]
+        kind = b"Content-Type: application/vnd.docker.raw-stream\r\n\r\n"
+        self.wfile.write(head + kind + b"".join(frames))
+
+    def address_string(self) -> str:
+        """Return no address: a Unix socket has none."""
+        return ""
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+@pytest.mark.heavy
+@pytest.mark.containers
+def test_output_that_comes_together_with_the_answer_is_not_lost(tmp_path):
+    place = tmp_path / "quick.sock"
+    with ThreadingUnixStreamServer(str(place), QuickEngine) as engine:
+        serving = threading.Thread(target=engine.serve_forever)
+        serving.start()
+        try:
+            with contextlib.closing(ContainerApi(place)) as api:
+                assert api.run_command("c1") == (7, "one\ntwo\n")
+        finally:
+            engine.shutdown()
+            serving.join()
 
 
 # Real ones -----------------------------------------------------------------------------------

@@ -106,16 +106,6 @@ def test_examples_describe_the_use_of_a_policy(server, tmp_path):
     moorage(server, *push, "--examples", "examples.json", folder=tmp_path)
 
 
-def test_unsound_policies_are_registered_only_by_force(server, tmp_path):
-    """The policy always proposes a missing node: it raises no error and places no request."""
-    text = policy("return {'cluster_id': 'nowhere'}", "wrong:1-x")["code"]
-    (tmp_path / "wrong.py").write_text(text)
-    push = ("policy", "push", "wrong.py", "--uri", "wrong:1-x")
-    assert "--force" in moorage(server, *push, code=6, folder=tmp_path).stderr
-    assert server.http.get("/policy/wrong:1-x").status_code == 404
-    assert moorage(server, *push, "--force", folder=tmp_path).stdout == "wrong:1-x\n"
-
-
 @pytest.mark.parametrize("shown", ["mine/code/function.py", "mine.py"])
 def test_a_file_has_one_name_in_all_messages(server, tmp_path, shown):
     path, name = tmp_path / shown, shown.partition("/")[0]

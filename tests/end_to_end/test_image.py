@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import os
-import resource
 import shutil
 import socket
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from debian_base import debian_base
+from image_store import ROOT, Podman, image_store
 from served import ask_message, bearing, cluster, tell, until
 from websockets.sync.client import connect
 
@@ -23,8 +22,6 @@ from tests.certificates import certificate, pem_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.containers]
 
-ROOT: Final = Path(__file__).parents[2]
-BASE: Final = "localhost/moorage-base:bookworm"
 IMAGE: Final = "localhost/moorage:test"
 AGENT_IMAGE: Final = "localhost/moorage-agent:test"
 TOKEN: Final = "a-long-random-secret"  # noqa: S105  # Of this test.
@@ -42,58 +39,9 @@ TESTED_WITH: Final = (
 """Modules without compiled parts, which the image has no use for."""
 
 
-class Podman:
-    """Podman with all its data in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        own = ["--root", f"{folder}/root", "--runroot", f"{folder}/run"]
-        how = ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
-        self._command = ["podman", *own, *how]
-        files, tasks = (min(bound, *resource.getrlimit(each)) for each, bound in _BOUNDS)
-        self.bounds = f"--ulimit=nofile={files}:{files}", f"--ulimit=nproc={tasks}:{tasks}"
-
-    def run(self, *words: str | Path, fails: bool = False, seconds: float = 900) -> str:
-        """Run a command to its end; return its stdout and stderr."""
-        done = subprocess.run(
-            [*self._command, *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-        assert bool(done.returncode) is fails, done.stdout
-        return done.stdout
-
-    def build(self, context: Path, image: str = IMAGE, target: str = "server") -> str:
-        """Build an image of a folder; return the output."""
-        installs = [  # Downloads inside go the way that those of this machine go.
-            f"--volume={each}:{each}:ro"
-            for each in ("/etc/ssl/certs", "/etc/pip.conf")
-            if Path(each).exists()
-        ]
-        how = ("--format=docker", "--network=host", *self.bounds, *installs)
-        what = ("--build-arg", f"BASE={BASE}", "--target", target, "-t", image)
-        return self.run("build", *how, *what, context)
-
-
-_BOUNDS: Final = ((resource.RLIMIT_NOFILE, 1024), (resource.RLIMIT_NPROC, 500))
-
-
 @pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the image's sources, which tests may change."""
-    folder = tmp_path_factory.mktemp("context")
-    for name in CONTEXT:
-        shutil.copy(ROOT / name, folder)
-    for name in SOURCES:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def engine(context: Path) -> Iterator[Podman]:
-    """A Podman that has built the image."""
+def engine() -> Iterator[Podman]:
+    """A Podman that can see what the Dockerfile installs."""
     for tool in ("podman", "runc", "debootstrap"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not here; on Debian: apt-get install {tool}")
@@ -101,21 +49,22 @@ def engine(context: Path) -> Iterator[Podman]:
         pytest.skip("debootstrap and the tests' own Podman need root")
     folder = Path(tempfile.mkdtemp(prefix="pod-", dir="/tmp"))  # Podman takes 50 characters.
     try:
-        made = Podman(folder)
-        made.run("import", debian_base(), BASE)
-        made.build(context)
+        made = Podman(folder / "root", folder / "run", image_store())
         yield made
         made.run("rm", "--all", "--force", "--volumes")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def agent_build(engine: Podman, context: Path) -> str:
-    """The output of building the agent's image from a changed source."""
-    with (context / "server" / "moorage" / "__init__.py").open("a") as file:
-        file.write("# Changed.\n")
-    return engine.build(context, AGENT_IMAGE, "agent")
+@pytest.fixture(scope="module", autouse=True)
+def build_output(engine: Podman, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The output of building the images of server and agent from this source."""
+    folder = tmp_path_factory.mktemp("context")
+    for name in CONTEXT:
+        shutil.copy(ROOT / name, folder)
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return engine.build(folder, IMAGE, "server") + engine.build(folder, AGENT_IMAGE, "agent")
 
 
 def free_ports() -> tuple[int, int]:
@@ -166,9 +115,7 @@ def exit_code(engine: Podman) -> int:
     return int(engine.run("inspect", "moored", "--format={{.State.ExitCode}}").strip())
 
 
-def test_without_privileges_the_image_serves_a_lease_and_an_agent(
-    engine: Podman, agent_build: str
-) -> None:
+def test_without_privileges_the_image_serves_a_lease_and_an_agent(engine: Podman) -> None:
     own = ("--env=MOORAGE_STATE=/tmp", f"--env=MOORAGE_TOKEN={TOKEN}", "moored", "moorage", "run")
     with serve_image(engine, MOORAGE_BACKENDS="local") as (port, http_port):
         status = engine.run("exec", "moored", "cat", "/proc/1/status")
@@ -252,7 +199,8 @@ def copy_modules(folder: Path, names: Sequence[str]) -> None:
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
 
 
-def test_a_changed_source_installs_no_dependency_again(agent_build: str) -> None:
-    assert "Successfully built moorage" in agent_build
-    assert "Using cache" in agent_build
-    assert "Collecting" not in agent_build
+def test_a_changed_source_installs_no_dependency_again(build_output: str) -> None:
+    """What the store holds was installed without any source."""
+    assert "Successfully built moorage" in build_output
+    assert "Using cache" in build_output
+    assert "Collecting" not in build_output

@@ -1,20 +1,9 @@
 """A workload that fails is started again, as its request demands: real processes and kills."""
 
-import contextlib
 import platform
-import random
-import time
 
 import pytest
-from served import (
-    Server,
-    here,
-    kill,
-    read_message,
-    serve_and_kill,
-    serving,
-    until,
-)
+from served import Server, here, read_message, serving
 
 pytestmark = pytest.mark.heavy
 
@@ -84,38 +73,3 @@ def test_a_failed_workload_starts_again_and_watchers_see_it(server, tmp_path):
     server.release(lease)
     ended = server.in_state(lease, "ended")
     assert ended["workload"]["phase"] == "stopped"
-
-
-def test_random_kills_and_failures_start_no_workload_twice(tmp_path):
-    """Each grant starts its workload once, however often the daemon dies, and each lease runs."""
-    draw = random.Random(7)
-    starts = tmp_path / "starts"
-    starts.mkdir()
-    script = 'echo $MOORAGE_FENCING >> "$0/$MOORAGE_LEASE_ID"; sleep 0.0$(($$ % 10)); '
-    script += 'test $(wc -l < "$0/$MOORAGE_LEASE_ID") -lt 3 && exit 7; exec sleep 1000'
-    command = ["sh", "-c", script, str(starts)]
-    held: dict[str, dict] = {}
-    for number in range(3):
-        with serve_and_kill(tmp_path / "data") as server:
-            if number == 0:
-                server.fill(here(4))
-            stop_at = time.monotonic() + draw.random() / 2
-            with contextlib.suppress(Exception):  # The daemon may be killed in any call.
-                while time.monotonic() < stop_at:
-                    if len(held) < 4:
-                        lease = run(server, command)
-                        held[lease["id"]] = lease
-                    else:
-                        name = draw.choice(sorted(held))
-                        if server.release(held[name])["success"]:
-                            del held[name]
-            kill(server)
-    with serving(tmp_path / "data") as server:
-        for lease in held.values():
-            until(lambda lease=lease: server.status(lease)["workload"]["attempt"] == 3)
-            server.in_state(lease, "active")
-            server.release(lease)
-            server.in_state(lease, "ended")
-    for each in starts.iterdir():
-        fencings = each.read_text().split()
-        assert len(fencings) == len(set(fencings)) <= 3, "a grant is started once"

@@ -237,11 +237,22 @@ def test_kill_9_loses_no_warm_lease_and_starts_nothing_twice(tmp_path):
         server.in_state(again, "warm")
 
 
-def test_random_kills_leave_no_orphan_and_start_nothing_twice(tmp_path):
+FAILS_TWICE = """echo $MOORAGE_FENCING >>"$0/$MOORAGE_LEASE_ID"; sleep 0.0$(($$ % 10))
+test $(wc -l <"$0/$MOORAGE_LEASE_ID") -lt 3 && exit 7
+exec sleep 1000"""
+
+
+def test_random_kills_leave_no_orphan_and_start_nothing_twice(tmp_path, monkeypatch):
+    """Some workloads stay warm, others fail twice and are started again."""
+    monkeypatch.setenv("MOORAGE_REQUEUE_PAUSE_SECONDS", "0.02")
+    starts, data = tmp_path / "starts", tmp_path / "data"
+    starts.mkdir()
+    fails = provision(["sh", "-c", FAILS_TWICE, str(starts)], keep=0)
+    fails |= {"on_failure": "requeue", "attempts_max": 3}
     draw = random.Random(7)
     held: dict[str, dict] = {}
-    for number in range(3):
-        with serve_and_kill(tmp_path) as server:
+    for number in range(4):
+        with serve_and_kill(data) as server:
             if not number:
                 server.fill(here(4))
             stop_at = time.monotonic() + draw.random() / 2
@@ -249,8 +260,8 @@ def test_random_kills_leave_no_orphan_and_start_nothing_twice(tmp_path):
                 while time.monotonic() < stop_at:
                     chance = draw.random()
                     if len(held) < 3 and chance < 0.6:
-                        command = ["sleep", f"{draw.randint(1, 2)}00000"]
-                        lease = run(server, provision=provision(command))
+                        again = provision(["sleep", f"{draw.randint(1, 2)}00000"])
+                        lease = run(server, provision=fails if chance < 0.3 else again)
                         held[lease["id"]] = lease
                     elif held and chance < 0.9:
                         server.release(held.pop(draw.choice(sorted(held))))
@@ -258,16 +269,22 @@ def test_random_kills_leave_no_orphan_and_start_nothing_twice(tmp_path):
                         reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 1})
                         assert reply["success"] or reply["error"]["code"] == "no_capacity"
             kill(server)
-    with serving(tmp_path) as server:
+    with serving(data) as server:
         for lease in held.values():
+            if (starts / lease["id"]).exists():
+                until(lambda lease=lease: server.status(lease)["workload"]["attempt"] == 3)
             server.in_state(lease, "active")
         until(lambda: not server.held(state="ending") and not server.held(state="starting"))
         server.say({"op": "flush"})
         until(lambda: not server.held(state="warm") and not server.held(state="ending"))
-        for lease in server.held():
-            if lease["id"] not in held and lease["state"] == "active":
-                held[lease["id"]] = lease  # Its answer was lost with the daemon.
-        until(lambda: len(workload_processes(tmp_path)) == len(server.held(state="active")))
-        assert all(len(pids) == 1 for pids in workload_processes(tmp_path).values()), (
-            "nothing started twice"
+        # Also of leases whose answer was lost with a daemon; each ends up with one process.
+        until(
+            lambda: (
+                [len(pids) for pids in workload_processes(data).values()]
+                == [1] * len(server.held(state="active"))
+            )
         )
+    assert list(starts.iterdir())
+    for each in starts.iterdir():
+        fencings = each.read_text().split()
+        assert len(fencings) == len(set(fencings)) <= 3, "a grant is started once"

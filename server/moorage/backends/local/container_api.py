@@ -338,9 +338,13 @@ class ContainerApi:
             url = self._api._url("/containers/{0}/logs", name)  # noqa: SLF001  # As above.
             wanted = {"stdout": 1, "stderr": 1}
             response = self._api.get(url, params=wanted, stream=True, timeout=ANSWER_SECONDS_MAX)
-            with contextlib.closing(response):
-                self._api._raise_for_status(response)  # noqa: SLF001  # As above.
-                yield from self._api._multiplexed_response_stream_helper(response)  # noqa: SLF001  # As above.
+            yield from self._pieces(response)
+
+    def _pieces(self, response: Any) -> Iterator[bytes]:
+        """Yield the output that an answer streams; close its connection then."""
+        with contextlib.closing(response):
+            self._api._raise_for_status(response)  # noqa: SLF001  # As above.
+            yield from self._api._multiplexed_response_stream_helper(response)  # noqa: SLF001  # As above.
 
     def log(self, name: str, offset: int) -> Log:
         """Read the output of a container, from a byte offset on; see `Backend.logs`.
@@ -393,12 +397,11 @@ class ContainerApi:
         """Run a prepared command to its end; return its exit code and output."""
         data = bytearray()
         with self._errors("run a command in the container"):
-            pieces = self._api.exec_start(command, stream=True)
-            try:
-                for piece in pieces:
-                    data += piece[: EXECUTION_BYTES_MAX - len(data)]
-            finally:
-                _hang_up(pieces)
+            # The SDK's own method loses output that arrives together with the head of the answer.
+            url = self._api._url("/exec/{0}/start", command)  # noqa: SLF001  # As above.
+            wanted = {"Tty": False, "Detach": False}
+            for piece in self._pieces(self._api._post_json(url, data=wanted, stream=True)):  # noqa: SLF001  # As above.
+                data += piece[: EXECUTION_BYTES_MAX - len(data)]
             code = self._api.exec_inspect(command)["ExitCode"]
         return int(code or 0), data.decode(errors="replace")
 
