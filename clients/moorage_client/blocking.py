@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from moorage.lazy import LazyModule
 from moorage.records.fields import TTL_SECONDS
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage_client.client import RECONNECT_SECONDS, TIMEOUT_SECONDS, Client
-from moorage_client.lazy import LazyModule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -9,9 +9,9 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING, Final, Self
 
+from moorage.lazy import LazyModule
 from moorage.records.fields import TTL_SECONDS
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
-from moorage_client.lazy import LazyModule
 
 if TYPE_CHECKING:
     import asyncio

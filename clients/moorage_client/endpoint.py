@@ -16,8 +16,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from moorage.lazy import LazyModule
 from moorage_client.errors import SettingRefused
-from moorage_client.lazy import LazyModule
 
 if TYPE_CHECKING:
     import ssl

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from moorage.lazy import LazyModule
 from moorage.model import Code
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage_client.addresses import Addresses
@@ -31,7 +32,6 @@ from moorage_client.errors import (
     Unauthorized,
     refusal,
 )
-from moorage_client.lazy import LazyModule
 from moorage_client.sign_in import bearer_of
 
 if TYPE_CHECKING:

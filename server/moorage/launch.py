@@ -109,6 +109,14 @@ def _import_quickly(module: str) -> "Any":
     return imported
 
 
+def import_structlog() -> None:
+    """Import structlog without rich, which it imports for tracebacks that no log of ours has."""
+    if "rich" not in sys.modules:
+        sys.modules["rich"] = None  # type: ignore[assignment]  # `import rich` fails by this.
+        import_module("structlog")
+        del sys.modules["rich"]
+
+
 def command(module: str, *arguments: str) -> "list[str]":
     """Return the command that runs `main` of one of our modules in a separate process.
 

@@ -15,6 +15,7 @@ from moorage.commands.errors import EXIT_USAGE, load_config, refuse_option, refu
 from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag
 from moorage.config.sources import ConfigError, default_data_dir
+from moorage.launch import import_structlog
 from moorage.setting_kinds import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def agent_run(
     if unheard_seconds and not 1 <= unheard_seconds <= UNHEARD_SECONDS_MAX:
         refuse_option("--unheard-seconds", f"0, or 1 to {UNHEARD_SECONDS_MAX}")
     _check_place(name, address)
+    import_structlog()
     from moorage.commands.agent_program import AgentOptions, run  # noqa: PLC0415  # As in serve.
 
     folder = (data or _default_folder()).absolute()

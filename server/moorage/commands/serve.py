@@ -10,6 +10,7 @@ import typer
 
 from moorage.commands.errors import load_config
 from moorage.config.settings import Config, service_links, settings_file
+from moorage.launch import import_structlog
 
 
 def serve(
@@ -45,13 +46,17 @@ def serve(
     }
     settings = load_config(flags, config)
     gc.disable()  # Nothing that is imported is garbage: to look is a tenth of the start.
-    from moorage.commands.here import stock  # noqa: PLC0415  # `--help` stays quick.
-    from moorage.daemon.main import serve as run  # noqa: PLC0415  # As above.
+    import_structlog()
+    from moorage.daemon.main import serve as run  # noqa: PLC0415  # `--help` stays quick.
 
+    filling = None
+    if here:
+        from moorage.commands.here import stock  # noqa: PLC0415  # As above.
+
+        filling = partial(stock, settings)
     gc.enable()
 
     file = settings_file(os.environ, config)
     read = partial(Config.load, flags, os.environ, file)
-    filling = partial(stock, settings) if here else None
     links = service_links(os.environ)
     raise typer.Exit(run(settings, context.obj, read, file, filling, links))

@@ -3,12 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import pydantic
-
-from moorage.backends.spec_fields import Count, Cpus, Memory, Name, Port, StartSeconds
+from moorage.backends.spec_fields import Bounds, Count, Cpus, Memory, Name, Port, StartSeconds
 from moorage.backends.specs import BaseResourceSpec
 
-Price = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+Price = Annotated[float, Bounds(gt=0)]
 
 
 @dataclass(kw_only=True)
@@ -55,7 +53,7 @@ class InstanceResourceSpec(BaseResourceSpec):
     key_name: Name | None = None
     instance_profile: Name | None = None
     user_data: str | None = None
-    volume_gib: Annotated[int, pydantic.Field(ge=1, le=65_536)] | None = None
+    volume_gib: Annotated[int, Bounds(ge=1, le=65_536)] | None = None
     spot: bool = False
     on_demand_fallback: bool = True
     max_price_per_hour: Price | None = None

@@ -5,11 +5,15 @@ import contextlib
 import functools
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
-
-import httpx
+from typing import TYPE_CHECKING, Final
 
 from moorage.backends.specs import Readiness
+from moorage.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import httpx
+else:  # Few probes speak HTTP, and it is slow to import.
+    httpx = LazyModule("httpx")
 
 HANG_UP_SECONDS: Final = 0.2
 """Time in which a proxy without a server behind it closes the connection."""
@@ -83,9 +87,9 @@ async def _http(probe: Readiness, host: str, port: int | None) -> bool:
         return False
 
 
-def _client() -> httpx.AsyncClient:
+def _client() -> "httpx.AsyncClient":
     return httpx.AsyncClient(
-        timeout=None,  # noqa: S113  # One deadline covers everything, dripping answers included.
+        timeout=None,  # One deadline covers everything, dripping answers included.
         trust_env=False,
         verify=_no_certificates(),
     )

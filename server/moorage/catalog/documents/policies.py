@@ -16,7 +16,6 @@ import msgspec
 
 from moorage.catalog.documents.archives import ENTRY
 from moorage.catalog.documents.encoding import PACKABLE, encode, is_packable
-from moorage.catalog.documents.requirements import LINES_MAX, unmet
 from moorage.catalog.documents.schemas import read_schemas
 from moorage.catalog.documents.sources import without_credentials
 from moorage.catalog.values import Document, PolicyRecord, PreparedPolicy
@@ -286,6 +285,11 @@ def differing_fields(old: Document, new: Document, *, policy_only: bool) -> list
 
 def _requirement_warnings(files: Mapping[str, bytes]) -> Iterator[str]:
     """Yield warnings about requirements that are not available; the server installs none."""
+    if REQUIREMENTS not in files:
+        return
+    # It imports `packaging`, for the few policies that have such a file.
+    from moorage.catalog.documents.requirements import LINES_MAX, unmet  # noqa: PLC0415
+
     wanted = list(unmet(files))
     for first in wanted[:REQUIREMENTS_SHOWN_MAX]:
         yield f"{REQUIREMENTS} line {first.line}: {first.text[:80]!r} {first.why}"

@@ -17,9 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
-from typing import Final
-
-import httpx
+from typing import TYPE_CHECKING, Final
 
 from moorage.catalog.documents.archives import (
     ENTRY,
@@ -30,8 +28,14 @@ from moorage.catalog.documents.archives import (
     policy_files,
     read_archive,
 )
+from moorage.lazy import LazyModule
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+
+if TYPE_CHECKING:
+    import httpx
+else:  # Few servers come to use it, and it is slow to import.
+    httpx = LazyModule("httpx")
 
 CODE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Source text or archive, as uploaded or fetched."""
@@ -143,7 +147,7 @@ class CodeSources:
                 expected=f"an answer within {FETCH_SECONDS_MAX:g} seconds",
             ) from error
 
-    async def _follow(self, client: httpx.AsyncClient, url: str, shown: str) -> bytes:
+    async def _follow(self, client: "httpx.AsyncClient", url: str, shown: str) -> bytes:
         for _ in range(REDIRECTS_MAX + 1):
             async with contextlib.aclosing(await self._get(client, url)) as response:
                 if response.has_redirect_location:
@@ -160,7 +164,7 @@ class CodeSources:
                 return bytes(content)
         raise bad_code(f"{shown} redirects again and again", f"at most {REDIRECTS_MAX} redirects")
 
-    async def _get(self, client: httpx.AsyncClient, given: str) -> httpx.Response:
+    async def _get(self, client: "httpx.AsyncClient", given: str) -> "httpx.Response":
         """Send a request to the host of a URL; connect only to addresses that were checked."""
         url = httpx.URL(given)
         if url.scheme not in {"http", "https"} or not url.host:
@@ -183,7 +187,7 @@ class CodeSources:
                     raise
         raise OSError("its name has no address")
 
-    async def _addresses(self, url: httpx.URL) -> list[str]:
+    async def _addresses(self, url: "httpx.URL") -> list[str]:
         """Resolve the host of a URL once; refuse addresses that are not allowed."""
         trusted = url.host == self.store
         if self.hosts is not None and url.host not in self.hosts and not trusted:

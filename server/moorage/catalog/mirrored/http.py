@@ -11,14 +11,19 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-import httpx
 import msgspec
 
 from moorage.catalog.limits import DOCUMENT_BYTES_MAX, RESULT_BYTES_MAX
+from moorage.lazy import LazyModule
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+
+if TYPE_CHECKING:
+    import httpx
+else:  # Few servers come to use it, and it is slow to import.
+    httpx = LazyModule("httpx")
 
 ATTEMPTS_MAX: Final = 3
 """Attempts for one request, within its deadline; only requests that change nothing are repeated."""
@@ -171,7 +176,7 @@ class Service:
         self._client = httpx.AsyncClient(
             headers=headers,
             auth=credentials,
-            timeout=None,  # noqa: S113  # One deadline covers everything, dripping bodies included.
+            timeout=None,  # One deadline covers everything, dripping bodies included.
             limits=httpx.Limits(
                 max_connections=CONNECTIONS_MAX,
                 max_keepalive_connections=CONNECTIONS_MAX,
@@ -244,7 +249,7 @@ class Service:
         request: ServiceRequest,
         read: Callable[[ServiceReply], T],
         deadline: float,
-        patience: httpx.Timeout,
+        patience: "httpx.Timeout",
     ) -> T:
         try:
             async with asyncio.timeout_at(deadline):
@@ -272,7 +277,7 @@ class Service:
             what = f"answered {reply.status} with what cannot be read ({error})"
             raise WrongAnswer(f"{what}{quote_body(reply.body)}") from error
 
-    async def _exchange(self, request: ServiceRequest, patience: httpx.Timeout) -> ServiceReply:
+    async def _exchange(self, request: ServiceRequest, patience: "httpx.Timeout") -> ServiceReply:
         url = httpx.URL(self.url + request.path)
         headers = {"content-type": "application/json"} if request.body else {}
         if request.etag:
@@ -301,7 +306,9 @@ def without_credentials(url: str) -> str:
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 
 
-def _redirect_url(request: ServiceRequest, url: httpx.URL, response: httpx.Response) -> httpx.URL:
+def _redirect_url(
+    request: ServiceRequest, url: "httpx.URL", response: "httpx.Response"
+) -> "httpx.URL":
     target = url.join(response.headers["location"])
     if (target.scheme, target.host, target.port) != (url.scheme, url.host, url.port):
         raise WrongAnswer(f"redirected to {target.scheme}://{target.host}, which is not followed")
@@ -310,7 +317,7 @@ def _redirect_url(request: ServiceRequest, url: httpx.URL, response: httpx.Respo
     return target
 
 
-async def _body(response: httpx.Response, bytes_max: int) -> bytes:
+async def _body(response: "httpx.Response", bytes_max: int) -> bytes:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise WrongAnswer(f"sent its answer as {encoding[:40]!r}, which the request did not accept")

@@ -1,14 +1,16 @@
-"""Importing a client loads few modules; the rest is loaded at first use."""
+"""Importing a client or a program loads few modules; the rest is loaded at first use."""
 
 import subprocess
 import sys
 
 import pytest
 
-from moorage_client.lazy import LazyModule
+from moorage.lazy import LazyModule
 
 SLOW = {"asyncio", "dataclasses", "http", "logging", "numpy", "requests", "ssl", "websockets"}
 SLOW |= {"moorage.model", "moorage_client.link", "moorage_client.services"}
+SLOW_IN_SERVERS = {"httpx", "packaging", "pydantic", "rich"}
+SERVER = "from moorage.launch import import_structlog; import_structlog(); import moorage.{}"
 
 
 @pytest.mark.parametrize(
@@ -16,6 +18,9 @@ SLOW |= {"moorage.model", "moorage_client.link", "moorage_client.services"}
     [
         ("from moorage_client import BlockingClient, Client", SLOW),
         ("import moorage_client.services", {"asyncio", "requests", "ssl", "urllib3"}),
+        ("import moorage.commands.program", SLOW_IN_SERVERS | {"numpy", "asyncio", "structlog"}),
+        (SERVER.format("daemon.main"), SLOW_IN_SERVERS | {"moorage_client"}),
+        (SERVER.format("commands.agent_program"), SLOW_IN_SERVERS | {"starlette"}),
     ],
 )
 def test_imported_modules_are_unused_at_first(imported, slow):

@@ -1,7 +1,7 @@
-"""Imports modules at their first use, which halves the time to import this package.
+"""Imports modules at their first use, for programs that seldom come to use them.
 
-The clients' modules name `asyncio`, `ssl` and the like so, for programs that import a client and
-seldom use it. Type checkers see the real modules. Python 3.15 has a keyword for it (PEP 810).
+The clients' modules name `asyncio`, `ssl` and the like so, those of the server `httpx` and
+`pydantic`. Type checkers see the real modules. Python 3.15 has a keyword for it (PEP 810).
 """
 
 from importlib import import_module
