@@ -279,7 +279,6 @@ class Issuer:
     """An issuer of OpenID Connect.
 
     Args:
-        url: Its own address.
         key: Signs its tokens.
         public: The same key, as PEM.
     """

@@ -51,11 +51,9 @@ class Wanted:
     """One lease that a client has requested.
 
     Args:
-        key: Its idempotency key.
         kind: Whether its workload ends by itself.
         stage: How far it is.
         lease: Its id, once it was granted.
-        token: Its token.
     """
 
     key: str

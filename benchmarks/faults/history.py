@@ -18,8 +18,6 @@ class AcknowledgedGrant(NamedTuple):
 
     Args:
         key: Idempotency key of the request.
-        lease: Its id.
-        fencing: Its number.
         gpus: Cluster, node and number of each of its GPUs.
         server: The process that answered; empty where that is not known.
         sent_at: When the request was first sent.

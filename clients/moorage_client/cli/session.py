@@ -36,7 +36,6 @@ class CommandSession:
     Args:
         url: WebSocket URL of the server, or of several, separated by commas.
         http_url: HTTP URL of the server, or of several, separated by commas.
-        token: The caller's token.
         json: Print exactly one JSON document on stdout.
         timeout: Seconds until an answer must be here, beyond `--wait`.
         output: The output format, unless `json` is set.

@@ -71,9 +71,7 @@ class AgentOptions:
     Args:
         server: URL of the WebSocket, or of several, separated by commas; None: as clients find it.
         token: Lets it join; None: it has joined.
-        data: Its folder.
         name: Of the node; empty: the machine's own.
-        labels: Of the node.
         machine_id: Whether the machine says which one it is.
         unheard_seconds: How long what runs goes on unheard; 0: as long as it likes.
         address: Where other machines find it; empty: at that with which it reaches the server.

@@ -43,8 +43,6 @@ class Doors:
     """The WebSocket and HTTP ports.
 
     Args:
-        config: All settings.
-        gateway: The WebSocket's side.
         tls: Certificate of the server; None: no TLS.
         trusts: Returns whether answers over HTTP may leave.
 

@@ -62,7 +62,6 @@ class FactKind:
     Args:
         name: Its permanent name on disk, even if the class is renamed.
         version: The current version of its shape, from 1.
-        record: The class.
     """
 
     name: str
@@ -143,7 +142,6 @@ class Codec:
     """Encodes and decodes records of a closed set of kinds.
 
     Args:
-        kinds: All kinds.
         upgrades: As `UPGRADES`.
 
     Raises:

@@ -107,7 +107,6 @@ class Leader(NamedTuple):
     """The server that writes a database.
 
     Args:
-        seat: Which it is.
         epoch: Grows with each change of the leader.
         since: In seconds since the epoch of the clock.
     """
@@ -618,9 +617,6 @@ class Contents:
 
     Args:
         place: What the storage is called in messages.
-        facts: The ledger's tables.
-        records: The catalog's table.
-        tokens: The named tokens.
         agents: The agents and their joining tokens, by key.
         secret: Of the tokens of leases; empty if none was made yet.
         fencing: Fencing numbers up to this one may have been given out.

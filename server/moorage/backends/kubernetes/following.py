@@ -69,7 +69,6 @@ class ClusterFollower:
     """Follows one cluster and yields its states.
 
     Args:
-        source: Which.
         server: The value of the label `records.SERVER_LABEL` of our own pods and claims.
         leased: Returns what leases hold there now.
     """

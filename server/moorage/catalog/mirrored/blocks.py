@@ -16,7 +16,6 @@ class MirroredBlocks:
 
     Args:
         stored: The blocks, and what the mirror read.
-        mirror: Reads the service.
     """
 
     def __init__(self, embedded: EmbeddedBlocks, mirror: BlockMetricsMirror) -> None:

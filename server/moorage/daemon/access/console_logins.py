@@ -49,7 +49,6 @@ class ConsoleLogins:
     """Logins by the digest of their cookie.
 
     Args:
-        rows: Where they are.
         authenticate: Given a token, returns the caller, or None.
         lasts_seconds: How long a login lasts.
         token_end: Given a token, returns when it ends, as far as that is known beforehand.

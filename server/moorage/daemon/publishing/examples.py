@@ -79,8 +79,6 @@ class ExampleRehearsal:
     """One example that is being run.
 
     Args:
-        record: The policy.
-        example: The example.
         number: The number of the example, which is also its seed.
 
     Attributes:

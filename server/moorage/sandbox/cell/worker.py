@@ -137,9 +137,7 @@ class Worker:
     """Answers the frames of one policy.
 
     Args:
-        channel: To the host.
         cache: What the host keeps true.
-        load: The policy.
         memory_mib: What the cell may use.
     """
 

@@ -81,7 +81,6 @@ class Cell(asyncio.Protocol):
 
     Args:
         process: Fresh, with the channel. It is killed here.
-        owner: The pool.
 
     Attributes:
         sent: What is in the pipe, head first.

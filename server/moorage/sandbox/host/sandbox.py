@@ -145,7 +145,6 @@ class Sandbox:
 
     Args:
         fleet: The live fleet. Read when a consultation is sent, never written.
-        services: Answer the injected clients.
         deliver: Called with exactly one event per consultation that was not forgotten.
         limits: All bounds.
         mode: `jail`, or `unsafe` for a separate process without the wall.
@@ -242,12 +241,7 @@ class Sandbox:
     # Consultations -------------------------------------------------------------------------
 
     def consult(self, consult: Consult, code: PolicyCode) -> None:
-        """Consult the policy; exactly one event with the outcome is delivered later.
-
-        Args:
-            consult: The question.
-            code: The policy version it names.
-        """
+        """Consult the policy; exactly one event with the outcome is delivered later."""
         consult = self.managed.apply(consult, code.ref)
         ask = consult.ask
         work = Work("evaluate", code, ask.tenant, consult)

@@ -75,9 +75,6 @@ class Work(msgspec.Struct, eq=False):
     """A consultation, another call of a policy, or a load, until its outcome.
 
     Args:
-        kind: Which.
-        code: The policy.
-        tenant: On whose behalf.
         consult: The consultation, for `evaluate`.
         action: For `manage`.
         data: For `manage`.
@@ -88,7 +85,6 @@ class Work(msgspec.Struct, eq=False):
         fleet: For `apply`, as `Apply` has it.
         proxied: The tenant stands for many that are not known here.
         alone: Nothing is put behind it into its cell's pipe: it is expected to take long.
-        slow: It took long.
         changes: Of `manage`, afterwards: settings and parameters that it changed, as JSON.
         kills: How often a cell that it was at the head of was killed from outside.
         hungry: How often such a cell held nearly all the memory that it may.

@@ -79,7 +79,6 @@ class PodOutput:
     """Reads and stores the output of one cluster's pods.
 
     Args:
-        connection: To the cluster.
         folder: For the output of pods that ended.
     """
 

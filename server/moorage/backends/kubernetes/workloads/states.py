@@ -123,8 +123,6 @@ class PodState:
     Args:
         workload: What it is of.
         start: The name that all objects of its start share.
-        name: Its own.
-        namespace: Where it lies.
         uid: Of this very pod.
         job: The Job that made it; empty if none did.
         size: How many pods the workload has.

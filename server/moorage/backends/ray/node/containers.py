@@ -28,7 +28,6 @@ class NodeContainer:
         given: What to run; see `orders`.
         host: Where its ports are opened.
         gpus: Those of the node that it sees.
-        environment: Its variables.
 
     Raises:
         EngineError: This node has no container engine.
