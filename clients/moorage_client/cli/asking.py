@@ -324,10 +324,7 @@ def cancel(
 ) -> None:
     """Cancel a waiting request."""
     ended = session.run(lambda client: client.cancel(request))
-    if session.json:
-        print_json(ended)
-    else:
-        fields(ended)
+    session.show(ended, fields)
 
 
 def _apart(apart: str) -> JsonObject:

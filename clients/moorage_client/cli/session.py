@@ -80,6 +80,13 @@ class CommandSession:
         else:
             say(text)
 
+    def show(self, document: T, print_in_words: Callable[[T], object]) -> None:
+        """Print the outcome of a command: the document with `--json`, else in words."""
+        if self.json:
+            print_json(document)
+        else:
+            print_in_words(document)
+
     def services(self) -> "Services":
         """Return a client of the HTTP side, to be used in a `with`.
 
