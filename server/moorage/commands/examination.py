@@ -66,10 +66,6 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
     return findings
 
 
-def _add_advice(finding: DoctorFinding, advice: str) -> DoctorFinding:
-    return dataclasses.replace(finding, detail=finding.detail + advice)
-
-
 class _NoServices:
     """Services for the self-test's policy, which must not call any."""
 
@@ -114,7 +110,8 @@ async def _sandbox(mode: str) -> list[DoctorFinding]:
 def _storage(config: Config, advice: str) -> list[DoctorFinding]:
     """Return the findings about the storage."""
     if not config.storage:
-        return [_add_advice(asyncio.run(_ledger(config.data_dir)), advice)]
+        found = asyncio.run(_ledger(config.data_dir))
+        return [dataclasses.replace(found, detail=found.detail + advice)]
     try:
         need_postgres()
     except StorageError as error:
