@@ -42,12 +42,7 @@ ANSWER_SECONDS_MAX: Final = 2.0
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
-    """Check all parts; a broken part is a finding and raises no error.
-
-    Args:
-        config: The server's configuration.
-        advice: Added to findings about the data folder.
-    """
+    """Check all parts; findings about the data folder get the advice. None raises an error."""
     findings = [
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),

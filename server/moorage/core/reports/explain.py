@@ -91,15 +91,6 @@ def answer(  # noqa: C901  # One case per question.
 ) -> Response | None:
     """Answer a question.
 
-    Args:
-        inquiry: The question.
-        state: The present state.
-        queue: The order of the waiters.
-        decisions: Recent decision records, by request.
-        feasibility: Knows what each node lacks.
-        estimates: Knows when waiters have their turn.
-        now: In seconds since the epoch.
-
     Returns:
         The answer; None if only the ledger's history can give it.
     """

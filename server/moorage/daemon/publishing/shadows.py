@@ -221,12 +221,7 @@ class Shadow:
         return Counter({kind: count for kind, count in kinds.items() if kind in FAULTS})
 
     def report(self, tenant: Tenant, *, whole: bool) -> ShadowComparison:
-        """Return the report; docs/how-to/publish-policies.md explains it.
-
-        Args:
-            tenant: The reader.
-            whole: Include what belongs to other tenants.
-        """
+        """Return the report (docs/how-to/publish-policies.md); `whole`: also of other tenants."""
         seen = [sample for owner, sample in self.samples if whole or owner == tenant]
         return self._report(seen, whole=True) if whole else replace(self.figures, samples=seen)
 

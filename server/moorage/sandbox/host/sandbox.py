@@ -263,10 +263,6 @@ class Sandbox:
         of its own, and sees the fleet as the cells of live policies do, but for the proposals of
         those that are not settled yet.
 
-        Args:
-            consult: The question to the live policy.
-            code: The other policy.
-
         Returns:
             Gets what the policy returned, or a `PolicyFault`.
         """

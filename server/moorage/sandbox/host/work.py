@@ -186,11 +186,6 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef, memory_mib: int) -> Refusal
 
     Refusals are remembered by the thousand, so texts are cut here too: a policy that speaks on the
     channel itself obeys no cap of its cell.
-
-    Args:
-        frame: What the cell said.
-        ref: The policy.
-        memory_mib: How much its cell may take.
     """
     exception, file = frame.exception[:NAME_CHARACTERS_MAX], frame.file[:NAME_CHARACTERS_MAX]
     message = frame.message[:MESSAGE_CHARACTERS_MAX]
