@@ -220,7 +220,7 @@ class _Agent:
                     final.append(refused)
                 log.warning("agent_refused", reason=str(refused), server=at.shown)
             except _Standby as standby:
-                log.info("agent_passed_on", reason=str(standby), server=at.shown)
+                log.info("agent_found_standby", reason=str(standby), server=at.shown)
                 if standby.names_another and not led:  # At most once a round: then it pauses.
                     led = True
                     left = self._addresses.order()
