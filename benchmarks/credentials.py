@@ -226,7 +226,9 @@ def _credentials(issuer: "Issuer", folder: Path) -> tuple[list[Shown], list[Show
         for way in (_bearer, _basic, _subprotocol)
     ]
     shown += [
-        _bearer_lower(kind, token) for kind in ("expired", "revoked") for token in kinds[kind]
+        Shown(kind, (("authorization", f"bearer   {token}"),))
+        for kind in ("expired", "revoked")
+        for token in kinds[kind]
     ]
     return shown + _malformed_requests(named), [
         _bearer("valid", each) for each in (SETTINGS_TOKEN, named, good)
@@ -258,10 +260,6 @@ def _malformed_requests(named: str) -> list[Shown]:
 
 def _bearer(kind: str, token: str) -> Shown:
     return Shown(kind, (("Authorization", f"Bearer {token}"),))
-
-
-def _bearer_lower(kind: str, token: str) -> Shown:
-    return Shown(kind, (("authorization", f"bearer   {token}"),))
 
 
 def _basic(kind: str, token: str) -> Shown:

@@ -46,13 +46,10 @@ def moment(text: str, option: str, now: float) -> float:
         raise typer.BadParameter(f"{option}: expected {_MOMENT}; got {text}") from error
     if not exists:
         reason = "does not exist in this machine's time zone, where clocks are put forward then"
-        way = f"an hour that does, or one with its offset, e.g. {_utc(at)}"
+        utc = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%MZ")
+        way = f"an hour that does, or one with its offset, e.g. {utc}"
         raise typer.BadParameter(f"{option}: {text} {reason}; expected {way}")
     return at
-
-
-def _utc(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
 def list_reservations(session: CommandSession) -> None:
