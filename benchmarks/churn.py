@@ -240,7 +240,6 @@ class HeldMilli:
     """Return GPU milli in use, multiplied by the time and summed.
 
     Args:
-        capacity_milli: Of the fleet.
         since: From when on they count, in seconds.
     """
 

@@ -226,7 +226,9 @@ def _credentials(issuer: "Issuer", folder: Path) -> tuple[list[Shown], list[Show
         for way in (_bearer, _basic, _subprotocol)
     ]
     shown += [
-        _bearer_lower(kind, token) for kind in ("expired", "revoked") for token in kinds[kind]
+        Shown(kind, (("authorization", f"bearer   {token}"),))
+        for kind in ("expired", "revoked")
+        for token in kinds[kind]
     ]
     return shown + _malformed_requests(named), [
         _bearer("valid", each) for each in (SETTINGS_TOKEN, named, good)
@@ -260,10 +262,6 @@ def _bearer(kind: str, token: str) -> Shown:
     return Shown(kind, (("Authorization", f"Bearer {token}"),))
 
 
-def _bearer_lower(kind: str, token: str) -> Shown:
-    return Shown(kind, (("authorization", f"bearer   {token}"),))
-
-
 def _basic(kind: str, token: str) -> Shown:
     pair = base64.b64encode(f"admin:{token}".encode()).decode()
     return Shown(kind, (("Authorization", f"Basic {pair}"),))
@@ -279,7 +277,6 @@ class Issuer:
     """An issuer of OpenID Connect.
 
     Args:
-        url: Its own address.
         key: Signs its tokens.
         public: The same key, as PEM.
     """

@@ -58,7 +58,6 @@ class FastClient(asyncio.Protocol):
     """One WebSocket connection.
 
     Args:
-        url: Of the WebSocket.
         on_reply: Called with each reply.
         token: To be shown; "" for none.
         ponged: Called with each pong.

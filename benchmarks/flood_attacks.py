@@ -67,7 +67,6 @@ class Flood:
     Args:
         ws: URL of the WebSocket.
         http: URL of the HTTP services.
-        token: Of its tenant.
     """
 
     def __init__(self, ws: str, http: str, token: str) -> None:

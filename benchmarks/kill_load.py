@@ -6,6 +6,7 @@ every client knows the outcome of all its requests.
 """
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,11 +52,9 @@ class Wanted:
     """One lease that a client has requested.
 
     Args:
-        key: Its idempotency key.
         kind: Whether its workload ends by itself.
         stage: How far it is.
         lease: Its id, once it was granted.
-        token: Its token.
     """
 
     key: str
@@ -93,21 +92,17 @@ class KillLoad:
     @property
     def held(self) -> set[str]:
         """Leases that must still exist: granted, not released, and with a lasting workload."""
-        return {
-            each.lease
-            for wanted in self._clients
-            for each in wanted
-            if each.stage is LeaseStage.HELD and each.kind == "lasting"
-        }
+        return self._held("lasting")
 
     @property
     def ended(self) -> set[str]:
         """Leases whose workload ends by itself, and that no client has released."""
+        return self._held("short")
+
+    def _held(self, kind: Kind) -> set[str]:
+        wanted = itertools.chain.from_iterable(self._clients)
         return {
-            each.lease
-            for wanted in self._clients
-            for each in wanted
-            if each.stage is LeaseStage.HELD and each.kind == "short"
+            each.lease for each in wanted if each.stage is LeaseStage.HELD and each.kind == kind
         }
 
     async def play(self, url: str) -> None:

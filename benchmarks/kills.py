@@ -122,7 +122,6 @@ class _Machine:
     """Finds the workloads of a benchmark run, and those that still run. Blocks.
 
     Args:
-        folder: Of the command.
         image: Of their containers; None where they are processes.
     """
 

@@ -80,7 +80,6 @@ class Site:
     """A cluster, the allocator of its capacity, and the data for policies.
 
     Args:
-        document: The cluster document.
         metrics: Its metrics document, for policies that look at live metrics.
     """
 
@@ -103,9 +102,7 @@ class Consulting:
     """An allocator with a policy that answers consultations in this process.
 
     Args:
-        policy: The policy, fresh or warm.
         site: What it gives away.
-        parameters: The policy's merged parameters.
 
     Attributes:
         answers: What was answered, by the number of the message; the caller takes them out.

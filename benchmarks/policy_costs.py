@@ -148,7 +148,6 @@ class JailedSite:
     """A site whose allocator consults a shipped policy in a cell.
 
     Args:
-        name: The policy.
         parameters: In the place of its defaults.
         site: Where requests are placed.
     """

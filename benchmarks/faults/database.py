@@ -47,7 +47,6 @@ class PostgresServer:
 
     Args:
         folder: Its user must get in, and the path of a socket is short.
-        programs: Of PostgreSQL.
 
     Attributes:
         folder: As above.

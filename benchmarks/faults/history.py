@@ -18,8 +18,6 @@ class AcknowledgedGrant(NamedTuple):
 
     Args:
         key: Idempotency key of the request.
-        lease: Its id.
-        fencing: Its number.
         gpus: Cluster, node and number of each of its GPUs.
         server: The process that answered; empty where that is not known.
         sent_at: When the request was first sent.
@@ -81,15 +79,10 @@ class FaultHistory:
 
 
 def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
-    """Return the longest time without an answer between two moments.
+    """Return the longest time without an answer between two moments; `times` are sorted.
 
     It begins with the last answer before the first moment, and ends with the first one after the
     second: so a client sees a takeover.
-
-    Args:
-        times: Of all answers, in order.
-        begin: The first moment.
-        end: The second one.
     """
     first = max(0, bisect_right(times, begin) - 1)
     among = times[first : bisect_left(times, end) + 1]

@@ -49,7 +49,6 @@ class ServerSeat:
 
     Args:
         name: Of its folder and log.
-        folder: Where these are.
         storage: Returns the address of the database behind a port.
 
     Attributes:
@@ -173,7 +172,6 @@ class ServerPair:
     """Two seats and a database, with the faults that hit them.
 
     Args:
-        folder: Of the servers.
         postgres: The database; it runs.
         draw: Draws what is left open.
         small_disks: Have each server's folder on a disk of its own.

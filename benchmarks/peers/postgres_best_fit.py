@@ -1,8 +1,7 @@
 """PostgreSQL, a row per node: one statement takes the fullest node with room, and a GPU of it."""
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from benchmarks.peers import postgres_server
@@ -44,27 +43,8 @@ with gone as (
 _ANY_FREE: Final = "select 1 from node where gpus > 0 limit 1"
 
 
-class _Session:
-    def __init__(self, pid: int, pool: Any, listener: Any) -> None:
-        self.pids = [pid]
-        self._pool, self._listener = pool, listener
-
-    async def place(self) -> Booking | None:
-        while (row := await self._pool.fetchrow(_BOOK)) is None:
-            if await self._pool.fetchrow(_ANY_FREE) is None:
-                return None
-        return Booking(row[0], row[1], str(row[2].bit_length() - 1))
-
-    async def release(self, booking: Booking) -> None:
-        assert await self._pool.fetchrow(_RELEASE, booking.handle) is not None
-
-    async def wait(self, parked: asyncio.Event) -> Booking:
-        booking: Booking = await postgres_server.next_free(self._listener, parked, self.place)
-        return booking
-
-
 @contextlib.asynccontextmanager
-async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
+async def _run(nodes: Nodes) -> AsyncIterator[postgres_server.PostgresSession]:
     async with postgres_server.server() as (pid, pool, listener):
         await pool.execute(_TABLES)
         rows = [
@@ -73,7 +53,13 @@ async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
         ]
         await pool.executemany("insert into node values ($1, $2, $3, $4, $5, $6)", rows)
         await pool.execute("analyze node")
-        yield _Session(pid, pool, listener)
+        statements = (_BOOK, _ANY_FREE, _RELEASE)
+        yield postgres_server.PostgresSession([pid], pool, listener, *statements, _booking)
+
+
+def _booking(row: Sequence[Any]) -> Booking:
+    fencing, node, device = row
+    return Booking((fencing,), node, str(device.bit_length() - 1))
 
 
 PEER: Final = Peer(

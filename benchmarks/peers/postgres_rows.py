@@ -1,9 +1,8 @@
 """PostgreSQL, a row per GPU: `FOR UPDATE SKIP LOCKED` takes any free row, `LISTEN` waits."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.peers import postgres_server
 from benchmarks.peers.session import Peer, devices
@@ -27,33 +26,17 @@ with gone as (
 _ANY_FREE: Final = "select 1 from gpu where fencing is null limit 1"
 
 
-class _Session:
-    def __init__(self, pid: int, pool: Any, listener: Any) -> None:
-        self.pids = [pid]
-        self._pool, self._listener = pool, listener
-
-    async def place(self) -> Booking | None:
-        while (row := await self._pool.fetchrow(_BOOK)) is None:
-            if await self._pool.fetchrow(_ANY_FREE) is None:
-                return None
-        return Booking((row[0], row[1]), row[2], row[3])
-
-    async def release(self, booking: Booking) -> None:
-        assert await self._pool.fetchrow(_RELEASE, *booking.handle) is not None
-
-    async def wait(self, parked: asyncio.Event) -> Booking:
-        booking: Booking = await postgres_server.next_free(self._listener, parked, self.place)
-        return booking
-
-
 @contextlib.asynccontextmanager
-async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
+async def _run(nodes: Nodes) -> AsyncIterator[postgres_server.PostgresSession]:
     async with postgres_server.server() as (pid, pool, listener):
         await pool.execute(_TABLE)
         rows = [(number, *gpu) for number, gpu in enumerate(devices(nodes))]
         await pool.executemany("insert into gpu (id, node, device) values ($1, $2, $3)", rows)
         await pool.execute("analyze gpu")
-        yield _Session(pid, pool, listener)
+        statements = (_BOOK, _ANY_FREE, _RELEASE)
+        yield postgres_server.PostgresSession(
+            [pid], pool, listener, *statements, lambda row: Booking(row[:2], row[2], row[3])
+        )
 
 
 PEER: Final = Peer(

@@ -5,7 +5,8 @@ import contextlib
 import os
 import pwd
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.peers.servers import (
@@ -17,7 +18,7 @@ from benchmarks.peers.servers import (
     program,
     version_of,
 )
-from moorage.bench.placements import UNDER_WAY
+from moorage.bench.placements import UNDER_WAY, Booking
 
 USER: Final = "moorage"
 INSTALL: Final = "apt-get install postgresql; pip install asyncpg"
@@ -71,19 +72,49 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
                     await listener.close()
 
 
-async def next_free(listener: Any, parked: asyncio.Event, place: Any) -> Any:
-    """Return the booking of `place`, which is tried again at each notice of a release."""
-    freed = asyncio.Event()
+@dataclass
+class PostgresSession:
+    """The clients of a server, with the statements of a peer.
 
-    def notice(*_: Any) -> None:
-        freed.set()
+    Args:
+        book: Returns a row of what it booked, or no row.
+        any_free: Returns a row if a GPU is free.
+        release_one: Gets the booking's handle as arguments, and notifies `freed`.
+        read: Makes a booking of a row of `book`.
+    """
 
-    await listener.add_listener("freed", notice)
-    try:
-        while (booking := await place()) is None:
-            parked.set()
-            await freed.wait()
-            freed.clear()
-        return booking
-    finally:
-        await listener.remove_listener("freed", notice)
+    pids: list[int]
+    pool: Any
+    listener: Any
+    book: str
+    any_free: str
+    release_one: str
+    read: Callable[[Any], Booking]
+
+    async def place(self) -> Booking | None:
+        """Book a GPU; None if all are taken."""
+        while (row := await self.pool.fetchrow(self.book)) is None:
+            if await self.pool.fetchrow(self.any_free) is None:
+                return None
+        return self.read(row)
+
+    async def release(self, booking: Booking) -> None:
+        """Release a GPU."""
+        assert await self.pool.fetchrow(self.release_one, *booking.handle) is not None
+
+    async def wait(self, parked: asyncio.Event) -> Booking:
+        """Return the next GPU that can be booked; try at each notice of a release."""
+        freed = asyncio.Event()
+
+        def notice(*_: Any) -> None:
+            freed.set()
+
+        await self.listener.add_listener("freed", notice)
+        try:
+            while (booking := await self.place()) is None:
+                parked.set()
+                await freed.wait()
+                freed.clear()
+            return booking
+        finally:
+            await self.listener.remove_listener("freed", notice)

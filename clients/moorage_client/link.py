@@ -34,7 +34,6 @@ class _NotLeader(ConnectionFailed):
     """A server is a standby, and did not carry out the message.
 
     Args:
-        url: The standby's address.
         reason: What is known about it.
         names_another: Whether it names a leader that is worth an immediate attempt.
     """
@@ -49,8 +48,6 @@ class _Call:
     """A message that needs a reply.
 
     Args:
-        message: What to send.
-        number: Its id.
         idempotent: It may be sent again when a socket broke before its reply came.
         orphaned: Called with a reply that comes after the call ended without it.
 

@@ -115,20 +115,16 @@ class ClusterClient:
 
     def read_cluster(self, cluster_id: str) -> tuple[bool, JsonValue]:
         """Return `(True, document)`, or `(False, message)`."""
-        try:
-            response = _send("GET", f"{self.base_url}/clusters/{quote(cluster_id, safe='')}")
-            content = _content(response)
-            response.raise_for_status()
-            return True, json.loads(content)
-        except requests.exceptions.HTTPError as http_err:
-            return False, f"HTTP error occurred: {http_err}"
-        except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
-            return False, f"Error occurred: {err}"
+        return self._ask("GET", cluster_id)
 
     def execute_query(self, query: JsonMapping) -> tuple[bool, JsonValue]:
         """Return `(True, documents)` of the clusters that match, or `(False, message)`."""
+        return self._ask("POST", "query", json={"query": query})
+
+    def _ask(self, method: str, name: str, **given: Any) -> tuple[bool, JsonValue]:
         try:
-            response = _send("POST", f"{self.base_url}/clusters/query", json={"query": query})
+            url = f"{self.base_url}/clusters/{quote(name, safe='')}"
+            response = _send(method, url, **given)
             content = _content(response)
             response.raise_for_status()
             return True, json.loads(content)

@@ -158,7 +158,7 @@ def _put_standard_library_first() -> None:
 
 
 def _open_standard_streams(name: str) -> None:
-    """Replace closed standard streams by /dev/null, and let streams write any text.
+    """Replace closed standard streams by /dev/null; have all streams escape what they cannot show.
 
     Their numbers would go to the next files that are opened; libuv ends the process over that.
     """

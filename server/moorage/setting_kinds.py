@@ -34,7 +34,6 @@ class Setting:
     """The declaration of a setting beside its type and its default.
 
     Args:
-        kind: What it accepts.
         about: What it does, for operators.
         flag: Its flag of `moored serve`; empty if it has none.
         default: Its default as an operator would write it.

@@ -161,7 +161,7 @@ def test_a_shadow_is_reported_in_words(capsys):
     counts = {"asked": 5, "dropped": 1, "abandoned": 0, "compared": 4, "same": 1, "differ": 3}
     head = {"alias": "a:stable", "since": 0, "whole": True, "cost": {"refused": 2}, "samples": []}
     document = {**head, **counts, "active": side, "candidate": side, "differ_alone": 2}
-    publishing._differences(CommandSession(), document)
+    CommandSession().show(document, publishing._differences)
     shown = capsys.readouterr().out
     alone = "2 of them while no other request was decided"
     assert shown.startswith(f"5 asked, 4 compared: 1 the same, 3 different ({alone}); 1 dropped\n")

@@ -124,7 +124,7 @@ async def test_the_client_sends_its_token_and_reports_its_refusal(harbour):
     "garbage",
     ["not json", "[1]", '{"hello": 1}', b"\x00\x01", '{"success": true, "id": "77"}'],
 )
-async def test_garbage_is_an_error_and_not_repeated(harbour, client, garbage):
+async def test_an_unreadable_reply_is_an_error_without_a_retry(harbour, client, garbage):
     harbour.garbage = garbage
     with pytest.raises(ProtocolViolated):
         await client.ask("first:1-x")

@@ -3,7 +3,6 @@
 import inspect
 import json
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +11,7 @@ from moorage.records.requests import LeaseRequest
 from moorage_client import BlockingClient, Client
 from moorage_client.cli.output import fields
 from moorage_client.cli.publishing import _show
+from moorage_client.cli.session import CommandSession
 from moorage_client.workflow import LeasedPool
 
 
@@ -50,7 +50,7 @@ def test_an_unset_time_is_not_shown(capsys):
 
 def test_programs_read_seconds_since_the_epoch(in_tokyo, capsys):
     alias = {"alias": "first:stable", "policy_rule_uri": "first:1-x", "since": 5.0}
-    _show(SimpleNamespace(json=True), alias)
+    CommandSession(json=True).show(alias, _show)
     assert json.loads(capsys.readouterr().out)["since"] == 5.0
 
 

@@ -309,7 +309,7 @@ def secure_shell(shell, secure):
 
 
 @each_side
-def test_an_unknown_authority_is_named(secure_shell, command):
+def test_an_error_about_an_unknown_authority_names_the_option_for_its_file(secure_shell, command):
     done = secure_shell(*command)
     assert done.returncode == 4
     assert "signed by an authority that is not known here" in done.stderr

@@ -129,7 +129,7 @@ def import_fleet(
             print_json({"clusters": [_merge(known, each) for each in found.documents]})
         else:
             done = _register(services, known, found.documents, replace=replace, merge=merge)
-            _report(session, done)
+            session.show({"clusters": done}, _report)
 
 
 def _watch(
@@ -205,10 +205,7 @@ def _row(document: JsonMapping, action: str) -> JsonObject:
     return {"cluster_id": stored.id, "action": action, **counts, "memory_mib": stored.memory or 0}
 
 
-def _report(session: CommandSession, rows: list[JsonObject]) -> None:
-    if session.json:
-        print_json({"clusters": rows})
-        return
+def _report(done: Mapping[str, list[JsonObject]]) -> None:
     table(
         ("cluster", "", "nodes>", "GPUs>", "CPUs>", "memory MiB>"),
         (
@@ -220,7 +217,7 @@ def _report(session: CommandSession, rows: list[JsonObject]) -> None:
                 row["vcpus"],
                 row["memory_mib"],
             )
-            for row in rows
+            for row in done["clusters"]
         ),
         empty="The sources name no cluster.",
     )
@@ -243,7 +240,7 @@ def cordon(
     async def work(client: "Client") -> JsonValue:
         return await client.cordon(*await _node(client, place), reason)
 
-    _out_of_service(session, session.run(work))
+    session.show(session.run(work), _out_of_service)
 
 
 def drain(
@@ -268,7 +265,7 @@ def drain(
     async def work(client: "Client") -> JsonValue:
         return await client.drain(*await _node(client, place), reason, seconds=within)
 
-    _out_of_service(session, session.run(work))
+    session.show(session.run(work), _out_of_service)
 
 
 def uncordon(session: CommandSession, place: Annotated[str, PLACE]) -> None:
@@ -295,7 +292,7 @@ def forget(
     async def work(client: "Client") -> JsonValue:
         return await client.forget(*await _node(client, node))
 
-    _out_of_service(session, session.run(work))
+    session.show(session.run(work), _out_of_service)
 
 
 def delete(
@@ -323,10 +320,7 @@ async def _node(client: "Client", place: str) -> tuple[str, str]:
     return cluster, begin[0] if node not in names and len(begin) == 1 else node
 
 
-def _out_of_service(session: CommandSession, done: JsonMapping) -> None:
-    if session.json:
-        print_json(done)
-        return
+def _out_of_service(done: JsonMapping) -> None:
     place = "/".join(filter(None, (done["cluster_id"], short_name(done["node_id"] or ""))))
     leases = done["leases"]
     there = f"{count_things(len(leases), 'lease')} there: {', '.join(leases)}"

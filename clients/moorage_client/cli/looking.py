@@ -30,7 +30,6 @@ from moorage_client.cli.output import (
     fields,
     in_words,
     local_time,
-    print_json,
     say,
     short_name,
     to_line,
@@ -101,7 +100,7 @@ def _phase(lease: Lease) -> str:
 
 def status(session: CommandSession, subject: SubjectArgument) -> None:
     """Show a lease or a waiting request."""
-    _about(session, session.run(lambda client: client.status(subject)))
+    session.show(session.run(lambda client: client.status(subject)), _about)
 
 
 def why(
@@ -114,11 +113,11 @@ def why(
     """Show the reasons for the answer to a request, or for the end of a lease."""
     answer = session.run(lambda client: client.why(subject, nodes=nodes))
     if session.json or not nodes:
-        _about(session, answer)
+        session.show(answer, _about)
         return
     rows = read_as(list[NodeVerdict], answer.pop("node_verdicts", None) or [])
     more = answer.pop("next", None)
-    _about(session, answer)
+    session.show(answer, _about)
     for row in rows:
         say(f"  {row.cluster_id}: {row.text}")
     if more:
@@ -336,17 +335,14 @@ def watch(
     session.run(work)
 
 
-def _about(session: CommandSession, document: JsonObject) -> None:
-    if session.json:
-        print_json(document)
-    else:
-        lease = document.get("lease")
-        whole = {**document, **lease} if isinstance(lease, dict) else document
-        workload = whole.get("workload")
-        if not isinstance(workload, dict):
-            fields(whole)
-            return
+def _about(document: JsonObject) -> None:
+    lease = document.get("lease")
+    whole = {**document, **lease} if isinstance(lease, dict) else document
+    workload = whole.get("workload")
+    if isinstance(workload, dict):
         _about_workload(whole, workload)
+    else:
+        fields(whole)
 
 
 def _about_workload(lease: JsonObject, document: JsonObject) -> None:

@@ -14,7 +14,7 @@ import typer
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.exits import Exit
-from moorage_client.cli.output import count_things, note, print_json, say, table
+from moorage_client.cli.output import count_things, note, say, table
 from moorage_client.cli.policies import document_of
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
@@ -88,10 +88,7 @@ def try_policy(
             "mode": sandbox.value,
         },
     )
-    if session.json:
-        print_json(report)
-    else:
-        _show(report)
+    session.show(report, _show)
     raise typer.Exit(Exit.OK if report["passed"] else Exit.RULE_FAILED)
 
 
@@ -241,10 +238,7 @@ def backtest(
             "progress": sys.stderr.isatty(),
         },
     )
-    if session.json:
-        print_json(outcome)
-    else:
-        _show_backtest(outcome)
+    session.show(outcome, _show_backtest)
 
 
 def _policy(session: CommandSession, name: str) -> JsonObject:

@@ -40,6 +40,18 @@ AliasArgument = Annotated[
 ]
 
 
+CandidateArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The candidate; leave it out with the others", autocompletion=completing.policies
+    ),
+]
+PolicyArgument = Annotated[
+    str,
+    typer.Argument(help="A version, an alias, or a bare name", autocompletion=completing.policies),
+]
+
+
 class By(StrEnum):
     """How a canary divides requests: each by itself, or all of a tenant together."""
 
@@ -73,7 +85,7 @@ def activate(
     with session.services() as services:
         if test and not force:
             _try_first(session, services, uri, "activated")
-        _print_change(session, services.activate_policy(name, uri, force=force))
+        session.show(services.activate_policy(name, uri, force=force), _print_change)
 
 
 def _try_first(session: CommandSession, services: "Services", uri: str, done: str) -> None:
@@ -89,7 +101,7 @@ def _try_first(session: CommandSession, services: "Services", uri: str, done: st
 def roll_back(session: CommandSession, alias: AliasArgument) -> None:
     """Make an alias point at its previous version."""
     with session.services() as services:
-        _print_change(session, services.roll_back_policy(alias))
+        session.show(services.roll_back_policy(alias), _print_change)
 
 
 def aliases(
@@ -107,27 +119,17 @@ def aliases(
         raise typer.BadParameter("--delete needs the alias to delete")
     with session.services() as services:
         if not alias:
-            _list(session, services.aliases())
+            session.show(services.aliases(), _list)
         elif delete:
-            document = services.delete_alias(alias)
-            if session.json:
-                print_json(document)
-            else:
-                was = read_as(AliasDocument, document)
-                say(f"{was.alias} is deleted; it meant {was.policy_rule_uri}")
+            session.show(services.delete_alias(alias), _print_deletion)
         else:
-            _show(session, services.alias(alias))
+            session.show(services.alias(alias), _show)
 
 
 def canary(
     session: CommandSession,
     alias: AliasArgument,
-    uri: Annotated[
-        str,
-        typer.Argument(
-            help="The candidate; leave it out with the others", autocompletion=completing.policies
-        ),
-    ] = "",
+    uri: CandidateArgument = "",
     percent: Annotated[
         float, typer.Option(help="Its share of the requests: more than 0, at most 100")
     ] = 10.0,
@@ -149,25 +151,20 @@ def canary(
         )
     with session.services() as services:
         if report:
-            _report(session, services.canary_report(alias))
+            session.show(services.canary_report(alias), _report)
         elif stop:
-            _print_change(session, services.stop_canary(alias))
+            session.show(services.stop_canary(alias), _print_change)
         else:
             if test and not force:
                 _try_first(session, services, uri, "started")
             started = services.start_canary(alias, uri, percent, by=by.value, seed=seed)
-            _print_change(session, started)
+            session.show(started, _print_change)
 
 
 def shadow(
     session: CommandSession,
     alias: AliasArgument,
-    uri: Annotated[
-        str,
-        typer.Argument(
-            help="The candidate; leave it out with the others", autocompletion=completing.policies
-        ),
-    ] = "",
+    uri: CandidateArgument = "",
     report: Annotated[bool, typer.Option("--report", help="Where it differs")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
 ) -> None:
@@ -175,21 +172,16 @@ def shadow(
     _one_of(uri, report, stop)
     with session.services() as services:
         if report:
-            _differences(session, services.shadow_report(alias))
+            session.show(services.shadow_report(alias), _differences)
         elif stop:
-            _print_change(session, services.stop_shadow(alias))
+            session.show(services.stop_shadow(alias), _print_change)
         else:
-            _print_change(session, services.start_shadow(alias, uri))
+            session.show(services.start_shadow(alias, uri), _print_change)
 
 
 def manage(
     session: CommandSession,
-    policy: Annotated[
-        str,
-        typer.Argument(
-            help="A version, an alias, or a bare name", autocompletion=completing.policies
-        ),
-    ],
+    policy: PolicyArgument,
     action: Annotated[str, typer.Argument(help="The action, as the policy knows it")],
     data: Annotated[str | None, typer.Option(help="For it: JSON, @file or @-")] = None,
 ) -> None:
@@ -200,19 +192,14 @@ def manage(
 
 def logs(
     session: CommandSession,
-    policy: Annotated[
-        str,
-        typer.Argument(
-            help="A version, an alias, or a bare name", autocompletion=completing.policies
-        ),
-    ],
+    policy: PolicyArgument,
 ) -> None:
     """Print a policy's recent output and log lines for your requests."""
     with session.services() as services:
-        found = services.policy_logs(policy)
-    if session.json:
-        print_json(found)
-        return
+        session.show(services.policy_logs(policy), _print_output)
+
+
+def _print_output(found: JsonObject) -> None:
     shown = read_as(PolicyOutput, found)
     if circuit := shown.rests:
         note(
@@ -232,10 +219,7 @@ def _one_of(uri: str, report: bool, stop: bool) -> None:
         raise typer.BadParameter("name a candidate, or give --report or --stop")
 
 
-def _differences(session: CommandSession, document: JsonObject) -> None:
-    if session.json:
-        print_json(document)
-        return
+def _differences(document: JsonObject) -> None:
     report = read_as(ShadowComparison, document)
     alone = report.differ_alone
     say(
@@ -277,20 +261,19 @@ def _answer(side: ComparedAnswer) -> str:
     return "; ".join(f"{p.cluster_id}/{p.node_id} gpus {','.join(p.gpus)}" for p in side.placement)
 
 
-def _print_change(session: CommandSession, document: JsonObject) -> None:
-    if session.json:
-        print_json(document)
-        return
+def _print_deletion(document: JsonObject) -> None:
+    was = read_as(AliasDocument, document)
+    say(f"{was.alias} is deleted; it meant {was.policy_rule_uri}")
+
+
+def _print_change(document: JsonObject) -> None:
     alias = read_as(AliasDocument, document)
     beside = [("canary", _canary(alias.canary)), ("shadow", alias.shadow)]
     others = "".join(f", {what} {which}" for what, which in beside if which)
     say(f"{alias.alias} -> {alias.policy_rule_uri}{others}")
 
 
-def _list(session: CommandSession, found: list[JsonObject]) -> None:
-    if session.json:
-        print_json(found)
-        return
+def _list(found: list[JsonObject]) -> None:
     table(
         ("alias", "policy", "former", "canary", "shadow", "activated by"),
         (
@@ -308,10 +291,7 @@ def _list(session: CommandSession, found: list[JsonObject]) -> None:
     )
 
 
-def _show(session: CommandSession, alias: JsonObject) -> None:
-    if session.json:
-        print_json(alias)
-        return
+def _show(alias: JsonObject) -> None:
     shown = read_as(AliasDocument, alias)
     alias.pop("history", None)
     fields({**alias, "canary": _canary(shown.canary)})
@@ -324,10 +304,7 @@ def _canary(canary: CanaryShare | None) -> str:
     return f"{canary.version} {canary.percent:g} % by {canary.by}" if canary else ""
 
 
-def _report(session: CommandSession, document: JsonObject) -> None:
-    if session.json:
-        print_json(document)
-        return
+def _report(document: JsonObject) -> None:
     report = read_as(CanaryOutcomes, document)
     versions = [version for version in (report.active, report.candidate) if version]
     table(

@@ -81,14 +81,14 @@ def set_quota(  # Each is an option of the command.
         "lend": {} if lends is None else {"gpu_milli": lends},
         "notice_seconds": notice,
     }
-    _change(session, change)
+    session.show(session.run(lambda client: client.call(change)), _print_limits)
 
 
 def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
     """Remove the quota of a tenant or project; then the quota `*` holds for a tenant."""
     change = {"op": "remove_quota", **_parts(who)}
     with_quota = [_who(row) for row in session.run(_all) if row.get("quota")]
-    _change(session, change)
+    session.show(session.run(lambda client: client.call(change)), _print_limits)
     if who not in with_quota:
         near = get_close_matches(who, with_quota, 1)
         note(f"It had no quota{''.join(f' (did you mean {each}?)' for each in near)}.")
@@ -99,11 +99,7 @@ async def _all(client: "Client") -> list[JsonObject]:
     return await listing.all()
 
 
-def _change(session: CommandSession, change: JsonObject) -> None:
-    row = session.run(lambda client: client.call(change))
-    if session.json:
-        print_json(row)
-        return
+def _print_limits(row: JsonObject) -> None:
     limits = [
         f"{_amount_text(name, use['used'])} of {_amount_text(name, use['quota'])} {_resource(name)}"
         for name, use in _limits(row).items()

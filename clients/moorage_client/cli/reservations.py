@@ -3,6 +3,7 @@
 import re
 import time
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -45,13 +46,10 @@ def moment(text: str, option: str, now: float) -> float:
         raise typer.BadParameter(f"{option}: expected {_MOMENT}; got {text}") from error
     if not exists:
         reason = "does not exist in this machine's time zone, where clocks are put forward then"
-        way = f"an hour that does, or one with its offset, e.g. {_utc(at)}"
+        utc = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%MZ")
+        way = f"an hour that does, or one with its offset, e.g. {utc}"
         raise typer.BadParameter(f"{option}: {text} {reason}; expected {way}")
     return at
-
-
-def _utc(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
 def list_reservations(session: CommandSession) -> None:
@@ -127,7 +125,7 @@ def add(  # Each is an option of the command.
             idempotent=dry_run,  # Said twice, it reserves twice.
         )
     )
-    _show(session, row, dry_run=dry_run)
+    session.show(row, partial(_show, dry_run=dry_run))
 
 
 def cancel(
@@ -136,13 +134,10 @@ def cancel(
 ) -> None:
     """End a reservation before its time."""
     row = session.run(lambda client: client.call({"op": "unreserve", "reservation": reservation}))
-    _show(session, row)
+    session.show(row, _show)
 
 
-def _show(session: CommandSession, row: JsonMapping, *, dry_run: bool = False) -> None:
-    if session.json:
-        print_json(row)
-        return
+def _show(row: JsonMapping, *, dry_run: bool = False) -> None:
     span = f"{local_time(row['starts_at'])} to {local_time(row['ends_at'])}"
     name = "not reserved" if dry_run else row["reservation"]
     say(f"{name}  {row['tenant']}: {_nodes(row)}, {span}")

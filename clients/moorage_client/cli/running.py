@@ -393,7 +393,7 @@ class _Reader:
         self.offset = 0
 
     async def skip(self) -> None:
-        """Go to the end of the output."""
+        """Move to the end of the output, so that only what comes later is printed."""
         answer = await self._client.call(self._message | {"offset": -1, "attempt": self.attempt})
         part = read_as(OutputPart, answer)
         self.attempt, self.offset = part.attempt, part.offset

@@ -36,7 +36,6 @@ class CommandSession:
     Args:
         url: WebSocket URL of the server, or of several, separated by commas.
         http_url: HTTP URL of the server, or of several, separated by commas.
-        token: The caller's token.
         json: Print exactly one JSON document on stdout.
         timeout: Seconds until an answer must be here, beyond `--wait`.
         output: The output format, unless `json` is set.
@@ -80,6 +79,13 @@ class CommandSession:
             print_json(document)
         else:
             say(text)
+
+    def show(self, document: T, print_in_words: Callable[[T], object]) -> None:
+        """Print the outcome of a command: the document with `--json`, else in words."""
+        if self.json:
+            print_json(document)
+        else:
+            print_in_words(document)
 
     def services(self) -> "Services":
         """Return a client of the HTTP side, to be used in a `with`.

@@ -9,7 +9,7 @@ import typer
 from moorage.records.json_values import JsonObject
 from moorage_client.cli import completing
 from moorage_client.cli.asking import json_object
-from moorage_client.cli.output import note, print_json, say, table, to_line
+from moorage_client.cli.output import note, say, table, to_line
 from moorage_client.cli.quotas import finite, milli
 from moorage_client.cli.session import CommandSession
 
@@ -74,10 +74,7 @@ def whatif(
     if wanted is not None:
         message["request"] = wanted
     outcome = session.run(lambda client: client.call(message))
-    if session.json:
-        print_json(outcome)
-    else:
-        _show(outcome)
+    session.show(outcome, _show)
 
 
 def _show(outcome: JsonObject) -> None:

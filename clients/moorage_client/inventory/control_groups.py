@@ -32,11 +32,7 @@ class GroupLimit:
 
 
 def cpu_limit(process: Path = _SELF) -> GroupLimit | None:
-    """Return the smallest CPU limit, in thousandths of a core; None if there is none.
-
-    Args:
-        process: The process's folder in /proc.
-    """
+    """Return the smallest CPU limit, in thousandths of a core; None if there is none."""
     found = []
     for folder in _folders(process, "cpu"):
         new, old = folder / "cpu.max", folder / "cpu.cfs_quota_us"

@@ -11,7 +11,7 @@ Task: TypeAlias = Callable[[], Result]
 
 @dataclass
 class DynamicNodeSpec:
-    """A node to add.
+    """A node that an expander adds to the running graph.
 
     Args:
         name: Its name, which no other node has or had.

@@ -394,11 +394,8 @@ class LeasedPool:
         """Run a coroutine on the thread; `close` waits for it."""
         future = self._opened.submit(work)
         with self._lock:
-            self._track(future)
-
-    def _track(self, future: "Future[None]") -> None:
-        self._returning.add(future)
-        future.add_done_callback(self._returning.discard)
+            self._returning.add(future)
+            future.add_done_callback(self._returning.discard)
 
     def _problem(self, error: MoorageError) -> None:
         """Store the error of a failed release; the lease ends by its TTL."""

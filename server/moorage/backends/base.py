@@ -1,9 +1,8 @@
 """The interface of all backends: one Protocol, and the types of its arguments and results.
 
 Two callers: the daemon's workload control, which names workloads by lease, and `ResourceEngine`,
-    which
-names them as its user does. Calls are idempotent by that name: after a crash the same order is
-given again, and nothing is started twice.
+which names them as its user does. Calls are idempotent by that name: after a crash the same order
+is given again, and nothing is started twice.
 
     BackendError                 the backend cannot do that; the message says why
     ├── UnknownWorkloadError     nothing of that name runs, or ran lately
@@ -18,6 +17,7 @@ long is a `TimeoutError`, as everywhere in Python.
 """
 
 import codecs
+import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -37,6 +37,9 @@ RUN_FILES_MAX: Final = 10_000
 """Files of a run that are listed."""
 FILE_BYTES_MAX: Final = 256 * 1024
 """Bytes that one call of `read_file` returns at most."""
+
+_SIGNALS: Final = 128
+"""The exit code of a container that a signal ended is this plus the signal's number."""
 
 
 class BackendError(Exception):
@@ -185,6 +188,11 @@ class CommandExecution:
 
     exit_code: int
     output: str
+
+
+def exit_code(code: int) -> int:
+    """Return a container's exit code in the backends' form: minus N if signal N ended it."""
+    return _SIGNALS - code if _SIGNALS < code <= _SIGNALS + signal.SIGRTMAX else code
 
 
 Listener = Callable[[WorkloadReport], None]

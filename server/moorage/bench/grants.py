@@ -55,7 +55,9 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
             many = [replay.ask(uri, pod) for pod in order]
             echo_one, echo_many, echo_cpu = _both(ready["ws"], echo.pid, single, many)
             real_one, real_many, cpu = _both(running.ws, running.pid, single, many)
-    granted = [_count_grants(load) for load in (real_one, real_many)]
+    granted = [
+        sum(b'"lease":' in reply for reply in load.replies) for load in (real_one, real_many)
+    ]
     per_second = granted[1] / real_many.seconds
     echo_each, server_each = 1e6 * echo_cpu.own / len(many), 1e6 * cpu.own / granted[1]
     cells_each = 1e6 * cpu.others / granted[1]
@@ -103,10 +105,6 @@ def _both(
         return one, others, processor_time_of(pid).since(before)
 
     return run_until_sigterm(play())
-
-
-def _count_grants(load: LoadResult) -> int:
-    return sum(1 for reply in load.replies if b'"lease":' in reply)
 
 
 BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {

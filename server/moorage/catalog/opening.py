@@ -26,8 +26,7 @@ from moorage.catalog.embedded.policies import EmbeddedPolicies, prepare_policy
 from moorage.catalog.embedded.records import PolicyEntry, load
 from moorage.catalog.embedded.store import DocumentStore
 from moorage.catalog.machines import Machines
-from moorage.catalog.mirrored.block_metrics import BlockMetricsMirror
-from moorage.catalog.mirrored.blocks import MirroredBlocks
+from moorage.catalog.mirrored.block_metrics import BlockMetricsMirror, MirroredBlocks
 from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
 from moorage.catalog.mirrored.external import External
 from moorage.catalog.mirrored.freshness import MirroredFreshness

@@ -136,18 +136,12 @@ class Catalog:
     """The documents outside of the core: clusters, metrics, blocks and policies.
 
     Args:
-        clusters: Their documents.
-        metrics: Theirs.
-        blocks: Their documents and metrics.
-        policies: Their documents and code.
-        search: Finds clusters.
         freshness: Sees to it that memory has what an ask needs.
         memory: All that the hot path reads, on the event loop.
         aliases: Names that mean a version of a policy; they may stand in the place of a URI.
         executors: Names under which other servers have policies executed here.
         contexts: What policies remember, on the disk.
         warnings: What was damaged on the disk and is done without, each a sentence for the log.
-        closing: Ends all of them.
         following: Takes over what another process writes; None: this one does.
     """
 

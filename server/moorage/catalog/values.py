@@ -57,7 +57,6 @@ class PreparedPolicy:
     its examples.
 
     Args:
-        record: What is registered.
         warnings: What is not as its author may think, and no reason to refuse it.
     """
 

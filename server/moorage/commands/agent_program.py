@@ -71,9 +71,7 @@ class AgentOptions:
     Args:
         server: URL of the WebSocket, or of several, separated by commas; None: as clients find it.
         token: Lets it join; None: it has joined.
-        data: Its folder.
         name: Of the node; empty: the machine's own.
-        labels: Of the node.
         machine_id: Whether the machine says which one it is.
         unheard_seconds: How long what runs goes on unheard; 0: as long as it likes.
         address: Where other machines find it; empty: at that with which it reaches the server.
@@ -222,7 +220,7 @@ class _Agent:
                     final.append(refused)
                 log.warning("agent_refused", reason=str(refused), server=at.shown)
             except _Standby as standby:
-                log.info("agent_passed_on", reason=str(standby), server=at.shown)
+                log.info("agent_found_standby", reason=str(standby), server=at.shown)
                 if standby.names_another and not led:  # At most once a round: then it pauses.
                     led = True
                     left = self._addresses.order()

@@ -42,12 +42,7 @@ ANSWER_SECONDS_MAX: Final = 2.0
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
-    """Check all parts; a broken part is a finding and raises no error.
-
-    Args:
-        config: The server's configuration.
-        advice: Added to findings about the data folder.
-    """
+    """Check all parts; findings about the data folder get the advice. None raises an error."""
     findings = [
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
@@ -64,10 +59,6 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
         own = config.settings_of(kind)
         findings += kind.examine(Examination(config.data_dir, wanted, advice, own))
     return findings
-
-
-def _add_advice(finding: DoctorFinding, advice: str) -> DoctorFinding:
-    return dataclasses.replace(finding, detail=finding.detail + advice)
 
 
 class _NoServices:
@@ -114,7 +105,8 @@ async def _sandbox(mode: str) -> list[DoctorFinding]:
 def _storage(config: Config, advice: str) -> list[DoctorFinding]:
     """Return the findings about the storage."""
     if not config.storage:
-        return [_add_advice(asyncio.run(_ledger(config.data_dir)), advice)]
+        found = asyncio.run(_ledger(config.data_dir))
+        return [dataclasses.replace(found, detail=found.detail + advice)]
     try:
         need_postgres()
     except StorageError as error:

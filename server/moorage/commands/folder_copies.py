@@ -13,8 +13,6 @@ class FolderCopy:
     """The contents of a new folder.
 
     Args:
-        facts: Number of facts.
-        records: Number of records.
         newest_at: When the last fact was appended; 0 if there is none.
         fencing: New fencing numbers are above this one.
     """

@@ -23,14 +23,7 @@ log = structlog.get_logger("moored")
 
 
 def stock(config: Config, url: str, token: str, register: Register) -> None:
-    """Register and publish the missing documents; log those that fail.
-
-    Args:
-        config: Has the data folder.
-        url: Of the server's HTTP side.
-        token: That of the server itself.
-        register: Registers this machine.
-    """
+    """Register and publish the missing documents; log those that fail."""
     registered: list[str] = []
     published: list[str] = []
     try:

@@ -163,12 +163,7 @@ class Allocator:
             pass
 
     def read(self, inquiry: Inquired, now: float) -> Turn:
-        """Answer a question from a followed state; this records no fact.
-
-        Args:
-            inquiry: The question.
-            now: Seconds since the epoch.
-        """
+        """Answer a question from a followed state; this records no fact."""
         self._index_all()
         turn = self._turn.begin(now)
         self._answer_inquiry(inquiry)

@@ -30,13 +30,7 @@ class Daemon:
 
     Args:
         doors: The two ports, open.
-        tokens: Who may connect.
         agents: Has the machines with agents, and the server's own.
-        gateway: Has the sessions.
-        calls: Has the HTTP calls.
-        replies: Answers sessions and HTTP calls.
-        commit_loop: Steps the core.
-        tasks: Everything that runs.
         trust: Whether this server still leads and should continue to.
         closing: Closes everything that is open, the ports first.
     """

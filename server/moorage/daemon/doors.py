@@ -43,8 +43,6 @@ class Doors:
     """The WebSocket and HTTP ports.
 
     Args:
-        config: All settings.
-        gateway: The WebSocket's side.
         tls: Certificate of the server; None: no TLS.
         trusts: Returns whether answers over HTTP may leave.
 
@@ -229,7 +227,7 @@ def _tls(config: Config) -> ServerTls | None:
 
 
 def _reachable(host: str) -> str:
-    """Return a host in the form that URLs for other machines need."""
+    """Return a host for URLs that other machines use: no wildcard, and IPv6 in brackets."""
     named = socket.gethostname() if host in _ALL else host
     return f"[{named}]" if ":" in named else named
 

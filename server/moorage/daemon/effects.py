@@ -36,8 +36,6 @@ class Observers:
     """Observers of each step; they carry out no effects.
 
     Args:
-        watchers: Push the news.
-        measures: Counts.
         decisions: Notes what is refused at once; its ledger has what the core has forgotten.
         trail: Notes who caused what.
         durations: Notes how long it took.
@@ -56,8 +54,6 @@ class EffectCarrier:
     """See `commit_loop.Effects`.
 
     Args:
-        replies: Answers.
-        consultations: Sends requests to policies.
         workloads: Starts and stops them.
         observers: Learn of each step.
         check: Called before anything leaves; raises where this server does not lead any more.

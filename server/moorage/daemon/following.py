@@ -49,8 +49,6 @@ class Applied:
 
     Args:
         ledger: How far the facts are applied.
-        allocator: Has the applied facts.
-        catalog: Its documents.
         closing: Releases all of it.
     """
 
@@ -65,8 +63,6 @@ class Follower:
 
     Args:
         ledger: Loaded.
-        allocator: Has what was loaded.
-        catalog: Takes over documents.
         loaded_at: When loading began, in seconds since the epoch.
 
     Attributes:
@@ -169,7 +165,6 @@ class Reads(Inbox):
     """Answers read requests at once; on a standby, other events have no effect.
 
     Args:
-        allocator: Knows the answers.
         ledger: Has what the allocator has forgotten.
         replies: Returns where answers go.
     """

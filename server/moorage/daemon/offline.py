@@ -25,11 +25,6 @@ _KEPT_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "HOM
 async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
     """Run a job in a separate program, and return its result.
 
-    Args:
-        command: A command of `moorage.lab.offline`.
-        job: Input of the command.
-        seconds: Time limit.
-
     Raises:
         ServiceError: The program refuses the job; `policy_timeout`, `too_large`, `unavailable`.
     """

@@ -31,7 +31,6 @@ class RegistryChanges:
         catalog: Open, and not followed yet.
         sandbox: Has the cells, which keep documents.
         state: The core's; read only.
-        inbox: Where events go.
         watchers: Get news of policies that fail their own examples.
     """
 

@@ -62,9 +62,6 @@ class Standby:
     """Waits until this server leads; meanwhile it answers as `Deliver` and `AgentDoor` must.
 
     Args:
-        election: Decides who leads.
-        gateway: Has the sockets.
-        tasks: Receives defects.
         rollout: The setting of that name.
 
     Attributes:

@@ -121,7 +121,6 @@ class Prepared:
 
     Args:
         allocator: The core, empty.
-        inbox: The core's events.
         sandbox: The sandbox, running.
         reader: Serves the injected clients of policies; it has no catalog yet.
         rates: Limits of requests and processor time per tenant.

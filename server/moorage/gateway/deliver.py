@@ -45,13 +45,7 @@ class Deliver(Protocol):
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> Taking:
-        """Handle a request. On the hot path.
-
-        Args:
-            to: Where its answer goes.
-            caller: Who sends it.
-            message: What it is.
-            warnings: What is odd about it, for its reply.
+        """Handle a request; its reply has the `warnings`. On the hot path.
 
         Returns:
             None when it was taken. A future when it was answered as one too many: the next message

@@ -34,7 +34,6 @@ class Doorman:
             or None to refuse.
         counts: Where refusals are counted.
         sessions: The connections that have one.
-        tickets: Redeems tickets of pages.
         logins: Who has logged in to the console; None: none can.
         on_stranger: Called with the address of each client that shows no valid token.
         pending: Given the bearer token, returns what to wait for before `authenticate` knows it,

@@ -60,7 +60,6 @@ class Gateway:
         settings: Limits.
         authenticate: Given the bearer token of a handshake, or None if there was none,
             returns the caller, or None to refuse with 401.
-        tickets: Redeems tickets of pages.
         logins: Who has logged in to the console; None: none can.
         on_stranger: Called with the address of each client that shows no valid token.
         pending: Given the bearer token, returns what to wait for before `authenticate` knows it,

@@ -101,7 +101,6 @@ class Session:
 
     Args:
         connection: Its connection, already open.
-        caller: Who sends its messages.
         deliver: Where its requests go.
         settings: Its limits.
         counts: Shared with all sessions.

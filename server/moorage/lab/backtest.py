@@ -55,7 +55,6 @@ class BacktestJob:
         wait_seconds: How long requests of a trace may wait.
         plots: Files to draw to, `.png` or `.svg`.
         mode: The isolation, as in `moored serve --sandbox`.
-        progress: Print progress to stderr.
     """
 
     rules: list[JsonObject]

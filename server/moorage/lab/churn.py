@@ -38,7 +38,6 @@ class Arrival(NamedTuple):
 
     Args:
         at: Arrival, in seconds from the start.
-        pod: The demand.
         stay: Duration of its lease, in seconds.
     """
 

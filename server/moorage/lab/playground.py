@@ -43,11 +43,9 @@ class PlaygroundJob:
     """A run of the playground: a policy, a fleet and requests.
 
     Args:
-        policy: The policy's PolicyRule document.
         requests: Messages as clients send them, without the URI.
         documents: Cluster documents, for what policies read of them; and the fleet, where
             `clusters` is None.
-        clusters: The fleet.
         held: What is held of it.
         trace: Requests as a table (CSV) to backtest instead; "": none.
         mode: The isolation, as in `moored serve --sandbox`.

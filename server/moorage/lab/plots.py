@@ -36,7 +36,6 @@ class PlotSample(NamedTuple):
     """The figures at one moment. Percentages are of the fleet's GPU milli.
 
     Args:
-        at_seconds: Time of the timeline.
         demanded_percent: The demand of all requests until then.
         allocation_percent: What was held.
         fragmentation_percent: What was free and of no use to typical requests.

@@ -69,7 +69,6 @@ class PolicyTestJob:
     """A test of a policy with a fleet and requests.
 
     Args:
-        policy: A PolicyRule document.
         requests: Messages as clients send them, without the URI; or `{"input_data": …}` for a
             policy that ranks or places blocks. The built-in ones where none are given.
         clusters: Cluster documents; the built-in ones where none are given.
@@ -77,7 +76,6 @@ class PolicyTestJob:
         profile: Measure the time per line even if the policy is fast.
         mode: The isolation, as in `moored serve --sandbox`.
         examples_suffice: A policy that brings examples is tried on those alone.
-        progress: Print progress to stderr.
     """
 
     policy: JsonObject
@@ -95,13 +93,11 @@ class Tried:
     """The result of one request of a test.
 
     Args:
-        request: The request.
         outcome: `granted`, `advice`, `answered`, `waiting`, `not asked`, or a code.
         detail: The placement, or the reason for none.
         values: What the policy returned.
         seconds: Duration of the evaluation.
         traceback: The policy's calls that led to its exception.
-        printed: Its printed output.
     """
 
     request: JsonObject

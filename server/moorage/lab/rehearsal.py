@@ -60,7 +60,6 @@ class Decision:
     """The decision on one request.
 
     Args:
-        ask: The request.
         answer: The reply for its client; None while it waits in the queue.
         values: The policy's value at each consultation.
         seconds: Duration of the longest consultation.

@@ -54,9 +54,7 @@ class WhatIfJob:
         documents: Cluster documents for policies: id, version and content.
         policies: Those that may be consulted: reference, files and document.
         change: The change. Its `policies` are references of versions, by URI.
-        swaps: Which policy replaces which.
         asks: Whether there is a request to decide.
-        tenant: The caller's tenant.
         sees_all: Whether to show other tenants' rows.
         mode: The isolation, as in `moored serve --sandbox`.
         limits: Limits of one evaluation and its cell.

@@ -122,7 +122,6 @@ class LedgerEntry:
     Args:
         seq: Its number in the history, from 1, without gaps.
         at: When it was appended, in seconds since the epoch.
-        fact: The fact.
     """
 
     seq: int

@@ -62,7 +62,6 @@ class FactKind:
     Args:
         name: Its permanent name on disk, even if the class is renamed.
         version: The current version of its shape, from 1.
-        record: The class.
     """
 
     name: str
@@ -143,7 +142,6 @@ class Codec:
     """Encodes and decodes records of a closed set of kinds.
 
     Args:
-        kinds: All kinds.
         upgrades: As `UPGRADES`.
 
     Raises:
@@ -192,14 +190,7 @@ class Codec:
         return kind, body
 
     def decode(self, kind: str, version: int, body: bytes, place: str, where: str) -> Any:
-        """Return a fact from its JSON.
-
-        Args:
-            kind: As stored.
-            version: As stored.
-            body: As stored.
-            place: The ledger, for messages.
-            where: The fact's place in it, for messages.
+        """Return a fact from its JSON. Messages name the ledger, `place`, and `where` the fact is.
 
         Raises:
             FactUnknown: The kind or the version is newer than this release.

@@ -34,7 +34,6 @@ class MemoryStorage:
     """The stored part of a `MemoryLedger`; the next ledger with the same object continues it.
 
     Args:
-        rows: The facts.
         checkpoints: Seq, bytes and checksum of each, oldest first.
         taken: Whether a ledger has it open.
         pruned: The last fact that was deleted.

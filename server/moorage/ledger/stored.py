@@ -225,11 +225,8 @@ class StoredLedger(StoredHistory):
     def _usable(self) -> GroupCommit:
         self.check()
         if self._writer is None:
-            raise self._closed_error()
+            raise LedgerError(f"{self._place} is not open.")
         return self._writer
-
-    def _closed_error(self) -> LedgerError:
-        return LedgerError(f"{self._place} is not open.")
 
     async def _work(self, work: Callable[[Facts], object]) -> object:
         """Commit a change to the tables, and return its result."""

@@ -31,9 +31,7 @@ class HeldFacts(NamedTuple):
     """A fact that is unchanged since it was written; its body stays on disk.
 
     Args:
-        seq: Its place.
         at: When it was appended.
-        checksum: Its own checksum.
         chain: As it is stored.
         changes: The names that it adds and removes.
     """

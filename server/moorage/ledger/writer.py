@@ -27,7 +27,6 @@ class WriteJob(msgspec.Struct, frozen=True, eq=False):
 
     Args:
         done: Becomes what `work` returned once the job is durable, or a `LedgerFailed`.
-        rows: Facts to add.
         fencing: The highest fencing number in them; 0 if there is none.
         work: Another change to the tables, or None.
     """

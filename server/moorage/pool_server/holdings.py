@@ -34,7 +34,6 @@ class PoolHolding:
     """One checkout.
 
     Args:
-        transaction: Its id.
         allocation: What was handed out.
         pid: The process that it belongs to; None: it has a time only.
         since: When it was handed out, in seconds since the epoch.

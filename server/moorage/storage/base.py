@@ -107,7 +107,6 @@ class Leader(NamedTuple):
     """The server that writes a database.
 
     Args:
-        seat: Which it is.
         epoch: Grows with each change of the leader.
         since: In seconds since the epoch of the clock.
     """
@@ -464,15 +463,22 @@ class TokenRow(NamedTuple):
     revoked_at: float | None = None
 
 
-class TokenRows(Protocol):
-    """The named tokens of one server."""
+class SharedRows(Protocol):
+    """The common part of the tables that commands change while a server reads them."""
 
     @property
     def place(self) -> str:
         """Its name in messages."""
 
     def version(self) -> object:
-        """Return a value that differs after each change; None: there are no tokens yet."""
+        """Return a value that differs after each change; None: there are no rows yet."""
+
+    def close(self) -> None:
+        """Close the table."""
+
+
+class TokenRows(SharedRows, Protocol):
+    """The named tokens of one server."""
 
     def rows(self) -> list[TokenRow]:
         """Return all tokens, by name."""
@@ -483,19 +489,9 @@ class TokenRows(Protocol):
     def revoke(self, name: str, at: float) -> bool | None:
         """Revoke a token; False: it was revoked before, None: no token has this name."""
 
-    def close(self) -> None:
-        """Close the table."""
 
-
-class AgentRows(Protocol):
+class AgentRows(SharedRows, Protocol):
     """Agents and joining tokens, each a document under its key."""
-
-    @property
-    def place(self) -> str:
-        """Its name in messages."""
-
-    def version(self) -> object:
-        """Return a value that differs after each change; None: there are no agents yet."""
 
     def rows(self) -> Mapping[str, bytes]:
         """Return all documents by key."""
@@ -503,15 +499,9 @@ class AgentRows(Protocol):
     def change(self) -> AbstractContextManager[dict[str, bytes]]:
         """Yield all documents in a transaction; at its end, store those that differ."""
 
-    def close(self) -> None:
-        """Close the table."""
 
-
-class LoginRows(Protocol):
+class LoginRows(SharedRows, Protocol):
     """Logins to the console, each a document under the digest of its cookie."""
-
-    def version(self) -> object:
-        """Return a value that differs after each change; None: there are no logins yet."""
 
     def rows(self) -> dict[str, bytes]:
         """Return all documents by digest, the oldest first."""
@@ -521,9 +511,6 @@ class LoginRows(Protocol):
 
     def delete(self, digests: Collection[str]) -> None:
         """Delete the logins with these digests, as far as they exist."""
-
-    def close(self) -> None:
-        """Close the table."""
 
 
 class AuditEnd(NamedTuple):
@@ -618,9 +605,6 @@ class Contents:
 
     Args:
         place: What the storage is called in messages.
-        facts: The ledger's tables.
-        records: The catalog's table.
-        tokens: The named tokens.
         agents: The agents and their joining tokens, by key.
         secret: Of the tokens of leases; empty if none was made yet.
         fencing: Fencing numbers up to this one may have been given out.

@@ -8,11 +8,7 @@ from moorage.storage.sqlite.storage import SqliteStorage
 
 
 def open_storage(address: str, folder: Path) -> Storage:
-    """Return the storage of a server.
-
-    Args:
-        address: Of a PostgreSQL database; empty: the folder.
-        folder: The data folder.
+    """Return the storage of a server: PostgreSQL where there is an address, else the folder.
 
     Raises:
         StorageError: The extra `postgres` is missing, or it is no address.

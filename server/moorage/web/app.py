@@ -51,11 +51,7 @@ STEP_MAX: Final = 60
 
 
 def create_app(services: WebServices | StandbyServices) -> Starlette:
-    """Return the HTTP application with all its endpoints.
-
-    Args:
-        services: What it serves.
-    """
+    """Return the HTTP application with all its endpoints."""
     standby = services if isinstance(services, StandbyServices) else None
     router = _few(services) if isinstance(services, StandbyServices) else _endpoints(services)
 

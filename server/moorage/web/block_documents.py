@@ -37,12 +37,7 @@ from moorage.web.services import WebServices
 
 
 def block_document_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router of the endpoints of block documents and block metrics.
-
-    Args:
-        services: What answers them.
-        bodies: Reads their bodies.
-    """
+    """Return the router of the endpoints of block documents and block metrics."""
     router = HttpRouter()
     router.include(_blocks(services, bodies))
     router.include(_metrics(services, bodies))

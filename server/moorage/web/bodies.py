@@ -211,11 +211,7 @@ def _decode(body: bytes, decode: Callable[[bytes], JsonValue]) -> JsonValue:
 
 
 class CountedBodies:
-    """Releases the budget of a request's body when the request is answered.
-
-    Args:
-        app: The application.
-    """
+    """Releases the budget of a request's body when the request is answered."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

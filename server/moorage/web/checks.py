@@ -44,7 +44,6 @@ class RequestChecks:
     """Refuses requests that must not reach an endpoint.
 
     Args:
-        app: The application behind it.
         origins: Under which names, and for whose pages, requests are answered.
         connections: Those that requests come on.
         authenticate: Given a bearer token, returns the caller, or None if it is not valid.
@@ -129,11 +128,7 @@ class RequestChecks:
 
 
 class HeadAsGet:
-    """Answers HEAD for every path with GET, for load balancers and monitors.
-
-    Args:
-        app: The application behind it.
-    """
+    """Answers HEAD for every path with GET, for load balancers and monitors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -169,12 +164,7 @@ def is_read(method: str, path: str) -> bool:
 
 
 class Dated:
-    """Adds to each answer of a standby the headers that say how old its data is.
-
-    Args:
-        app: The application.
-        reads: Say it.
-    """
+    """Adds to each answer of a standby the headers that say how old its data is."""
 
     def __init__(self, app: ASGIApp, reads: StandbyReads) -> None:
         self._app = app

@@ -85,7 +85,6 @@ class HttpConnection(H11Protocol):
     """One connection of the HTTP port, with time limits.
 
     Args:
-        connections: All of them.
         more: What uvicorn gives its protocols.
     """
 

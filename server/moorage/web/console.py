@@ -95,12 +95,7 @@ def login_of(console: Console | None, request: Request) -> Login | None:
 
 
 def console_routes(console: Console, bodies: BodyReader) -> HttpRouter:
-    """Return the router of the web console's endpoints.
-
-    Args:
-        console: What they need of the daemon.
-        bodies: Reads their bodies.
-    """
+    """Return the router of the web console's endpoints."""
     router = HttpRouter("console")
     _sessions(router, console, bodies)
     known = dict(_walk(files("moorage.console").joinpath("static")))
@@ -134,12 +129,7 @@ def console_routes(console: Console, bodies: BodyReader) -> HttpRouter:
 
 
 def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
-    """Return the router of the playground's endpoints, which need a login or a token.
-
-    Args:
-        console: What they need of the daemon.
-        bodies: Reads their bodies.
-    """
+    """Return the router of the playground's endpoints, which need a login or a token."""
     router = HttpRouter("console")
 
     @router.post("/console/playground", "Try a policy", operation(PlaygroundOutcome, PlaygroundRun))

@@ -57,7 +57,6 @@ class Noted:
     """Writes the log line of a change before the answer is sent.
 
     Args:
-        app: The application.
         audit: Takes the entry of the audit log, and has it written before the answer leaves.
     """
 

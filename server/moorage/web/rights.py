@@ -24,12 +24,7 @@ _OPERATIONS: Final = "/quotas"
 
 
 def right_of(method: str, path: str) -> Right:
-    """Return the right that a request needs; for an unlisted path, the right to change the fleet.
-
-    Args:
-        method: Of the request.
-        path: Template of its route, such as `/policy/{uri}`.
-    """
+    """Return the right that a route needs; for an unlisted path, the right to change the fleet."""
     if path == "/metrics":
         return Right.METRICS
     if path in _POSTED:

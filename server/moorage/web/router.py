@@ -31,7 +31,6 @@ class HttpEndpoint:
 
     Args:
         path: Names in braces are parameters.
-        methods: Which it answers.
         handler: The function; its docstring is the description.
         summary: The description in a few words; empty: `/openapi.json` leaves the endpoint out.
         tags: What it belongs to.

@@ -100,12 +100,7 @@ _OF_THE_PATH: Final = frozenset({"op", "id", "strict", "tenant", "project"})
 
 
 def service_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router with all service endpoints.
-
-    Args:
-        services: What answers them.
-        bodies: Reads their bodies.
-    """
+    """Return the router with all service endpoints."""
     router = HttpRouter()
     groups = (
         _clusters,

@@ -192,7 +192,6 @@ class StandbyServices:
         refusal: Returns what all other requests are answered.
         metrics_text: As above.
         audit: As above.
-        console: Not served here.
     """
 
     authenticate: Callable[[str | None], Caller | None]
@@ -224,12 +223,8 @@ class WebServices:
     """Everything behind the HTTP endpoints.
 
     Args:
-        clusters: Their documents.
         ownership: Decides who may change clusters, policies and aliases.
-        metrics: Theirs.
         blocks: Their documents, and the documents of their metrics.
-        executors: Their documents.
-        policies: Their documents.
         publications: What authors change about policies.
         aliases: What policies are known as.
         block_actions: Where blocks would run.

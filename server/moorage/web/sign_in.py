@@ -30,11 +30,7 @@ class SignIn(WebType):
 
 
 def sign_in_routes(sign_in: Document) -> HttpRouter:
-    """Return the router of the sign-in endpoint, which needs no token.
-
-    Args:
-        sign_in: What it answers.
-    """
+    """Return the router of the sign-in endpoint, which needs no token."""
     router = HttpRouter("about")
 
     @router.get("/sign-in", "How to sign in", operation(SignIn))

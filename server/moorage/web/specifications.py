@@ -51,11 +51,7 @@ _LINKS: Final = {
 
 
 def specification_routes(whole: HttpRouter) -> HttpRouter:
-    """Return the router of the specifications' endpoints.
-
-    Args:
-        whole: What they describe, themselves included.
-    """
+    """Return the router of the specifications' endpoints."""
     router = HttpRouter("about")
     # They never change, and cost as much as a hundred other answers.
     described = cache(lambda: msgspec.json.encode(_openapi(whole)))

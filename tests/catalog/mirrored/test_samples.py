@@ -127,7 +127,7 @@ def test_hosts_are_counted_in_mib_and_found_by_their_host_name():
     assert tree["vcpu"] == {"load1m": 0.5, "load5m": 2, "load15m": 1, "runningProcesses": 3}
 
 
-def test_pods_repeat_a_device_and_mig_instances_divide_it():
+def test_a_device_of_two_pods_counts_once_and_mig_instances_are_added_up():
     shared = [dcgm("0", pod=pod) for pod in ("x", "y")]
     instances = [dcgm("1", GPU_I_ID=each, used=100.0, free=400.0) for each in ("7", "8")]
     (tree,) = only(round_of(*shared, *instances))["nodes"]

@@ -34,7 +34,7 @@ def test_the_turn_of_a_checkpoint_encodes_no_waiter() -> None:
     assert calls[0] == calls[1]
 
 
-def test_events_before_the_body_is_read_are_not_in_it() -> None:
+def test_a_checkpoint_that_is_read_later_lacks_later_events() -> None:
     hand = crowd(9)
     state = hand.allocator.state
     body, before = condense(state), [*condense(state)]

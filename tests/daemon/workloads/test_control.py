@@ -136,7 +136,7 @@ async def test_a_death_after_the_check_is_reported_to_the_new_lease(house):
     assert len(house.events) == 2
 
 
-async def test_the_start_finds_a_workload_that_died_before_the_check(house):
+async def test_a_warm_workload_that_died_before_its_check_is_started_again(house):
     second = await house.warm(die_seconds=0.1)
     await house.heard(WorkloadEnded)
     await asyncio.sleep(0)

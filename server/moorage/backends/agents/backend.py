@@ -266,7 +266,6 @@ class FleetBackend(CommonBackend):
     """See the module.
 
     Args:
-        own: This machine.
         lease: Returns the lease that has a workload of this name, or had it last.
         address: Where members of gangs on other machines find this one; empty: where the first of
             these reaches the server.

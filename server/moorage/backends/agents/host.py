@@ -39,7 +39,6 @@ class AgentHost:
     """Carries out orders.
 
     Args:
-        backend: Of this machine.
         folder: Holds the fencing numbers of the last orders.
         on_heard: Called when the server has heard what was sent at a time of `deadline.now`.
         address: Where members of a gang on other machines find this one; empty: by the address

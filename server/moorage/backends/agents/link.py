@@ -42,7 +42,6 @@ class AgentLink:
     """A connection to an agent that has been let in.
 
     Args:
-        socket: The connection.
         on_news: Called with each report that no call is for.
         epoch: Of this server, which each of its orders has.
 

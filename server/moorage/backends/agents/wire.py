@@ -79,7 +79,6 @@ class AgentHello(_Frame):
 
     Args:
         version: Of the frames that it speaks.
-        release: Of its program.
         agent: Id of its data folder, made once.
         node: Its machine, as a node of a cluster document.
         unheard_seconds: How long what it runs goes on while the server is not heard; 0: as long as
@@ -190,7 +189,6 @@ class AgentFarewell(_Frame):
     """Refuses an agent.
 
     Args:
-        reason: One sentence for a person.
         final: Whether it is in vain to try again.
     """
 
@@ -212,7 +210,6 @@ class Meeting(msgspec.Struct):
     """The address of a machine for other machines.
 
     Args:
-        address: Of the machine.
         port: A free one.
     """
 
@@ -343,7 +340,6 @@ class AgentCall(_Frame):
 
     Args:
         id: What its report names.
-        order: What to do.
         epoch: Of the server that gives it, as in the welcome; an agent refuses an earlier one.
     """
 

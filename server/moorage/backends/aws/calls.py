@@ -103,7 +103,6 @@ class AwsError(BackendError):
 
     Args:
         text: For a person: what, where, what to do.
-        code: AWS's own.
     """
 
     def __init__(self, text: str, code: str) -> None:

@@ -35,8 +35,6 @@ class InstanceType:
 
     Args:
         name: E.g. `g5.xlarge`.
-        vcpus: Processors.
-        memory_mib: Memory.
         gpus: How many it has.
         gpu_model: E.g. `A100`; empty if it has none.
         gpu_memory_mib: Memory of each.
@@ -64,8 +62,6 @@ class Catalogue:
     Args:
         region: Whose prices these are.
         as_of: The day they were read, as `2026-01-19`.
-        source: Where from.
-        types: The list.
     """
 
     region: str

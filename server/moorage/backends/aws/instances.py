@@ -39,9 +39,6 @@ class Ec2Instance:
 
     Args:
         id: AWS's name for it.
-        workload: Ours.
-        region: Where.
-        zone: Where in it.
         type: E.g. `g5.xlarge`.
         state: As AWS calls it: pending, running, shutting-down, terminated, stopping, stopped.
         spot: Whether it is of the spot market.

@@ -29,9 +29,6 @@ class LaunchPlan:
     """The tries of a launch.
 
     Args:
-        order: What shall run.
-        spec: Its spec.
-        region: Where.
         zones: In the order they are tried; empty for all that AWS names.
         offers: In the order they are tried.
     """

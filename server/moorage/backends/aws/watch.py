@@ -28,7 +28,6 @@ class InstanceWatch:
         look: Returns all instances of the server, or raises `BackendError`.
         sweep: Ends all instances of a name, or raises `BackendError`.
         tell: Told of every workload that ended by itself.
-        every_seconds: Between two looks.
     """
 
     def __init__(

@@ -16,15 +16,7 @@ DriftKind = Literal["node_gone", "node_unavailable", "device_gone", "device_take
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One difference between a lease and its cluster.
-
-    Args:
-        lease: The lease.
-        tenant: Whose it is.
-        kind: What it is.
-        node: Where.
-        detail: One sentence for a person.
-    """
+    """One difference between a lease and its cluster."""
 
     lease: RequestId
     tenant: Tenant

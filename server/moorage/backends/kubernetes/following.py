@@ -69,7 +69,6 @@ class ClusterFollower:
     """Follows one cluster and yields its states.
 
     Args:
-        source: Which.
         server: The value of the label `records.SERVER_LABEL` of our own pods and claims.
         leased: Returns what leases hold there now.
     """
@@ -165,12 +164,7 @@ class ClusterFollower:
 
 
 def _why_outdated(inventory: ClusterInventory, seconds: float) -> str:
-    """Return the reason why the inventory may be outdated; empty if it is not.
-
-    Args:
-        inventory: What is known.
-        seconds: For how long it has been followed.
-    """
+    """Return the reason why the inventory may be outdated; empty if it is not."""
     health = inventory.health()
     broken = "; ".join(
         f"{each.kind}: {each.error}"

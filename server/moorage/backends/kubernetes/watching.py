@@ -67,8 +67,6 @@ class ObjectWatcher(Generic[R]):
     """Keeps the records of all objects of one kind.
 
     Args:
-        connection: To the cluster.
-        kind: What is watched.
         changed: Called with the key of each record that changed, and the record as it was and as it
             is; None: not there.
 

@@ -28,7 +28,6 @@ class ContainerPlan:
         image: What it is made of.
         command: What runs in it; the image's own where not given.
         stdin: Its input stays open, and empty, so that a shell waits instead of ending.
-        environment: Its variables.
         labels: By which it is found again.
         cpu_count: Processors' worth of time; None for no limit.
         memory_bytes: Beyond it, it is killed; None for no limit.

@@ -36,6 +36,7 @@ from moorage.backends.base import (
     UnknownWorkloadError,
     UnsupportedSpecError,
     WorkloadReport,
+    exit_code,
 )
 from moorage.backends.completion import finish
 from moorage.backends.local import container_reaper, marks, readiness, supervisor, workload_store
@@ -64,7 +65,6 @@ RUNNING_SECONDS: Final = 0.05
 """Seconds between two checks whether a started container runs."""
 _LABEL_ROOT: Final = "moorage.root"
 _LABEL_ID: Final = "moorage.workload"
-_SIGNALS: Final = 128
 _KILL: Final = 'for p in /proc/[0-9]*; do grep -qs "$0" "$p/environ" && kill -9 "${p#/proc/}"; done'
 
 
@@ -192,7 +192,7 @@ class Containers(LocalWorkloads):
                 reason = f"{command[0]} ran longer than {timeout_seconds} s"
                 raise TimeoutError(reason) from None
             raise
-        return CommandExecution(_exit_code(code), output)
+        return CommandExecution(exit_code(code), output)
 
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
         """Read the output of a container, even a stopped one; see `Backend.logs`."""
@@ -470,13 +470,8 @@ class Containers(LocalWorkloads):
         return f"moorage-{re.sub('[^a-zA-Z0-9_.-]', '-', workload)[:48]}-{digest}"
 
 
-def _exit_code(code: int) -> int:
-    """Return an exit code in this package's form: minus N if signal N ended the process."""
-    return _SIGNALS - code if _SIGNALS < code <= _SIGNALS + signal.SIGRTMAX else code
-
-
 def _end_report(workload: str, seen: Seen, lines: tuple[str, ...]) -> WorkloadReport:
-    code = _exit_code(seen.exit_code)
+    code = exit_code(seen.exit_code)
     phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED
     if seen.out_of_memory:
         detail = "it was killed because it used more memory than its mem_limit"

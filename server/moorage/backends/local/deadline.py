@@ -25,7 +25,6 @@ class HeardFile:
     """The file `heard.json`, for the agent that writes it.
 
     Args:
-        root: Of the backend.
         seconds: How long workloads may run unheard, 0: as long as they like. Until the server has
             agreed, what was agreed before holds, too: the shorter one of both.
     """

@@ -7,9 +7,12 @@ answer.
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
+import select
 import signal
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -36,7 +39,6 @@ from moorage.backends.local import (
     marks,
     orders,
     readiness,
-    supervision,
     supervisor,
     workload_store,
 )
@@ -48,6 +50,9 @@ from moorage.backends.local.workloads import LocalWorkloads
 from moorage.backends.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
 from moorage.records.json_values import JsonMapping
 
+SUPERVISOR_SECONDS_MAX: Final = 30.0
+"""Longest wait until a supervisor reports that the command runs."""
+_SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
 CATEGORIES: Final = frozenset({"process", "service", "vllm"})
 RESET_SECONDS_MAX: Final = 60.0
 """Longest run of a reset command. If it fails, the workload is ended."""
@@ -289,7 +294,7 @@ class Processes(LocalWorkloads):
                     )
                     workload_store.write(folder / "order.json", document)
                 self._tell(WorkloadReport(order.id, Phase.STARTING))
-                supervision.begin(folder)
+                _begin_supervisor(folder)
         pid = workload_store.holder(folder)
         if pid is not None:
             self._watch(order.id, pid)
@@ -433,3 +438,46 @@ def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:
         for thread in Path(f"/proc/{pid}/task").iterdir() if cpus else ():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), cpus)
+
+
+def _begin_supervisor(folder: Path) -> None:
+    """Start a supervisor and wait for its report.
+
+    Raises:
+        BackendError: The command cannot be run.
+    """
+    seen, written = os.pipe()
+    log_path = os.fspath(folder / "supervisor.log")
+    writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    try:
+        os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(folder), "3"],
+            {marks.SUPERVISOR: os.fspath(folder.absolute())},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, log_path, writing, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+                (os.POSIX_SPAWN_DUP2, written, 3),
+            ],
+        )
+    except OSError as error:
+        raise BackendError(f"no supervisor can be started: {error}") from error
+    finally:
+        os.close(written)
+    try:
+        line = _line(seen, SUPERVISOR_SECONDS_MAX)
+    finally:
+        os.close(seen)
+    report = json.loads(line) if line else {}
+    if not line and workload_store.holder(folder) is None:
+        report = {"error": "its supervisor said nothing"}
+    if "error" in report:
+        raise BackendError(f"it did not start: {report['error']}")
+
+
+def _line(descriptor: int, seconds_max: float) -> bytes:
+    """Return the first line from a pipe; empty if none comes in time."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return os.read(descriptor, 4096) if poll.poll(seconds_max * 1000) else b""

@@ -41,8 +41,6 @@ class LocalWorkloads(abc.ABC):
     """The common base of `Processes` and `Containers`.
 
     Args:
-        folders: Stores their records.
-        devices: Hands out processors and GPUs.
         tell: The listener of the backend.
         outlive: Whether workloads go on when this process ends.
     """

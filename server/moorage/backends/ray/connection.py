@@ -46,8 +46,6 @@ class RayConnection:
     Args:
         address: Of the Ray cluster.
         server: Part of the names of this server's actors.
-        namespace: Of Ray.
-        folder: Of its log.
         connected: Called, in a thread, whenever it has found the cluster.
         ended: Called, in a thread, with the report of a workload that ended by itself.
     """

@@ -32,7 +32,6 @@ class RayFollower:
     Args:
         cluster: Id of the cluster.
         autoscale: Whether to ask for more nodes.
-        backend: Speaks to Ray.
         inventory: Has the document, and what waits.
     """
 

@@ -87,10 +87,6 @@ class Example:
 def read_examples(document: JsonMapping, files: Mapping[str, bytes]) -> tuple[Example, ...]:
     """Return the examples of a policy.
 
-    Args:
-        document: Its PolicyRule document, with its identity filled in.
-        files: Its files.
-
     Raises:
         ServiceError: `bad_policy`: an example is malformed; the field says where.
     """

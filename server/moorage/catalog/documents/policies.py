@@ -182,15 +182,12 @@ def _identity(given: Document) -> dict[str, str]:
     found = _URI.fullmatch(uri) if isinstance(uri, str) and len(uri) <= URI_CHARS_MAX else None
     if found is None:
         raise ServiceError.wrong_field("policy_rule_uri", _URI_EXPECTED)
+    # A version may itself have a dash, so the parts are compared as text, not by the pattern.
+    composed = f"{parts['name']}:{parts['version']}-{parts['release_tag']}"
     for key, value in parts.items():
-        # A version may itself have a dash, so the parts are compared as text, not by the pattern.
-        if value and value != found[key] and not _composes(uri, parts):
+        if value and value != found[key] and uri != composed:
             raise ServiceError.wrong_field(key, f"{found[key]}, as in policy_rule_uri {uri}")
     return {"policy_rule_uri": uri, **{key: parts[key] or found[key] for key in parts}}
-
-
-def _composes(uri: str, parts: JsonMapping) -> bool:
-    return uri == f"{parts['name']}:{parts['version']}-{parts['release_tag']}"
 
 
 def make_prepared(document: Document, files: Mapping[str, bytes]) -> PreparedPolicy:

@@ -35,7 +35,6 @@ class PolicySchemas:
     """The schemas of one policy; each is None if the policy has no such schema.
 
     Args:
-        uri: The policy, for refusals.
         inputs: `policy_input_schema`: the `inputs` of a request; else what `eval` is given, of a
             list each element.
         output: `policy_output_schema`: what `eval` returns; of a list, each element.

@@ -270,7 +270,7 @@ def _cause(error: Exception) -> str:
 
 
 def _decode(content: bytes, shown: str) -> Files:
-    """Return the files of downloaded content, or refuse it without quoting it.
+    """Return the files of downloaded content; the refusal of other content quotes nothing of it.
 
     A user who names a URL need not be one who may read what this server can read there.
     """

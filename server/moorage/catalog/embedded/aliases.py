@@ -46,7 +46,6 @@ class AliasChange(Struct, frozen=True, omit_defaults=True):
     Args:
         at: Seconds since the epoch.
         who: The tenant, or `moored` where the server did it itself.
-        what: What was done.
         version: The version it was done with.
         former: The version that was active before, where that changed.
         former_standing: How that one did.
@@ -79,7 +78,6 @@ class Canary(Struct, frozen=True):
     """A canary: the version that gets a share of the requests, and the share.
 
     Args:
-        version: The candidate.
         percent: Of the requests, more than 0 and at most 100.
         by: What decides: `request` (its idempotency key), or `tenant` (all or none of one).
         seed: Mixed into the decision; another seed is another draw.

@@ -57,7 +57,7 @@ class KeptContexts:
         def work(database: Database) -> None:
             held = Counter(_key_of(name)[1] for name in database.ids("context"))
             for key, version, packed in taken:
-                name, tenant = _name_of(key), key[1]
+                name, tenant = msgspec.json.encode(key).decode(), key[1]
                 is_new = not database.has("context", name)
                 if not packed:
                     held[tenant] -= database.remove("context", name)
@@ -69,10 +69,6 @@ class KeptContexts:
 
         # A context is an observation of a policy: its next evaluations say it again.
         await self._store.run(work, durable=durable)
-
-
-def _name_of(key: ContextKey) -> str:
-    return msgspec.json.encode(key).decode()
 
 
 def _key_of(name: str) -> ContextKey:

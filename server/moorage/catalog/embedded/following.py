@@ -43,10 +43,6 @@ class FollowedRecords:
     """Loads the records that changed in a followed catalog.
 
     Args:
-        store: Reads it.
-        memory: Has clusters, metrics and policies.
-        aliases: Have theirs.
-        blocks: Have theirs.
         marks: Of what those have; kinds without checksums are not followed.
     """
 

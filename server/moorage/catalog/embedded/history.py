@@ -31,7 +31,6 @@ class PolicyChange(Struct, frozen=True, omit_defaults=True):
     Args:
         at: Seconds since the epoch.
         who: The tenant that made it; empty if there are none.
-        what: What was done.
         digest: Of the content that the URI had then.
         fields: Those of the document that differ since, for `described`.
     """

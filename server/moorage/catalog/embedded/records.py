@@ -244,16 +244,7 @@ async def remove(
     drop: Callable[[str], None],
     also: Callable[[Database], None] = lambda _: None,
 ) -> Document:
-    """Delete a record and return its document, or refuse an unknown id.
-
-    Args:
-        store: Has it.
-        kind: Of the record.
-        record_id: Its id.
-        entries: All of the kind that are in memory.
-        drop: Takes it out of them.
-        also: Done within the transaction.
-    """
+    """Delete a record and return its document; refuse an unknown id. `also` runs beside it."""
     removed: list[T] = []
 
     def work(database: Database) -> None:

@@ -57,7 +57,6 @@ class Database:
     """The operations of a job, within its transaction.
 
     Args:
-        records: In a transaction.
         place: What the catalog is called in messages.
         warnings: Gets a sentence for each record that was set aside.
         owners: Which tenant each record is of.

@@ -2,7 +2,8 @@
 
 `catalog.opening` makes a mirror where the configuration names such a service. All metrics
 are read at once, when a request looks at blocks and what is known has become too old: blocks are
-few compared with what they run on, and one question serves every search that waits for it.
+few compared with what they run on, and one question serves every search that waits for it. The
+block documents themselves lie here all the same.
 """
 
 import asyncio
@@ -11,12 +12,15 @@ from typing import Final
 
 from moorage.catalog.allowances import SPENT, Allowance
 from moorage.catalog.documents.encoding import pack
+from moorage.catalog.embedded.blocks import EmbeddedBlocks
 from moorage.catalog.embedded.records import DocumentEntry
+from moorage.catalog.filters import parse_filter
 from moorage.catalog.limits import BLOCKS_MAX
 from moorage.catalog.mirrored.batches import Batches
 from moorage.catalog.mirrored.envelopes import check_depth, document_of, documents_of, leave_out
 from moorage.catalog.mirrored.http import Service, ServiceReply, ServiceRequest, WrongAnswer
-from moorage.catalog.values import Document
+from moorage.catalog.mirrored.parts import Refused, refuse_change_at
+from moorage.catalog.values import BlockKind, Document
 from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonValue
@@ -136,3 +140,50 @@ class BlockMetricsMirror:
             else:
                 entries[block_id] = DocumentEntry(block_id, document, packed, len(bytes(raw)))
         return entries, left_out
+
+
+class MirroredBlocks:
+    """Implements `catalog.ports.Blocks` with metrics from an external service.
+
+    Args:
+        stored: The blocks, and what the mirror read.
+    """
+
+    def __init__(self, embedded: EmbeddedBlocks, mirror: BlockMetricsMirror) -> None:
+        self._embedded = embedded
+        self._mirror = mirror
+        self._refuse: Refused = refuse_change_at(mirror.service, "block metrics")
+        self.put_metrics = self._refuse
+        self.fetch = mirror.fetch
+        self.create = embedded.create
+        self.matching = embedded.matching
+        self.alike = embedded.alike
+        self.owner = embedded.owner
+        self.documents = embedded.documents
+
+    async def get(self, kind: BlockKind, block_id: str) -> Document:
+        if kind == "block_metrics":
+            await self._mirror.require()
+        return await self._embedded.get(kind, block_id)
+
+    async def update(
+        self, kind: BlockKind, block_id: str, change: Document
+    ) -> tuple[Document, bool]:
+        if kind == "block_metrics":
+            await self._refuse()
+        return await self._embedded.update(kind, block_id, change)
+
+    async def delete(self, kind: BlockKind, block_id: str) -> Document:
+        if kind == "block_metrics":
+            await self._refuse()
+        return await self._embedded.delete(kind, block_id)
+
+    async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
+        await self._mirror.require()
+        return await self._embedded.aggregate_metrics(stages)
+
+    async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
+        parse_filter(query)  # What it refuses asks no service.
+        if kind == "block_metrics":
+            await self._mirror.require()
+        return await self._embedded.query(kind, query)

@@ -51,7 +51,6 @@ class ClusterMirror:
 
     Args:
         registry: Where they are read.
-        memory: Holds the documents.
         refresh_seconds: A change there is seen here after at most this long, as long as the
             registry answers.
         stale_seconds_max: Where it does not, what is known is served that long, with a warning.
@@ -240,7 +239,6 @@ class MetricsMirror:
 
     Args:
         service: Where they are read.
-        memory: Holds the documents.
         fresh_seconds: Older values are read again, and never used instead.
 
     While the service fails, none waits for it: requests go on without metrics, with a warning, and

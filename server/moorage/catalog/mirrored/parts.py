@@ -49,7 +49,6 @@ class MirroredClusters:
 
     Args:
         memory: Holds what the mirror read.
-        mirror: Reads the registry.
     """
 
     def __init__(self, memory: Memory, mirror: ClusterMirror) -> None:
@@ -75,7 +74,6 @@ class MirroredMetrics:
 
     Args:
         memory: Holds what the mirror read.
-        mirror: Reads the service.
     """
 
     def __init__(self, memory: Memory, mirror: MetricsMirror) -> None:
@@ -115,7 +113,6 @@ class MirroredPolicies:
 
     Args:
         memory: Holds what the mirror read.
-        mirror: Reads the store.
         aliases: Names that may stand for a URI.
         sources: Where the code of policies may come from.
     """

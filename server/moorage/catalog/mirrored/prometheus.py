@@ -67,7 +67,6 @@ class PrometheusPoller:
 
     Args:
         catalog: Whose metrics documents; it must embed them.
-        source: Which server.
         tell: Called with a sentence whenever something starts or stops being wrong: the server
             does not answer, or series belong to no known node.
     """

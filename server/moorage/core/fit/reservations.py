@@ -36,12 +36,7 @@ NAMED_MAX: Final = 20
 
 
 class AdvanceReservations:
-    """Creates, starts and ends reservations.
-
-    Args:
-        writer: Writes the turn.
-        feasibility: Knows what fits.
-    """
+    """Creates, starts and ends reservations."""
 
     def __init__(self, writer: TurnWriter, feasibility: Feasibility) -> None:
         self._turn = writer

@@ -26,7 +26,6 @@ class Estimates:
 
     Args:
         state: Read, never changed.
-        feasibility: Knows what fits.
         queue: The order of the waiters.
     """
 

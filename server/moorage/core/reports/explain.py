@@ -91,15 +91,6 @@ def answer(  # noqa: C901  # One case per question.
 ) -> Response | None:
     """Answer a question.
 
-    Args:
-        inquiry: The question.
-        state: The present state.
-        queue: The order of the waiters.
-        decisions: Recent decision records, by request.
-        feasibility: Knows what each node lacks.
-        estimates: Knows when waiters have their turn.
-        now: In seconds since the epoch.
-
     Returns:
         The answer; None if only the ledger's history can give it.
     """
@@ -286,7 +277,7 @@ def _status(inquiry: Inquired, state: State) -> Response | None:
         return LeaseNews(lease, owner=False, lost=lost_machine_finder(state)(lease))
     waiter = state.waiting.get(request)
     if waiter is not None and inquiry.may_see(waiter.ask.tenant):
-        return waiter_document(waiter, "waiting")
+        return Information({"state": "waiting", **waiter_row(waiter)})
     reason = f"There is no lease or waiting request {request}, or it ended long ago."
     return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease or waiting request")
 
@@ -431,11 +422,6 @@ def waiter_row(waiter: Waiter) -> JsonObject:
     if ask.alternatives:
         row["alternatives"] = [resources_of(each) for each in ask.alternatives]
     return row if waiter.lease is None else row | {"lease": LeaseAnswer.of(waiter.lease)}
-
-
-def waiter_document(waiter: Waiter, state: str) -> Information:
-    """Return a waiter as an answer."""
-    return Information({"state": state, **waiter_row(waiter)})
 
 
 def _clusters(state: State) -> Iterable[ClusterCapacity]:

@@ -64,7 +64,6 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         now: The end of the stall, in seconds since the epoch.
-        seconds: Its length.
         grace_seconds: Least time left for deadlines that expired during the stall. All others get
             the length of the stall, at most this: a renewal may have failed.
     """

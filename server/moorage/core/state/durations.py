@@ -69,11 +69,7 @@ class Durations:
         self._medians.clear()
 
     def of_lease(self, lease: Lease, age: float) -> float | None:
-        """Return the expected duration of a lease, from its grant, in seconds.
-
-        Args:
-            lease: A lease that holds capacity.
-            age: Seconds since its grant.
+        """Return the expected duration of a lease of this age, from its grant, in seconds.
 
         Returns:
             The median of similar leases that lasted at least this long; None if there are too few.

@@ -28,7 +28,6 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     """A refusal as a value. `why` and all failure replies are made from it.
 
     Args:
-        reason: One sentence for a person.
         field: The wrong field of the request, or empty.
         expected: The expected value of the field, or empty.
         details: More data, e.g. `nodes` counted by constraint.

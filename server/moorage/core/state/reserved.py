@@ -17,7 +17,6 @@ class NodeReservation(msgspec.Struct, frozen=True, gc=False):
     Args:
         id: The server's id of the reservation.
         tenant: The tenant that gets the nodes.
-        nodes: The reserved nodes.
         demand: The demand that each of the nodes can take during the reservation.
         starts_at: Latest end of other tenants' leases there, in seconds since the epoch.
         ends_at: When the nodes are open to everybody again.

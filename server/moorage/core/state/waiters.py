@@ -28,7 +28,6 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
     """An ask that waits, or a lease that waits for another place.
 
     Args:
-        ask: The request.
         at: Start of the wait; for a lease, the arrival of its request.
         deadline: End of the wait; for a lease, its end unless it is renewed.
         lease: The lease, which holds nothing meanwhile; None: a request without a lease.
@@ -64,7 +63,6 @@ class WaiterClass(NamedTuple):
         tenant: The tenant of the waiters.
         project: The tenant's project that they count toward.
         needs: The amounts that each would add to the use of both.
-        policy: The policy of the waiters.
         demand: The demand of each, if known; of alternatives, the loosest.
         alternatives: All demands of each, if there are several.
         candidates: Their candidate clusters; None: all.

@@ -127,7 +127,6 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         fencing: Fencing number of the grant.
-        reason: One sentence for a person.
         exit_code: Of a process; None if it is not known.
         log_tail: The last lines it wrote.
     """

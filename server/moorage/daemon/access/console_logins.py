@@ -1,8 +1,8 @@
 """Logins to the console: cookies, each exchanged for a token. Both ports read them.
 
-Both ports read them. They lie in the storage, so that they outlast a server, and other servers on
-one database know them. What is stored lets no one in: of a cookie the digest, and of its token what
-only the cookie turns into the token again.
+They lie in the storage, so that they outlast a server, and other servers on one database know them.
+What is stored lets no one in: of a cookie its digest, and of its token what only the cookie turns
+into the token again.
 """
 
 import hashlib
@@ -49,7 +49,6 @@ class ConsoleLogins:
     """Logins by the digest of their cookie.
 
     Args:
-        rows: Where they are.
         authenticate: Given a token, returns the caller, or None.
         lasts_seconds: How long a login lasts.
         token_end: Given a token, returns when it ends, as far as that is known beforehand.

@@ -20,7 +20,6 @@ class _Buckets:
 
     Args:
         count: Tokens that a tenant gets per period; 0: the rate is not limited.
-        seconds: The period.
         clock: Seconds on a clock that never goes back.
     """
 

@@ -91,7 +91,6 @@ class Ownership:
 
     Args:
         state: Has the leases; read only.
-        policies: Has their history.
         find_alias: Returns an alias by its name, or by a bare policy name.
         owners: Return the owners of documents.
         policy_uris: Returns all versions of policies.

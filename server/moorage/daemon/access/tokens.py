@@ -76,12 +76,11 @@ class Tokens:
     def change(self, tokens: Mapping[str, str]) -> None:
         """Replace the tokens of the settings."""
         self._callers = {
-            digest(token): Caller(Tenant(tenant), self._role(tenant))
+            digest(token): Caller(
+                Tenant(tenant), Role.ADMIN if tenant in self._operators else Role.AUTHOR
+            )
             for token, tenant in tokens.items()
         }
-
-    def _role(self, tenant: str) -> Role:
-        return Role.ADMIN if tenant in self._operators else Role.AUTHOR
 
     @property
     def required(self) -> bool:

@@ -70,7 +70,6 @@ class AgentRecord(msgspec.Struct, frozen=True):
         changed_at: Since when it is, or is not, connected, likewise.
         connected: Whether it is.
         address: The address from which the agent last connected.
-        release: Of its program.
         unheard_seconds: How long what it runs goes on unheard; 0: as long as it likes.
         revoked: Whether its key is refused.
         forgotten: Whether it is no agent any more, or not yet: the server takes its node out of

@@ -17,11 +17,7 @@ T = TypeVar("T")
 
 
 class StoreThread:
-    """Calls methods of a store; any of them may raise `AgentStoreError`.
-
-    Args:
-        store: Which one.
-    """
+    """Calls methods of a store; any of them may raise `AgentStoreError`."""
 
     def __init__(self, store: AgentStore) -> None:
         self._store = store

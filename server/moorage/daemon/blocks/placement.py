@@ -58,9 +58,7 @@ class BlockPlacement:
     """Finds places for blocks.
 
     Args:
-        catalog: Knows clusters and policies.
         finder: Finds the clusters that match a filter.
-        sandbox: Runs the policies.
         fleet: Returns what is free, as the allocator knows it now; read only.
         clusters_max: Clusters that one request may find, as configured.
     """

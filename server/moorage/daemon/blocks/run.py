@@ -48,7 +48,6 @@ class Candidate:
     """One candidate cluster during a block request.
 
     Args:
-        name: Its id.
         packed: Its document and metrics, as the catalog packs them for policies.
         nodes: Its healthy nodes, since its dry run.
         score_data: What the dry run said: `{"score", "node_info"}`.
@@ -74,10 +73,6 @@ class BlockRun:
     """The steps of one block request, in the order of its methods.
 
     Args:
-        sandbox: Runs the policies.
-        tenant: On whose behalf.
-        block: The block document.
-        spec: What it says.
         records: The named policies, by role.
 
     Attributes:

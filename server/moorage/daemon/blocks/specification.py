@@ -29,7 +29,6 @@ class PolicySpec:
     """One of a block's policies.
 
     Args:
-        role: What it decides.
         at: Its place in the document, for errors.
         uri: The named policy; empty if none is named and the built-in one decides.
         parameters: Replace the policy's default parameters.

@@ -42,7 +42,6 @@ class BlockServices:
     """The block endpoints.
 
     Args:
-        blocks: Finds places.
         spawn: Runs work in the background.
     """
 

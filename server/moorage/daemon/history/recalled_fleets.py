@@ -45,7 +45,6 @@ class RecalledFleets:
     """Rebuilds fleets from facts.
 
     Args:
-        ledger: Has them.
         decisions: Has what was refused at once.
     """
 

@@ -217,11 +217,7 @@ class FleetMap:
         return {"slots": slots, **dict(columns), **names}
 
     def snapshot(self, viewer: Tenant | None) -> JsonObject:
-        """Return a copy of the whole map as of the last `take_changes`.
-
-        Args:
-            viewer: As for `delta`.
-        """
+        """Return a copy of the whole map as of the last `take_changes`."""
         state, milli, tenant, ends = (column.copy() for column in self._columns)
         names: Iterable[str] = tuple(self.tenants)
         if viewer is not None:

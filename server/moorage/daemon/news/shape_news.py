@@ -25,7 +25,6 @@ class ShapeNews:
     """All sessions that watch topic `shapes`.
 
     Args:
-        state: Has the fleet.
         push: Sends news to a session.
         reads_on: Returns whether a session has read all that was sent to it.
         revision: Returns the number of the last durable fact.

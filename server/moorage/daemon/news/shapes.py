@@ -67,7 +67,6 @@ class ShapeCounts:
     """One shape, counted on all nodes.
 
     Args:
-        demand: The shape.
         fleet: The nodes to count on; read only.
     """
 

@@ -91,7 +91,6 @@ class Watchers:
         leases: All that hold something.
         map_news: Sends topic `map`.
         shape_news: Sends topic `shapes`.
-        progress: Sends the progress of requests.
 
     Attributes:
         progress, lease: As given.

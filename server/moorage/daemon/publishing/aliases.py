@@ -56,11 +56,9 @@ class Publishing:
     """All aliases, with their statistics and shadows.
 
     Args:
-        catalog: Has them, and the versions.
         sandbox: Loads a version before it is activated.
         allocator: Knows which version an idempotency key's first request went to; read only.
         watchers: Get changes as events of the topic `policies`.
-        tasks: Runs work in the background.
         failures_max: Faults in a row after which an alias falls back; 0: never.
 
     Attributes:

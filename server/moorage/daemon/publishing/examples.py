@@ -62,25 +62,22 @@ class _Services:
         return {}
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[contract.Document]:
-        clusters = {str(each.id): each.document for each in self.example.fleet}
+        metrics = self.example.metrics
+        answers = {
+            str(each.id): {"data": each.document, "cluster_metrics": metrics.get(str(each.id))}
+            for each in self.example.fleet
+        }
         return [
-            contract.Document(
-                name, 1, msgspec.msgpack.encode(self._answer_document(name, clusters[name]))
-            )
+            contract.Document(name, 1, msgspec.msgpack.encode(answers[name]))
             for name in cluster_ids
-            if name in clusters
+            if name in answers
         ]
-
-    def _answer_document(self, name: str, document: JsonValue) -> JsonValue:
-        return {"data": document, "cluster_metrics": self.example.metrics.get(name)}
 
 
 class ExampleRehearsal:
     """One example that is being run.
 
     Args:
-        record: The policy.
-        example: The example.
         number: The number of the example, which is also its seed.
 
     Attributes:

@@ -30,8 +30,6 @@ class Management:
     """Runs `management(action, data)` of policies, and shows their output.
 
     Args:
-        catalog: Has the policies.
-        sandbox: Runs them.
         elsewhere: Another server executes policies and stores their state.
     """
 

@@ -39,8 +39,6 @@ class Playground:
     """Runs trials for pages.
 
     Args:
-        catalog: Has policies and cluster documents.
-        state: Has the present fleet.
         recalled: Returns the clusters and leases as they were when a tenant's request was decided.
         mode: The isolation of the cells.
     """

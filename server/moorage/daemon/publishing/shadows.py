@@ -65,7 +65,6 @@ class Side:
 
     Args:
         seconds: From the consultation to the answer.
-        value: The returned value.
         refusal: Why it returned no usable value.
         placement: The proposed placement; empty if it proposed none.
     """
@@ -139,13 +138,7 @@ class Tally:
 
 
 class Shadow:
-    """A candidate that is compared with the active version of one alias.
-
-    Args:
-        alias: Its name.
-        active: URI of the active version.
-        candidate: URI of the candidate.
-    """
+    """A candidate that is compared with the active version of one alias."""
 
     def __init__(self, alias: str, active: str, candidate: str) -> None:
         self.alias = alias
@@ -228,12 +221,7 @@ class Shadow:
         return Counter({kind: count for kind, count in kinds.items() if kind in FAULTS})
 
     def report(self, tenant: Tenant, *, whole: bool) -> ShadowComparison:
-        """Return the report; docs/how-to/publish-policies.md explains it.
-
-        Args:
-            tenant: The reader.
-            whole: Include what belongs to other tenants.
-        """
+        """Return the report (docs/how-to/publish-policies.md); `whole`: also of other tenants."""
         seen = [sample for owner, sample in self.samples if whole or owner == tenant]
         return self._report(seen, whole=True) if whole else replace(self.figures, samples=seen)
 
@@ -242,8 +230,6 @@ class Shadows:
     """All shadows of all aliases.
 
     Args:
-        catalog: Has the candidates.
-        sandbox: Consults them.
         allocator: Knows what is free, and how many asks are being decided; read only.
         tasks: Run the code that waits for answers.
     """

@@ -42,7 +42,6 @@ class VersionStatistics:
     """The statistics of one version under one alias.
 
     Args:
-        version: Its URI.
         failed: Called with these statistics after each fault.
     """
 

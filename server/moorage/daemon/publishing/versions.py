@@ -20,7 +20,6 @@ class Versions:
     """Finds versions of policies for aliases, and protects the versions that aliases need.
 
     Args:
-        catalog: Has them, and the aliases.
         sandbox: Loads a version as a check.
     """
 

@@ -35,12 +35,6 @@ async def vet(
 ) -> PreparedPolicy:
     """Check a PolicyRule document; return its policy, which may then be registered.
 
-    Args:
-        catalog: Reads it.
-        sandbox: Loads it, and runs its examples.
-        document: A PolicyRule document.
-        tenant: The author; waits for its turn.
-
     Raises:
         ServiceError: `bad_message` naming a field of the document; `bad_policy` with the place in
             the code, or the example that fails; `too_large`; `busy`, `unavailable`.
@@ -64,13 +58,6 @@ async def vet_change(
     catalog: Catalog, sandbox: Sandbox, uri: str, change: Document, tenant: str
 ) -> None:
     """Run the examples in a change to a policy's document, before the change is stored.
-
-    Args:
-        catalog: Has the policy.
-        sandbox: Runs its examples.
-        uri: The policy.
-        change: As `Policies.update` takes it.
-        tenant: The author; waits for its turn.
 
     Raises:
         ServiceError: As for `vet`; `not_found`.

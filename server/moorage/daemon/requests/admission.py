@@ -30,11 +30,7 @@ class Admission:
     """Takes requests for a placement.
 
     Args:
-        catalog: Knows policies and clusters.
         publishing: Chooses the version that an alias means.
-        asks: Makes asks of requests.
-        inbox: Receives the asks.
-        replies: Send the answers.
         is_crowded: Returns whether a policy has as many requests of a tenant as may wait, given
             some more that are about to come.
     """

@@ -40,10 +40,7 @@ class Asks:
 
     Args:
         config: Limits and defaults.
-        catalog: Knows policies and clusters.
         finder: Finds the clusters that a request describes.
-        workloads: Knows what can be started.
-        tokens: Makes the tokens of leases.
         fleet: Returns the present fleet; read only.
     """
 

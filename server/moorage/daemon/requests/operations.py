@@ -54,10 +54,7 @@ class Lookups:
     """The services for operations that are answered without the core.
 
     Args:
-        agents: Removes machines.
         access: Reads output and files of workloads, and runs commands in them.
-        decisions: Lists decisions.
-        fleets: Rebuilds past fleets.
         whatifs: Predicts the effects of a change.
     """
 
@@ -103,9 +100,6 @@ class Operations:
     """Carries out operations.
 
     Args:
-        inbox: Where events go.
-        replies: Where answers go.
-        watchers: Sessions that watch.
         management: Runs `management` of policies.
         lookups: Answers operations that do not need the core.
         bounds: The limits for operations.

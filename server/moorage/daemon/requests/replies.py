@@ -68,7 +68,6 @@ class Followers:
     """Receivers of the progress and the outcome of requests.
 
     Args:
-        progress: Sends progress to clients.
         traces: Writes spans and log lines; None: neither is wanted.
         stamp: Returns the last fact that an answer sent now reflects; None: answers do not say it.
         is_follower: This is a standby: an answer has the revision at which its request was read.
@@ -84,10 +83,7 @@ class Replies:
     """The addresses that await answers.
 
     Args:
-        gateway: Has the sockets.
-        calls: Has the calls over HTTP.
         workloads: Says how far the workload of a lease is.
-        tokens: Makes the tokens of leases.
         tasks: Runs what has to wait for its answer.
         followers: Receive the progress of asks.
 

@@ -26,10 +26,6 @@ class Router:
     """Routes messages, see `gateway.deliver.Deliver`; `POST /allocate` uses it, too.
 
     Args:
-        admission: Takes requests for a placement.
-        operations: Carries out operations.
-        blocks: Finds places for blocks.
-        replies: Send all answers.
         audit: Records requests that were refused for lack of a right.
         rates: Refuses a tenant's requests beyond its rate of messages or processor time.
     """

@@ -164,9 +164,7 @@ class PolicyServices:
     """The operations of authors on policies; see `web.services.Publications`.
 
     Args:
-        catalog: Has them.
         sandbox: Checks a policy before it is registered.
-        publishing: Knows which versions aliases need.
         management: Runs `management` of policies.
         rates: Refuses policies that a tenant publishes too fast.
     """
@@ -203,7 +201,6 @@ class AllocationServices:
     """`POST /allocate`, the HTTP form of an ad-hoc request, and the HTTP forms of operations.
 
     Args:
-        router: Handles the request.
         calls: Has the addresses of HTTP calls.
         websocket: Returns the address of the WebSocket.
     """

@@ -59,7 +59,6 @@ class WhatIfs:
     """Answers what-ifs.
 
     Args:
-        catalog: Knows policies and clusters.
         publishing: Chooses the version that an alias means.
         asks: Makes the ask of a request.
         state: The live state; read only.

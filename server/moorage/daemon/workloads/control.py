@@ -98,13 +98,7 @@ class OrderChains:
         return name in self._chains
 
     def add(self, name: str, work: Callable[[], Awaitable[None]], *, revocable: bool) -> None:
-        """Queue an order behind all earlier ones of its workload.
-
-        Args:
-            name: Name of the workload.
-            work: Carries the order out.
-            revocable: Whether `revoke` cancels the order.
-        """
+        """Queue an order behind its workload's earlier ones; `revoke` cancels revocable ones."""
         chain = self._chains.setdefault(name, {})
         task = self._tasks.spawn(_run_after(tuple(chain), work))
         chain[task] = revocable

@@ -37,7 +37,6 @@ class APIError(errors_of("requests"), ValueError):  # type: ignore[misc]  # The 
     `ValueError` where the answer is no JSON, and `APIError`: whichever a policy catches, it is one.
 
     Args:
-        error: What it said.
         status: HTTP status where there was one.
     """
 

@@ -180,7 +180,6 @@ class ClusterData(LazyDict):
     """Maps a cluster id to `{"data", "cluster_metrics", "metrics"}`; `capacity` by its key.
 
     Args:
-        ids: The candidates.
         fetch: Returns the packed document of a cluster, asking the host for what is missing; None
             where there is none.
         fleet: Where `capacity` is read.
@@ -241,8 +240,6 @@ class ClusterEntry(LazyDict):
     """One cluster: decoded when it is first read, and packed again when memory is short.
 
     Args:
-        cluster_id: Its id.
-        blob: Its packed document.
         decoded: Where it takes its turn.
         fleet: Where the extra `capacity` is read when it is first touched.
     """

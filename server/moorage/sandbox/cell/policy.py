@@ -90,8 +90,6 @@ class Policy:
         uri: Given to the policy as `rule_id`.
         files: Archive-relative path to content.
         entry: File with the policy class, usually `function.py`.
-        settings: Default settings.
-        parameters: Default parameters.
         clients: What is added to every settings dict.
 
     Attributes:

@@ -174,7 +174,8 @@ class Replica:
         """Set a row to the host's amounts less outstanding proposals, only if that differs."""
         net = list(gpus)
         if row in self._on_row:
-            for held in self._shares_on(row):
+            outstanding = (held for shares in self._outstanding.values() for held in shares)
+            for held in (each for each in outstanding if each.row == row):
                 cpu -= held.share.cpu_milli
                 memory -= held.share.memory_mib
                 for column in held.columns:
@@ -183,9 +184,6 @@ class Replica:
         net += [0] * (fleet.gpu_free.shape[1] - len(net))
         if fleet.capacity(row) != (cpu, memory, net):
             fleet.set_capacity(row, cpu, memory, net)
-
-    def _shares_on(self, row: int) -> list[_Held]:
-        return [held for shares in self._outstanding.values() for held in shares if held.row == row]
 
     def _relocate(self, replaced: Collection[str] | None) -> None:
         """Subtract outstanding proposals again, by name, since rows may have new numbers.

@@ -137,9 +137,7 @@ class Worker:
     """Answers the frames of one policy.
 
     Args:
-        channel: To the host.
         cache: What the host keeps true.
-        load: The policy.
         memory_mib: What the cell may use.
     """
 
@@ -195,13 +193,7 @@ class Worker:
         replica = self._replica
         replica.update(frame.snapshot, frame.parts, frame.rows, frame.settled)
         replica.reconsider(frame.request)
-        if frame.forget_contexts:
-            self._contexts.clear()
-        if frame.context is not None:
-            self._contexts[frame.tenant] = frame.context
-        self._nonce, self._spent = frame.nonce, ""
-        self._tenant = frame.tenant
-        self._keeping = True
+        self._begin(frame, keeping=True)
         candidates = frame.candidates
         self._cache.begin(lambda: replica.fleet.cluster_ids if candidates is None else candidates)
         try:
@@ -228,13 +220,7 @@ class Worker:
 
     def apply(self, frame: frames.Apply) -> frames.Result | frames.Failed:
         """Run the policy once on plain input."""
-        if frame.forget_contexts:
-            self._contexts.clear()
-        if frame.context is not None:
-            self._contexts[frame.tenant] = frame.context
-        self._nonce, self._spent = frame.nonce, ""
-        self._tenant = frame.tenant
-        self._keeping = False
+        self._begin(frame, keeping=False)
         try:
             packed = self._contexts.get(frame.tenant, b"")
             context = _decode(packed) if packed else {}
@@ -253,6 +239,16 @@ class Worker:
         if changed is not None:
             self._contexts[frame.tenant] = changed
         return frames.Result(frame.nonce, answer, changed, self._output.take())
+
+    def _begin(self, frame: frames.Evaluate | frames.Apply, *, keeping: bool) -> None:
+        """Take over the contexts that the host sends with a frame, and note whose request runs."""
+        if frame.forget_contexts:
+            self._contexts.clear()
+        if frame.context is not None:
+            self._contexts[frame.tenant] = frame.context
+        self._nonce, self._spent = frame.nonce, ""
+        self._tenant = frame.tenant
+        self._keeping = keeping
 
     def manage(self, frame: frames.RunManagement) -> frames.Result | frames.Failed:
         """Run a management command."""

@@ -121,7 +121,7 @@ def _answer(nonce: int, packed: bytes) -> frames.CallAnswer:
 def read_want(
     frame: frames.Want, candidates: Sequence[str] | None, fleet: Fleet
 ) -> tuple[str, ...]:
-    """Return the ids of the requested documents, each once, without those of non-candidates.
+    """Return the requested ids that are candidates, without duplicates.
 
     Raises:
         BreachError: More ids than an honest cell, whose fleet may be a little older, can know.

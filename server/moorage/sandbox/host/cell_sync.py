@@ -67,9 +67,7 @@ class CellSync:
     """What one cell knows of the fleet and the documents.
 
     Args:
-        world: The server's own.
         contexts: The host's, or those of a sample.
-        code: The policy of the cell.
 
     Attributes:
         contexts: Those of the cell.

@@ -61,7 +61,7 @@ class Owner(Protocol):
         """A new cell reports whether its jail is complete."""
 
     def note_probe(self, cell: "Cell", outcome: str) -> None:
-        """The cell that made an attack of the self-test still runs."""
+        """A cell has survived the attack that the self-test ordered."""
 
     def note_load(self, cell: "Cell", work: Work, frame: frames.PolicyLoaded) -> None:
         """A policy was loaded, or has faults."""
@@ -81,7 +81,6 @@ class Cell(asyncio.Protocol):
 
     Args:
         process: Fresh, with the channel. It is killed here.
-        owner: The pool.
 
     Attributes:
         sent: What is in the pipe, head first.

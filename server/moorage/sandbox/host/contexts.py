@@ -131,7 +131,6 @@ class SentContexts:
     """The contexts that one cell has, and which of its changes are still valid.
 
     Args:
-        contexts: The host's.
         version: The policy version of the cell.
         limit: Tenants a cell remembers at most; beyond it the cell must forget all of them.
     """

@@ -93,7 +93,6 @@ class PolicyCode:
     """One policy version as the registry stores it. The server never compiles or parses it.
 
     Args:
-        ref: URI and digest.
         files: Archive-relative path to content. `function.py` is the entry; every other `.py`
             file is importable from it by its dotted path. A leading `code/` is ignored.
         settings: Default settings of the policy document.
@@ -117,7 +116,6 @@ class Document:
     """The document under `cluster_data[id]` of a policy, packed.
 
     Args:
-        id: Cluster id.
         version: Changes whenever the content does.
         blob: msgpack of `{"data": <cluster document>, "cluster_metrics": <metrics or None>}`.
     """
@@ -244,7 +242,6 @@ class CheckResult:
     """The outcome of `Sandbox.check`: usable exactly when there are no findings.
 
     Args:
-        findings: What is wrong.
         management: The class has a `management` method.
         output: What the code printed or logged while it was loaded.
         outcomes: What became of the samples, in their order; after one that left no cell to go on
@@ -269,7 +266,6 @@ class OpenCircuit:
     """A policy whose requests of one tenant are refused for a while.
 
     Args:
-        ref: The policy version.
         tenant: Whose requests are refused meanwhile.
         overruns: Its latest evaluations for that tenant that were stopped at their deadline.
         seconds: How long it stays open.

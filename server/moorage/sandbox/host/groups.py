@@ -214,7 +214,7 @@ class Group:
         return None
 
     def needs_cell(self, cells_max: int, now: float) -> Work | None:
-        """Return waiting work that none of these cells will take soon; None without such work."""
+        """Return waiting work that needs a new cell, since none of these takes it soon; or None."""
         if self.spawning:
             return None
         for work in self.backlog.heads():

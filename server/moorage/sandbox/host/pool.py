@@ -53,7 +53,6 @@ class CellPool(CellsAndDeaths):
 
     Args:
         fleet: Read when a frame is built.
-        services: Answer the cells' calls.
         limits: All bounds.
         mode: With or without the wall.
         finish: Told the outcome of every piece of work: a value, or a refusal; and the cell

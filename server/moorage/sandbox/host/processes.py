@@ -60,7 +60,6 @@ class LocalProcess:
     Args:
         channel: The host's end.
         pidfd: Of the process. Closed here.
-        pid: Its id.
     """
 
     worker = ""

@@ -145,7 +145,6 @@ class Sandbox:
 
     Args:
         fleet: The live fleet. Read when a consultation is sent, never written.
-        services: Answer the injected clients.
         deliver: Called with exactly one event per consultation that was not forgotten.
         limits: All bounds.
         mode: `jail`, or `unsafe` for a separate process without the wall.
@@ -242,12 +241,7 @@ class Sandbox:
     # Consultations -------------------------------------------------------------------------
 
     def consult(self, consult: Consult, code: PolicyCode) -> None:
-        """Consult the policy; exactly one event with the outcome is delivered later.
-
-        Args:
-            consult: The question.
-            code: The policy version it names.
-        """
+        """Consult the policy; exactly one event with the outcome is delivered later."""
         consult = self.managed.apply(consult, code.ref)
         ask = consult.ask
         work = Work("evaluate", code, ask.tenant, consult)
@@ -268,10 +262,6 @@ class Sandbox:
         who reads its answers for one shall not find another tenant's questions. It has contexts
         of its own, and sees the fleet as the cells of live policies do, but for the proposals of
         those that are not settled yet.
-
-        Args:
-            consult: The question to the live policy.
-            code: The other policy.
 
         Returns:
             Gets what the policy returned, or a `PolicyFault`.

@@ -36,7 +36,6 @@ class CellSupply:
 
     Args:
         limits: All bounds.
-        spawner: Of this machine.
         workers: All others; None: there are none.
         groups: All groups, the least recently used first.
         group_of: All cells that hold a policy.

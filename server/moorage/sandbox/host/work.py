@@ -75,9 +75,6 @@ class Work(msgspec.Struct, eq=False):
     """A consultation, another call of a policy, or a load, until its outcome.
 
     Args:
-        kind: Which.
-        code: The policy.
-        tenant: On whose behalf.
         consult: The consultation, for `evaluate`.
         action: For `manage`.
         data: For `manage`.
@@ -88,7 +85,6 @@ class Work(msgspec.Struct, eq=False):
         fleet: For `apply`, as `Apply` has it.
         proxied: The tenant stands for many that are not known here.
         alone: Nothing is put behind it into its cell's pipe: it is expected to take long.
-        slow: It took long.
         changes: Of `manage`, afterwards: settings and parameters that it changed, as JSON.
         kills: How often a cell that it was at the head of was killed from outside.
         hungry: How often such a cell held nearly all the memory that it may.
@@ -190,11 +186,6 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef, memory_mib: int) -> Refusal
 
     Refusals are remembered by the thousand, so texts are cut here too: a policy that speaks on the
     channel itself obeys no cap of its cell.
-
-    Args:
-        frame: What the cell said.
-        ref: The policy.
-        memory_mib: How much its cell may take.
     """
     exception, file = frame.exception[:NAME_CHARACTERS_MAX], frame.file[:NAME_CHARACTERS_MAX]
     message = frame.message[:MESSAGE_CHARACTERS_MAX]

@@ -39,7 +39,6 @@ class Found:
     Args:
         exists: There is a file.
         first: The first number; 0 if nothing can be read.
-        second: The second one.
         writes: How often it was written; 0 if neither copy can be read.
         doubt: What of it is damaged; empty if all is well.
     """
@@ -90,7 +89,6 @@ class DurableMark:
         path: Its file, which is made where it is missing.
         label: Up to eight letters that say what it is about.
         first: The first number to begin with.
-        second: The second one.
         writes: How often it was written before.
 
     Attributes:

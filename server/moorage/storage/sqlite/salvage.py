@@ -28,7 +28,6 @@ class _Frame(NamedTuple):
     Args:
         page: Which page it brings.
         pages: How many the database has after this one, where it ends a commit; else 0.
-        body: The page.
         whole: It is as it was written.
     """
 

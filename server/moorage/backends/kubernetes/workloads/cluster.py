@@ -76,7 +76,6 @@ class ClusterWorkloads:
 
     Args:
         cluster_id: Its id in the inventory.
-        connection: To it.
         server: Value of the label that says what is ours.
         changed: Told of the name of each workload of which anything changed.
     """

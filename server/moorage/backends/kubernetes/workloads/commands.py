@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
-from moorage.backends.base import BackendError, CommandExecution
+from moorage.backends.base import BackendError, CommandExecution, exit_code
 from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.errors import KubernetesError
 from moorage.backends.kubernetes.workloads import manifests
-from moorage.backends.kubernetes.workloads.states import PodState, exit_code
+from moorage.backends.kubernetes.workloads.states import PodState
 
 PROTOCOL: Final = "v4.channel.k8s.io"
 OUTPUT_BYTES_MAX: Final = 1024 * 1024

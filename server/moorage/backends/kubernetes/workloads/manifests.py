@@ -53,8 +53,6 @@ class StartObjects:
     """The Kubernetes objects of one start of a workload.
 
     Args:
-        name: That they share.
-        namespace: Where they lie.
         claims: ResourceClaims, to be made first.
         pods: Pods, or Jobs that make them.
         owned: By the first pod, and made last: where to make each, and what.

@@ -20,11 +20,12 @@ from moorage.backends.base import (
     Log,
     UnknownAttemptError,
     UnknownWorkloadError,
+    exit_code,
 )
 from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.errors import KubernetesError, RefusedError
 from moorage.backends.kubernetes.workloads import manifests
-from moorage.backends.kubernetes.workloads.states import PodState, exit_code
+from moorage.backends.kubernetes.workloads.states import PodState
 from moorage.records.json_values import JsonObject, JsonValue
 
 KEPT_BYTES_MAX: Final = 4 * LOG_BYTES_MAX
@@ -79,7 +80,6 @@ class PodOutput:
     """Reads and stores the output of one cluster's pods.
 
     Args:
-        connection: To the cluster.
         folder: For the output of pods that ended.
     """
 

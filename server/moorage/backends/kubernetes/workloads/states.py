@@ -1,19 +1,16 @@
 """Derives the phase of a workload from the states of its pods. No I/O."""
 
 import enum
-import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
 
-from moorage.backends.base import Phase, WorkloadReport
+from moorage.backends.base import Phase, WorkloadReport, exit_code
 from moorage.backends.kubernetes.workloads import manifests
 from moorage.records.json_values import JsonObject
 
-_SIGNALS: Final = 128
-"""The exit code of a container that a signal ended is this plus the signal's number."""
 _HOPELESS: Final = frozenset(
     {
         "ImagePullBackOff",
@@ -123,8 +120,6 @@ class PodState:
     Args:
         workload: What it is of.
         start: The name that all objects of its start share.
-        name: Its own.
-        namespace: Where it lies.
         uid: Of this very pod.
         job: The Job that made it; empty if none did.
         size: How many pods the workload has.
@@ -401,8 +396,3 @@ def _over(pod: PodState, title: str) -> WorkloadReport:
         if reason not in {"Error", ""} or message:
             detail += f" ({reason}{': ' if message else ''}{message})"
     return WorkloadReport(pod.workload, Phase.FAILED, detail=detail, exit_code=code)
-
-
-def exit_code(code: int) -> int:
-    """Return an exit code in the backends' form: minus N if signal N ended the container."""
-    return _SIGNALS - code if _SIGNALS < code <= _SIGNALS + signal.SIGRTMAX else code

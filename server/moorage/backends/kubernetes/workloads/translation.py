@@ -48,13 +48,10 @@ class PodOrder:
     """A spec of any kind, translated for a pod.
 
     Args:
-        image: Of its container.
         command: In the place of the image's entrypoint; none keeps that.
         arguments: Of the entrypoint; none keeps the image's.
         workdir: Where the command runs; empty for where the image says.
-        environment: Variables.
         namespace: Where it wants to be; empty for where the backend says.
-        labels: Its own.
         cpu_count: Processors; None for those of the lease.
         mem_limit: Memory; None for that of the lease.
         gpus: Of `gpu_resource`, where there is no lease.

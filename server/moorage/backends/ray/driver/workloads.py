@@ -103,11 +103,7 @@ class Workloads:
     # Looking -----------------------------------------------------------------------------------
 
     def discover(self, shapes: Mapping[str, JsonMapping]) -> dict[str, Report]:
-        """Return all workloads of this server on Ray, and watch them from now on.
-
-        Args:
-            shapes: Of workloads that were ready.
-        """
+        """Return all workloads of this server on Ray, and watch them from now on."""
         found: dict[str, Report] = {}
         for workload, members in self._all().items():
             shape = _Shape.of(shapes[workload]) if workload in shapes else None

@@ -28,7 +28,6 @@ class NodeContainer:
         given: What to run; see `orders`.
         host: Where its ports are opened.
         gpus: Those of the node that it sees.
-        environment: Its variables.
 
     Raises:
         EngineError: This node has no container engine.
@@ -42,7 +41,7 @@ class NodeContainer:
             reason = "a container needs a docker or podman that works, in the PATH of Ray"
             raise EngineError(f"{reason}; node {socket.gethostname()} has none")
         self.name = f"moorage-ray-{uuid.uuid4().hex[:16]}"
-        self.ports = {int(port): door or _free_port() for port, door in given["ports"].items()}
+        self.ports = {int(port): door or free_port() for port, door in given["ports"].items()}
         self._given, self._host, self._gpus = given, host, gpus
         # Where the engine gives devices by this variable, it shall not give others.
         none = dict.fromkeys(_DEVICE_VARIABLES, "") | {"NVIDIA_VISIBLE_DEVICES": "void"}
@@ -106,7 +105,8 @@ def _works(program: str) -> bool:
     return seen.returncode == 0
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that is free now."""
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         return int(door.getsockname()[1])

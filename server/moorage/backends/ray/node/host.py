@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import ray
 
-from moorage.backends.ray.node.containers import NodeContainer
+from moorage.backends.ray.node.containers import NodeContainer, free_port
 from moorage.ray_devices import device_names, devices_of_actor
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
@@ -292,7 +292,7 @@ class WorkloadHost:
             first, *rest = plan["command"]
             command = [sys.executable if first == "{python}" else first, *rest]
         if plan["port"] is not None:
-            self._port = plan["port"] or _free_port()
+            self._port = plan["port"] or free_port()
             command = [part.replace("{port}", str(self._port)) for part in command]
             environment["PORT"] = str(self._port)
         self._environment = environment
@@ -465,9 +465,3 @@ def _order_devices(environment: dict[str, str]) -> None:
     given.setdefault("CUDA_DEVICE_ORDER", environment["CUDA_DEVICE_ORDER"])
     environment[_JOB_CONFIG] = json.dumps(config)
     environment.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
-
-
-def _free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
