@@ -45,8 +45,8 @@ def login(session: CommandSession) -> None:
             services.check_token()
         except Unauthorized as error:
             raise SignInFailed(
-                f"{offered['issuer']} knows you, but gives you no valid token for {server}: you may "
-                "have no tenant or no role there; the server's log says which"
+                f"{offered['issuer']} knows you, but gives you no valid token for {server}: you "
+                "may have no tenant or no role there; the server's log says which"
             ) from error
     more = {
         **form,
