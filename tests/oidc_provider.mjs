@@ -36,6 +36,7 @@ const provide = () => new Provider(issuer, {
   clients,
   jwks: { keys },
   cookies: { keys: ["k"] },
+  ttl: { DeviceCode: Number(process.env.DEVICE_CODE_TTL ?? 600) },
   features: {
     clientCredentials: { enabled: true },
     deviceFlow: { enabled: true },

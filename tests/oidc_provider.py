@@ -67,6 +67,13 @@ class Provider:
                 page = _submit(browser, page, more)
         assert "successful" in page.text, page.text
 
+    def refuse(self, url: str) -> None:
+        """Open the page for a device code, and refuse it."""
+        with httpx.Client(follow_redirects=True, timeout=30) as browser:
+            page = browser.get(url)
+            for more in ({}, {"abort": "yes"}):
+                page = _submit(browser, page, more)
+
     def _read_line(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         late = threading.Timer(_READY_SECONDS_MAX, self._process.kill)

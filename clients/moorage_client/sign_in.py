@@ -15,14 +15,25 @@ from urllib.parse import urlsplit
 
 from moorage.records.json_values import JsonMapping, JsonObject
 from moorage_client.endpoint import Endpoint, read_token_file
-from moorage_client.errors import ConnectionFailed, MoorageError
+from moorage_client.errors import (
+    CertificateRefused,
+    ConnectionFailed,
+    MoorageError,
+    ProxyFailed,
+)
 from moorage_client.home import HomeMissing
 from moorage_client.state_file import Entries, StateFile, StateUnusable, state_folder
 
 REFRESH_BEFORE_SECONDS: Final = 30.0
 """Seconds before its end at which a token is refreshed."""
 ISSUER_SECONDS_MAX: Final = 10.0
+_PASSING: Final = frozenset({429, *range(500, 600)})
+"""Statuses of an issuer, or of a proxy before it, that say nothing about what it was sent."""
 _SECURE: Final = ("https", "wss")
+
+
+class IssuerSilent(ConnectionFailed):
+    """The issuer does not answer, or cannot now."""
 
 
 class SignInFailed(MoorageError):  # noqa: N818  # As the rest of the tree.
@@ -116,7 +127,7 @@ def ask_issuer(
         form: The form to post; None: send a GET request.
 
     Raises:
-        ConnectionFailed: The issuer does not answer.
+        ConnectionFailed: The issuer does not answer, or cannot now.
         SignInFailed: The issuer's answer is unexpected, or could be forged.
     """
     from requests import RequestException  # noqa: PLC0415  # Slow to import.
@@ -132,11 +143,15 @@ def ask_issuer(
             headers = {"Accept": "application/json"}
             method = "GET" if form is None else "POST"
             response = session.request(method, url, data=form, headers=headers, **given)
+            if response.status_code in _PASSING:
+                raise IssuerSilent(url, f"answers {response.status_code}")
             answer = response.json()
         except ValueError as error:
             raise SignInFailed(f"{url} did not answer with JSON") from error
         except RequestException as error:
-            raise session.failure(error) from error
+            failed = session.failure(error)
+            lasting = isinstance(failed, CertificateRefused | ProxyFailed)
+            raise (failed if lasting else IssuerSilent(url, failed.reason)) from error
     if not isinstance(answer, dict):
         raise SignInFailed(f"{url} did not answer with a JSON object")
     return (None if response.ok else str(answer.get("error", response.status_code))), answer

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from consoles import open_page
 
-from moorage.testing.daemon_process import daemon
+from moorage.testing.daemon_process import Running, daemon
 from tests.oidc_provider import provider
 
 pytestmark = pytest.mark.heavy  # A browser.
 
 
 @pytest.fixture(scope="module")
-def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a console, under a name of another site than the issuer's."""
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server with an issuer."""
     folder: Path = tmp_path_factory.mktemp("issuer")
     with provider(folder) as issuer:
         environment = {
@@ -24,12 +24,22 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "MOORAGE_OIDC_CLIENT_ID": "moorage",
         }
         with daemon(environment=environment) as running:
-            yield running.http.replace("127.0.0.1", "localhost") + "/console"
+            yield running
+
+
+@pytest.fixture(scope="module")
+def console(running: Running) -> str:
+    """The address of the console, under a name of another site than the issuer's."""
+    return running.http.replace("127.0.0.1", "localhost") + "/console"
 
 
 def sign_in(page: Any, console: str, person: str) -> None:
     page.goto(console)
     page.get_by_role("link", name="Sign in").click()
+    fill_in(page, person)
+
+
+def fill_in(page: Any, person: str) -> None:
     page.get_by_placeholder("Enter any login").fill(person)
     page.get_by_placeholder("and password").fill("any")
     page.get_by_role("button").click()
@@ -62,3 +72,69 @@ def test_a_person_without_a_role_or_with_a_forged_callback_is_refused(
         page.goto(f"{console}/sign-in/callback?state=forged&code=stolen")
         page.get_by_text("Your sign-in was refused").wait_for()
         assert page.evaluate("async () => (await fetch('/console/session')).status") == 401
+
+
+def come_back(page: Any) -> None:
+    """Have a page act as when its tab is shown again; a browser without a screen hides none."""
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def test_a_page_whose_login_ends_offers_to_sign_in_and_then_shows_its_view_again(
+    chromium: Any, console: str
+) -> None:
+    with open_page(chromium) as page:
+        sign_in(page, console, "team.viewer")
+        page.get_by_role("heading", name="Overview", level=1).wait_for()
+        page.goto(f"{console}/leases?sort=end")
+        page.get_by_role("heading", name="Leases", level=1).wait_for()
+        other = page.context.new_page()
+        other.goto(console)
+        other.get_by_role("button", name="Log out").click()
+        page.get_by_role("link", name="Sign in").click()
+        page.get_by_role("button").click()  # The issuer still knows who this is.
+        page.get_by_role("heading", name="Leases", level=1).wait_for()
+        assert page.url == f"{console}/leases?sort=end"
+        other.get_by_role("link", name="Sign in").wait_for()
+        come_back(other)
+        other.get_by_role("heading", name="Overview", level=1).wait_for()
+
+
+def test_two_tabs_sign_in_at_a_time(chromium: Any, console: str) -> None:
+    with open_page(chromium) as page:
+        tabs = page, page.context.new_page()
+        for each in tabs:
+            each.goto(f"{console}/policies")
+            each.get_by_role("link", name="Sign in").click()
+            each.get_by_placeholder("Enter any login").wait_for()
+        for each, person in zip(tabs, ("team.client", "team.author"), strict=True):
+            fill_in(each, person)
+            each.get_by_role("heading", name="Policies", level=1).wait_for()
+        come_back(page)  # Now both have the login of the second one.
+        page.locator(".who", has_text="author").wait_for()
+        cookies = [each["name"] for each in page.context.cookies(f"{console}/sign-in")]
+        assert not any("moorage-sign-in" in each for each in cookies)
+
+
+def test_the_log_says_why_a_sign_in_failed(chromium: Any, console: str, running: Running) -> None:
+    with open_page(chromium) as page:
+        page.goto(console)
+        page.get_by_role("link", name="Sign in").click()
+        page.get_by_role("link", name="Cancel").click()
+        page.get_by_text("Your sign-in was refused").wait_for()
+        assert "the issuer answers access_denied" in running.log.read_text()
+        page.goto(f"{console}/sign-in/callback?state=forged&code=stolen")
+        page.get_by_text("Your sign-in was refused").wait_for()
+        assert "this browser did not begin the sign-in" in running.log.read_text()
+
+
+def test_a_silent_issuer_is_named_to_the_person(chromium: Any) -> None:
+    environment = {
+        "MOORAGE_OIDC_ISSUER": "http://127.0.0.1:1",
+        "MOORAGE_OIDC_AUDIENCE": "moorage",
+        "MOORAGE_OIDC_CLIENT_ID": "moorage",
+    }
+    with daemon(environment=environment) as running, open_page(chromium) as page:
+        page.goto(f"{running.http}/console")
+        page.get_by_role("link", name="Sign in").click()
+        page.get_by_text("the issuer does not answer").wait_for()
+        assert page.get_by_label("Token").is_visible()

@@ -350,8 +350,11 @@ def test_doctor_reaches_a_server_with_tls(tmp_path: Path) -> None:
         file.write_bytes(text)
     tls = dict(zip(("MOORAGE_TLS_CERT", "MOORAGE_TLS_KEY"), map(str, files), strict=True))
     tls["MOORAGE_TLS_CLIENT_CA"] = str(files[0])
-    with daemon(environment=tls) as running:
+    with daemon(tmp_path / "own", environment=tls) as running:
         ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
-        report = doctor(MOORAGE_PORT=ports[0], MOORAGE_HTTP_PORT=ports[1], **tls)
+        at = {"MOORAGE_PORT": ports[0], "MOORAGE_HTTP_PORT": ports[1], **tls}
+        report = doctor("--data", tmp_path / "own", **at)
+        other = doctor("--data", tmp_path / "other", expect=1, **at)
         for name in ("websocket port", "http port"):
             assert "a healthy server is there" in about(name, report)[1]
+            assert about(name, other)[0] == "broken"

@@ -252,6 +252,48 @@ def test_login_by_device_code_serves_commands_until_logout(
     assert "moorage login" in moorage("leases").stderr
 
 
+def test_a_login_waits_for_a_silent_issuer(
+    issuer: Provider, serve_issuer: Server, tmp_path: Path
+) -> None:
+    with logging_in(serve_issuer, tmp_path) as (login, url):
+        issuer.stop()
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                login.wait(20)  # A poll takes 5 seconds to begin, and 10 to be given up.
+        finally:
+            issuer.go_on()
+        issuer.confirm(url, "team.author")
+        login.communicate(timeout=60)
+        assert login.returncode == 0
+
+
+def test_a_silent_issuer_is_not_taken_for_the_server(
+    issuer: Provider, serve_issuer: Server, tmp_path: Path
+) -> None:
+    issuer.stop()
+    try:
+        done = serve_issuer.moorage("login", **WITHOUT_TOKEN, XDG_STATE_HOME=str(tmp_path))
+    finally:
+        issuer.go_on()
+    assert done.returncode == 4
+    assert "the issuer of this server's tokens" in done.stderr
+    assert "--http-url" not in done.stderr
+
+
+def test_a_code_that_nobody_confirms_or_that_is_refused_signs_no_one_in(tmp_path: Path) -> None:
+    with (
+        provider(tmp_path, DEVICE_CODE_TTL="7") as hasty,
+        serving(environment=settings(hasty.issuer), bearer=hasty.token("admin")) as server,
+    ):
+        with logging_in(server, tmp_path) as (login, url):
+            hasty.refuse(url)
+            out, _ = login.communicate(timeout=60)
+            assert (login.returncode, "access_denied" in out) == (5, True), out
+        with logging_in(server, tmp_path) as (login, _):
+            out, _ = login.communicate(timeout=60)
+            assert (login.returncode, "code" in out) == (5, True), out
+
+
 def test_a_person_without_a_role_is_not_signed_in(
     issuer: Provider, serve_issuer: Server, tmp_path: Path
 ) -> None:

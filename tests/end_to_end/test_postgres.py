@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from served import bearing, cluster, kill, moored, ran, serve_and_kill, serving, until
@@ -68,3 +69,18 @@ def test_commands_for_files_refuse_a_database(postgres) -> None:
     assert (prepared.returncode, "has the tables" in prepared.stdout) == (0, True)
     found = json.loads(moored("doctor", "--json", **environment).stdout)["findings"]
     assert [each["state"] for each in found if each["name"] == "storage: tables"] == ["ok"]
+
+
+def test_doctor_knows_a_server_of_another_database(postgres, tmp_path: Path) -> None:
+    environment = {"MOORAGE_STORAGE": postgres.database()}
+    with serving(tmp_path / "one", environment=environment) as server:
+        urls = (server.running.ws, server.running.http)
+        ports = [str(urlsplit(each).port) for each in urls]
+        at = {"MOORAGE_PORT": ports[0], "MOORAGE_HTTP_PORT": ports[1]}
+        other = {**at, "MOORAGE_STORAGE": postgres.database()}
+        done = moored("doctor", "--json", "--data", tmp_path / "other", **other)
+        there = moored("doctor", "--json", "--data", tmp_path / "one", **at, **environment)
+    for report, state in ((done, "broken"), (there, "ok")):
+        found = {each["name"]: each for each in json.loads(report.stdout)["findings"]}
+        for name in ("websocket port", "http port"):
+            assert found[name]["state"] == state, found[name]

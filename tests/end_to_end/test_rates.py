@@ -4,14 +4,14 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from served import Server, ask_message, bearing, cluster, policy, read_message, serving, tell
+from served import Server, ask_message, bearing, cluster, policy, read_message, serving, tell, until
 
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A daemon.
 
 ENVIRONMENT = {
-    "MOORAGE_TOKENS": "ann:a1,bob:b1,cal:c1,ops:o1",
+    "MOORAGE_TOKENS": "ann:a1,bob:b1,cal:c1,dan:d1,ops:o1",
     "MOORAGE_OPERATORS": "ops",
     "MOORAGE_TENANT_REQUESTS_PER_SECOND": "20",
     "MOORAGE_TENANT_UPLOADS_PER_MINUTE": "1",
@@ -24,8 +24,9 @@ FLOOD = 200
 
 
 @pytest.fixture(scope="module")
-def rates_server() -> Iterator[Server]:
-    with serving(environment=ENVIRONMENT, bearer="o1") as server:
+def rates_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    data = tmp_path_factory.mktemp("rates")
+    with serving(data, environment=ENVIRONMENT, bearer="o1") as server:
         server.fill(cluster("lab", nodes=1, gpus=4))
         yield server
 
@@ -55,6 +56,7 @@ def test_a_surplus_upload_is_answered_429(rates_server: Server) -> None:
     )
     assert first.status_code == 200
     assert second.status_code == 429
+    assert int(second.headers["retry-after"]) > 30
     assert "tenant_uploads_per_minute" in second.json()["error"]["reason"]
 
 
@@ -94,3 +96,29 @@ return {"burnt": 0.4}
     answer = rates_server.http.post("/allocate", json=message, headers=bearing("c1"))
     assert answer.status_code == 429
     assert "tenant_evaluation_seconds_per_minute" in answer.text
+
+
+def test_surplus_requests_have_one_entry_a_minute_and_a_metric(rates_server: Server) -> None:
+    data = rates_server.data
+    assert data is not None
+    message = {"policy_rule_uri": "first_fit:1.0-stable", "inputs": {}, "resources": {"gpus": 1}}
+    answers = [
+        rates_server.http.post("/allocate", json=message, headers=bearing("d1")) for _ in range(40)
+    ]
+    refused = [each for each in answers if each.status_code == 429]
+    assert refused
+    assert all(each.headers["retry-after"] == "1" for each in refused)
+    counted = 'moorage_rate_refusals_total{setting="tenant_requests_per_second"} '
+    text = rates_server.http.get("/metrics").text
+    count = float(text.partition(counted)[2].partition("\n")[0])
+    assert count >= len(refused)
+
+    def entries() -> list[dict]:
+        lines = [line for file in data.glob("audit/*.jsonl") for line in file.read_text().splitlines()]
+        rows = [json.loads(line) for line in lines]
+        return [each for each in rows if (each["what"], each["who"]) == ("rate.refused", "dan")]
+
+    until(entries)
+    assert [each["about"] for each in entries() if "requests" in each["about"]["setting"]] == [
+        {"setting": "tenant_requests_per_second"}
+    ]

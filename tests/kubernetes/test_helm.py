@@ -251,6 +251,39 @@ def test_of_two_pods_only_the_leader_is_ready(offline: Helm) -> None:
     assert affinity == {"nodeAffinity": {"a": "b"}}
 
 
+@pytest.mark.parametrize(
+    ("storage", "ports"),
+    [
+        ("postgresql://db/m", {443, 6443, 5432}),
+        ("postgres://me:a%2Fb@db.example:6432/m?sslmode=verify-full", {443, 6443, 6432}),
+        ("postgresql://me@one:5433\\,two/m", {443, 6443, 5433, 5432}),
+        ("postgresql://[fd00::1]/m", {443, 6443, 5432}),
+    ],
+)
+def test_the_network_policy_lets_the_database_out(
+    offline: Helm, storage: str, ports: set[int]
+) -> None:
+    two = "replicas=2,persistence.enabled=false,insecurePlaintext=true"
+    manifests = offline.template("--set", f"{two},settings.storage={storage}")
+    _, to = of_kind(manifests, "NetworkPolicy")["spec"]["egress"]
+    assert {each["port"] for each in to["ports"]} == ports
+
+
+def test_one_pod_becomes_two_and_one_again(helm: Helm, fresh_plane: Plane) -> None:
+    where = "/apis/apps/v1/namespaces/moorage/deployments/moorage"
+
+    def replicas() -> tuple[int, str]:
+        spec = fresh_plane.call("GET", where)["spec"]
+        return spec["replicas"], spec["strategy"]["type"]
+
+    helm.run("install", "moorage", str(CHART), *PLAIN, "--set", "persistence.enabled=false")
+    assert replicas() == (1, "Recreate")
+    helm.run("upgrade", "moorage", str(CHART), *PLAIN, *TWO)
+    assert replicas() == (2, "RollingUpdate")
+    helm.run("rollback", "moorage", "1")
+    assert replicas() == (1, "Recreate")
+
+
 def test_an_api_server_takes_every_field(helm: Helm, fresh_plane: Plane, tmp_path: Path) -> None:
     kubectl = binaries("kubectl")["kubectl"]
     words = (*TLS, *ALL, "--set", "serviceMonitor.enabled=false")

@@ -9,11 +9,20 @@ from moorage_client.answers import UnreadableError
 from moorage_client.cli.output import ends_in, note, print_json, say
 from moorage_client.cli.session import CommandSession
 from moorage_client.endpoint import setting, split_addresses
-from moorage_client.sign_in import SignInFailed, ask_issuer, entry_of, logins, origin_of
+from moorage_client.errors import Unauthorized
+from moorage_client.sign_in import (
+    IssuerSilent,
+    SignInFailed,
+    ask_issuer,
+    entry_of,
+    logins,
+    origin_of,
+)
 
 _GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
 _INTERVAL_SECONDS: Final = 5
 """Seconds between two polls unless the issuer sets another interval (RFC 8628, 3.2)."""
+_PAUSE_SECONDS_MIN: Final = 0.1
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
@@ -32,7 +41,13 @@ def login(session: CommandSession) -> None:
         answer = _authorize(found, form, offered, ca_file)
         entry = entry_of(answer, str(offered["audience"]))
     with replace(session, token=entry["token"]).services() as services:
-        services.check_token()
+        try:
+            services.check_token()
+        except Unauthorized as error:
+            raise SignInFailed(
+                f"{offered['issuer']} knows you, but gives you no valid token for {server}: you "
+                "may have no tenant or no role there; the server's log says which"
+            ) from error
     more = {
         **form,
         "audience": offered["audience"],
@@ -93,7 +108,7 @@ def _authorize(
     if failed is not None:
         raise SignInFailed(_reason(failed, started))
     try:
-        pause = float(started.get("interval", _INTERVAL_SECONDS))
+        pause = max(_PAUSE_SECONDS_MIN, float(started.get("interval", _INTERVAL_SECONDS)))
         give_up_at = time.monotonic() + float(started["expires_in"])
         polled = {**form, "grant_type": _GRANT, "device_code": str(started["device_code"])}
         note(f"Open {started['verification_uri']} and enter the code {started['user_code']}")
@@ -103,7 +118,10 @@ def _authorize(
         raise UnreadableError("the issuer's answer has no device code (RFC 8628)") from error
     while time.monotonic() < give_up_at:
         time.sleep(pause)  # RFC 8628 has clients poll.
-        failed, answer = ask_issuer(str(found["token_endpoint"]), ca_file, polled)
+        try:
+            failed, answer = ask_issuer(str(found["token_endpoint"]), ca_file, polled)
+        except IssuerSilent:
+            failed, answer = "slow_down", {}  # The person may confirm it all the same (3.5).
         if failed is None:
             return answer
         if failed == "slow_down":

@@ -40,6 +40,7 @@ from moorage_client.errors import (
     Timeout,
 )
 from moorage_client.home import HomeMissing
+from moorage_client.sign_in import IssuerSilent
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -414,6 +415,8 @@ def _explain_place(error: ConnectionFailed) -> None:
     match error:
         case ProtocolViolated(other_port=True) | CertificateRefused() | ProxyFailed():
             pass  # Their messages say what to do.
+        case IssuerSilent():
+            note("That is the issuer of this server's tokens. Try again, or use --token.")
         case AddressesFailed(url=url):
             option = "--http-url" if url.startswith("http") else "--url"
             note(f"See whether the addresses of {option} are right, and whether servers run there.")

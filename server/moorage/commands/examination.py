@@ -19,6 +19,7 @@ from typing import Final
 
 from moorage.backends.registry import Examination, kinds
 from moorage.commands.access_examination import examine_access, serves_certificate
+from moorage.commands.port_holders import has_folder_open
 from moorage.config.settings import Config
 from moorage.core.state.facts import ClusterRemoved
 from moorage.ledger.base import LedgerError
@@ -148,8 +149,11 @@ def _sizes() -> DoctorFinding:
     )
 
 
-def _is_served(config: Config) -> bool:
-    """Return whether a server writes the ledger of these settings, without taking its lock."""
+def _is_served(config: Config, port: int) -> bool:
+    """Return whether the server at a port is that of these settings, as far as one can see."""
+    own = has_folder_open(port, config.data_dir)
+    if own is not None:
+        return own
     if config.storage or config.tls_cert is not None:  # A database, or the certificate, says it.
         return True
     lock = config.data_dir / f"{LEDGER_FILE}.lock"
@@ -185,7 +189,7 @@ def _port(config: Config, name: str, settings: tuple[str, str], advice: str) -> 
             expected = f"expected a free port of this machine: change {' or '.join(settings)}"
             reason = f"{error.strerror}; {expected}"
             if error.errno == errno.EADDRINUSE and _answers(config, host, port):
-                if _is_served(config):
+                if _is_served(config, port):
                     detail = f"{host}:{port}: a healthy server is there already"
                     return DoctorFinding(name, "ok", detail)
                 other = f"a server is there, but none serves {config.data_dir}"

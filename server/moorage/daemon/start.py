@@ -6,6 +6,7 @@ when its start fails.
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, closing, suppress
@@ -251,6 +252,8 @@ async def _start(
 ) -> Daemon:
     with naming(f"set data_dir (MOORAGE_DATA_DIR, --data), {config.data_dir}, to a folder"):
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        held = os.open(config.data_dir, os.O_RDONLY | os.O_DIRECTORY)
+    stack.callback(os.close, held)  # `moored doctor` finds by it whose server is at a port.
     storage = open_storage(config.storage, config.data_dir)
     election = storage.election()
     agents = AgentStore(storage.agents())
@@ -755,7 +758,11 @@ def _requests(
     whatifs = WhatIfs(catalog, publishing, asks, state, terms)
     lookups = Lookups(agents, access, decisions, fleets, whatifs)
     bounds = OperationBounds(
-        config.lease_ttl_seconds_max, state, config.tenant_watchers_max, catalog.memory.owner
+        config.lease_ttl_seconds_max,
+        state,
+        config.tenant_watchers_max,
+        stores.audit.note_surplus,
+        catalog.memory.owner,
     )
     operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)
     return RequestParts(
@@ -875,7 +882,12 @@ def _web_services(
         executors=catalog.executors,
         policies=catalog.policies,
         publications=services.PolicyServices(
-            catalog, sandbox, requests.publishing, requests.management, requests.rates
+            catalog,
+            sandbox,
+            requests.publishing,
+            requests.management,
+            requests.rates,
+            stores.audit.note_surplus,
         ),
         aliases=requests.publishing,
         block_actions=BlockServices(requests.blocks, core.tasks.spawn),

@@ -5,6 +5,7 @@ no number of slow or large uploads can take the server's memory.
 """
 
 import asyncio
+import math
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from moorage.model import Code, Tenant
 from moorage.protocol.diagnosis import check_names, expectations
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.fair_semaphore import FairSemaphore
-from moorage.protocol.faults import ServiceError
+from moorage.protocol.faults import ServiceError, status_of
 from moorage.protocol.json_bounds import (
     LARGE_BYTES,
     SLOW_NUMBERS_MAX,
@@ -29,7 +30,7 @@ from moorage.protocol.json_bounds import (
 )
 from moorage.protocol.large_json import decode_in_parts, encode_in_parts, is_large
 from moorage.query import QueryError, parse_page
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.rights import Caller
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -390,4 +391,19 @@ def failure(fault: ServiceError, path: str) -> Response:
     response = json_response(content, fault.status)
     if fault.status == 401:  # noqa: PLR2004  # The status that has to say how to do better.
         response.headers["www-authenticate"] = "Bearer"
+    return say_when(response, error)
+
+
+def verdict(status: int, answer: bytes) -> Response:
+    """Return the response with an answer of the WebSocket's protocol."""
+    response = Response(answer, status, media_type="application/json")
+    busy = status == status_of(Code.BUSY)
+    return say_when(response, msgspec.json.decode(answer)["error"]) if busy else response
+
+
+def say_when(response: Response, error: JsonMapping) -> Response:
+    """Add the header by which proxies and HTTP libraries know when to try again."""
+    seconds = error.get("retry_after_seconds")
+    if isinstance(seconds, int | float):
+        response.headers["retry-after"] = str(max(1, math.ceil(seconds)))
     return response

@@ -5,7 +5,6 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.web.console import give_cookie
 from moorage.web.router import HttpRouter
@@ -15,6 +14,10 @@ from moorage.web.sign_in import CALLBACK, wait_for_issuer
 _PATH: Final = "/console/sign-in"
 _SECONDS: Final = 600
 """Seconds that a person may take to sign in at the issuer."""
+BEGUN_MAX: Final = 4
+"""Sign-ins that one browser may have begun, each in a tab of its own; the oldest is forgotten."""
+_REFUSED: Final = "/console?sign-in={}"
+_UNSTORED: Final = {"cache-control": "no-store"}
 _PAGE: Final = (
     '<!doctype html><meta http-equiv="refresh" content="0;url={url}"><title>Moorage</title>'
     '<p>Go on to <a href="{url}">the console</a>.'
@@ -36,34 +39,34 @@ def console_sign_in_routes(console: Console) -> HttpRouter:
         """Redirect the browser to the issuer."""
         begun = await flow.begin(_address(request) + CALLBACK)
         if begun is None:
-            raise ServiceError(
-                Code.UNAVAILABLE, "the issuer does not answer; try again, or log in with a token"
-            )
+            return RedirectResponse(_REFUSED.format("unavailable"), 303, _UNSTORED)
         url, proof = begun
-        response = RedirectResponse(url, 303, {"cache-control": "no-store"})
-        secure = url_is_secure(request)
-        response.set_cookie(
-            _cookie(request), proof, _SECONDS, path=_PATH, secure=secure, httponly=True
-        )  # Lax: the issuer sends the browser back.
+        response = RedirectResponse(url, 303, _UNSTORED)
+        _keep(request, response, [proof, *_proofs(request)][:BEGUN_MAX])
         return response
 
     async def finish(request: Request) -> Response:
         """Exchange the issuer's code for a login."""
-        query, proof = request.query_params, request.cookies.get(_cookie(request), "")
-        state, code = query.get("state", ""), query.get("code", "")
+        answer, proofs = request.query_params, _proofs(request)
+        proof = next((each for each in proofs if _state(each) == answer.get("state")), "")
+        tokens = await flow.finish(proof, answer, _address(request) + CALLBACK)
         entered = None
-        for token in await flow.finish(proof, state, code, _address(request) + CALLBACK):
-            await wait_for_issuer(console.pending, token)
-            entered = entered or console.logins.enter(token)
-        page = _PAGE.format(url="/console" if entered else "/console?sign-in=refused")
-        response = HTMLResponse(page, headers={"cache-control": "no-store"})
+        try:
+            for token in tokens or ():
+                await wait_for_issuer(console.pending, token)
+                entered = entered or console.logins.enter(token)
+        except ServiceError:  # Its keys cannot be fetched, or the login cannot be stored.
+            tokens = None
+        away = _REFUSED.format("unavailable" if tokens is None else "refused")
+        page = _PAGE.format(url="/console" if entered else away)
+        response = HTMLResponse(page, headers=_UNSTORED)
         response.headers["content-security-policy"] = "default-src 'none'; frame-ancestors 'none'"
         response.headers["referrer-policy"] = "no-referrer"
-        response.delete_cookie(_cookie(request), path=_PATH, httponly=True)
-        if entered is None:
-            console.on_stranger(request.client.host if request.client is not None else "")
-        else:
+        _keep(request, response, [each for each in proofs if each != proof])
+        if entered is not None:
             give_cookie(request, response, entered[0], secure=url_is_secure(request))
+        elif tokens is not None:
+            console.on_stranger(request.client.host if request.client is not None else "")
         return response
 
     router.add(_PATH, begin, ["GET"])
@@ -81,6 +84,27 @@ def _address(request: Request) -> str:
     """Return the URL of this server that the browser uses."""
     scheme = "https" if url_is_secure(request) else "http"
     return f"{scheme}://{request.headers.get('host', 'localhost')}"
+
+
+def _proofs(request: Request) -> list[str]:
+    """Return the proofs of the sign-ins that this browser has begun, the newest first."""
+    return [each for each in request.cookies.get(_cookie(request), "").split("~") if each]
+
+
+def _state(proof: str) -> str:
+    return proof.partition(".")[0]
+
+
+def _keep(request: Request, response: Response, proofs: list[str]) -> None:
+    """Have the browser keep these proofs; without any, the cookie goes."""
+    response.set_cookie(
+        _cookie(request),
+        "~".join(proofs),
+        _SECONDS if proofs else 0,
+        path=_PATH,
+        secure=url_is_secure(request),
+        httponly=True,
+    )  # Lax: the issuer sends the browser back.
 
 
 def _cookie(request: Request) -> str:

@@ -29,6 +29,7 @@ from moorage.web.bodies import (
     query_in_url,
     read_document,
     success,
+    verdict,
     who_of,
 )
 from moorage.web.bodies import read_document as _document
@@ -431,7 +432,7 @@ def _allocator(services: WebServices, bodies: BodyReader) -> HttpRouter:
         trace = request.headers.get("traceparent", "")
         origin = caller_of(request), remote_of(request.scope)
         status, answer = await allocate_for(body, *origin, trace)
-        return Response(answer, status, media_type="application/json")
+        return verdict(status, answer)
 
     return router
 
@@ -506,7 +507,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         said = {**change, **given}
         origin = caller_of(request), remote_of(request.scope)
         status, answer = await services.operate({**said, "op": name}, *origin)
-        return Response(answer, status, media_type="application/json")
+        return verdict(status, answer)
 
     @router.get("/quotas", "List quotas", operation(QuotaPage))
     async def list_quotas(

@@ -5,7 +5,7 @@ daemon does with policies, aliases and blocks has a Protocol here. Every refusal
 `protocol.faults.ServiceError`.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -147,8 +147,10 @@ class SignInFlow(Protocol):
     async def begin(self, redirect_uri: str) -> tuple[str, str] | None:
         """Return the issuer's URL and the cookie's proof; None if the issuer does not answer."""
 
-    async def finish(self, proof: str, state: str, code: str, redirect_uri: str) -> list[str]:
-        """Return the issuer's tokens for a code; empty after any error."""
+    async def finish(
+        self, proof: str, answer: Mapping[str, str], redirect_uri: str
+    ) -> list[str] | None:
+        """Return the issuer's tokens; none if it refuses; None if it does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- concat $hosts .Values.allowedHosts | uniq | join "," }}
 {{- end }}
 
+{{/* Ports of settings.storage, as JSON: forgotten in networkPolicy.toPorts, no pod ever gets ready. */}}
+{{- define "moorage.databasePorts" -}}
+{{- $ports := list -}}
+{{- $storage := .Values.settings.storage | default "" -}}
+{{- if regexMatch "^postgres(ql)?://" $storage -}}
+{{- range splitList "," (regexReplaceAll "^[a-z]+://([^/@?]*@)?([^/?]*).*$" $storage "${2}") -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default "5432") -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $ports -}}
+{{- end }}
+
 {{- define "moorage.probe" -}}
 {{- if .context.Values.tls.clientCa -}}
 tcpSocket:

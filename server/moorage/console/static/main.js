@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { CommandBar, Help, VIEWS, keys } from "./commands.js";
 import { zone } from "./format.js";
 import { route, start, to } from "./router.js";
-import { enter, logOut, session, unreachable } from "./session.js";
+import { comeBack, enter, logOut, session, unreachable } from "./session.js";
 import { useSignal } from "./signal.js";
 import { connect, link, listen } from "./socket.js";
 import { choose, chosen } from "./theme.js";
@@ -74,7 +74,9 @@ const Said = () => html`${useSignal(said)}`;
 
 start();
 keys();
-enter();
+enter().then(comeBack);
+// Another tab may have signed in, or out.
+document.addEventListener("visibilitychange", () => document.hidden || enter());
 const root = document.getElementById("app");
 root.textContent = "";
 render(html`<${App} />`, root);

@@ -1,4 +1,5 @@
 // Who is here, and requests over HTTP: every view asks through this module.
+import { go } from "./router.js";
 import { signal } from "./signal.js";
 
 /** The session; undefined: not known yet; null: a login is needed. */
@@ -28,6 +29,8 @@ export class Failure extends Error {
 	}
 }
 
+const SESSION = "/console/session";
+
 /** Ask over HTTP; returns `data` of the reply, or the bare document. */
 export async function http(method, path, body) {
 	const headers = { Accept: "application/json" };
@@ -47,7 +50,7 @@ export async function http(method, path, body) {
 		if (answer.ok) return text;
 		throw new Failure(`The server answered ${answer.status}.`, "internal");
 	}
-	if (answer.status === 401 && session.value) session.value = null;
+	if (answer.status === 401 && session.value && path !== SESSION) enter();
 	if (!answer.ok || reply?.success === false) {
 		throw new Failure(reply?.message || reply?.error?.reason || `status ${answer.status}`, reply?.error?.code || reply?.details?.code || "", reply);
 	}
@@ -57,10 +60,13 @@ export async function http(method, path, body) {
 /** The code of a version. */
 export const codeOf = (uri) => http("GET", `/policy/${encodeURIComponent(uri)}`).then((each) => String(each.code ?? ""));
 
+let again = 0;
+
 /** Find out who is here. */
 export async function enter() {
 	try {
-		session.value = await http("GET", "/console/session");
+		const found = await http("GET", SESSION);
+		if (JSON.stringify(found) !== JSON.stringify(session.value)) session.value = found;
 		unreachable.value = "";
 	} catch (error) {
 		const failure = error;
@@ -69,16 +75,32 @@ export async function enter() {
 			session.value = null;
 		} else {
 			unreachable.value = failure.message;
-			setTimeout(enter, 2000);
+			clearTimeout(again); // Several ask at once: one of them goes on.
+			again = setTimeout(enter, 2000);
 		}
 	}
 }
 
+const PLACE = "moorage-place";
+
+/** Remember the address, for the way back from the issuer. */
+export function leave() {
+	if (location.pathname !== "/console") sessionStorage.setItem(PLACE, location.pathname + location.search);
+}
+
+/** After a sign-in, show what was shown before it. */
+export function comeBack() {
+	const place = sessionStorage.getItem(PLACE);
+	if (!session.value || !place) return;
+	sessionStorage.removeItem(PLACE);
+	if (location.pathname === "/console") go(place, true);
+}
+
 export async function logIn(token) {
-	session.value = await http("POST", "/console/session", { token });
+	session.value = await http("POST", SESSION, { token });
 }
 
 export async function logOut() {
-	await http("DELETE", "/console/session");
+	await http("DELETE", SESSION);
 	location.assign("/console");
 }

@@ -15,6 +15,8 @@ export const connection = signal(0);
 export const revision = signal(null);
 
 let socket = null;
+/** Of the login with which the socket was opened. */
+let csrf = "";
 let number = 0;
 let retry_ms = 250;
 
@@ -30,9 +32,14 @@ export function address() {
 	return proxied ? `wss://${location.host}/ws` : at;
 }
 
-/** Connect, and again whenever the connection is lost. */
+/** Connect, and again whenever the connection is lost, or another login is in force. */
 export function connect() {
-	if (!session.value || socket) return;
+	if (!session.value) return;
+	if (socket) {
+		if (csrf !== session.value.csrf) socket.close();
+		return;
+	}
+	csrf = session.value.csrf;
 	const made = new WebSocket(address());
 	socket = made;
 	made.onopen = () => {

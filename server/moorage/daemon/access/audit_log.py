@@ -4,6 +4,7 @@ The thread gets them as text: to share their objects costs both processors more 
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from moorage.daemon.access.audit_chain import encode_entries
 from moorage.daemon.access.audit_files import AuditFiles
 from moorage.daemon.access.audit_table import AuditTable
 from moorage.records.audit import AuditEntry
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller
 from moorage.storage.base import AuditRows, StorageError
 
@@ -33,6 +35,8 @@ BATCH_MANY: Final = 4
 """Number of entries in one write that counts as load."""
 FAILED_A_MINUTE_MAX: Final = 60
 """Failed logins of one address that get an entry each, per minute; more are only counted."""
+SURPLUS_MAX: Final = 10_000
+"""Pairs of a tenant and a limit whose last entry is remembered."""
 RETRY_SECONDS: Final = 1.0
 MINUTE_SECONDS: Final = 60.0
 
@@ -78,6 +82,10 @@ class AuditLog:
         self._waiters: list[asyncio.Future[None]] = []
         self._failures: Counter[str] = Counter()
         self._failures_since = 0.0
+        self.surplus: Counter[str] = Counter()
+        """Number of requests beyond a limit of one tenant, by the name of the setting."""
+        self._surplus: dict[tuple[str, str], tuple[float, int]] = {}
+        """Time of the last entry of a tenant and setting, and the refusals since."""
         self._unsaid = 0
         """Number of dropped entries that the log does not mention yet."""
         self._thread: threading.Thread | None = None
@@ -181,6 +189,27 @@ class AuditLog:
         if self._failures[remote] <= FAILED_A_MINUTE_MAX:
             self.note(AuditEntry(now, "login.failed", remote=remote, about={"door": door}))
             self._hurry.set()
+
+    def note_surplus(self, tenant: str, remote: str, setting: str) -> None:
+        """Count a request beyond a limit of its tenant; queue at most one entry a minute.
+
+        Args:
+            tenant: The tenant.
+            remote: Address of the caller.
+            setting: Name of the limit.
+        """
+        self.surplus[setting] += 1
+        now, key = time.time(), (tenant, setting)
+        last, more = self._surplus.get(key, (-math.inf, 0))
+        if now - last < MINUTE_SECONDS:
+            self._surplus[key] = last, more + 1
+            return
+        self._surplus.pop(key, None)  # The oldest are first.
+        self._surplus[key] = now, 0
+        if len(self._surplus) > SURPLUS_MAX:
+            del self._surplus[next(iter(self._surplus))]
+        about: JsonObject = {"setting": setting} | ({"more": more} if more else {})
+        self.note(AuditEntry(now, "rate.refused", tenant, remote=remote, about=about))
 
     def close(self) -> None:
         """Write pending entries, for a bounded time, and end the thread."""

@@ -28,6 +28,8 @@ FETCH_SECONDS_MAX: Final = 5.0
 WAITERS_MAX: Final = 1_000
 """Callers that wait for a fetch at one time; further ones are refused at once."""
 DOCUMENT_BYTES_MAX: Final = 1 << 20
+REASON_BYTES_MAX: Final = 200
+"""Bytes of an issuer's error that the log has."""
 KEYS_MAX: Final = 100
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 _PUBLIC: Final = frozenset({"kty", "kid", "use", "alg", "n", "e", "crv", "x", "y"})
@@ -46,6 +48,10 @@ Keys = Mapping[str, Mapping[str, jwt.PyJWK]]
 
 class KeysUnavailableError(Exception):
     """The issuer's keys cannot be fetched; the text says why."""
+
+
+class IssuerRefusesError(KeysUnavailableError):
+    """The issuer refuses what it was sent."""
 
 
 class IssuerKeys:
@@ -162,6 +168,8 @@ class IssuerKeys:
                 return await _document(client, url, form)
         except TimeoutError as error:
             raise KeysUnavailableError(f"{url} did not answer in time") from error
+        except (OSError, ValueError, *_HTTP_ERRORS) as error:
+            raise KeysUnavailableError(f"{url}: {str(error) or type(error).__name__}") from error
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -184,12 +192,15 @@ async def _document(
     content, headers = bytearray(), {"accept": "application/json"}
     method = "GET" if form is None else "POST"
     async with client.stream(method, url, data=form, headers=headers) as response:
-        if response.status_code != httpx.codes.OK:
-            raise KeysUnavailableError(f"{url} answers {response.status_code}")
         async for part in response.aiter_bytes():
             content += part
             if len(content) > DOCUMENT_BYTES_MAX:
                 raise KeysUnavailableError(f"{url} answers more than {DOCUMENT_BYTES_MAX} bytes")
+    if response.status_code != httpx.codes.OK:
+        said = content[:REASON_BYTES_MAX].decode(errors="replace")
+        refuses = form is not None and response.is_client_error
+        kind = IssuerRefusesError if refuses else KeysUnavailableError
+        raise kind(f"{url} answers {response.status_code}{': ' if said else ''}{said}")
     try:
         return msgspec.json.decode(content, type=JsonObject)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -8,12 +8,19 @@ import base64
 import hashlib
 import hmac
 import secrets
+from collections.abc import Mapping
 from urllib.parse import urlencode
 
-import httpx
+import structlog
 
-from moorage.daemon.access.oidc_keys import IssuerKeys, KeysUnavailableError
-from moorage.records.json_values import JsonObject
+from moorage.daemon.access.oidc_keys import (
+    REASON_BYTES_MAX,
+    IssuerKeys,
+    IssuerRefusesError,
+    KeysUnavailableError,
+)
+
+log = structlog.get_logger("moored")
 
 
 class BrowserSignIn:
@@ -53,20 +60,26 @@ class BrowserSignIn:
         }
         return f"{place}{'&' if '?' in place else '?'}{urlencode(query)}", f"{state}.{verifier}"
 
-    async def finish(self, proof: str, state: str, code: str, redirect_uri: str) -> list[str]:
-        """Return the issuer's tokens for a code; no tokens if anything is wrong.
+    async def finish(
+        self, proof: str, answer: Mapping[str, str], redirect_uri: str
+    ) -> list[str] | None:
+        """Return the issuer's tokens; none if it refuses; None if it does not answer.
+
+        The log has the reason: the person at the browser asks the operator for it.
 
         Args:
-            proof: From the cookie.
-            state: From the issuer, by way of the browser.
-            code: From the issuer, by way of the browser.
+            proof: From the cookie; empty if the browser has none for this answer.
+            answer: From the issuer, by way of the browser: `state`, and `code` or `error`.
             redirect_uri: As at the beginning.
         """
         sent, _, verifier = proof.partition(".")
-        place = self._keys.discovered.get("token_endpoint")
-        same = hmac.compare_digest(sent.encode(), state.encode())
-        if not sent or not same or not code or not isinstance(place, str):
-            return []
+        code = answer.get("code", "")
+        if not sent or not hmac.compare_digest(sent.encode(), answer.get("state", "").encode()):
+            return _refuse("this browser did not begin the sign-in here, or took too long")
+        if not code or answer.get("error"):
+            return _refuse(f"the issuer answers {_shown(answer) or 'without a code'}")
+        if not self._keys.discovered and not await self._keys.refresh():
+            return None  # This server started meanwhile.
         form = {
             "grant_type": "authorization_code",
             "client_id": self._request["client_id"],
@@ -74,9 +87,22 @@ class BrowserSignIn:
             "redirect_uri": redirect_uri,
             "code_verifier": verifier,
         }
+        place = str(self._keys.discovered.get("token_endpoint"))
         try:
-            answer: JsonObject = await self._keys.post(place, form)
-        except (KeysUnavailableError, OSError, ValueError, httpx.HTTPError, httpx.InvalidURL):
-            return []
-        tokens = (answer.get(name) for name in ("access_token", "id_token"))
-        return [each for each in tokens if isinstance(each, str)]
+            tokens = await self._keys.post(place, form)
+        except KeysUnavailableError as error:
+            refused = _refuse(str(error))
+            return refused if isinstance(error, IssuerRefusesError) else None
+        named = (tokens.get(name) for name in ("access_token", "id_token"))
+        return [each for each in named if isinstance(each, str)]
+
+
+def _refuse(reason: str) -> list[str]:
+    log.warning("console_sign_in_failed", reason=reason)
+    return []
+
+
+def _shown(answer: Mapping[str, str]) -> str:
+    """Return what the issuer says of an error; the browser may say anything, too."""
+    said = ": ".join(answer[each] for each in ("error", "error_description") if answer.get(each))
+    return said[:REASON_BYTES_MAX]

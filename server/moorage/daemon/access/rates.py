@@ -8,6 +8,12 @@ from moorage.core.state.facts import Refusal
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 
+REQUESTS: Final = "tenant_requests_per_second"
+UPLOADS: Final = "tenant_uploads_per_minute"
+EVALUATIONS: Final = "tenant_evaluation_seconds_per_minute"
+WATCHERS: Final = "tenant_watchers_max"
+LIMITS: Final = (REQUESTS, UPLOADS, EVALUATIONS, WATCHERS)
+"""The settings that limit one tenant."""
 TENANTS_MAX: Final = 10_000
 """Token buckets in memory, one per tenant; one more drops the bucket that was full longest ago."""
 MINUTE_SECONDS: Final = 60.0
@@ -79,7 +85,7 @@ class EvaluationRate:
             return None
         most = f"have {self._seconds} s of processor time a minute for its policies"
         wait = max(RETRY_SECONDS_MIN, -left * MINUTE_SECONDS / self._seconds)
-        return _too_much(tenant, most, "tenant_evaluation_seconds_per_minute", wait)
+        return _too_much(tenant, most, EVALUATIONS, wait)
 
 
 class TenantRates:
@@ -111,7 +117,7 @@ class TenantRates:
         if not wait:
             return None
         most = f"{self._requests_per_second} requests a second"
-        return _too_fast(tenant, most, "tenant_requests_per_second", wait)
+        return _too_fast(tenant, most, REQUESTS, wait)
 
     def take_upload(self, tenant: Tenant) -> None:
         """Count a policy that a tenant publishes.
@@ -122,7 +128,7 @@ class TenantRates:
         wait = self._uploads.take(tenant)
         if wait:
             most = f"{self._uploads_per_minute} policies a minute"
-            no = _too_fast(tenant, most, "tenant_uploads_per_minute", wait)
+            no = _too_fast(tenant, most, UPLOADS, wait)
             raise ServiceError(no.code, no.reason, expected=no.expected, details=no.details)
 
 

@@ -113,6 +113,14 @@ def counter(name: str, about: str, value: float) -> Metric:
     return CounterMetricFamily(name, about, value=value)
 
 
+def counters(name: str, about: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
+    """Return one counter per value of a label; their values are counted elsewhere."""
+    family = CounterMetricFamily(name, about, labels=[label])
+    for key, value in values:
+        family.add_metric([key], value)
+    return family
+
+
 def gauge(name: str, about: str, value: float) -> Metric:
     """Return one gauge without labels, with its present value."""
     return GaugeMetricFamily(name, about, value=value)

@@ -11,8 +11,9 @@ from prometheus_client.metrics_core import Metric, UnknownMetricFamily
 from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.core.allocator import Allocator
 from moorage.daemon.access.audit_log import AuditLog
+from moorage.daemon.access.rates import LIMITS
 from moorage.daemon.commit_loop import CommitLoop
-from moorage.daemon.observability.counters import counter, gauge, gauges, gauges_of
+from moorage.daemon.observability.counters import counter, counters, gauge, gauges, gauges_of
 from moorage.daemon.observability.durations import OTHER
 from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.gateway.server import GatewayStats
@@ -70,8 +71,11 @@ def fleet_gauges(fleet: Fleet) -> Iterable[Metric]:
 
 
 def audit_counters(audit: AuditLog) -> Iterable[Metric]:
-    """Yield the counter of lost entries of the audit log."""
+    """Yield the counts of lost entries of the audit log, and of requests that exceed a limit."""
     yield counter("moorage_audit_lost_total", "Entries of the audit log not written", audit.lost)
+    refused = "Requests refused by a limit of one tenant, by setting"
+    counts = ((setting, float(audit.surplus[setting])) for setting in LIMITS)
+    yield counters("moorage_rate_refusals_total", refused, "setting", counts)
 
 
 def build_gauges() -> Iterable[Metric]:

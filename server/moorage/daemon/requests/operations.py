@@ -30,6 +30,7 @@ from moorage.core.turns.events import (
     UnreserveAsked,
 )
 from moorage.daemon.access.lease_tokens import digest
+from moorage.daemon.access.rates import WATCHERS
 from moorage.daemon.agents.roster import AgentRoster
 from moorage.daemon.answers import refusal_of
 from moorage.daemon.history.decisions import Decisions
@@ -87,12 +88,14 @@ class OperationBounds:
         ttl_seconds_max: Longest time that a lease may be renewed for.
         state: Has the clusters; read only.
         watchers_max: Sessions of one tenant that may watch; 0: any number.
+        note_surplus: Notes a request beyond a limit of its tenant; see `AuditLog`.
         cluster_owner: Returns the owner of a cluster; empty if unknown.
     """
 
     ttl_seconds_max: float
     state: State
     watchers_max: int
+    note_surplus: Callable[[str, str, str], None]
     cluster_owner: Callable[[str], str]
 
 
@@ -121,6 +124,7 @@ class Operations:
         self._lookups = lookups
         self._ttl_seconds_max, self._state = bounds.ttl_seconds_max, bounds.state
         self._watchers_max = bounds.watchers_max
+        self._note_surplus = bounds.note_surplus
         self._cluster_owner = bounds.cluster_owner
 
     def drop_session(self, session: SessionId, tenant: Tenant) -> None:
@@ -321,7 +325,8 @@ class Operations:
     def _watch(self, to: Address, caller: Caller, message: wire.WatchTopics) -> Response:
         most = self._watchers_max
         if most and self._watchers.others(to.session, caller.tenant) >= most:
-            reason = f"{most} sessions of tenant “{caller.tenant}” watch (`tenant_watchers_max`)"
+            self._note_surplus(caller.tenant, self._replies.remote(to), WATCHERS)
+            reason = f"{most} sessions of tenant “{caller.tenant}” watch (`{WATCHERS}`)"
             return Refusal(Code.BUSY, reason, "topics", "one of them to be closed first")
         try:
             return Information({"topics": self._watchers.add(to.session, caller, message.topics)})

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Address
 from moorage.daemon.access.audit_log import AuditLog
-from moorage.daemon.access.rates import TenantRates
+from moorage.daemon.access.rates import EVALUATIONS, REQUESTS, TenantRates
 from moorage.daemon.access.rights import RIGHT_OF, refusal
 from moorage.daemon.answers import encode
 from moorage.daemon.blocks.placement import BlockPlacement
@@ -14,7 +15,7 @@ from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.operations import Operations
 from moorage.daemon.requests.replies import Replies
 from moorage.gateway.deliver import Request, Taking
-from moorage.model import SessionId
+from moorage.model import SessionId, Tenant
 from moorage.protocol.messages import AllocationRequest, BlockRequest
 from moorage.records.rights import Caller, Right
 
@@ -70,14 +71,9 @@ class Router:
             what = str(message.__struct_config__.tag or "allocate")
             self._audit.note_refusal(caller, self._replies.remote(to), what, no.reason)
             self._replies.send_later(to, self._note_answer(encode(no, message_id=message.id)))
-        elif (
-            RIGHT_OF[type(message)] is not Right.LEASE  # A lease is never lost for being renewed.
-            and (no := self._rates.refusal(caller.tenant)) is not None
-        ) or (
-            self._rates.evaluations is not None
-            and isinstance(message, AllocationRequest)
-            and (no := self._rates.evaluations.refusal(caller.tenant)) is not None
-        ):
+        elif (surplus := self._surplus(caller.tenant, message)) is not None:
+            setting, no = surplus
+            self._audit.note_surplus(caller.tenant, self._replies.remote(to), setting)
             self._replies.send(to, encode(no, message_id=message.id))
             return asyncio.sleep(min(PAUSE_SECONDS_MAX, no.details["retry_after_seconds"]))
         elif isinstance(message, AllocationRequest):
@@ -87,6 +83,19 @@ class Router:
             self._replies.send_later(to, self._blocks.answer(caller.tenant, message, warnings))
         else:
             self._operations.take(to, caller, message)
+        return None
+
+    def _surplus(self, tenant: Tenant, message: Request) -> tuple[str, Refusal] | None:
+        """Return the limit of its tenant that a message exceeds, and its refusal, or None."""
+        rates = self._rates
+        if RIGHT_OF[type(message)] is not Right.LEASE:  # A lease is never lost for being renewed.
+            no = rates.refusal(tenant)
+            if no is not None:
+                return REQUESTS, no
+            if rates.evaluations is not None and isinstance(message, AllocationRequest):
+                no = rates.evaluations.refusal(tenant)
+                if no is not None:
+                    return EVALUATIONS, no
         return None
 
     async def _note_answer(self, answer: bytes) -> bytes:

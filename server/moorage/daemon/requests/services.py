@@ -22,7 +22,7 @@ from moorage.catalog.values import Document as JsonDocument
 from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
 from moorage.core.state.facts import Refusal
-from moorage.daemon.access.rates import TenantRates
+from moorage.daemon.access.rates import UPLOADS, TenantRates
 from moorage.daemon.access.tokens import LOCAL
 from moorage.daemon.answers import encode
 from moorage.daemon.policies.finder import Finder
@@ -167,6 +167,7 @@ class PolicyServices:
         sandbox: Checks a policy before it is registered.
         management: Runs `management` of policies.
         rates: Refuses policies that a tenant publishes too fast.
+        note_surplus: Notes that; see `AuditLog`.
     """
 
     def __init__(
@@ -176,8 +177,10 @@ class PolicyServices:
         publishing: Publishing,
         management: Management,
         rates: TenantRates,
+        note_surplus: Callable[[str, str, str], None],
     ) -> None:
         self._rates = rates
+        self._note_surplus = note_surplus
         self._catalog = catalog
         self._sandbox = sandbox
         self.delete = publishing.delete_version
@@ -186,7 +189,11 @@ class PolicyServices:
 
     async def publish(self, document: JsonDocument, who: str) -> tuple[str, Sequence[str]]:
         """Check a policy's document, load it and run its examples in a cell, then store it."""
-        self._rates.take_upload(Tenant(who))
+        try:
+            self._rates.take_upload(Tenant(who))
+        except ServiceError:
+            self._note_surplus(who, "", UPLOADS)
+            raise
         prepared = await vet(self._catalog, self._sandbox, document, who)
         record = await self._catalog.policies.register(prepared, who)
         return record.ref.uri, prepared.warnings

@@ -1,7 +1,14 @@
 // Log in: the token is exchanged for a cookie that scripts cannot read.
 import { useState } from "preact/hooks";
-import { logIn, signIn } from "../session.js";
+import { leave, logIn, signIn } from "../session.js";
+import { useSignal } from "../signal.js";
 import { Refused, handle, html, typed } from "../ui.js";
+
+/** Why a sign-in failed, by what the server says of it in the address. */
+const FAILED = {
+	refused: "Your sign-in was refused. If it happens again, your operator finds the reason in the server's log.",
+	unavailable: "You cannot be signed in now, since the issuer does not answer. Try again in a moment, or log in with a token.",
+};
 
 export function Login() {
 	const [token, setToken] = useState("");
@@ -14,10 +21,11 @@ export function Login() {
 		}
 		setToken("");
 	});
-	const refused = new URLSearchParams(location.search).has("sign-in");
+	const offered = useSignal(signIn);
+	const failed = FAILED[new URLSearchParams(location.search).get("sign-in")];
 	return html`<main class="login"><h1>Log in to Moorage</h1>
-		${signIn.value && html`<p><a href="/console/sign-in" target="_self">Sign in</a></p>`}
-		${refused && html`<p role="alert">Your sign-in was refused. If it happens again, your operator finds the reason in the server's log.</p>`}
+		${offered && html`<p><a href="/console/sign-in" target="_self" onClick=${leave}>Sign in</a></p>`}
+		${failed && html`<p role="alert">${failed}</p>`}
 		<form onSubmit=${submit}>
 			<label for="token">Token</label>
 			<input id="token" type="password" autocomplete="current-password" required value=${token} onInput=${typed(setToken)} />
