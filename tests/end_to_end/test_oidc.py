@@ -280,7 +280,7 @@ def test_a_silent_issuer_is_not_taken_for_the_server(
     assert "--http-url" not in done.stderr
 
 
-def test_a_code_that_nobody_confirms_or_that_is_refused_signs_no_one_in(tmp_path: Path) -> None:
+def test_an_unconfirmed_or_a_refused_code_signs_no_one_in(tmp_path: Path) -> None:
     with (
         provider(tmp_path, DEVICE_CODE_TTL="7") as hasty,
         serving(environment=settings(hasty.issuer), bearer=hasty.token("admin")) as server,

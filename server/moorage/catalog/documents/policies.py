@@ -284,8 +284,10 @@ def _requirement_warnings(files: Mapping[str, bytes]) -> Iterator[str]:
     """Yield warnings about requirements that are not available; the server installs none."""
     if REQUIREMENTS not in files:
         return
-    # It imports `packaging`, for the few policies that have such a file.
-    from moorage.catalog.documents.requirements import LINES_MAX, unmet  # noqa: PLC0415
+    from moorage.catalog.documents.requirements import (  # noqa: PLC0415  # Imports `packaging`.
+        LINES_MAX,
+        unmet,
+    )
 
     wanted = list(unmet(files))
     for first in wanted[:REQUIREMENTS_SHOWN_MAX]:
