@@ -199,9 +199,7 @@ def ask(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but hold nothing")] = False,
 ) -> None:
     """Ask a policy for a placement, and with --lease or --ttl for a lease on it."""
-    more = _gives_way(preemptible, runtime_min, notice) | _apart(apart)
-    if ttl_min:
-        more["ttl_seconds_min"] = ttl_min
+    more = _gives_way(preemptible, runtime_min, notice) | _shorter(ttl_min) | _apart(apart)
     if until is Until.ACTIVE and provision is None:
         raise typer.BadParameter("--until active needs --provision")
     terms = _terms(lease, ttl, wait, priority, more, key, project, provision)
@@ -335,6 +333,10 @@ def _apart(apart: str) -> JsonObject:
     if topology not in {"node", "rack", "zone"}:
         raise typer.BadParameter("--apart: expected GROUP, GROUP=rack or GROUP=zone")
     return {"anti_affinity": {"group": group, "topology": topology}} if group else {}
+
+
+def _shorter(ttl_min: float) -> JsonObject:
+    return {"ttl_seconds_min": ttl_min} if ttl_min else {}
 
 
 def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> JsonObject:
