@@ -71,6 +71,7 @@ def test_each_member_knows_the_size_of_its_gang_and_its_rank(fleet: Fleet) -> No
     until(lambda: fleet.state(lease) == "active")
     message = {"op": "exec", "lease": lease["id"], "token": lease["token"]}
     (done,) = fleet.server.say(message | {"command": ["env"]})
+    assert done["success"], done
     known = dict(line.partition("=")[::2] for line in done["data"]["output"].splitlines())
     assert known["MOORAGE_NODES"].split(",") == nodes_of(lease)
     assert known["MOORAGE_ADDRESSES"] == "127.0.0.1,127.0.0.1"

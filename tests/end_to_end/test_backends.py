@@ -2,7 +2,6 @@
 
 import os
 import platform
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -139,31 +138,3 @@ def test_a_backend_of_one_machine_refuses_a_gang(server):
     assert (error["code"], error["field"]) == ("unsupported", "resources.nodes")
     rehearsed = server.ask(**gang, provision={"backend": "memory"})
     assert rehearsed.get("error", {}).get("field") != "resources.nodes"
-
-
-@pytest.mark.heavy
-def test_after_kill_9_containers_and_their_ends_are_found(
-    tmp_path, container_engine, container_image
-):
-    def containers() -> Counter[str]:
-        """Count the containers of every workload, running or not."""
-        found = container_engine.containers(all=True)
-        return Counter(each["Labels"]["moorage.workload"] for each in found)
-
-    more = {"category": "container", "image": container_image, "stop_seconds": 0}
-    with serve_and_kill(tmp_path) as server:
-        server.fill(here())
-        lives = run(server, ["sh", "-c", "exec sleep 1000"], 0, **more)
-        ends = run(server, ["sh", "-c", "sleep 1; exit 3"], 0, **more)
-        server.in_state(lives, "active")
-        server.in_state(ends, "active")
-        kill(server)
-    assert containers() == {lives["id"]: 1, ends["id"]: 1}
-    until(lambda: len(container_engine.containers()) == 1)
-    with serving(tmp_path) as server:
-        assert "exit status 3" in server.in_state(ends, "ended")["reason"]
-        assert server.status(lives)["state"] == "active"
-        until(lambda: containers() == {lives["id"]: 1})
-        server.release(lives)
-        server.in_state(lives, "ended")
-        assert containers() == {}
