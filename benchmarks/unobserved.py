@@ -1,28 +1,40 @@
-"""`moored` without metrics of requests, as the baseline of `observation`.
+"""`moored` whose metrics of requests and audit log are switched by a signal, for `observation`.
 
-There is no setting that switches metrics off, so what takes the figures is replaced here.
+There is no setting that switches metrics off, so what takes the figures is replaced here. The two
+ways alternate in one process, since two processes with the same program differ by some percent in
+processor time.
 """
 
+import signal
 import sys
+from typing import Final
 
 from moorage.commands.program import run
+from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import DurationMetrics
 
+WITHOUT: Final = signal.SIGUSR1
+WITH: Final = signal.SIGUSR2
+_METHODS: Final = (
+    (Measures, Measures.observe_facts),
+    (Measures, Measures.count),
+    (DurationMetrics, DurationMetrics.observe_decision),
+    (DurationMetrics, DurationMetrics.observe_facts),
+    (DurationMetrics, DurationMetrics.observe_commit),
+    (DurationMetrics, DurationMetrics.observe_consultation),
+    (DurationMetrics, DurationMetrics.forget_consultation),
+    (AuditTrail, AuditTrail.observe_step),
+    (AuditTrail, AuditTrail.observe_commit),
+)
+
+
+def _switch(number: int, _: object) -> None:
+    for kind, method in _METHODS:
+        setattr(kind, method.__name__, method if number == WITH else lambda *_: None)
+
+
 if __name__ == "__main__":
-    for kind, methods in (
-        (Measures, (Measures.observe_facts, Measures.count)),
-        (
-            DurationMetrics,
-            (
-                DurationMetrics.observe_decision,
-                DurationMetrics.observe_facts,
-                DurationMetrics.observe_commit,
-                DurationMetrics.observe_consultation,
-                DurationMetrics.forget_consultation,
-            ),
-        ),
-    ):
-        for each in methods:
-            setattr(kind, each.__name__, lambda *_: None)
+    for each in (WITHOUT, WITH):
+        signal.signal(each, _switch)
     sys.exit(run())

@@ -225,3 +225,10 @@ def test_bad_input_has_one_reply_that_names_the_field(server, message, code, fie
     assert (bad["success"], bool(bad["message"]), good["success"]) == (False, True, True)
     assert code in {None, bad["error"]["code"]}
     assert field in {None, bad["error"].get("field")}
+
+
+def test_ids_that_follow_one_another_begin_alike_and_differ(server):
+    """So a commit changes few pages of the ledger's index."""
+    ids = [server.ask(resources={"gpus": 1}, id=number)["request"] for number in range(20)]
+    assert len(set(ids)) == 20
+    assert len({each[:4] for each in ids}) <= 2  # 256 are drawn at a time.

@@ -127,16 +127,23 @@ class Backfill:
         if (is_new or head.refused_at != queue.changes) and self._wake_line(head, ()):
             return True
         own = self._asks.exclusions.find_on_empty(ask).by_others
-        moved = not set(own).isdisjoint(queue.reservation)  # Its lease would last too long there.
+        # Its lease would last too long there.
+        moved = bool(own) and not set(own).isdisjoint(queue.reservation)
         if is_new or moved or self._reserved_at != (self._state.gains, self._preemption.spared):
-            refused = head.refused_at == queue.changes
-            capacity = self._warm.capacity(ask, ()) if refused else None
-            if refused and capacity is None:
-                capacity = self._preemption.capacity(ask)
-            queue.reserve(head, self._asks.nodes_to_reserve(ask, (), capacity))
+            if head.refused_at == queue.changes:
+                capacity = self._warm.capacity(ask, ())
+                if capacity is None:
+                    capacity = self._preemption.capacity(ask)
+                queue.reserve(head, self._asks.nodes_to_reserve(ask, (), capacity))
+            else:
+                queue.reserve_later(head, lambda: self._nodes_for(head))
             self._reserved_at = self._state.gains, self._preemption.spared
         self._led_at = queue.changes
         return self._state.gains != gains  # Who gave way and ran nothing has left at once.
+
+    def _nodes_for(self, head: WaiterLine) -> Nodes:
+        ask = self._state.waiting[next(iter(head.waiters))].ask
+        return self._asks.nodes_to_reserve(ask, (), None)
 
     def _grew_for_others(self, ask: Ask, grown: Collection[GrownPlace] | None) -> bool:
         """Return whether capacity grew only in clusters where a request cannot be placed.

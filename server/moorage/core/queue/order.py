@@ -73,8 +73,6 @@ class WaitingQueue:
 
     Attributes:
         head: The line for which nodes are reserved, or None.
-        reservation: The reserved nodes, the same until capacity grows, so that leases on them can
-            end.
     """
 
     def __init__(self, state: State, overtaken_max: int = OVERTAKEN_MAX) -> None:
@@ -109,7 +107,9 @@ class WaitingQueue:
         self._first: WaiterLine | None = None
         self._first_as_of = UNJUDGED
         self.head: WaiterLine | None = None
-        self.reservation: Nodes = ()
+        self._reserved: Nodes = ()
+        self._find_reserved: Callable[[], Nodes] | None = None
+        """Finds the reserved nodes at the first use; None: they are known."""
 
     def __bool__(self) -> bool:
         """Return whether the queue has a waiter."""
@@ -285,7 +285,7 @@ class WaitingQueue:
         excluded = excluded or self._partly_open(reserved) != reserved
         line = self._line_of[ask.id]
         its = self._classes[line.of]
-        if gains != self._state.gains or not set(reserved) <= set(self.reservation):
+        if gains != self._state.gains or (reserved and not set(reserved) <= set(self.reservation)):
             self._ranking.judge_again(its.row)
             return
         line.looked_at = self.changes
@@ -399,11 +399,28 @@ class WaitingQueue:
 
     def reserve(self, head: WaiterLine | None, nodes: Nodes) -> None:
         """Reserve nodes for a line; formerly reserved nodes are open to others again."""
-        free = set(self.reservation) - set(nodes)
-        self.head, self.reservation = head, nodes
+        free = set(self._reserved) - set(nodes)
+        self.head, self._reserved, self._find_reserved = head, nodes, None
         if free:
             self._unreserved += 1
             self._ranking.grew(free, wanted=False)
+
+    def reserve_later(self, head: WaiterLine, find: Callable[[], Nodes]) -> None:
+        """Reserve nodes for a line as `reserve`, but find them when another request asks for room.
+
+        That is never for most lines that wait alone: their policy is consulted, and grants.
+        """
+        if self._reserved and len(self._lines) > 1:  # Others may have what becomes free of these.
+            self.reserve(head, find())
+        else:
+            self.head, self._reserved, self._find_reserved = head, (), find
+
+    @property
+    def reservation(self) -> Nodes:
+        """The reserved nodes, the same until capacity grows, so that leases on them can end."""
+        if self._find_reserved is not None:
+            self._reserved, self._find_reserved = self._find_reserved(), None
+        return self._reserved
 
     def _partly_open(self, nodes: Nodes) -> Nodes:
         """Return the head's reserved nodes on which no other tenant has a reservation."""

@@ -24,11 +24,13 @@ class TenantMemory(Generic[T]):
 
     def add(self, tenant: Tenant, name: T) -> None:
         """Add a name of a tenant; a known name becomes its newest again."""
-        its = self._of.setdefault(tenant, OrderedDict())
-        known = its.pop(name, 0) is None
-        its[name] = None
-        if known:
+        its = self._of.get(tenant)
+        if its is None:
+            its = self._of[tenant] = OrderedDict()
+        if name in its:
+            its.move_to_end(name)
             return
+        its[name] = None
         self._count(tenant, len(its) - 1, len(its))
         self._most = max(self._most, len(its))
 

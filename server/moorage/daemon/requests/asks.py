@@ -33,6 +33,9 @@ WARNED_MAX: Final = 20
 _DRAWN_BYTES: Final = 16
 _DRAWN_MAX: Final = 256
 """Requests for which random bytes are drawn in one call."""
+_ALIKE_BYTES: Final = 2
+"""Bytes with which the ids of one draw begin. Their facts are then neighbours in the ledger's index
+of ids: a commit writes a few pages of it, not one for each fact."""
 
 
 class Asks:
@@ -172,8 +175,9 @@ class Asks:
         """Return random bytes for the id and the seed of one request."""
         if not self._drawn:  # A call to the system costs more than all the rest of it.
             many = secrets.token_bytes(_DRAWN_BYTES * _DRAWN_MAX)
-            starts = range(0, len(many), _DRAWN_BYTES)
-            self._drawn = [many[start : start + _DRAWN_BYTES] for start in starts]
+            ends = range(_DRAWN_BYTES, len(many) + 1, _DRAWN_BYTES)
+            own = _DRAWN_BYTES - _ALIKE_BYTES
+            self._drawn = [many[:_ALIKE_BYTES] + many[end - own : end] for end in ends]
         return self._drawn.pop()
 
     def _refuse_unsupported(self, message: AllocationRequest) -> Refusal | None:

@@ -1,0 +1,49 @@
+"""Nodes are reserved for a waiter that its policy looks at once another request needs room."""
+
+import pytest
+from by_hand import Hand, ask, consults, nodes, place
+
+from moorage.core.turns.effects import Consult
+from moorage.core.turns.events import ReleaseAsked
+from moorage.core.turns.turn import Turn
+from moorage.model import Demand, RequestId
+
+WHOLE, ONE = Demand(gpus=4), Demand(gpus=1)
+FIRST = ("c", "n000")
+
+
+@pytest.fixture
+def hand() -> Hand:
+    """Both nodes are held in part or whole, and a request for a whole one waits alone."""
+    hand = Hand()
+    hand.see(nodes(2, 4))
+    hand.grant(ask("old-0", WHOLE), place("n000", *"0123"))
+    hand.grant(ask("old-1", ONE), place("n001", "0"))
+    hand.ask(ask("large", WHOLE, wait=100.0))
+    return hand
+
+
+def release(hand: Hand, name: str) -> Turn:
+    return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
+
+
+def test_a_later_request_does_not_get_the_nodes_of_a_consulted_waiter(hand: Hand) -> None:
+    woken = release(hand, "old-0")
+    assert consults(woken) == ["large"]
+    (asked,) = [each for each in hand.ask(ask("small", ONE)).effects if isinstance(each, Consult)]
+    assert asked.reserved == (FIRST,)
+    hand.propose(woken, place("n000", *"0123"))
+    assert not hand.allocator.state.waiting
+
+
+def test_a_declined_lone_waiter_is_consulted_again_when_room_grows(hand: Hand) -> None:
+    hand.propose(release(hand, "old-0"), None)
+    assert list(hand.allocator.state.waiting) == ["large"]
+    assert consults(release(hand, "old-1")) == ["large"]
+
+
+def test_a_request_that_came_meanwhile_has_the_nodes_once_the_waiter_leaves(hand: Hand) -> None:
+    woken = release(hand, "old-0")
+    assert consults(hand.ask(ask("next", WHOLE, wait=100.0, inputs={"own": 1}))) == []
+    hand.propose(woken, place("n000", *"0123"))
+    assert consults(release(hand, "large")) == ["next"]
