@@ -114,7 +114,9 @@ def test_surplus_requests_have_one_entry_a_minute_and_a_metric(rates_server: Ser
     assert count >= len(refused)
 
     def entries() -> list[dict]:
-        lines = [line for file in data.glob("audit/*.jsonl") for line in file.read_text().splitlines()]
+        lines = [
+            line for file in data.glob("audit/*.jsonl") for line in file.read_text().splitlines()
+        ]
         rows = [json.loads(line) for line in lines]
         return [each for each in rows if (each["what"], each["who"]) == ("rate.refused", "dan")]
 
