@@ -15,6 +15,7 @@ from benchmarks.backend_costs import engines
 from benchmarks.churn import ChurnJob, churn
 from benchmarks.churn_report import table as churn_table
 from benchmarks.command_line import run_command
+from benchmarks.consoles import consoles
 from benchmarks.credentials import REQUESTS, credentials
 from benchmarks.fleet import fleet
 from benchmarks.floods import floods
@@ -28,6 +29,8 @@ from benchmarks.query import query
 from benchmarks.queue_costs import queue
 from benchmarks.slot_costs import slots
 from benchmarks.startup import first_lease, startup
+from benchmarks.waiting import tables as waiting_tables
+from benchmarks.waiting import waiting
 from benchmarks.workflow import workflow
 from moorage.bench.grants import read_trace
 from moorage.commands import display
@@ -49,13 +52,18 @@ BENCHMARKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "packing": packing_costs,
     "placement": placement,
     "churn": churn,
+    "waiting": waiting,
     "kills": kill,
     "floods": floods,
     "credentials": credentials,
     "observation": observation,
+    "consoles": consoles,
 }
 ON_REQUEST: Final = frozenset(
-    {"packing", "placement", "churn", "kills", "floods", "credentials", "observation"}
+    {
+        *("packing", "placement", "churn", "waiting", "kills", "floods", "credentials"),
+        *("observation", "consoles"),
+    }
 )
 """They need a trace or many minutes, so they run only where they are named."""
 
@@ -64,8 +72,8 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(
         help="startup, first_lease, workflow, fleet, slots, queue, query, engines, "
-        "rules; only where they are named: packing, placement, churn, kills, floods, "
-        "credentials, observation."
+        "rules; only where they are named: packing, placement, churn, waiting, kills, floods, "
+        "credentials, observation, consoles."
     ),
 ]
 Nodes = Annotated[
@@ -102,7 +110,7 @@ Later = Annotated[
 ]
 Plots = Annotated[
     list[Path] | None,
-    typer.Option(help="For `churn`: draw to this .png or .svg file; repeatable."),
+    typer.Option(help="For `churn`, `waiting`: draw to this .png or .svg file; repeatable."),
 ]
 Kills = Annotated[int, typer.Option(min=1, help="For `kills`: of the daemon.")]
 Category = Annotated[str, typer.Option(help="For `kills`: `process` or `container` workloads.")]
@@ -151,6 +159,7 @@ def measure(
             "packing": lambda: {**traces, "seeds": seeds or 5},
             "placement": lambda: {**traces, **table, "progress": tell},
             "churn": lambda: {**traces, "job": ChurnJob(**churning), "progress": tell},
+            "waiting": lambda: {"pods": pods, "progress": tell, **_waiting(churning)},
             "kills": lambda: {
                 "times": kills,
                 "category": category,
@@ -159,6 +168,7 @@ def measure(
             },
             "floods": lambda: {"attacks": attack or (), "seconds": seconds, "progress": tell},
             "observation": lambda: {"progress": tell},
+            "consoles": lambda: {"progress": tell},
             "credentials": lambda: {"requests": requests, "progress": tell},
         }
         report: dict[str, Any] = {}
@@ -171,7 +181,19 @@ def measure(
         _show(report)
 
 
+def _waiting(churning: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `waiting` that it shares with `churn`."""
+    given = {"load": churning.get("loads", ()), "rule": churning.get("rules", ())}
+    for name, values in given.items():
+        if len(values) > 1:
+            raise CommandError(f"waiting: expected one --{name}, got {len(values)}")
+    one = {name: values[0] for name, values in given.items() if values}
+    return {**one, "draw": churning.get("plots", ())}
+
+
 def _show(report: dict[str, Any]) -> None:
+    if "waiting" in report:
+        display.show(*waiting_tables(report.pop("waiting")))
     tables = {"placement": _placement, "churn": churn_table, "floods": floods_table}
     for name in tables.keys() & report.keys():
         display.show(tables[name](report.pop(name)))
