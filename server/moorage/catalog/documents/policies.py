@@ -287,16 +287,16 @@ def _requirement_warnings(files: Mapping[str, bytes]) -> Iterator[str]:
     """Yield warnings about requirements that are not available; the server installs none."""
     if REQUIREMENTS not in files:
         return
-    # It imports `packaging`, for the few policies that have such a file.
-    from moorage.catalog.documents.requirements import LINES_MAX, unmet  # noqa: PLC0415
+    from moorage.catalog.documents import requirements  # noqa: PLC0415  # Slow to import.
 
-    wanted = list(unmet(files))
+    wanted = list(requirements.unmet(files))
     for first in wanted[:REQUIREMENTS_SHOWN_MAX]:
         yield f"{REQUIREMENTS} line {first.line}: {first.text[:80]!r} {first.why}"
     if len(wanted) > REQUIREMENTS_SHOWN_MAX:
         yield f"{REQUIREMENTS}: {len(wanted) - REQUIREMENTS_SHOWN_MAX} more are not available"
-    if files.get(REQUIREMENTS, b"").count(b"\n") > LINES_MAX:
-        yield f"{REQUIREMENTS} has more than {LINES_MAX} lines; the others were not read"
+    lines_max = requirements.LINES_MAX
+    if files[REQUIREMENTS].count(b"\n") > lines_max:
+        yield f"{REQUIREMENTS} has more than {lines_max} lines; the others were not read"
 
 
 def pack_files(files: Mapping[str, bytes]) -> bytes:
