@@ -10,6 +10,7 @@ from moorage.lazy import LazyModule
 SLOW = {"asyncio", "dataclasses", "http", "logging", "numpy", "requests", "ssl", "websockets"}
 SLOW |= {"moorage.model", "moorage_client.link", "moorage_client.services"}
 SLOW_IN_SERVERS = {"httpx", "packaging", "pydantic", "rich"}
+COMMAND = "import typer.main, {0}; typer.main.get_command({0}.app)"  # As each start does.
 SERVER = "from moorage.launch import import_structlog; import_structlog(); import moorage.{}"
 
 
@@ -19,6 +20,8 @@ SERVER = "from moorage.launch import import_structlog; import_structlog(); impor
         ("from moorage_client import BlockingClient, Client", SLOW),
         ("import moorage_client.services", {"asyncio", "requests", "ssl", "urllib3"}),
         ("import moorage.commands.program", SLOW_IN_SERVERS | {"numpy", "asyncio", "structlog"}),
+        (COMMAND.format("moorage.commands.program"), SLOW_IN_SERVERS),
+        (COMMAND.format("moorage_client.cli.program"), SLOW_IN_SERVERS),
         (SERVER.format("daemon.main"), SLOW_IN_SERVERS | {"moorage_client"}),
         (SERVER.format("commands.agent_program"), SLOW_IN_SERVERS | {"starlette"}),
     ],

@@ -284,18 +284,16 @@ def _requirement_warnings(files: Mapping[str, bytes]) -> Iterator[str]:
     """Yield warnings about requirements that are not available; the server installs none."""
     if REQUIREMENTS not in files:
         return
-    from moorage.catalog.documents.requirements import (  # noqa: PLC0415  # Imports `packaging`.
-        LINES_MAX,
-        unmet,
-    )
+    from moorage.catalog.documents import requirements  # noqa: PLC0415  # Slow to import.
 
-    wanted = list(unmet(files))
+    wanted = list(requirements.unmet(files))
     for first in wanted[:REQUIREMENTS_SHOWN_MAX]:
         yield f"{REQUIREMENTS} line {first.line}: {first.text[:80]!r} {first.why}"
     if len(wanted) > REQUIREMENTS_SHOWN_MAX:
         yield f"{REQUIREMENTS}: {len(wanted) - REQUIREMENTS_SHOWN_MAX} more are not available"
-    if files.get(REQUIREMENTS, b"").count(b"\n") > LINES_MAX:
-        yield f"{REQUIREMENTS} has more than {LINES_MAX} lines; the others were not read"
+    lines_max = requirements.LINES_MAX
+    if files[REQUIREMENTS].count(b"\n") > lines_max:
+        yield f"{REQUIREMENTS} has more than {lines_max} lines; the others were not read"
 
 
 def pack_files(files: Mapping[str, bytes]) -> bytes:
