@@ -1,17 +1,14 @@
 """The types of the fields of specs.
 
-A value that is not allowed is refused with what was expected in its place. Pydantic reads these
-types when the first spec is made, and is imported only then: that takes longer than all specs.
+A value that is not allowed is refused with what was expected in its place.
 """
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Final
+
+import pydantic
 
 from moorage.records.json_values import JsonValue
-
-if TYPE_CHECKING:
-    from pydantic_core import CoreSchema
 
 CPUS_MAX: Final = 65_536
 """Most processors, and most GPUs, that a spec may ask for."""
@@ -35,52 +32,6 @@ MEMORY_DELAY_SECONDS_MAX: Final = 60.0
 """Longest delay that a `MemoryResourceSpec` may ask for."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-
-
-class Bounds:
-    """The bounds of a number, by pydantic's names.
-
-    Args:
-        ge: The lowest number.
-        gt: The number that it must be above.
-        le: The highest number.
-    """
-
-    def __init__(
-        self, *, ge: float | None = None, gt: float | None = None, le: float | None = None
-    ) -> None:
-        bounds = {"ge": ge, "gt": gt, "le": le}
-        self._bounds = {name: bound for name, bound in bounds.items() if bound is not None}
-
-    def __get_pydantic_core_schema__(
-        self, kind: Any, schema_of: "Callable[[Any], CoreSchema]"
-    ) -> "CoreSchema":
-        """Return pydantic's schema of a number, with its bounds; no number is infinite."""
-        finite = {"allow_inf_nan": False} if kind is float else {}
-        bounded: CoreSchema = {**schema_of(kind), **self._bounds, **finite}
-        return bounded
-
-
-class _Check:
-    """A function that checks or reads a value before, after or instead of pydantic."""
-
-    def __init__(
-        self, when: Literal["before", "after", "plain"], check: Callable[[Any], Any]
-    ) -> None:
-        self._when = when
-        self._check = check
-
-    def __get_pydantic_core_schema__(
-        self, kind: Any, schema_of: "Callable[[Any], CoreSchema]"
-    ) -> "CoreSchema":
-        """Return pydantic's schema of the function."""
-        from pydantic_core import core_schema  # noqa: PLC0415  # As the module says.
-
-        if self._when == "plain":
-            return core_schema.no_info_plain_validator_function(self._check)
-        if self._when == "before":
-            return core_schema.no_info_before_validator_function(self._check, schema_of(kind))
-        return core_schema.no_info_after_validator_function(self._check, schema_of(kind))
 
 
 def _no_nul(text: str) -> str:
@@ -119,26 +70,34 @@ def _absolute(path: str) -> str:
     return path
 
 
-Text = Annotated[str, _Check("after", _no_nul)]
+Text = Annotated[str, pydantic.AfterValidator(_no_nul)]
 """A text without NUL characters, as the operating system requires."""
-Name = Annotated[Text, _Check("after", _not_empty)]
-Command = Annotated[list[Text], _Check("after", _program)]
+Name = Annotated[Text, pydantic.AfterValidator(_not_empty)]
+Command = Annotated[list[Text], pydantic.AfterValidator(_program)]
 """A program and its arguments."""
-Environment = dict[Annotated[Text, _Check("after", _variable)], Text]
-Folder = Annotated[Text, _Check("after", _absolute)]
-_NOT_YES = _Check("before", _number)
+Environment = dict[Annotated[Text, pydantic.AfterValidator(_variable)], Text]
+Folder = Annotated[Text, pydantic.AfterValidator(_absolute)]
+_NOT_YES = pydantic.BeforeValidator(_number)
 """A validator that refuses `true` as a number. It is the last annotation, so that it runs first."""
-Port = Annotated[int, Bounds(ge=1, le=65_535), _NOT_YES]
-FreePort = Annotated[int, Bounds(ge=0, le=65_535), _NOT_YES]
+Port = Annotated[int, pydantic.Field(ge=1, le=65_535), _NOT_YES]
+FreePort = Annotated[int, pydantic.Field(ge=0, le=65_535), _NOT_YES]
 """A port number; 0 means any free port."""
-Count = Annotated[int, Bounds(ge=0, le=CPUS_MAX), _NOT_YES]
-Copies = Annotated[int, Bounds(ge=1, le=CPUS_MAX), _NOT_YES]
-Cpus = Annotated[float, Bounds(gt=0, le=CPUS_MAX), _NOT_YES]
-StartSeconds = Annotated[float, Bounds(gt=0, le=START_SECONDS_MAX), _NOT_YES]
-StopSeconds = Annotated[float, Bounds(ge=0, le=STOP_SECONDS_MAX), _NOT_YES]
-ProbeSeconds = Annotated[float, Bounds(ge=PROBE_SECONDS_MIN, le=PROBE_SECONDS_MAX), _NOT_YES]
+Count = Annotated[int, pydantic.Field(ge=0, le=CPUS_MAX), _NOT_YES]
+Copies = Annotated[int, pydantic.Field(ge=1, le=CPUS_MAX), _NOT_YES]
+Cpus = Annotated[float, pydantic.Field(gt=0, le=CPUS_MAX, allow_inf_nan=False), _NOT_YES]
+StartSeconds = Annotated[
+    float, pydantic.Field(gt=0, le=START_SECONDS_MAX, allow_inf_nan=False), _NOT_YES
+]
+StopSeconds = Annotated[
+    float, pydantic.Field(ge=0, le=STOP_SECONDS_MAX, allow_inf_nan=False), _NOT_YES
+]
+ProbeSeconds = Annotated[
+    float, pydantic.Field(ge=PROBE_SECONDS_MIN, le=PROBE_SECONDS_MAX, allow_inf_nan=False), _NOT_YES
+]
 
-MemoryDelay = Annotated[float, Bounds(ge=0, le=MEMORY_DELAY_SECONDS_MAX)]
+MemoryDelay = Annotated[
+    float, pydantic.Field(ge=0, le=MEMORY_DELAY_SECONDS_MAX, allow_inf_nan=False)
+]
 
 
 def memory_bytes(given: int | str) -> int:
@@ -172,7 +131,7 @@ def _devices(given: JsonValue) -> int | str | list[str]:
     raise ValueError("expected a number from 0 on, a list of ids, or all")
 
 
-Memory = Annotated[int | str, _Check("plain", _memory)]
+Memory = Annotated[int | str, pydantic.PlainValidator(_memory)]
 """An amount of memory: bytes, or a text such as `512m` or `2g`."""
-Devices = Annotated[int | str | list[str], _Check("plain", _devices)]
+Devices = Annotated[int | str | list[str], pydantic.PlainValidator(_devices)]
 """GPUs: their number, a list of ids, or `all`."""

@@ -14,10 +14,11 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_type_hints
+
+import pydantic
 
 from moorage.backends.spec_fields import (
-    Bounds,
     Command,
     Copies,
     Count,
@@ -35,21 +36,13 @@ from moorage.backends.spec_fields import (
     StopSeconds,
     Text,
 )
-from moorage.lazy import LazyModule
 from moorage.records.json_values import JsonObject
-
-if TYPE_CHECKING:
-    import pydantic
-else:  # See `spec_fields`.
-    pydantic = LazyModule("pydantic")
 
 WORDS_SHOWN_MAX: Final = 64
 """Longest beginning of a command, in characters, that a message shows as a list."""
-_STRICT: "Final[pydantic.ConfigDict]" = {
-    "extra": "forbid",
-    "arbitrary_types_allowed": True,
-    "revalidate_instances": "always",
-}
+_STRICT: Final = pydantic.ConfigDict(
+    extra="forbid", arbitrary_types_allowed=True, revalidate_instances="always"
+)
 
 BUILT_IN: Final[set[str]] = set()
 """The categories of Moorage's own specs."""
@@ -85,10 +78,10 @@ class BaseResourceSpec:
         extra: Anything else a backend or its runner understands.
     """
 
-    __pydantic_config__: ClassVar[Any] = _STRICT
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
     category: str = "resource"
 
-    max_global_num: Annotated[int, Bounds(ge=1)] | None = None
+    max_global_num: Annotated[int, pydantic.Field(ge=1)] | None = None
     extra: JsonObject = field(default_factory=JsonObject)
 
     def __post_init__(self) -> None:
@@ -140,7 +133,7 @@ class Readiness:
         timeout_seconds: Of one probe.
     """
 
-    __pydantic_config__: ClassVar[Any] = _STRICT
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
 
     path: Text | None = None
     port: Port | None = None
@@ -227,7 +220,7 @@ class VLLMModelResourceSpec(BaseResourceSpec):
     pipeline_parallel_size: Copies = 1
     data_parallel_size: Copies = 1
     template: Text | None = None
-    gpu_memory_utilization: Annotated[float, Bounds(gt=0, le=1)] = 0.8
+    gpu_memory_utilization: Annotated[float, pydantic.Field(gt=0, le=1)] = 0.8
     tool_call_parser: Text | None = "hermes"
     python: Name | None = None
     start_timeout: StartSeconds | None = 300.0
@@ -402,7 +395,7 @@ class MemoryResourceSpec(BaseResourceSpec):
 
 
 @functools.cache
-def _readers(kind: type[BaseResourceSpec]) -> "Mapping[str, pydantic.TypeAdapter[Any]]":
+def _readers(kind: type[BaseResourceSpec]) -> Mapping[str, pydantic.TypeAdapter[Any]]:
     """Return a validator for each field of a spec class, by field name."""
     hints = get_type_hints(kind, include_extras=True)
     loose = pydantic.ConfigDict(arbitrary_types_allowed=True)
@@ -412,7 +405,7 @@ def _readers(kind: type[BaseResourceSpec]) -> "Mapping[str, pydantic.TypeAdapter
     }
 
 
-def _spec_error(name: str, error: "pydantic.ValidationError") -> SpecError:
+def _spec_error(name: str, error: pydantic.ValidationError) -> SpecError:
     """Convert pydantic's first error about a field into a `SpecError`."""
     first = error.errors(include_url=False)[0]
     place = ".".join([name, *(str(part) for part in first["loc"] if part != "[key]")])

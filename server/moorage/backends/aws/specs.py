@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from moorage.backends.spec_fields import Bounds, Count, Cpus, Memory, Name, Port, StartSeconds
+import pydantic
+
+from moorage.backends.spec_fields import Count, Cpus, Memory, Name, Port, StartSeconds
 from moorage.backends.specs import BaseResourceSpec
 
-Price = Annotated[float, Bounds(gt=0)]
+Price = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(kw_only=True)
@@ -53,7 +55,7 @@ class InstanceResourceSpec(BaseResourceSpec):
     key_name: Name | None = None
     instance_profile: Name | None = None
     user_data: str | None = None
-    volume_gib: Annotated[int, Bounds(ge=1, le=65_536)] | None = None
+    volume_gib: Annotated[int, pydantic.Field(ge=1, le=65_536)] | None = None
     spot: bool = False
     on_demand_fallback: bool = True
     max_price_per_hour: Price | None = None
