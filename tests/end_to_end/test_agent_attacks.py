@@ -174,12 +174,19 @@ def test_a_token_used_twice_at_the_same_time_admits_one_agent(fleet: Fleet) -> N
     until(lambda: len({each["id"] for each in nodes} & {"one", "two"}) == 1)
 
 
-FIRST = wire.AgentFolder(5, ("02:aa", "02:bb"))
+FIRST = wire.AgentFolder(5, ("02:aa", "02:bb"), "boot 1")
 FOLDERS = {
     "copied": (wire.AgentFolder(6, FIRST.addresses), wire.AgentFarewell),
     "cloned": (wire.AgentFolder(5, ("02:cc",)), wire.AgentFarewell),
     "same": (FIRST, wire.AgentWelcome),
     "repaired": (wire.AgentFolder(5, ("02:bb", "02:cc")), wire.AgentWelcome),
+    "copied on the machine": (wire.AgentFolder(6, FIRST.addresses, FIRST.boot), wire.AgentFarewell),
+    "copied elsewhere": (wire.AgentFolder(6, ("02:cc",), "boot 2"), wire.AgentFarewell),
+    "restored before a restart": (
+        wire.AgentFolder(6, FIRST.addresses, "boot 2"),
+        wire.AgentWelcome,
+    ),
+    "other cards while it runs": (wire.AgentFolder(5, ("02:cc",), FIRST.boot), wire.AgentWelcome),
     "unknown": (wire.AgentFolder(), wire.AgentWelcome),
     "earlier release": (None, wire.AgentWelcome),
 }

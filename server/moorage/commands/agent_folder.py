@@ -3,6 +3,7 @@
 `agent_program` sends it in each hello, and the server compares it with the last one.
 """
 
+import contextlib
 import ctypes
 import os
 import struct
@@ -14,6 +15,10 @@ from moorage.backends.agents.wire import ADDRESSES_MAX, AgentFolder
 _INTERFACES: Final = Path("/sys/class/net")
 _OWN_ADDRESS: Final = {"type": "1", "addr_assign_type": "0"}
 """Files of an interface: it is an Ethernet one, whose address is that of its hardware."""
+_CHANGING: Final = frozenset({"usb", "vmbus"})
+"""Buses whose addresses may be others after a reboot: of docks and of the board's controller, and
+of WSL2."""
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _BIRTH_TIME: Final = 0x800
 """`STATX_BTIME`: asks for it, and says that there is one."""
 _HERE: Final = -100
@@ -25,7 +30,10 @@ _BIRTH_TIME_AT: Final = 80
 def describe_folder(folder: Path) -> AgentFolder:
     """Return what is known of a data folder and its machine."""
     addresses = sorted(filter(None, map(_address, _INTERFACES.glob("*"))))
-    return AgentFolder(_made_at(folder), tuple(addresses[:ADDRESSES_MAX]))
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = _BOOT.read_text().strip()
+    return AgentFolder(_made_at(folder), tuple(addresses[:ADDRESSES_MAX]), boot)
 
 
 def _made_at(folder: Path) -> int:
@@ -41,8 +49,10 @@ def _made_at(folder: Path) -> int:
 
 def _address(interface: Path) -> str:
     """Return the hardware address of an interface; empty: it has none of its own."""
-    if not (interface / "device").exists():
-        return ""
+    device = interface / "device"
+    bus = (device / "subsystem").resolve().name
+    if not device.exists() or bus in _CHANGING or (device / "physfn").exists():
+        return ""  # A virtual function may get another address at each start, too.
     try:
         said = {each: (interface / each).read_text().strip() for each in ("address", *_OWN_ADDRESS)}
     except OSError:  # It is gone meanwhile.

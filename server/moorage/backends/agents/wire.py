@@ -58,20 +58,26 @@ class AgentFolder(msgspec.Struct, frozen=True):
         made_at: When it was made, in nanoseconds since the epoch, as its file system has it: no
             program can copy that. 0: the file system does not have it.
         addresses: Hardware addresses of the machine, which a copied disk does not bring along.
+        boot: Names the start of the machine's kernel; empty: it is not known.
     """
 
     made_at: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     addresses: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=ADDRESSES_MAX)] = ()
+    boot: Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)] = ""
 
     def is_copy_of(self, first: "AgentFolder") -> bool:
         """Return whether this is another folder than the one that was seen first.
 
-        It counts only what both have. A machine with one address of that time is the same one.
+        It counts only what both have. A machine with one address of that time is the same one; if
+        it has restarted since, nothing that the first agent ran is left.
         """
-        elsewhere = self.addresses and first.addresses
-        return bool(elsewhere and not set(self.addresses) & set(first.addresses)) or (
-            0 != self.made_at != first.made_at != 0
-        )
+        elsewhere, restarted = False, False
+        if self.boot and self.boot == first.boot:
+            pass  # It is the same machine, whatever cards it has now.
+        elif self.addresses and first.addresses:
+            elsewhere = not set(self.addresses) & set(first.addresses)
+            restarted = bool(self.boot and first.boot) and not elsewhere
+        return elsewhere or (not restarted and 0 != self.made_at != first.made_at != 0)
 
 
 class AgentHello(_Frame):
