@@ -12,8 +12,6 @@ const ROWS_MAX = 12;
 const GAP = 900;
 const ROUND = [120, 600, 1200, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 604800];
 const STEPS = [60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
-
-/** Whether a value is known. */
 const known = (value) => (value ?? null) !== null;
 
 /** The least round number that is not below. */
@@ -72,13 +70,9 @@ export function Chart({ title, at, series, said, most, href, axis }) {
 			rows=${shown.map((n) => [axis ? said(at[n]) : when(at[n]), ...series.map((each) => text(each.values[n]))]).reverse()} /><//></details>
 	</figure>`;
 }
-
-/** The series of durations. */
 export const quantiles = (of) => [{ name: "half within (p50)", key: "k0", values: of.p50 }, { name: "99 % within (p99)", key: "k1", values: of.p99 }];
 
 /** A part of a whole, as a bar with its words. */
 export const Share = ({ part, words, hue = "k0" }) => html`<span class="share"><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden>
 	<rect class="rest" width="100" height="10" /><rect class=${hue} width=${Math.max(0, Math.min(100, part * 100))} height="10" /></svg> ${words}</span>`;
-
-/** A chart of one line. */
 export const Line = ({ name, values, ...more }) => html`<${Chart} ...${more} series=${[{ name, key: "k0", values }]} />`;

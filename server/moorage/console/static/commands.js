@@ -11,8 +11,6 @@ export const VIEWS = ["v Overview", "f Fleet", "q Queue", "l Leases", "w Why", "
 
 const GO_MS_MAX = 1500;
 const help = signal(false);
-
-/** What the bar understands, as an address. */
 export async function meant(text) {
 	const [word, ...rest] = text.trim().split(/\s+/);
 	const view = VIEWS.find((each) => each.view === word.toLowerCase() || each.name.toLowerCase() === text.trim().toLowerCase());
@@ -76,8 +74,6 @@ export function keys() {
 		if (event.key !== "g") event.preventDefault();
 	});
 }
-
-/** Go to the next or former row of the list. */
 function step(by) {
 	const rows = [...document.querySelectorAll("main a.row, main [role=treegrid] [role=row][tabindex]")];
 	if (!rows.length) return;

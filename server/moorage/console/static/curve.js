@@ -13,8 +13,6 @@ export function Curve({ points }) {
 	const [at, allocated] = [0, 1].map((n) => points.map((each) => each[n]));
 	return html`<${Chart} title="Allocated against demanded" at=${at} axis=${(n) => `${percent(n)} demanded`} said=${percent} series=${[{ name: "allocated", key: "k0", values: allocated }, { name: "all that is demanded", key: "k6", values: at }]} />`;
 }
-
-/** What came of a backtest. */
 export const Backtested = ({ it }) => html`<${Curve} points=${it.curve} />
 	<${Facts} pairs=${[["allocation", it.allocation === undefined ? "" : percent(it.allocation)], ["granted", it.granted === undefined ? "" : count(it.granted)],
 		["refused", it.refused ? Object.entries(it.refused).map(([name, n]) => `${count(n)} ${name}`).join(", ") || "0" : ""]]} />`;
@@ -22,15 +20,11 @@ export const Backtested = ({ it }) => html`<${Curve} points=${it.curve} />
 /** A text that may come from a file. */
 export const Upload = ({ label, text, change, accept }) => html`<label class="wide">${label}<textarea rows="4" spellcheck="false" value=${text} onInput=${typed(change)}></textarea></label>
 	<label class="file">or a file <input type="file" accept=${accept} onChange=${async (e) => e.target.files[0] && change(await e.target.files[0].text())} /></label>`;
-
-/** What is held now as a trace. */
 async function held() {
 	const leases = await collect({ op: "leases" }, "leases", TRACED_MAX);
 	const rows = leases.flatMap((lease) => lease.placement.map((share, n) => [`${lease.id}-${n}`, share.cpu_milli || 0, share.memory_mib || 0, share.gpus?.length || 0, share.gpus?.length ? share.gpu_milli ?? 1000 : 0].join(",")));
 	return ["name,cpu_milli,memory_mib,num_gpu,gpu_milli", ...rows].join("\n") + "\n";
 }
-
-/** What a backtest is run on. */
 export function Backtest({ busy, run }) {
 	const [trace, setTrace] = useState("");
 	const off = lacks("policy") || (trace.trim() ? "" : "There is no trace yet.");

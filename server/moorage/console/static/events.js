@@ -35,8 +35,6 @@ const OTHERS = {
 	rests: (d) => html`<${Policy} name=${d.policy_rule_uri} /> is not asked for ${d.seconds} s: it overran its time ${d.overruns} times.`,
 	examples_failed: (d) => html`<${Policy} name=${d.policy_rule_uri} /> fails its examples: ${d.reason}`,
 };
-
-/** An event in words. */
 export function sentence(name, data) {
 	if (OF_LEASES[name]) return html`Lease ${lease(data)} ${OF_LEASES[name](data)}`;
 	if (OF_WORKLOADS[name]) return html`The workload of lease ${lease(data)} ${OF_WORKLOADS[name](data)}`;

@@ -9,8 +9,6 @@ class AIOSv1PolicyRule:
     def eval(self, parameters, input_data, context):
 ${before}        return place(input_data, lambda fleet, demand: ${score}${more})
 `;
-
-/** Names and code. */
 export const EXAMPLES = [
 	["the emptiest node", placing("fleet.free_gpu_milli()")],
 	["the fullest node: large requests find room later", placing("-fleet.free_gpu_milli()")],

@@ -19,11 +19,8 @@ export const zone = () => Intl.DateTimeFormat().resolvedOptions().timeZone || "l
 export const gpus = (milli) => tenths(milli / 1000);
 /** With one digit behind the point at most. */
 export const tenths = (n) => counts.format(Math.round(n * 10) / 10);
-/** A part of a whole. */
 export const percent = (part) => `${(part * 100).toFixed(part > 0.0995 && part < 1 && Math.round(part * 1000) % 10 ? 1 : 0)} %`;
-/** How long something took. */
 export const duration = (seconds) => (seconds === 0 ? "0" : seconds < 0.00995 ? `${Number((seconds * 1000).toPrecision(2))} ms` : seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : seconds < 10 ? `${seconds.toFixed(1)} s` : span(seconds));
-/** One or more of something. */
 export const some = (n, one, many = one + "s") => `${count(n)} ${n === 1 ? one : many}`;
 /** The beginning of an id, which is enough to know it again. */
 export const brief = (id) => (id.length > 13 ? `${id.slice(0, 12)}…` : id);
@@ -80,6 +77,4 @@ export const heldMilli = (placement) => (placement || []).reduce((sum, share) =>
 
 /** The same as `places`, in one line also for a gang. */
 export const placesBrief = (placement) => ((placement || []).length < 3 ? places(placement) : `${placement.length} nodes, from ${placement[0].cluster_id}/${placement[0].node_id} to ${placement.at(-1).node_id}`);
-
-/** How far a time is from now. */
 export const until = (at) => span(at - Date.now() / 1000);

@@ -6,8 +6,6 @@ import { http, may } from "./session.js";
 const LOOP_SECONDS = 1;
 const COMMIT_SECONDS = 0.25;
 const BACKLOG = 5000;
-
-/** The samples of a page of metrics. */
 export function samples(text) {
 	return text.split("\n").filter((line) => line && !line.startsWith("#")).map((line) => {
 		const found = /^([\w:]+)(\{.*\})? (\S+)/.exec(line);
@@ -27,8 +25,6 @@ export function total(all, name) {
 	const found = all?.filter((each) => each.name === `moorage_${name}`);
 	return found?.length ? found.reduce((sum, each) => sum + each.value, 0) : undefined;
 }
-
-/** What calls for attention. */
 export function alarms(all, history) {
 	const { now } = history;
 	const of = (name) => total(all, name) || 0;

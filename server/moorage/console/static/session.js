@@ -56,44 +56,35 @@ export async function http(method, path, body) {
 	}
 	return reply && "success" in reply && "data" in reply ? reply.data : reply;
 }
-
-/** The code of a version. */
 export const codeOf = (uri) => http("GET", `/policy/${encodeURIComponent(uri)}`).then((each) => String(each.code ?? ""));
 
 let again = 0;
-
-/** Find out who is here. */
 export async function enter() {
 	try {
 		const found = await http("GET", SESSION);
-		if (JSON.stringify(found) !== JSON.stringify(session.value)) session.value = found;
+		if (session.value && session.value.csrf !== found.csrf) location.reload(); // Another person.
+		session.value ||= found;
 		unreachable.value = "";
 	} catch (error) {
-		const failure = error;
-		if (failure.code === "unauthorized") {
-			signIn.value = Boolean(failure.reply?.error?.sign_in);
+		if (error.code === "unauthorized") {
+			signIn.value = Boolean(error.reply?.error?.sign_in);
 			session.value = null;
 		} else {
-			unreachable.value = failure.message;
+			unreachable.value = error.message;
 			clearTimeout(again); // Several ask at once: one of them goes on.
 			again = setTimeout(enter, 2000);
 		}
 	}
 }
 
-const PLACE = "moorage-place";
-
 /** Remember the address, for the way back from the issuer. */
-export function leave() {
-	if (location.pathname !== "/console") sessionStorage.setItem(PLACE, location.pathname + location.search);
-}
+export const leave = () => (sessionStorage.place = location.pathname + location.search);
 
 /** After a sign-in, show what was shown before it. */
 export function comeBack() {
-	const place = sessionStorage.getItem(PLACE);
-	if (!session.value || !place) return;
-	sessionStorage.removeItem(PLACE);
-	if (location.pathname === "/console") go(place, true);
+	const { place } = sessionStorage;
+	delete sessionStorage.place;
+	if (session.value && place && location.pathname === "/console") go(place, true);
 }
 
 export async function logIn(token) {

@@ -15,8 +15,6 @@ export const connection = signal(0);
 export const revision = signal(null);
 
 let socket = null;
-/** Of the login with which the socket was opened. */
-let csrf = "";
 let number = 0;
 let retry_ms = 250;
 
@@ -32,14 +30,9 @@ export function address() {
 	return proxied ? `wss://${location.host}/ws` : at;
 }
 
-/** Connect, and again whenever the connection is lost, or another login is in force. */
+/** Connect, and again whenever the connection is lost. */
 export function connect() {
-	if (!session.value) return;
-	if (socket) {
-		if (csrf !== session.value.csrf) socket.close();
-		return;
-	}
-	csrf = session.value.csrf;
+	if (!session.value || socket) return;
 	const made = new WebSocket(address());
 	socket = made;
 	made.onopen = () => {

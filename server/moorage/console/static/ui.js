@@ -17,11 +17,7 @@ export const Button = ({ off, disabled, title, ...more }) => html`<button type="
 export const said = signal("");
 
 export const Loading = ({ what }) => html`<p class="loading" role="status">Loading ${what}…</p>`;
-
-/** Nothing is there, which is known. */
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
-
-/** A "no" of the server. */
 export const Refused = ({ error }) =>
 	error ? html`<p class="alert" role="alert">${error.code ? html`<code>${error.code}</code> ` : ""}${error.code === "unknown_op" ? "This server does not serve that yet." : error.message}</p>` : null;
 
@@ -76,8 +72,6 @@ export function Command({ words, code }) {
 	return html`<span class="command"><${Button} title=${text} onClick=${copy}>Copy as command<//>
 		${copied > 0 && html`<code ref=${shown}>${copied === 1 ? "Copied" : text}</code>`}</span>`;
 }
-
-/** A modal dialog. */
 export function Dialog({ title, close, children }) {
 	const ref = useRef(null);
 	useEffect(() => {
@@ -123,8 +117,6 @@ export function Action({ label, title, message, dry = () => ask({ ...message, dr
 /** A part of a view with its heading; with `found`, `children` make it of what is loaded. */
 export const Section = ({ title, children, id, found, what }) =>
 	html`<section aria-label=${title} id=${id}><h2>${title}</h2>${found ? html`<${Loaded} found=${found} what=${what}>${children}<//>` : children}</section>`;
-
-/** Names and values. */
 export const Facts = ({ pairs }) =>
 	html`<dl>${pairs.filter(([, value]) => (value ?? "") !== "")
 		.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
@@ -181,8 +173,6 @@ export function useEvery(work, ms, needs) {
 		return () => clearInterval(timer);
 	}, needs);
 }
-
-/** Take what is typed. */
 export const typed = (set) => (e) => set(e.target.value);
 
 /** The first `most` of a list, and the button that shows the others. */
@@ -208,19 +198,13 @@ export const Choice = ({ label, name: field, value, set, options }) => html`<lab
 	const [name, text] = Array.isArray(each) ? each : [each, each];
 	return html`<option value=${name} selected=${name === value}>${text}</option>`;
 })}</select></label>`;
-
-/** Text as it was written. */
 export const Text = ({ label, text }) => html`<pre class="output" tabindex="0" role="region" aria-label=${label}>${text}</pre>`;
 
 /** What `children` makes of what is loaded. */
 export const Loaded = ({ found, what, children }) =>
 	html`<${Refused} error=${found.error} />${found.value !== undefined ? children(found.value) : found.error || found.idle ? null : html`<${Loading} what=${what} />`}`;
-
-/** One object beside a list. */
 export const Panel = ({ title, found, children }) =>
 	html`<aside aria-label=${title}><h2>${title}</h2><${Loaded} found=${found} what=${title}>${children}<//></aside>`;
-
-/** What each alias means. */
 export const aliases = signal(new Map());
 
 export const readAliases = () => http("GET", "/policy-alias").then((all) => (aliases.value = new Map(all.map((each) => [each.alias, each.policy_rule_uri]))), () => {});
@@ -237,8 +221,6 @@ export const Policy = ({ name, row, bare }) => html`<a class=${row && "row"} hre
 
 /** Something by its id, in a view. */
 export const Id = ({ of, view = "leases" }) => html`<a href=${to(view, of)}>${brief(of)}</a>`;
-
-/** A node, or a cluster. */
 export const Place = ({ cluster_id: cluster, node_id: node }) => html`<a href=${node ? to("fleet", cluster, node) : to("fleet", cluster)}>${cluster}${node ? `/${node}` : ""}</a>`;
 
 /** What happened to an object, or in a view. */

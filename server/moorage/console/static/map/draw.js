@@ -167,8 +167,6 @@ export class Painter {
 			if (top + LABEL > low && top < high) context.fillText(text, x, top + 12);
 		}
 	}
-
-	/** A node without GPUs. */
 	bare(n) {
 		const { context, layout } = this;
 		context.globalAlpha = this.lit && !this.lit[n] ? 0.25 : 1;
@@ -177,16 +175,12 @@ export class Painter {
 		context.strokeRect(layout.x[n] + 0.5, layout.y[n] - this.top + 0.5, layout.cell - 2, layout.cell - 2);
 		context.globalAlpha = 1;
 	}
-
-	/** Scroll to a node. */
 	reach(n) {
 		const { layout, canvas } = this;
 		if (n < 0 || !layout || (layout.y[n] >= this.top && layout.y[n] + layout.cell <= this.top + canvas.height)) return;
 		this.top = Math.max(0, Math.min(layout.y[n] - canvas.height / 2, layout.height - canvas.height)) | 0;
 		this.all();
 	}
-
-	/** How wide a node is. */
 	wide(n) {
 		const { fleet, layout } = this;
 		return Math.max(1, fleet.first[n + 1] - fleet.first[n]) * layout.cell;

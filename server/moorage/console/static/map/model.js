@@ -26,7 +26,6 @@ export const fleet = signal(null);
 export const refused = signal(null);
 /** Grows at most twice a second while slots change: what counts slots looks again. */
 export const tick = signal(0);
-/** How often a gap was met. */
 export const gaps = signal(0);
 
 const painters = new Set();
@@ -147,8 +146,6 @@ export async function findOut(it) {
 	}
 	return it.out;
 }
-
-/** What a node is called. */
 export const nodeName = (it, n) => `${it.clusters[it.cluster[n]]}/${it.ids[n]}`;
 
 /** The state as it is shown: what others hold is busy. */

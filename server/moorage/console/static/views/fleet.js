@@ -47,11 +47,7 @@ export function Fleet({ rest }) {
 			</div>
 		</div>`;
 }
-
-/** Where a node is shown. */
 const address = (it, n) => to("fleet", it.clusters[it.cluster[n]], it.ids[n]);
-
-/** The fleet at a time. */
 async function past(at) {
 	const then = await ask({ op: "past_fleet", at });
 	return { ...read(await unpacked(then.packed), then), past: at };
@@ -94,8 +90,6 @@ function Numbers({ it }) {
 		<details class="by-model" open=${rows.size < 7}><summary>By model</summary><${Scroll} label="By model"><${Grid} label="By model" heads=${["model", "used", "GPUs", "free", "wholly free", "on partly taken nodes", "empty nodes"]}
 			rows=${[...rows].sort().map(([name, row]) => [name, used(row), count(row.gpus), gpus(row.open), count(row.free), count(row.partly), `${count(row.empty)} of ${count(row.nodes)}`])} /><//></details>`;
 }
-
-/** Find a node by a part of its name, and go there. */
 function Find({ it }) {
 	const [part, setPart] = useState("");
 	const wanted = part.trim().toLowerCase();
@@ -213,8 +207,6 @@ function names(it, by) {
 	const all = by === "tenant" ? it.tenants.filter(Boolean) : it.models.map((each) => each || "no model");
 	return [...keyed(all)];
 }
-
-/** The colour of a slot by model, tenant or end. */
 function coloured(it, by, made) {
 	const keys = names(it, by);
 	const paint = painted(keys.map(([, key]) => key));
@@ -239,8 +231,6 @@ function described(it, { node, slot }) {
 	const end = it.ends[slot] ? `, ends in ${span(it.ends[slot] - (it.past || Date.now() / 1000))}` : "";
 	return `${where} GPU ${slot - it.first[node]}: ${STATES[it.state[slot]].name}${whose ? `, ${whose}` : ""}${end}, ${(1000 - it.milli[slot]) / 1000} free, ${it.models[it.model[slot]] || "no model"}`;
 }
-
-/** Take the theme's colours. */
 function colours(made) {
 	const paint = painted(STATES.map((state) => `s-${state.sign}`));
 	made.colours = STATES.map((state) => paint.get(`s-${state.sign}`));
@@ -272,8 +262,6 @@ function Shapes({ it, lit, light }) {
 }
 
 const key = (each) => JSON.stringify(each.resources);
-
-/** What can be done with a node or cluster. */
 function Cordons({ cluster, node = "", out, done }) {
 	const where = node ? `${cluster}/${node}` : cluster;
 	const message = { cluster, ...(node ? { node } : {}) };

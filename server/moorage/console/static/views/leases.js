@@ -109,11 +109,7 @@ export function Leases({ rest, query }) {
 			${rest[0] && html`<${Lease} key=${rest[0]} id=${rest[0]} changed=${again} />`}
 		</div>`;
 }
-
-/** What a flush would end. */
 export const flushWords = ({ flushed }) => (flushed.length ? `Ends ${some(flushed.length, "warm lease")} and stops what runs under them. The next request like theirs starts cold.` : "Nothing is kept warm, so nothing ends.");
-
-/** What some leases hold. */
 export const holding = (leases) => `${gpus(leases.reduce((sum, each) => sum + heldMilli(each.placement), 0))} GPUs`;
 
 /** Which waiting requests then fit; `more`: How many of other tenants. */

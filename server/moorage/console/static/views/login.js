@@ -4,10 +4,10 @@ import { leave, logIn, signIn } from "../session.js";
 import { useSignal } from "../signal.js";
 import { Refused, handle, html, typed } from "../ui.js";
 
-/** Why a sign-in failed, by what the server says of it in the address. */
+/** Why a sign-in failed, by the query of the address. */
 const FAILED = {
-	refused: "Your sign-in was refused. If it happens again, your operator finds the reason in the server's log.",
-	unavailable: "You cannot be signed in now, since the issuer does not answer. Try again in a moment, or log in with a token.",
+	refused: "Your sign-in was refused. The server's log says why.",
+	unavailable: "The issuer does not answer. Try again, or log in with a token.",
 };
 
 export function Login() {

@@ -81,8 +81,6 @@ function Tenants({ it }) {
 	return html`<${Section} title="GPUs by tenant"><${Grid} label="GPUs by tenant" empty="No one holds a GPU." most=${8} heads=${["tenant", "of the fleet", "GPUs"]} rows=${rows.map(([name, milli]) => [name,
 			html`<${Share} part=${milli / total} words=${percent(milli / total)} hue=${hues.get(name)} />`, gpus(milli)])} /><//>`;
 }
-
-/** Who waits longest, and why. */
 function Waiting({ now: { oldest, waiting } }) {
 	const found = useWhys(oldest);
 	return html`<${Section} title="Waits longest" found=${found} what="who waits">${(whys) => html`
@@ -90,8 +88,6 @@ function Waiting({ now: { oldest, waiting } }) {
 		<${Grid} wordy label="Waits longest" empty="No request waits." heads=${["request", "tenant", "waits", "wants, and why it waits"]} rows=${oldest.map((each) => [html`<${Id} of=${each.request} view="queue" />`, each.tenant,
 			html`<span class="nowrap">${until(each.since)}</span>`, html`<b>${shape(each.resources)}</b>: ${whys[each.request] ? waitingWords(whys[each.request], each.resources) : "…"}`])} />`}<//>`;
 }
-
-/** What ends next. */
 function Ending({ every, soon }) {
 	const found = useAsk({ op: "leases", sort: "expires_at", limit: SHOWN }, every * 3);
 	return html`<${Section} title="Ends next" found=${found} what="what ends">${({ leases, total }) => (!leases.length ? html`<${Empty}>There is no lease${session.value?.operator ? "" : " that you may see"}.<//>` : html`
@@ -99,8 +95,6 @@ function Ending({ every, soon }) {
 			<${Grid} wordy label="Ends next" heads=${["lease", "tenant", "ends", "where"]} rows=${leases.map((each) => [html`<${Id} of=${each.id} />`, each.tenant,
 				`in ${until(each.expires_at)}, ${when(each.expires_at)}`, placesBrief(each.placement)])} />`)}<//>`;
 }
-
-/** What happened within the last hour. */
 function Changed({ it }) {
 	const { from, refused, all, granted } = hourly(it);
 	const events = it.events.filter((each) => each.at > it.now.at - HOUR);
@@ -120,8 +114,6 @@ function Agents({ now: { agents, clusters_out: out } }) {
 			...(agents?.first || []).map((each) => [html`<${Place} ...${each} />`, each.lost ? html`<span class="state failing">✕ lost</span>` : "not connected", `${when(each.since)}, ${until(each.since)} ago`]),
 			...out.map((each) => [html`<${Place} cluster_id=${each.cluster_id} />`, `all ${some(each.nodes, "node")} out of service`, each.reason])]} /><//>`;
 }
-
-/** The last day in four charts. */
 function Day({ it }) {
 	const { at } = it;
 	if (!at.length) return null;

@@ -87,8 +87,6 @@ export function Playground({ query }) {
 		</div>
 	</div>`;
 }
-
-/** What is wrong with some lines. */
 function wrong({ error, value }) {
 	const found = new Map();
 	const [, line] = /\bline (\d+)/.exec(error?.message || "") || [];

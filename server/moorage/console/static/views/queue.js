@@ -33,8 +33,6 @@ export function Queue({ rest, query }) {
 			${rest[0] && html`<${Waiter} key=${rest[0]} id=${rest[0]} done=${listing.refresh} />`}
 		</div>`;
 }
-
-/** What giving up would mean. */
 const cancelWords = ({ request, tenant, since, resources }) => `Gives up request ${brief(request)}${tenant ? ` of ${tenant}` : ""} for ${shape(resources)}${since ? `, which has waited ${until(since)}` : ""}. It loses its place; asked again, it begins at the end of its priority. Its client is answered “cancelled”.`;
 
 function Waiter({ id, done }) {

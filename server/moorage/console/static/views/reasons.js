@@ -52,8 +52,6 @@ function funnel(why) {
 	const chosen = (why.lease?.placement || why.placement || []).length;
 	return chosen ? [...steps, ["chosen", chosen]] : steps;
 }
-
-/** Why some requests wait, by request. */
 export const useWhys = (rows) => useLoaded(async () => Object.fromEntries(await Promise.all(rows.map(async ({ request }) => [request, await ask({ op: "why", request }).catch(() => null)]))), [rows.map((each) => each.request).join()], 60000);
 
 /** In a few words why a request waits. */
@@ -87,8 +85,6 @@ export function turn(row, why) {
 }
 
 const AWAITED_SHOWN = 6;
-
-/** The leases that a request waits for. */
 export function Awaited({ why }) {
 	const all = why.waits_for || [];
 	if (!all.length) return null;
