@@ -125,7 +125,9 @@ def test_commands_and_workloads_of_agents_continue(pair, storage, tmp_path, how)
     own = {"MOORAGE_URL": urls(pair), "MOORAGE_HTTP_URL": urls(pair, "http")}
     ask = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--json")
     lease = json.loads(ran(MOORAGE, *ask, **own).stdout)["lease"]["id"]
-    made = invoke("agent", "token", "--cluster", "lab", MOORAGE_STORAGE=storage)
+    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "none")}  # No server has run for this user.
+    made = invoke("agent", "token", "--cluster", "lab", MOORAGE_STORAGE=storage, **elsewhere)
+    assert made.returncode == 0, made.stderr
     standby_first = urls((other, writer))  # It says who leads.
     place = ["--server", standby_first, "--data", str(tmp_path / "box"), "--name", "box"]
     agent = [sys.executable, "-P", "-m", "moorage", "agent", *place, "--no-machine-id"]

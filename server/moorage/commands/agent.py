@@ -236,7 +236,7 @@ def _store(data: Path | None, config: Path | None) -> "Iterator[tuple[AgentStore
     from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
     from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
 
-    if not settings.data_dir.is_dir():
+    if not settings.storage and not settings.data_dir.is_dir():
         typer.echo(f"moored: {settings.data_dir} is no data folder of a server", err=True)
         raise typer.Exit(EXIT_USAGE)
     refuse_root(settings.data_dir)

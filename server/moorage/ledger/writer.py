@@ -77,9 +77,10 @@ class GroupCommit:
         self._queue.put(job)
 
     def commit_at_once(self, job: WriteJob) -> bool:
-        """Submit a job, and wait for it for a moment; False, and nothing is done: it would be slow.
+        """Submit a job and wait for its commit; False, with nothing done, if that would be slow.
 
-        A disk that hangs keeps the event loop no longer: agents and clients hear of it meanwhile.
+        The event loop waits for `QUICK_SECONDS` at most. So a disk that hangs delays no message to
+        agents and other clients.
         """
         quick = self._store.is_local and self._seconds < QUICK_SECONDS
         if self._unsettled or not quick:
