@@ -71,13 +71,13 @@ class AgentFolder(msgspec.Struct, frozen=True):
         It counts only what both have. A machine with one address of that time is the same one; if
         it has restarted since, nothing that the first agent ran is left.
         """
-        elsewhere, restarted = False, False
-        if self.boot and self.boot == first.boot:
-            pass  # It is the same machine, whatever cards it has now.
-        elif self.addresses and first.addresses:
-            elsewhere = not set(self.addresses) & set(first.addresses)
-            restarted = bool(self.boot and first.boot) and not elsewhere
-        return elsewhere or (not restarted and 0 != self.made_at != first.made_at != 0)
+        other = 0 != self.made_at != first.made_at != 0
+        same_start = self.boot and self.boot == first.boot
+        if same_start or not (self.addresses and first.addresses):
+            return other  # With the same start it is the same machine, whatever cards it has now.
+        if not set(self.addresses) & set(first.addresses):
+            return True
+        return other and not (self.boot and first.boot)
 
 
 class AgentHello(_Frame):
