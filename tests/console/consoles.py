@@ -20,6 +20,8 @@ WIDE = {"width": 1600, "height": 900}
 PHONE = {"width": 390, "height": 844}
 POLICY = "first_fit:1.0-stable"
 _NAMES = "Overview Fleet Queue Leases Why Policies Playground What-if Operations".split()  # noqa: SIM905  # Short.
+LOADS_MAX = 5
+_CHANGED = "net::ERR_NETWORK_CHANGED"
 VIEWS = {name.lower().replace("-", ""): name for name in _NAMES}
 
 
@@ -31,11 +33,37 @@ def open_page(chromium: Any, **options: Any) -> Iterator[Any]:
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda said: wrong.append(said.text) if is_refusal(said) else None)
     page.set_default_timeout(60_000)
+    load_again_if_dropped(page)
     try:
         yield page
     finally:
         context.close()
     assert not wrong, wrong
+
+
+def load_again_if_dropped(page: Any) -> None:
+    """Make `goto` load the page again if Chromium drops a part of it.
+
+    It drops what it loads when the machine gets or loses a network interface, as it does for
+    containers of tests that run beside.
+    """
+    load, dropped = page.goto, list[str]()
+    page.on("requestfailed", lambda it: dropped.append(it.url) if it.failure == _CHANGED else None)
+
+    def goto(url: str) -> Any:
+        for _ in range(LOADS_MAX):
+            dropped.clear()
+            try:
+                reply = load(url)
+            except Exception as error:
+                if _CHANGED not in str(error):
+                    raise
+            else:
+                if not dropped:
+                    return reply
+        pytest.fail(f"Chromium dropped {dropped or url} {LOADS_MAX} times: {_CHANGED}")
+
+    page.goto = goto
 
 
 def enter(page: Any, url: str, token: str) -> None:
