@@ -1,33 +1,24 @@
 """A real browser, and sites for it to show: Debian's Chromium, driven by Playwright."""
 
-import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-    "--host-resolver-rules=MAP *.example 127.0.0.1",
+from tests.chromium import running_chromium
+
+FLAGS = (
+    *("--disable-quic", "--disable-sync", "--disable-component-update"),
     # Its own protection of local servers, which other browsers do not have: ours is under test.
     "--disable-features=LocalNetworkAccessChecks,LocalNetworkAccessChecksWebSockets",
-]
+)
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator:
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("chromium is not here; on Debian: apt-get install chromium")
-    sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright, which drives chromium, is not installed"
-    )
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+    with running_chromium(FLAGS) as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The console in a real browser, Debian's Chromium, before real daemons that are seeded by API."""
 
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,25 +11,14 @@ sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests here import `co
 
 from consoles import Seeded, open_page, seed_server
 
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-    "--host-resolver-rules=MAP *.example 127.0.0.1",
-]
+from tests.chromium import running_chromium
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A browser. It must end with its module: while it is open, no test can start a loop."""
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("chromium is not here; on Debian: apt-get install chromium")
-    sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright, which drives chromium, is not installed"
-    )
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+    with running_chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
