@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from benchmarks.faults.database import PostgresServer, find_programs, running_postgres
 
@@ -126,6 +127,11 @@ _MAY_LACK: Final = re.compile(
 )
 
 
+_SHARES_PLANE: Final = re.compile(
+    r"tests/(kubernetes/test_(plane|following|import)|backends/kubernetes/|conformance/test_backend"
+    r"|end_to_end/test_kubernetes|resources/test_everywhere)"
+)
+"""Files whose tests find the control plane as they need it after `clear`."""
 _HEAVY_FILE: Final = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.heavy", re.MULTILINE)
 
 
@@ -161,6 +167,18 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
     report = yield
     _refuse_skip(report, collector.config)
     return report
+
+
+class _InTurn(LoadFileScheduling):
+    """Gives each worker whole files; those that share a control plane go to one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "kubernetes" if _SHARES_PLANE.match(nodeid) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _InTurn:
+    return _InTurn(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -265,9 +283,15 @@ def pytest_runtest_setup(item: pytest.Function) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Fail the test that leaves tasks or futures behind, if reference counts reveal them."""
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Fail the test that leaves tasks or futures behind, if reference counts reveal them.
+
+    After the last file that shares a control plane, end the plane.
+    """
     _LEFTOVERS.refuse("This test")
+    last = nextitem is None or not _SHARES_PLANE.match(nextitem.nodeid)
+    if last and (planes := sys.modules.get("kubernetes_plane")):
+        planes.Plane.end_shared()
 
 
 @pytest.fixture(scope="module", autouse=True)

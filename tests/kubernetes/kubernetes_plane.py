@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from string import Template
-from typing import Any, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import httpx
 import pytest
@@ -96,6 +96,8 @@ class Plane:
         audit_log: What accounts of the namespace `moorage` called, one JSON object per line.
     """
 
+    _shared: ClassVar["Plane | None"] = None
+
     def __init__(self, folder: Path, grace_seconds: int = NODE_GRACE_SECONDS) -> None:
         self._grace_seconds = grace_seconds
         self.programs = binaries()
@@ -122,6 +124,21 @@ class Plane:
             plane._start_all()
             yield plane
         finally:
+            plane.close()
+
+    @classmethod
+    def share(cls, folders: pytest.TempPathFactory) -> "Plane":
+        """Return the plane that files share; start it for the first one."""
+        if Plane._shared is None:
+            Plane._shared = cls(folders.mktemp("plane"))
+            Plane._shared._start_all()
+        return Plane._shared
+
+    @classmethod
+    def end_shared(cls) -> None:
+        """End the plane that files share, if it runs."""
+        plane, Plane._shared = Plane._shared, None
+        if plane is not None:
             plane.close()
 
     def close(self) -> None:
@@ -437,20 +454,31 @@ class Plane:
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """A control plane that all tests of a file share."""
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Plane:
+    """A control plane that files of tests share; `tests/conftest.py` ends it after the last one."""
+    _build_programs()
+    return Plane.share(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """A control plane of one file, whose namespaces, rights or many nodes are not deleted."""
+    _build_programs()
+    with Plane.run(tmp_path_factory.mktemp("plane")) as running:
+        yield running
+
+
+def _build_programs() -> None:
     faulthandler.cancel_dump_traceback_later()  # A build takes longer than any test may.
     try:
         binaries()
     except BinariesError as error:
         pytest.skip(str(error))
-    with Plane.run(tmp_path_factory.mktemp("plane")) as running:
-        yield running
 
 
 @pytest.fixture
 def fresh_plane(plane: Plane) -> Iterator[Plane]:
-    """The control plane of the file, running, with no object but the device class of `DRIVER`."""
+    """The control plane, running, with no object but the device class of `DRIVER`."""
     plane.create(device_class())
     yield plane
     plane.mend()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from kubernetes_binaries import binaries
 from kubernetes_objects import claim, dra_node, node, pod
-from kubernetes_plane import Plane, PlaneError
+from kubernetes_plane import Plane, PlaneError, own_plane
 
 from moorage.backends.base import BackendError, Order
 from moorage.backends.kubernetes.backend import KubernetesBackend
@@ -35,6 +35,8 @@ from moorage_client.services import Services
 from moorage_policies import catalog
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
+
+plane = own_plane
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 INVENTORY = "/apis/rbac.authorization.k8s.io/v1/clusterroles/moorage-inventory"

@@ -11,13 +11,15 @@ import pytest
 import yaml
 from kubernetes_binaries import KUBERNETES, BinariesError, binaries
 from kubernetes_objects import node
-from kubernetes_plane import Plane
+from kubernetes_plane import Plane, own_plane
 from kubernetes_processes import ProcessKubelet
 
 from benchmarks.faults.database import PostgresServer
 from moorage.config.settings import Config, settings
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
+
+plane = own_plane
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "deploy" / "helm" / "moorage"

@@ -8,12 +8,14 @@ from typing import Any
 import httpx
 import pytest
 from kubernetes_objects import node, pod
-from kubernetes_plane import Plane
+from kubernetes_plane import Plane, own_plane
 
 from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
+
+plane = own_plane
 
 NODES, PODS_PER_NODE = 1_000, 10
 BATCH = 100
