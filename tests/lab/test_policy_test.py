@@ -30,6 +30,7 @@ def two_seeds(monkeypatch):
 @pytest.fixture
 def all_seeds(monkeypatch, two_seeds):
     monkeypatch.setattr(policy_test, "HASH_SEEDS", HASH_SEEDS)
+    monkeypatch.setattr(policy_test, "QUICK_SECONDS", 60.0)  # Also on a busy machine.
 
 
 def policy(body, head="", **more):
