@@ -54,7 +54,7 @@ class Fleet:
         return process
 
     def refused(self, command: list[str]) -> str:
-        """Run an agent that is refused; return its output."""
+        """Run an agent that the server refuses; return its output."""
         done = ran(*command)
         assert done.returncode == 3, done.stderr
         return done.stderr

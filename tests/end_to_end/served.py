@@ -86,10 +86,6 @@ def ran(
     )
 
 
-def moored(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return ran(sys.executable, "-m", "moorage", *words, **variables)
-
-
 def invoke(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command of `moored` in this process, which is quick, for tests of its output."""
     from moorage.commands.program import app  # noqa: PLC0415  # Not every test needs all of it.
