@@ -303,11 +303,3 @@ def test_a_person_without_a_role_is_not_signed_in(
         assert "no valid token" in out
         assert login.returncode != 0
     assert not (tmp_path / "moorage" / "logins.json").exists()
-
-
-def test_a_server_without_an_issuer_explains_how_to_get_a_token(
-    server: Server, tmp_path: Path
-) -> None:
-    done = server.moorage("login", XDG_STATE_HOME=str(tmp_path))
-    assert done.returncode != 0
-    assert "moored token create" in done.stderr
