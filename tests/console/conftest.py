@@ -18,9 +18,9 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
-    """A browser. It must end with its module: while it is open, no test can start a loop."""
+    """A browser. It must end with its package: while it is open, no test can start a loop."""
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("chromium is not here; on Debian: apt-get install chromium")
