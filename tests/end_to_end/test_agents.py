@@ -46,12 +46,6 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture
-def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
-    with shared_fleet.apart(tmp_path) as fleet:
-        yield fleet
-
-
 def complaint(fleet: Fleet, *more: str, data: str = "") -> str:
     """Run an agent `box` that retries; return the first line of its output."""
     command = fleet.command("box", *more, data=data)
