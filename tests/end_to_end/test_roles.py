@@ -10,7 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, Server, bearing, cluster, invoke, policy, serving, tell, until
+from served import (
+    FIRST_FIT,
+    MOORAGE,
+    Server,
+    bearing,
+    cluster,
+    invoke,
+    policy,
+    ran,
+    serving,
+    tell,
+    until,
+)
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moorage.daemon.access.rights import RIGHT_OF
@@ -338,7 +350,7 @@ def test_commands_of_root_leave_no_files_that_the_server_cannot_read(
     else:
         os.chown(tmp_path, 1, 1)
         words = ["token", "create", "ci", "--role", "client", "--tenant", "ann"]
-    refused = invoke(*words, "--data", tmp_path)
+    refused = ran(MOORAGE.with_name("moored"), *words, "--data", tmp_path)
     assert refused.returncode == 2
     hint = f"sudo -u {pwd.getpwuid(1).pw_name} moored {' '.join(words[:2])} "
     assert hint in refused.stderr
