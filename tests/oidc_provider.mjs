@@ -32,7 +32,7 @@ const resource = {
   scope: "lease", audience: "moorage", accessTokenFormat: "jwt", accessTokenTTL: Number(process.env.TTL ?? 300),
   jwt: { sign: { alg: "RS256" } },
 };
-const provide = () => new Provider(issuer, {
+const settings = () => ({
   clients,
   jwks: { keys },
   cookies: { keys: ["k"] },
@@ -50,7 +50,16 @@ const provide = () => new Provider(issuer, {
     const [moorage_tenant, moorage_role] = (token.accountId ?? token.clientId).split(".");
     return { moorage_tenant, moorage_role };
   },
-}).callback();
+});
+function provide() {
+  const provider = new Provider(issuer, settings());
+  provider.use(async (context, next) => {
+    await next();
+    // Clients that poll for a device code would wait for 5 seconds without it (RFC 8628, 3.2).
+    if (context.oidc?.route === "device_authorization") context.body.interval = 1;
+  });
+  return provider.callback();
+}
 let handle = provide();
 let made = 1;
 process.on("SIGHUP", async () => {

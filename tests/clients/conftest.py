@@ -5,7 +5,6 @@ It grants GPUs from a pile, remembers leases across its own restarts, and misbeh
 
 import asyncio
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -16,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,8 @@ from websockets.exceptions import ConnectionClosed
 
 from moorage.protocol.codes import SESSION_HEADER
 from moorage_client import Client
-from moorage_client.cli.program import run
 from moorage_client.loops import LoopThread
+from tests.commands import run_moorage
 
 REFUSALS = {
     "full:1-x": {"code": "no_capacity", "reason": "It does not fit now.", "nodes": {"busy": 3}},
@@ -361,17 +359,11 @@ class Shell:
 
     program = Path(sys.executable).with_name("moorage")
 
-    def __init__(self, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
-        self._monkeypatch = monkeypatch
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        out, err = io.StringIO(), io.StringIO()
-        with self._monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-            for name, value in self.environment.items():
-                patch.setenv(name, value)
-            code = run(arguments)
-        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+        return run_moorage(arguments, **self.environment)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -398,4 +390,4 @@ def shell(harbour: Harbour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         if name.startswith("MOORAGE_"):
             monkeypatch.delenv(name)
     ours = {"MOORAGE_URL": harbour.url, "XDG_STATE_HOME": str(tmp_path), "COLUMNS": "100"}
-    return Shell({**os.environ, **ours}, monkeypatch)
+    return Shell({**os.environ, **ours})

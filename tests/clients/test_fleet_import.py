@@ -2,17 +2,15 @@
 
 import io
 import json
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import httpx
 import pytest
 
 from moorage.testing.daemon_process import daemon
-from moorage_client.cli.program import run
 from moorage_client.services import Services
+from tests.commands import run_moorage
 
 HERE = Path(__file__).parent
 HEADER = "sn,cpu_milli,memory_mib,gpu,model\n"
@@ -33,12 +31,9 @@ def moorage(server, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
 
     def moorage(*arguments, given=""):
-        out, err = io.StringIO(), io.StringIO()
-        stdin = io.TextIOWrapper(io.BytesIO(given.encode()))
-        with monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-            patch.setattr("sys.stdin", stdin)
-            code = run(arguments)
-        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+            return run_moorage(arguments)
 
     return moorage
 

@@ -14,9 +14,9 @@ from consoles import Seeded, open_page, seed_server
 from tests.chromium import running_chromium
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
-    """A browser. It must end with its module: while it is open, no test can start a loop."""
+    """A browser. It must end with its package: while it is open, no test can start a loop."""
     with running_chromium() as browser:
         yield browser
 

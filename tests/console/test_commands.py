@@ -1,6 +1,5 @@
 """Copy as command: each copied line works when it is pasted into a shell."""
 
-import io
 import os
 import re
 import shlex
@@ -8,14 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 from consoles import POLICY, Seeded, enter, seed_server
 
-from moorage_client.cli.program import run
+from tests.commands import run_moorage
 
 pytestmark = pytest.mark.heavy  # A browser.
 
@@ -75,9 +73,9 @@ class Shell:
         """Run a command; `moorage` runs within this process, to save a start of Python."""
         program, *words = shlex.split(text)
         if program == "moorage" and "logs" not in words:  # It writes bytes to a real file.
-            with redirect_stdout(io.StringIO()) as said, redirect_stderr(said):
-                return run(words), said.getvalue()
-        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+            done = run_moorage(words)
+        else:
+            done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
 

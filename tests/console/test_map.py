@@ -119,20 +119,35 @@ def test_after_missed_deltas_the_map_is_loaded_again(page: Any, console_server: 
     assert int(gaps.inner_text()) >= 1
 
 
-def test_a_node_out_of_service_that_others_hold_is_named(page: Any) -> None:
-    """The node has no idle slot whose colour would show that it takes no new leases."""
+@pytest.fixture(scope="module")
+def small_server() -> Iterator[Seeded]:
     with seed_server() as it:
         it.fleet("east", 2)
-        it.ask(8)
-        say(it, {"op": "cordon", "cluster": "east", "node": "east-n0000"})
-        page.goto(f"{it.console}/fleet")
-        out = page.get_by_role("table", name="Out of service")
-        out.get_by_role("row", name="east/east-n0000 cordoned").wait_for()
-        legend = page.get_by_role("list", name="What the colours mean")
-        legend.get_by_text("cordoned: whole node 1").wait_for()
-        numbers = page.get_by_role("list", name="Numbers")
-        numbers.get_by_text("8 free in whole or part, 8 wholly").wait_for()
-        agree(page, it)
+        yield it
+
+
+@pytest.fixture
+def small(small_server: Seeded) -> Iterator[Seeded]:
+    """A server with two nodes, of which no lease and no cordon of an earlier test is left."""
+    yield small_server
+    for lease in small_server.leases:
+        say(small_server, {"op": "release", "lease": lease})
+    small_server.leases.clear()
+    say(small_server, {"op": "uncordon", "cluster": "east", "node": "east-n0000"})
+
+
+def test_a_node_out_of_service_that_others_hold_is_named(page: Any, small: Seeded) -> None:
+    """The node has no idle slot whose colour would show that it takes no new leases."""
+    small.ask(8)
+    say(small, {"op": "cordon", "cluster": "east", "node": "east-n0000"})
+    page.goto(f"{small.console}/fleet")
+    out = page.get_by_role("table", name="Out of service")
+    out.get_by_role("row", name="east/east-n0000 cordoned").wait_for()
+    legend = page.get_by_role("list", name="What the colours mean")
+    legend.get_by_text("cordoned: whole node 1").wait_for()
+    numbers = page.get_by_role("list", name="Numbers")
+    numbers.get_by_text("8 free in whole or part, 8 wholly").wait_for()
+    agree(page, small)
 
 
 def say(it: Seeded, message: dict[str, Any]) -> dict[str, Any]:
@@ -149,44 +164,40 @@ def truth(it: Seeded) -> int:
     return sum(row["gpu_milli_free"] for row in rows) // 1000
 
 
-def test_the_map_shows_the_fleet_of_an_earlier_time(page: Any) -> None:
+def test_the_map_shows_the_fleet_of_an_earlier_time(page: Any, small: Seeded) -> None:
     """The page's clock is five minutes ahead: its "five minutes ago" is the present."""
-    with seed_server() as it:
-        it.fleet("east", 2)
-        it.ask(3)
-        then = say(it, {"op": "decisions"})["data"]["decisions"][0]["at"]
-        time.sleep(0.1)  # The page knows milliseconds.
-        it.ask(2)
-        page.clock.set_fixed_time(then + 300.05)
-        page.goto(f"{it.console}/fleet")
-        agree(page, it)
-        assert legend_counts(page)["held"] == 5
-        minutes = page.get_by_role("slider", name="Time")
-        minutes.focus()
-        page.keyboard.press("ArrowLeft")
-        page.get_by_text("As it was").wait_for()
-        assert legend_counts(page)["held"] == 3
-        it.ask(1)
-        page.keyboard.press("ArrowLeft")
-        page.get_by_role("img", name="0 GPUs on 0 nodes").wait_for()
-        page.keyboard.press("End")
-        agree(page, it)
-        assert legend_counts(page)["held"] == 6
+    small.ask(3)
+    then = say(small, {"op": "decisions"})["data"]["decisions"][0]["at"]
+    time.sleep(0.1)  # The page knows milliseconds.
+    small.ask(2)
+    page.clock.set_fixed_time(then + 300.05)
+    page.goto(f"{small.console}/fleet")
+    agree(page, small)
+    assert legend_counts(page)["held"] == 5
+    minutes = page.get_by_role("slider", name="Time")
+    minutes.focus()
+    page.keyboard.press("ArrowLeft")
+    page.get_by_text("As it was").wait_for()
+    assert legend_counts(page)["held"] == 3
+    small.ask(1)
+    page.keyboard.press("ArrowLeft")
+    page.get_by_role("img", name="0 GPUs on 0 nodes").wait_for()
+    page.keyboard.press("End")
+    agree(page, small)
+    assert legend_counts(page)["held"] == 6
 
 
-def test_reservations_are_listed(page: Any) -> None:
-    with seed_server() as it:
-        it.fleet("east", 2)
-        page.goto(f"{it.console}/fleet")
-        listed = page.get_by_role("region", name="Reservations")
-        listed.get_by_text("None that you may see.").wait_for()
-        now = time.time()
-        when = {"starts_at": now + 3600, "ends_at": now + 7200}
-        say(it, {"op": "reserve", "resources": {"gpus": 1}, "tenant": "ann", **when})
-        row = listed.get_by_role("table", name="Reservations").get_by_role("row").last
-        row.get_by_text("ann").wait_for()
-        row.get_by_role("link", name="east/east-n0000").click()
-        page.wait_for_url("**/fleet/east/east-n0000")
+def test_reservations_are_listed(page: Any, small: Seeded) -> None:
+    page.goto(f"{small.console}/fleet")
+    listed = page.get_by_role("region", name="Reservations")
+    listed.get_by_text("None that you may see.").wait_for()
+    now = time.time()
+    when = {"starts_at": now + 3600, "ends_at": now + 7200}
+    say(small, {"op": "reserve", "resources": {"gpus": 1}, "tenant": "ann", **when})
+    row = listed.get_by_role("table", name="Reservations").get_by_role("row").last
+    row.get_by_text("ann").wait_for()
+    row.get_by_role("link", name="east/east-n0000").click()
+    page.wait_for_url("**/fleet/east/east-n0000")
 
 
 @pytest.fixture(scope="module")

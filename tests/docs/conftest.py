@@ -3,7 +3,7 @@
 - `python` is run; where its first line is a comment with a file name, it is written there instead;
 - `javascript` is run by Node;
 - `console` lines after `$` are run by a shell, and what follows is compared, `…` standing for
-  anything;
+  anything; commands of `moorage` that need no shell run within this process, which is quick;
 - `sh` is run as a whole;
 - `json` with `adhoc`, `input` or `op` is sent over the WebSocket, and must succeed; with `success`
   it is what the last such reply must look like; any other is read;
@@ -15,6 +15,7 @@ import doctest
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from moorage.config.settings import Config
 from moorage.testing.daemon_process import daemon
 from moorage_client.services import Services
 from moorage_policies import catalog
+from tests.commands import run_moorage
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))  # Lets tests import `reference`.
 
@@ -41,6 +43,8 @@ SERVE = "moored serve"
 READY = {"event", "ws", "http", "console"}
 # Not run from within a test: the Makefile's own targets are what runs the tests.
 OUTSIDE = ("make ", ". .venv/", SERVE, "docker ", "systemctl ", "journalctl ", "pip ")
+# Needs no shell; `run`, `exec` and `logs` write bytes to a real file.
+PLAIN = re.compile(r"moorage (?!run|exec|logs)[^|&;<>*~$()`\\\n]+$")
 
 
 @dataclass
@@ -93,7 +97,8 @@ class Story:
                 assert set(json.loads(expected)) == READY
             if command.startswith(OUTSIDE):
                 continue
-            shown = self.run(["bash", "-c", command])
+            plain = PLAIN.match(command)
+            shown = self.run_within(command) if plain else self.run(["bash", "-c", command])
             wanted = expected.replace("…", "...")
             same = doctest.OutputChecker().check_output(
                 wanted, shown, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -102,6 +107,15 @@ class Story:
 
     def play_javascript(self, text: str) -> None:
         self.run(["node", "--experimental-websocket", "--input-type=module", "-e", text])
+
+    def run_within(self, text: str) -> str:
+        given = self.environment
+        with pytest.MonkeyPatch.context() as patch:
+            for name in os.environ.keys() - given.keys():
+                patch.delenv(name)
+            done = run_moorage(shlex.split(text)[1:], self.folder, **given)
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
 
     def play_sh(self, text: str) -> None:
         self.run(["bash", "-euc", text])

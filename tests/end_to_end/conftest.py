@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))  # And `aws_worl
 sys.path.insert(0, str(Path(__file__).parents[1] / "web"))  # And `interface`.
 sys.path.insert(0, str(Path(__file__).parents[1] / "kubernetes"))  # And `kubernetes_plane`.
 
+from fleets import Fleet
 from served import Server, cluster
 
 # What hangs here is to be stopped soon; the default leaves time for long searches.
@@ -42,6 +43,13 @@ def _end_leases(request) -> Iterator[None]:
         for lease in server.leases:
             server.release(lease)
         server.leases = []
+
+
+@pytest.fixture
+def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
+    """A cluster of the test's own, on the server that the tests of its file share."""
+    with shared_fleet.apart(tmp_path) as fleet:
+        yield fleet
 
 
 @pytest.fixture

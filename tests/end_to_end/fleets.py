@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from served import Server, invoke, ran
+from served import Server, invoke, ran, serve_and_kill
 
 from moorage.testing.daemon_process import child, daemon, serve_variables
 from moorage_policies import catalog
@@ -54,7 +54,7 @@ class Fleet:
         return process
 
     def refused(self, command: list[str]) -> str:
-        """Run an agent that is refused; return its output."""
+        """Run an agent that the server refuses; return its output."""
         done = ran(*command)
         assert done.returncode == 3, done.stderr
         return done.stderr
@@ -96,6 +96,15 @@ class Fleet:
 
     def state(self, lease: dict) -> str:
         return self.server.status(lease)["state"]
+
+
+@contextmanager
+def serve_doomed_fleet(folder: Path, agents: ExitStack, **environment: str) -> Iterator[Fleet]:
+    """Run a server that the test kills; the agents of its fleet end with a stack of the test."""
+    data = folder / "data"
+    with serve_and_kill(data, environment=environment) as server:
+        server.publish(catalog.document("first_fit"))
+        yield Fleet(folder, server, agents, data)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """A running daemon for end-to-end tests, and documents for it."""
 
 import contextlib
-import io
 import json
 import os
 import platform
@@ -13,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from interface import CHECKED_BYTES_MAX, Interface
 from typer.testing import CliRunner
 from websockets.sync.client import connect
 
 from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, daemon
-from moorage_client.cli.program import run
 from moorage_policies import catalog
+from tests.commands import run_moorage
 from tests.waiting import until
 
 FIRST_FIT = "first_fit:1.0-stable"
@@ -84,10 +82,6 @@ def ran(
         text=True,
         timeout=seconds,
     )
-
-
-def moored(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return ran(sys.executable, "-m", "moorage", *words, **variables)
 
 
 def invoke(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -205,18 +199,7 @@ class Server:
         """Run a command of the client in this process, which is quick, for tests of its output."""
         urls = {"MOORAGE_URL": self.running.ws, "MOORAGE_HTTP_URL": self.running.http}
         given = urls | {"MOORAGE_TOKEN": self.token, "COLUMNS": "200", "NO_COLOR": "1"} | variables
-        out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            contextlib.chdir(folder or Path.cwd()),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
-            for name, value in given.items():
-                patch.setenv(name, value)
-            code = run([str(word) for word in words])
-        wrote = out.buffer.getvalue().decode()
-        return subprocess.CompletedProcess(words, code, wrote, err.getvalue())
+        return run_moorage(words, folder, **given)
 
     def close(self) -> None:
         self.http.close()

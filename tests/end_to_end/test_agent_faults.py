@@ -49,12 +49,6 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture
-def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
-    with shared_fleet.apart(tmp_path) as fleet:
-        yield fleet
-
-
 def test_a_partitioned_machine_returns_with_its_workloads(fleet: Fleet) -> None:
     with cut_proxy(urlsplit(fleet.server.running.ws).port) as proxy:
         fleet.agent("box", fleet.token(), "--server", proxy.url)

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleets import Fleet, serve_fleet
-from served import kill, read_message, serve_and_kill, until
-
-from moorage_policies import catalog
+from fleets import Fleet, serve_doomed_fleet, serve_fleet
+from served import kill, read_message, until
 
 pytestmark = pytest.mark.heavy
 
@@ -181,23 +179,25 @@ def test_a_gang_that_fails_on_one_node_leaves_nothing(fleet: Fleet) -> None:
     wait_end(fleet, fleet.ask("", nodes=2, spec=spec))
 
 
+def port_of(fleet: Fleet) -> str:
+    return fleet.server.running.ws.rpartition(":")[2]
+
+
 def test_gangs_and_commands_outlive_the_kill_of_server_and_agents(tmp_path: Path) -> None:
-    seen, go, data = tmp_path / "seen", tmp_path / "go", tmp_path / "data"
+    seen, go = tmp_path / "seen", tmp_path / "go"
     counts = f"seq 20; until [ -e {go} ]; do sleep 0.05; done; seq 21 40; exit 3"
     with ExitStack() as agents:
-        with serve_and_kill(data) as server:
-            server.publish(catalog.document("first_fit"))
-            fleet = Fleet(tmp_path, server, agents, data)
+        with serve_doomed_fleet(tmp_path, agents) as fleet:
             boxes = {each: fleet.agent(each, fleet.token()) for each in "ab"}
             gang, *alone = fleet.ask(STAYS.format(seen=seen), nodes=2), fleet.ask(counts)
             alone.append(fleet.ask("exec sleep 1000"))
             for each in (gang, *alone):
                 until(lambda lease=each: fleet.state(lease) == "active")
             boxes["b"].kill()
-            kill(server)
+            kill(fleet.server)
         go.touch()
         before = pids(fleet, gang)
-        with serve_fleet(tmp_path, "--port", server.running.ws.rpartition(":")[2]) as fleet:
+        with serve_fleet(tmp_path, "--port", port_of(fleet)) as fleet:
             fleet.agent("b")
             text = "".join(f"{number}\n" for number in range(1, 41))
             assert fleet.output(alone[0]) == (text, 3)
@@ -215,19 +215,16 @@ def test_gangs_and_commands_outlive_the_kill_of_server_and_agents(tmp_path: Path
 def test_a_gang_ends_after_a_restart_while_the_machine_beside_a_forgotten_one_is_away(
     tmp_path: Path,
 ) -> None:
-    data = tmp_path / "data"
     with ExitStack() as agents:
-        with serve_and_kill(data) as server:
-            server.publish(catalog.document("first_fit"))
-            fleet = Fleet(tmp_path, server, agents, data)
+        with serve_doomed_fleet(tmp_path, agents) as fleet:
             boxes = {each: fleet.agent(each, fleet.token()) for each in "ab"}
             gang = fleet.ask("exec sleep 1000", nodes=2)
             until(lambda: fleet.state(gang) == "active")
             for box in boxes.values():
                 box.kill()
-            kill(server)
+            kill(fleet.server)
         os.kill(pids(fleet, gang)["b"], signal.SIGKILL)
-        with serve_fleet(tmp_path, "--port", server.running.ws.rpartition(":")[2]) as fleet:
+        with serve_fleet(tmp_path, "--port", port_of(fleet)) as fleet:
             assert fleet.server.moorage("fleet", "forget", "lab/b").returncode == 0
             until(lambda: fleet.state(gang) == "ending")
             assert "member on node b is gone" in fleet.server.status(gang)["reason"]
@@ -241,20 +238,17 @@ def test_a_gang_ends_after_a_restart_while_the_machine_beside_a_forgotten_one_is
 def test_a_gang_with_the_servers_own_machine_outlives_the_kill_of_the_server(
     tmp_path: Path, here: str
 ) -> None:
-    data = tmp_path / "data"
     with ExitStack() as agents:
-        with serve_and_kill(data, environment=OWN) as server:
-            server.publish(catalog.document("first_fit"))
-            fleet = Fleet(tmp_path, server, agents, data)
+        with serve_doomed_fleet(tmp_path, agents, **OWN) as fleet:
             fleet.agent("a", fleet.token())
             register_own(fleet)
             gang = fleet.ask("exec sleep 1000", nodes=2)
             until(lambda: fleet.state(gang) == "active")
-            kill(server)
+            kill(fleet.server)
         before = own_pids(fleet, gang)
         assert before.keys() == {"a", "own"}
-        port = server.running.ws.rpartition(":")[2]
-        with serve_fleet(tmp_path, "--port", port, **OWN, MOORAGE_LOCAL_HERE=here) as fleet:
+        options = ("--port", port_of(fleet))
+        with serve_fleet(tmp_path, *options, **OWN, MOORAGE_LOCAL_HERE=here) as fleet:
             until(lambda: fleet.listed()["a"]["connected"])
             until(lambda: fleet.state(gang) == "active")
             assert own_pids(fleet, gang) == before

@@ -74,12 +74,6 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture
-def fleet(shared_fleet: Fleet, tmp_path: Path, cards: Cards) -> Iterator[Fleet]:
-    with shared_fleet.apart(tmp_path) as fleet:
-        yield fleet
-
-
 def metrics(fleet: Fleet) -> dict:
     answer = fleet.server.http.get(f"/cluster/{fleet.cluster}").json()
     return answer.get("data", {"nodes": ()})
@@ -128,13 +122,19 @@ def test_a_gpu_in_use_by_others_is_not_leased(fleet: Fleet, cards: Cards) -> Non
     fleet.agent("box", fleet.token())
     (busy,) = fleet.node("box")["busy"]
     assert (busy["id"], busy["uuid"]) == ("0", f"GPU-{fleet.cluster}-a")
+    check_use_by_others(fleet, cards, "box")
+
+
+def check_use_by_others(fleet: Fleet, cards: Cards, node: str) -> None:
+    """Check that the first of two GPUs is leased only once this process uses it no more."""
+    (busy,) = fleet.node(node)["busy"]
     assert f"(process {os.getpid()}, 300 MiB), which no lease started" in busy["reason"]
     assert gpu_of(fleet) == "1"
     demand = {"clusters": [fleet.cluster], "resources": {"gpus": 1}}
     refused = fleet.server.ask(**demand, lease={"ttl_seconds": 9})
     assert refused["error"]["code"] == "no_capacity"
     cards()
-    until(lambda: "busy" not in fleet.node("box"))
+    until(lambda: "busy" not in fleet.node(node))
     assert gpu_of(fleet) == "0"
 
 
@@ -150,6 +150,7 @@ def test_processes_of_a_lease_do_not_count_as_use_by_others(fleet: Fleet, cards:
     until(lambda: len(fleet.node("box").get("busy", ())) == 2)
 
 
+@pytest.mark.usefixtures("cards")
 def test_metrics_of_a_lost_machine_are_stale_and_are_removed_with_it(fleet, monkeypatch):
     agent = fleet.agent("box", fleet.token())
     monkeypatch.delenv("PYTHONPATH")  # It would have the same GPUs.
@@ -173,12 +174,4 @@ def test_the_servers_own_machine_reports_like_an_agent(tmp_path: Path, cards: Ca
         assert tree["gpus"][0]["cudaUtilization"] == 60
         assert (tree["memory"]["freeMem"] > 0, tree["stale"]) == (True, False)
         until(lambda: "busy" in fleet.node(fleet.cluster))
-        (busy,) = fleet.node(fleet.cluster)["busy"]
-        assert f"(process {os.getpid()}, 300 MiB), which no lease started" in busy["reason"]
-        assert gpu_of(fleet) == "1"
-        demand = {"clusters": [fleet.cluster], "resources": {"gpus": 1}}
-        refused = fleet.server.ask(**demand, lease={"ttl_seconds": 9})
-        assert refused["error"]["code"] == "no_capacity"
-        cards()
-        until(lambda: "busy" not in fleet.node(fleet.cluster))
-        assert gpu_of(fleet) == "0"
+        check_use_by_others(fleet, cards, fleet.cluster)

@@ -19,8 +19,8 @@ from subprocess import Popen
 from typing import NamedTuple
 
 import pytest
-from fleets import Fleet, serve_fleet
-from served import FIRST_FIT, MOORAGE, bearing, invoke, ran, until
+from fleets import MOORED, Fleet, serve_fleet
+from served import FIRST_FIT, MOORAGE, bearing, invoke, until
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -43,12 +43,6 @@ COUNTED = ("".join(f"{number}\n" for number in range(1, 41)) + "whole\n", 3)
 @pytest.fixture(scope="module")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with serve_fleet(tmp_path_factory.mktemp("server"), bearer="of-ops", **VARIABLES) as fleet:
-        yield fleet
-
-
-@pytest.fixture
-def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
-    with shared_fleet.apart(tmp_path) as fleet:
         yield fleet
 
 
@@ -136,7 +130,7 @@ def test_an_invalid_server_address_is_refused_at_once(fleet: Fleet, address: str
 def test_a_name_or_address_of_another_machine_is_refused_at_once(
     fleet: Fleet, words: tuple[str, str]
 ) -> None:
-    done = ran(*fleet.command("a", "--token", "t", *words))
+    done = invoke(*fleet.command("a", "--token", "t", *words)[len(MOORED) :])
     assert done.returncode == 2
     assert f"{words[0]}: expected " in done.stderr
 

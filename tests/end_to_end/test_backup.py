@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, cluster, invoke, moored
+from served import FIRST_FIT, cluster, invoke, ran
 
 from moorage.storage.base import FENCING_SKIP
-from moorage.testing.daemon_process import daemon
+from moorage.testing.daemon_process import daemon, serve_command
 from moorage_client import BlockingClient, Lease, Services
 from moorage_policies import catalog
 
@@ -62,7 +62,7 @@ def test_a_copy_of_the_ledger_alone_is_refused(tmp_path: Path, data: Path) -> No
         pass
     copy.mkdir()
     shutil.copy(data / "ledger.db", copy)
-    done = moored("serve", "--port", "0", "--http-port", "0", "--data", copy)
+    done = ran(*serve_command(copy))
     assert done.returncode == 3, done.stderr
 
 

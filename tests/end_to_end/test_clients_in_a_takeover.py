@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, MOORAGE, cluster, invoke, ran, until
+from served import FIRST_FIT, MOORAGE, cluster, invoke, until
 from test_takeover import One, one
 
 from moorage.testing.daemon_process import child, serve_variables
@@ -124,7 +124,7 @@ def test_commands_and_workloads_of_agents_continue(pair, storage, tmp_path, how)
     writer, other = pair
     own = {"MOORAGE_URL": urls(pair), "MOORAGE_HTTP_URL": urls(pair, "http")}
     ask = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--json")
-    lease = json.loads(ran(MOORAGE, *ask, **own).stdout)["lease"]["id"]
+    lease = json.loads(writer.server.moorage(*ask, **own).stdout)["lease"]["id"]
     elsewhere = {"XDG_STATE_HOME": str(tmp_path / "none")}  # No server has run for this user.
     made = invoke("agent", "token", "--cluster", "lab", MOORAGE_STORAGE=storage, **elsewhere)
     assert made.returncode == 0, made.stderr
@@ -146,7 +146,7 @@ def test_commands_and_workloads_of_agents_continue(pair, storage, tmp_path, how)
             lines = [running.stdout.readline()]
             os.kill(writer.process.pid, how)
             for words in (["renew", lease], ["policy", "list"], ["leases"], ["release", lease]):
-                done = ran(MOORAGE, *words, **own)
+                done = writer.server.moorage(*words, **own)
                 assert done.returncode == 0, (words, done.stderr)
             go.touch()
             lines += running.stdout

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from served import MOORAGE, invoke, policy, ran, until
 from moorage.backends.local import control_groups
 from moorage.commands import display
 from moorage.records.findings import DoctorFinding
-from moorage.testing.daemon_process import child, daemon
+from moorage.testing.daemon_process import Running, child, daemon
 from tests.certificates import certificate, pem_of
 
 pytestmark = pytest.mark.heavy
@@ -87,8 +88,26 @@ def daemons_of(session: int) -> list[int]:
 
 
 def doctor(*words: str | Path, expect: int = 0, **variables: str) -> dict:
-    done = moored("doctor", "--json", *words, expect=expect, **FREE_PORTS | variables)
+    done = invoke("doctor", "--json", *words, **FREE_PORTS | variables)
+    assert done.returncode == expect, done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def running(data: Path) -> Iterator[Running]:
+    with daemon(data) as running:
+        yield running
+
+
+def at_ports_of(running: Running) -> dict[str, str]:
+    """Return the settings of a server at these ports."""
+    ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
+    return dict(zip(FREE_PORTS, ports, strict=True))
 
 
 def test_doctor_with_a_folder_does_not_suggest_the_option_for_it(tmp_path):
@@ -120,21 +139,19 @@ def test_doctor_prints_brackets_unchanged(capsys):
     assert all(detail in shown for detail in [*details, "[x]"])
 
 
-def test_doctor_distinguishes_a_healthy_server_from_another_program_on_its_port(tmp_path: Path):
-    data = ("--data", tmp_path)
-    with daemon(tmp_path) as running, socket.create_server(("127.0.0.1", 0)) as other:
-        ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
-        found = [
-            each
-            for each in doctor(*data, MOORAGE_PORT=ports[0], MOORAGE_HTTP_PORT=ports[1])["findings"]
-            if each["name"].endswith(" port")
-        ]
-        assert [each["state"] for each in found] == ["ok", "ok"]
-        assert all("a healthy server" in each["detail"] for each in found)
-        taken = str(other.getsockname()[1])
-        report = doctor(*data, expect=1, MOORAGE_PORT=ports[0], MOORAGE_HTTP_PORT=taken)
-        broken = [each["name"] for each in report["findings"] if each["state"] == "broken"]
-        assert broken == ["http port"]
+def test_doctor_distinguishes_a_healthy_server_from_another_program_on_its_port(
+    data: Path, running: Running
+):
+    at = at_ports_of(running)
+    report = doctor("--data", data, **at)
+    for name in ("websocket port", "http port"):
+        state, detail = about(name, report)
+        assert (state, "a healthy server is there already" in detail) == ("ok", True)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = at | {"MOORAGE_HTTP_PORT": str(other.getsockname()[1])}
+        report = doctor("--data", data, expect=1, **taken)
+    broken = [each["name"] for each in report["findings"] if each["state"] == "broken"]
+    assert broken == ["http port"]
 
 
 def test_a_log_in_a_file_has_no_colours():
@@ -254,13 +271,17 @@ def test_a_daemon_starts_although_pythonpath_hides_standard_modules(tmp_path):
     assert expected in log.read_text()
 
 
-def test_health_uses_the_address_of_the_settings(tmp_path):
-    with daemon(tmp_path) as running:
-        port = str(urlsplit(running.http).port)
-        assert json.loads(invoke("health", "--http-port", port).stdout) == {"status": "ok"}
-        everywhere = {"MOORAGE_HTTP_HOST": "0.0.0.0", "MOORAGE_TOKENS": "a:bbbbbbbb"}  # noqa: S104  # It goes to loopback.
-        plain = {"MOORAGE_INSECURE_PLAINTEXT": "true", "MOORAGE_HTTP_PORT": port}
-        assert "ok" in invoke("health", **everywhere, **plain).stdout
+def test_health_uses_the_address_of_the_settings(running):
+    port = str(urlsplit(running.http).port)
+    assert json.loads(invoke("health", "--http-port", port).stdout) == {"status": "ok"}
+    everywhere = {"MOORAGE_HTTP_HOST": "0.0.0.0", "MOORAGE_TOKENS": "a:bbbbbbbb"}  # noqa: S104  # It goes to loopback.
+    plain = {"MOORAGE_INSECURE_PLAINTEXT": "true", "MOORAGE_HTTP_PORT": port}
+    assert "ok" in invoke("health", **everywhere, **plain).stdout
+
+
+def test_health_names_the_address_that_does_not_answer():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
     silent = moored("health", "--http-port", port, expect=1).stderr
     assert silent.startswith(f"moored: no answer at 127.0.0.1:{port}: ")
     assert len(silent.splitlines()) == 1
@@ -332,14 +353,9 @@ def test_doctor_names_the_setting_to_change(tmp_path: Path) -> None:
         assert (state, part in detail) == ("broken", True), detail
 
 
-def test_doctor_knows_the_server_of_another_folder(tmp_path: Path) -> None:
-    with daemon(tmp_path / "own") as running:
-        ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
-        at = {"MOORAGE_PORT": ports[0], "MOORAGE_HTTP_PORT": ports[1]}
-        own = doctor("--data", tmp_path / "own", **at)
-        other = doctor("--data", tmp_path / "other", expect=1, **at)
+def test_doctor_knows_the_server_of_another_folder(running: Running, tmp_path: Path) -> None:
+    other = doctor("--data", tmp_path / "other", expect=1, **at_ports_of(running))
     for name in ("websocket port", "http port"):
-        assert "a healthy server is there already" in about(name, own)[1]
         state, detail = about(name, other)
         assert (state, f"none serves {tmp_path / 'other'}" in detail) == ("broken", True), detail
 
@@ -351,8 +367,7 @@ def test_doctor_reaches_a_server_with_tls(tmp_path: Path) -> None:
     tls = dict(zip(("MOORAGE_TLS_CERT", "MOORAGE_TLS_KEY"), map(str, files), strict=True))
     tls["MOORAGE_TLS_CLIENT_CA"] = str(files[0])
     with daemon(tmp_path / "own", environment=tls) as running:
-        ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
-        at = {"MOORAGE_PORT": ports[0], "MOORAGE_HTTP_PORT": ports[1], **tls}
+        at = at_ports_of(running) | tls
         report = doctor("--data", tmp_path / "own", **at)
         other = doctor("--data", tmp_path / "other", expect=1, **at)
         for name in ("websocket port", "http port"):

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, kill, moored, ran, serve_and_kill, serving, until
+from served import Server, cluster, invoke, kill, ran, serve_and_kill, serving, until
 
 from moorage.testing.daemon_process import serve_command
 
@@ -77,7 +77,7 @@ def test_a_query_of_a_damaged_fact_does_not_end_the_daemon(tmp_path):
 
 def care(word: str, data: Path, *flags: str) -> tuple[int, str]:
     """Run `moored ledger verify` or `repair`; return its exit code and output."""
-    done = moored("ledger", word, "--data", data, *flags)
+    done = invoke("ledger", word, "--data", data, *flags)
     assert done.stderr == ""
     return done.returncode, done.stdout
 

@@ -15,6 +15,12 @@ def test_a_wrong_port_is_reported_in_one_sentence(server):
     assert "HTTP has a port of its own" in other.stderr
 
 
+def test_a_server_without_an_issuer_explains_how_to_get_a_token(server, tmp_path):
+    done = server.moorage("login", XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode != 0
+    assert "moored token create" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

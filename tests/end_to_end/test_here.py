@@ -76,35 +76,32 @@ def test_each_backend_gets_the_nodes_that_it_starts_on(tmp_path):
         assert "lease " not in said
 
 
-@pytest.mark.parametrize(
-    "squat",
-    [
-        *(
-            {"id": "hers", "nodes": {"nodeData": [{**SMALL, "id": "x", "machineId": key}]}}
-            for key in MACHINE
-        ),
-        {"id": NAME, "status": "retired", "nodes": {"nodeData": [{**SMALL, "id": "x"}]}},
-        {"id": NAME, "nodes": {"nodeData": [{**SMALL, "id": NAME, "unavailable": "no"}]}},
-    ],
-    ids=lambda squat: squat["id"],
-)
-def test_the_servers_own_machine_replaces_a_tenants_document_of_it(tmp_path, squat):
+HERS = [
+    {"id": "hers", "nodes": {"nodeData": [{**SMALL, "id": "x", "machineId": key}]}}
+    for key in MACHINE
+]
+RETIRED = {"id": NAME, "status": "retired", "nodes": {"nodeData": [{**SMALL, "id": "x"}]}}
+CLOSED = {"id": NAME, "nodes": {"nodeData": [{**SMALL, "id": NAME, "unavailable": "no"}]}}
+
+
+@pytest.mark.parametrize("squats", [[*HERS, RETIRED], [CLOSED]], ids=["retired", "closed"])
+def test_the_servers_own_machine_replaces_a_tenants_documents_of_it(tmp_path, squats):
     tokens = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
     known = {"environment": tokens | {"MOORAGE_BACKENDS": "local"}, "bearer": "of-ops"}
     ann = bearing("of-ann")
     with serving(tmp_path / "data", **known) as server:
-        assert server.http.post("/clusters", json=squat, headers=ann).status_code == 201
+        for squat in squats:
+            assert server.http.post("/clusters", json=squat, headers=ann).status_code == 201
     for start in (1, 2):
         with serving(tmp_path / "data", options=["--here"], **known) as server:
             code, out, said = run(server, tmp_path, "--", "echo", "x")
             assert (code, out) == (0, "x\n"), (start, said)
             refused = server.http.put(OWN, json={"status": "x"}, headers=ann)
             assert refused.status_code == server.http.delete(OWN, headers=ann).status_code == 403
-            hers = server.http.get("/clusters/hers").json() if squat["id"] == "hers" else {}
-            assert not nodes_of(hers)
+            assert not nodes_of(server.http.get("/clusters/hers").json())
     lines = invoke("audit", "--what", "agent.displaced", "--json", "--data", tmp_path / "data")
-    (entry,) = map(json.loads, lines.stdout.splitlines())
-    assert entry["about"]["tenant"] == "ann"
+    entries = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert [each["about"]["tenant"] for each in entries] == ["ann"] * len(squats)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from served import Server, ask_message, cluster, ran, serving, tell, until
 from websockets.exceptions import ConnectionClosed
 
 from moorage.lab.errors import CommandError
-from moorage.testing.daemon_process import daemon, serve_command
+from moorage.testing.daemon_process import Running, daemon, serve_command
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 
@@ -48,12 +49,25 @@ def test_a_clean_stop_answers_all_requests_closes_with_1012_and_logs_no_error(tm
         assert server.log() == ""
 
 
-def test_a_second_daemon_on_one_folder_names_the_first(tmp_path):
-    with (
-        daemon(tmp_path) as running,
-        pytest.raises(CommandError, match=rf"process {running.pid}"),
-        daemon(tmp_path),
-    ):
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def running(data: Path) -> Iterator[Running]:
+    """A daemon that was started under a lower soft limit of open files than the hard one."""
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1] - 1, usual[1]))
+    try:
+        with daemon(data) as running:
+            yield running
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+
+
+def test_a_second_daemon_on_one_folder_names_the_first(data, running):
+    with pytest.raises(CommandError, match=rf"process {running.pid}"), daemon(data):
         pass
 
 
@@ -69,16 +83,10 @@ def test_a_ledger_that_fails_during_the_start_ends_the_daemon(tmp_path):
     assert "moored: cannot start: the ledger" in done.stderr
 
 
-def test_a_daemon_may_open_more_files_than_a_shell_allows(tmp_path):
-    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1] - 1, usual[1]))
-    try:
-        with daemon(tmp_path) as running:
-            limits = Path(f"/proc/{running.pid}/limits").read_text()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+def test_a_daemon_may_open_more_files_than_a_shell_allows(running):
+    limits = Path(f"/proc/{running.pid}/limits").read_text()
     (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
-    assert line.split()[3:5] == [str(usual[1])] * 2
+    assert line.split()[3:5] == [str(resource.getrlimit(resource.RLIMIT_NOFILE)[1])] * 2
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
@@ -94,6 +102,6 @@ def test_a_daemon_without_standard_streams_serves_and_stops(tmp_path, closed):
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may look into every process")
-def test_other_processes_cannot_read_the_daemons_environment(tmp_path):
-    with daemon(tmp_path) as running, pytest.raises(PermissionError):
+def test_other_processes_cannot_read_the_daemons_environment(running):
+    with pytest.raises(PermissionError):
         Path(f"/proc/{running.pid}/environ").read_bytes()

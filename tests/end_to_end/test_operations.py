@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import subprocess
 import time
@@ -215,6 +216,39 @@ def test_a_victim_has_notice_stops_and_starts_again(server: Server) -> None:
     assert not first & second
     server.release(victim)
     server.in_state(victim, "ended")
+
+
+def test_a_failed_workload_starts_again_and_watchers_see_it(server: Server, tmp_path: Path) -> None:
+    """Its command fails the first time; a file says which time it is."""
+    once = 'test -e "$0" && exec sleep 1000; touch "$0"; echo no such model; exit 7'
+    spec = {"command": ["sh", "-c", once, str(tmp_path / "once")]}
+    again = {"on_failure": "requeue", "attempts_max": 3}
+    with server.watching("leases") as watching:
+        lease = server.ask(
+            resources=TWO,
+            lease={"ttl_seconds": 3600},
+            provision={"backend": "local", "spec": spec, **again},
+        )["lease"]
+        assert (lease["workload"]["attempt"], lease["workload"]["attempts_max"]) == (1, 3)
+        news = news_of(watching, lease, "requeued") + news_of(watching, lease, "started")
+    names = [each["event"] for each in news]
+    tried = ["finished", "requeued", "paused", "resumed", "granted", "started"]
+    assert names[: -len(tried)] in (["granted"], ["granted", "started"])  # It ends at once.
+    assert names[-len(tried) :] == tried
+    data = {each["event"]: each["data"] for each in news}
+    finished, requeued = data["finished"]["outcome"], data["requeued"]
+    assert requeued["state"] == "queued"
+    assert "attempt 1 of 3 failed: it ended by itself with exit status 7" in requeued["reason"]
+    assert (finished["log_tail"], finished["exit_code"]) == (["no such model"], 7)
+    assert finished["nodes"] == [{"cluster_id": "here", "node_id": platform.node()}]
+    held = server.status(lease)
+    assert held["fencing"] > lease["fencing"]
+    assert (held["state"], held["workload"]["phase"]) == ("active", "ready")
+    assert (held["workload"]["attempt"], held["workload"]["outcome"]["attempt"]) == (2, 1)
+    renewal = {"op": "renew", "lease": lease["id"], "token": lease["token"]}
+    assert server.say(renewal)[0]["lease"]["workload"]["attempt"] == 2
+    server.release(lease)
+    assert server.in_state(lease, "ended")["workload"]["phase"] == "stopped"
 
 
 def test_run_names_the_preempting_tenant(server: Server, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from served import bearing, cluster, kill, moored, ran, serve_and_kill, serving, until
+from served import bearing, cluster, invoke, kill, ran, serve_and_kill, serving, until
 
 from moorage.testing.daemon_process import child, serve_command, serve_variables
 
@@ -53,21 +53,21 @@ def test_tokens_are_stored_in_the_database(postgres, tmp_path: Path) -> None:
     assert refused.returncode == 3
     assert "no tokens are in the database" in refused.stderr
     words = ("token", "create", "ci", "--role", "viewer", "--tenant", "ann", "--json")
-    made = json.loads(moored(*words, **environment).stdout)["token"]
+    made = json.loads(invoke(*words, **environment).stdout)["token"]
     with serving(tmp_path / "data", environment=outside) as server:
         assert server.http.get("/policy").status_code == 401
         assert server.http.get("/policy", headers=bearing(made)).status_code == 200
-        assert moored("token", "revoke", "ci", **environment).returncode == 0
+        assert invoke("token", "revoke", "ci", **environment).returncode == 0
         until(lambda: server.http.get("/policy", headers=bearing(made)).status_code == 401)
 
 
 def test_commands_for_files_refuse_a_database(postgres) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database()}
-    verified = moored("ledger", "verify", **environment)
+    verified = invoke("ledger", "verify", **environment)
     assert (verified.returncode, "keeps its ledger in PostgreSQL" in verified.stderr) == (1, True)
-    prepared = moored("storage", "prepare", **environment)
+    prepared = invoke("storage", "prepare", **environment)
     assert (prepared.returncode, "has the tables" in prepared.stdout) == (0, True)
-    found = json.loads(moored("doctor", "--json", **environment).stdout)["findings"]
+    found = json.loads(invoke("doctor", "--json", **environment).stdout)["findings"]
     assert [each["state"] for each in found if each["name"] == "storage: tables"] == ["ok"]
 
 
@@ -78,8 +78,8 @@ def test_doctor_knows_a_server_of_another_database(postgres, tmp_path: Path) -> 
         ports = [str(urlsplit(each).port) for each in urls]
         at = {"MOORAGE_PORT": ports[0], "MOORAGE_HTTP_PORT": ports[1]}
         other = {**at, "MOORAGE_STORAGE": postgres.database()}
-        done = moored("doctor", "--json", "--data", tmp_path / "other", **other)
-        there = moored("doctor", "--json", "--data", tmp_path / "one", **at, **environment)
+        done = invoke("doctor", "--json", "--data", tmp_path / "other", **other)
+        there = invoke("doctor", "--json", "--data", tmp_path / "one", **at, **environment)
     for report, state in ((done, "broken"), (there, "ok")):
         found = {each["name"]: each for each in json.loads(report.stdout)["findings"]}
         for name in ("websocket port", "http port"):

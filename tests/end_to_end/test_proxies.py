@@ -17,7 +17,7 @@ from typing import Final
 
 import httpx
 import pytest
-from served import FIRST_FIT, Server, bearing, cluster, moored, serving, until
+from served import FIRST_FIT, Server, bearing, cluster, invoke, serving, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Origin
@@ -238,7 +238,7 @@ async def test_a_page_reaches_the_websocket_under_its_own_name(site: Site) -> No
 def test_an_agent_joins_under_the_common_name_of_both_ports(
     proxy: str, site: Site, server: Server, tmp_path: Path
 ) -> None:
-    made = moored("agent", "token", "--cluster", f"boxes-{proxy}", "--data", server.data)
+    made = invoke("agent", "token", "--cluster", f"boxes-{proxy}", "--data", server.data)
     place = ["--server", site.ws, "--data", tmp_path / "agent", "--token", made.stdout.strip()]
     command = [sys.executable, "-m", "moorage", "agent", *map(str, place), "--no-machine-id"]
     trusting = {**os.environ, "MOORAGE_CA_FILE": str(site.ca)}

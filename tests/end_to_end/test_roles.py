@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from served import (
     FIRST_FIT,
+    MOORAGE,
     Server,
     bearing,
     cluster,
     invoke,
-    moored,
     policy,
+    ran,
     serving,
     tell,
     until,
@@ -349,7 +350,7 @@ def test_commands_of_root_leave_no_files_that_the_server_cannot_read(
     else:
         os.chown(tmp_path, 1, 1)
         words = ["token", "create", "ci", "--role", "client", "--tenant", "ann"]
-    refused = moored(*words, "--data", tmp_path)
+    refused = ran(MOORAGE.with_name("moored"), *words, "--data", tmp_path)
     assert refused.returncode == 2
     hint = f"sudo -u {pwd.getpwuid(1).pw_name} moored {' '.join(words[:2])} "
     assert hint in refused.stderr

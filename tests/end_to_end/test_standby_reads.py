@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import FIRST_FIT, MOORAGE, Server, ask_message, cluster, ran, read_message, tell, until
+from served import FIRST_FIT, Server, ask_message, cluster, read_message, tell, until
 from test_takeover import HOUR, One, grant, leadership, one, read, two, wait_exit, wait_sync
 
 from moorage_client import Client, Services
@@ -235,7 +235,12 @@ async def test_clients_of_a_standby_read_at_the_leader(pair: tuple[One, One]):
     with Services(standing["http"]) as documents:
         assert [each["policy_rule_uri"] for each in documents.policies()] == [FIRST_FIT]
         assert documents.url == ready["http"]
-    variables = {"MOORAGE_URL": standing["ws"], "MOORAGE_HTTP_URL": standing["http"]}
+
+
+def test_commands_with_the_address_of_a_standby_read_at_the_leader(pair: tuple[One, One]):
+    (first, *_), (second, *_) = pair
+    lease = grant(first)
+    wait_sync(pair)
     for words in (("fleet",), ("policy", "list"), ("status", lease["id"])):
-        done = ran(MOORAGE, *words, **variables)
+        done = second.moorage(*words)
         assert done.returncode == 0, done.stderr

@@ -6,11 +6,12 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
-from served import FIRST_FIT, MOORAGE, ask_message, cluster, ran, read_message, until
+from served import FIRST_FIT, Server, ask_message, cluster, ran, read_message, until
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
@@ -81,6 +82,45 @@ def running(ours: Authority) -> Iterator[Running]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def strict(ours: Authority) -> Iterator[Running]:
+    """A server that demands certificates of clients, and registers this machine."""
+    environment = variables(ours.sign("strict"), ours.file)
+    with daemon(options=["--here"], environment=environment) as running:
+        yield running
+
+
+class Bundle(NamedTuple):
+    """A server that demands certificates of clients, whose authorities are in a bundle."""
+
+    running: Running
+    file: Path
+    leaving: Authority
+
+    def logged(self, event: str) -> list[str]:
+        return [each for each in self.running.log.read_text().splitlines() if event in each]
+
+
+@pytest.fixture(scope="module")
+def bundle_server(ours: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bundle]:
+    folder = tmp_path_factory.mktemp("bundle")
+    leaving, file = Authority(folder / "leaving"), folder / "clients.pem"
+    file.write_text(ours.file.read_text())
+    environment = variables(ours.sign("served"), file) | {"MOORAGE_LOG_LEVEL": "info"}
+    with daemon(environment=environment) as running:
+        yield Bundle(running, file, leaving)
+
+
+@pytest.fixture
+def bundle(ours: Authority, bundle_server: Bundle) -> Bundle:
+    """The server, as soon as it accepts certificates of both authorities."""
+    running, file, leaving = bundle_server
+    file.write_text(ours.file.read_text() + leaving.file.read_text())
+    until(lambda: not is_refused(running, ours.context("goes", by=leaving)))
+    until(lambda: len(bundle_server.logged("certificate_renewed")) % 2)  # Tests remove one again.
+    return bundle_server
+
+
 def test_both_ports_speak_tls_and_grant_leases(running: Running, ours: Authority) -> None:
     assert (running.ws[:6], running.http[:8]) == ("wss://", "https://")
     context = ours.context()
@@ -96,10 +136,10 @@ def test_both_ports_speak_tls_and_grant_leases(running: Running, ours: Authority
 def test_the_command_line_reaches_both_ports_with_the_authority(
     running: Running, ours: Authority
 ) -> None:
-    urls = {"MOORAGE_URL": running.ws, "MOORAGE_HTTP_URL": running.http}
-    for words in (["leases"], ["policy", "list"]):
-        done = ran(MOORAGE, *words, **urls, MOORAGE_CA_FILE=str(ours.file))
-        assert done.returncode == 0, done.stderr
+    with contextlib.closing(Server(running)) as server:
+        for words in (["leases"], ["policy", "list"]):
+            done = server.moorage(*words, MOORAGE_CA_FILE=str(ours.file))
+            assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
@@ -140,59 +180,54 @@ def clusters_of(url: str, authority: Authority) -> None:
         services.clusters({})
 
 
-def test_with_an_authority_of_clients_both_ports_demand_a_certificate(ours: Authority) -> None:
-    with daemon(environment=variables(ours.sign("strict"), ours.file)) as running:
-        assert status(running, ours.context("ann")) == 200
-        assert ask(running, ours.context("ann"), op="fleet")["success"]
-        for door in (status, ask):
-            with pytest.raises((httpx.HTTPError, OSError, WebSocketException)):
-                door(running, ours.context())
+def test_with_an_authority_of_clients_both_ports_demand_a_certificate(
+    strict: Running, ours: Authority
+) -> None:
+    assert status(strict, ours.context("ann")) == 200
+    assert ask(strict, ours.context("ann"), op="fleet")["success"]
+    for door in (status, ask):
+        with pytest.raises((httpx.HTTPError, OSError, WebSocketException)):
+            door(strict, ours.context())
 
 
 def test_clients_show_the_certificate_that_is_in_their_files_now(
-    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, strict: Running, ours: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = ours.sign("a client")
     both = tmp_path / "both.pem"
     both.write_bytes(Authority(tmp_path / "others").sign("a client")[0].read_bytes())
-    with daemon(environment=variables(ours.sign("server"), ours.file)) as running:
-        urls = {"MOORAGE_URL": running.ws, "MOORAGE_HTTP_URL": running.http}
-        urls["MOORAGE_CA_FILE"] = str(ours.file)
+    monkeypatch.setenv("MOORAGE_CA_FILE", str(ours.file))
+    with contextlib.closing(Server(strict)) as server:
         for words in (["leases"], ["policy", "list"]):
             files = {"MOORAGE_CLIENT_CERT": str(certificate), "MOORAGE_CLIENT_KEY": str(key)}
-            done = ran(MOORAGE, *words, **urls, **files)
+            done = server.moorage(*words, **files)
             assert done.returncode == 0, done.stderr
-            done = ran(MOORAGE, *words, **urls, MOORAGE_CLIENT_CERT=str(both))
+            done = server.moorage(*words, MOORAGE_CLIENT_CERT=str(both))
             assert f"{both}: expected a certificate and its key" in done.stderr
-        assert "MOORAGE_CLIENT_CERT" in ran(MOORAGE, "leases", **urls).stderr
-        monkeypatch.setenv("MOORAGE_CLIENT_CERT", str(both))
-        client = BlockingClient(running.ws, ca_file=str(ours.file))
-        both.write_bytes(certificate.read_bytes() + key.read_bytes())
-        with client:
-            assert client.leases() == []
+        assert "MOORAGE_CLIENT_CERT" in server.moorage("leases").stderr
+    monkeypatch.setenv("MOORAGE_CLIENT_CERT", str(both))
+    client = BlockingClient(strict.ws, ca_file=str(ours.file))
+    both.write_bytes(certificate.read_bytes() + key.read_bytes())
+    with client:
+        assert client.leases() == []
 
 
 def test_an_http_client_shows_a_certificate_that_was_renewed(
-    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bundle: Bundle, ours: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaving, both = Authority(tmp_path / "leaving"), tmp_path / "both.pem"
-    bundle = tmp_path / "clients.pem"
-    bundle.write_text(ours.file.read_text() + leaving.file.read_text())
+    both = tmp_path / "both.pem"
 
     def renew(by: Authority) -> None:
         certificate, key = by.sign("a client")
         both.write_bytes(certificate.read_bytes() + key.read_bytes())
 
-    renew(leaving)
+    renew(bundle.leaving)
     monkeypatch.setenv("MOORAGE_CLIENT_CERT", str(both))
-    with (
-        daemon(environment=variables(ours.sign("server"), bundle)) as running,
-        Services(running.http, ca_file=str(ours.file)) as services,
-    ):
+    with Services(bundle.running.http, ca_file=str(ours.file)) as services:
         assert services.policies() == []
         renew(ours)
-        bundle.write_text(ours.file.read_text())
-        until(lambda: is_refused(running, ours.context("goes", by=leaving)))
+        bundle.file.write_text(ours.file.read_text())
+        until(lambda: is_refused(bundle.running, ours.context("goes", by=bundle.leaving)))
         with contextlib.suppress(ConnectionFailed):  # Its connection of before ends.
             services.policies()
         assert services.policies() == []
@@ -240,50 +275,44 @@ def is_refused(running: Running, context: ssl.SSLContext) -> bool:
 
 
 def test_removing_an_authority_ends_its_connections_at_once(
-    tmp_path: Path, ours: Authority
+    bundle: Bundle, ours: Authority
 ) -> None:
-    leaving = Authority(tmp_path / "leaving")
-    bundle = tmp_path / "clients.pem"
-    bundle.write_text(ours.file.read_text() + leaving.file.read_text())
+    running, file, leaving = bundle
     goes, stays = ours.context("goes", by=leaving), ours.context("stays")
-    environment = variables(ours.sign("served"), bundle) | {"MOORAGE_LOG_LEVEL": "info"}
-    with daemon(environment=environment) as running:
-        with (
-            connect(running.ws, ssl=goes) as ended,
-            connect(running.ws, ssl=stays) as open_still,
-            httpx.Client(base_url=running.http, verify=goes, timeout=30) as pages,
-        ):
-            assert pages.get("/policy").status_code == 200
-            for socket in (ended, open_still):
-                socket.send(json.dumps({"op": "fleet"}))
-                assert read_message(socket)["success"]
-            bundle.write_text("no certificate")
-            until(lambda: "certificate_not_renewed" in running.log.read_text())
-            assert status(running, goes) == status(running, stays) == 200
-            bundle.write_text(ours.file.read_text())
-            until(lambda: is_refused(running, goes))
-            until(lambda: "certificate_renewed" in running.log.read_text())
-            lines = running.log.read_text().splitlines()
-            (line,) = [each for each in lines if "certificate_renewed" in each]
-            assert json.loads(line)["file"] == str(bundle)
-            ended.send(json.dumps({"op": "fleet"}))
-            with pytest.raises((OSError, WebSocketException)):
-                read_message(ended)
-            with pytest.raises((httpx.HTTPError, OSError)):  # Also on a connection of before.
-                pages.get("/policy")
-            open_still.send(json.dumps({"op": "fleet"}))
-            assert read_message(open_still)["success"]
-        assert status(running, stays) == 200
+    before = len(bundle.logged("certificate_renewed"))
+    with (
+        connect(running.ws, ssl=goes) as ended,
+        connect(running.ws, ssl=stays) as open_still,
+        httpx.Client(base_url=running.http, verify=goes, timeout=30) as pages,
+    ):
+        assert pages.get("/policy").status_code == 200
+        for socket in (ended, open_still):
+            socket.send(json.dumps({"op": "fleet"}))
+            assert read_message(socket)["success"]
+        file.write_text("no certificate")
+        until(lambda: bundle.logged("certificate_not_renewed"))
+        assert status(running, goes) == status(running, stays) == 200
+        file.write_text(ours.file.read_text())
+        until(lambda: is_refused(running, goes))
+        until(lambda: bundle.logged("certificate_renewed")[before:])
+        (line,) = bundle.logged("certificate_renewed")[before:]
+        assert json.loads(line)["file"] == str(file)
+        ended.send(json.dumps({"op": "fleet"}))
+        with pytest.raises((OSError, WebSocketException)):
+            read_message(ended)
+        with pytest.raises((httpx.HTTPError, OSError)):  # Also on a connection of before.
+            pages.get("/policy")
+        open_still.send(json.dumps({"op": "fleet"}))
+        assert read_message(open_still)["success"]
+    assert status(running, stays) == 200
 
 
-def test_a_server_with_tls_registers_this_machine(tmp_path: Path, ours: Authority) -> None:
-    environment = variables(ours.sign("here"), ours.file)
-    with daemon(tmp_path / "data", options=["--here"], environment=environment) as running:
-        context = ours.context("ann")
-        fleet = ask(running, context, op="fleet")
-        assert len(fleet["data"]["clusters"]) == 1
-        published = httpx.get(f"{running.http}/policy", verify=context, timeout=30).json()["data"]
-        assert FIRST_FIT in [each["policy_rule_uri"] for each in published]
+def test_a_server_with_tls_registers_this_machine(strict: Running, ours: Authority) -> None:
+    context = ours.context("ann")
+    fleet = ask(strict, context, op="fleet")
+    assert len(fleet["data"]["clusters"]) == 1
+    published = httpx.get(f"{strict.http}/policy", verify=context, timeout=30).json()["data"]
+    assert FIRST_FIT in [each["policy_rule_uri"] for each in published]
 
 
 def test_a_renewed_certificate_is_used_and_a_bad_one_is_not(

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,6 @@ class Place:
     left: Callable[[], int]
     runs: bool = True
     logs: bool = True
-    limits: dict[str, Any] = field(default_factory=dict)
 
 
 def process(**fields: Any) -> ProcessResourceSpec:
@@ -81,10 +80,6 @@ def aws_place(world: AwsWorld) -> Place:
     return Place("aws", spec, bad, "Client.UserInitiatedShutdown", count_instances)
 
 
-HERE = pytest.mark.parametrize("place", ["local", "memory"], indirect=True)
-"""What is the engine's own, or what the conformance of backends says of the others."""
-
-
 @pytest.fixture(
     params=[
         "local",
@@ -97,12 +92,10 @@ HERE = pytest.mark.parametrize("place", ["local", "memory"], indirect=True)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
     match request.param:
         case "local":
-            limits = {"cpu_count": 1, "mem_limit": "1g"}
-            return Place("local", process, BROKEN, "no such model", lambda: 0, limits=limits)
+            return Place("local", process, BROKEN, "no such model", lambda: 0)
         case "memory":
             bad = MemoryResourceSpec(fail="no such model")
-            limits = {"cpu_count": 1}
-            given = {"runs": False, "logs": False, "limits": limits}
+            given = {"runs": False, "logs": False}
             return Place("memory", MemoryResourceSpec, bad, "no such model", lambda: 0, **given)
         case "ray":
             world: RayWorld = request.getfixturevalue("ray_world")
@@ -165,34 +158,6 @@ async def test_commands_and_output_work_or_are_refused(place, engine):
     else:
         with pytest.raises(UnsupportedSpecError):
             await one.logs()
-
-
-@HERE
-async def test_limits_change_or_are_refused_by_name(place, engine):
-    await engine.acquire("a", place.spec(), place.name)
-    for name, value in place.limits.items():
-        await engine.control("a", **{name: value})
-    with pytest.raises(UnsupportedSpecError, match="shoe_size"):
-        await engine.control("a", shoe_size=45)
-
-
-@HERE
-async def test_at_the_cap_the_longest_waiting_caller_is_next(place, engine):
-    spec = place.spec(max_global_num=1)
-    await engine.start(spec, 1, place.name)
-    assert await counts(engine) == (1, 1, 0)
-    one = await engine.acquire("a", spec, place.name)
-    with pytest.raises(TimeoutError, match="was free"):
-        await engine.acquire("b", spec, place.name, wait_timeout=0.05)
-    waiting = asyncio.create_task(engine.acquire("c", spec, place.name))
-    await asyncio.sleep(0)  # It waits from its first step on.
-    await engine.release("a")
-    assert await waiting is one
-    last = asyncio.create_task(engine.acquire("d", spec, place.name))
-    await asyncio.sleep(0)  # As above.
-    await engine.end("c")
-    assert (await last) is not one
-    assert await counts(engine) == (1, 0, 1)
 
 
 async def test_a_failed_start_names_the_reason_and_leaves_nothing(place, engine):
