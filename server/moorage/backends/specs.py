@@ -225,11 +225,6 @@ class VLLMModelResourceSpec(BaseResourceSpec):
     python: Name | None = None
     start_timeout: StartSeconds | None = 300.0
 
-    @property
-    def title(self) -> str:
-        """Return the model of the spec, which is its title in messages."""
-        return self.model_name_or_path
-
     def service(self) -> ServiceResourceSpec:
         """Return the model as a service: vLLM's own server, with its readiness check."""
         python = self.python or sys.executable or "python3"
@@ -326,11 +321,6 @@ class APIModelResourceSpec(BaseResourceSpec):
     start_timeout: StartSeconds | None = 60.0
 
     @property
-    def title(self) -> str:
-        """Return the model of the spec, which is its title in messages."""
-        return self.model_name_or_path or "default"
-
-    @property
     def url(self) -> str:
         """The base URL of the model's server, without a final slash."""
         given = self.base_url or f"http://{self.host or '127.0.0.1'}:{self.port or 8000}/v1"
@@ -350,11 +340,6 @@ class LocalEnvResourceSpec(BaseResourceSpec):
 
     env_cls_path: str = ""
     init_kwargs: JsonObject = field(default_factory=JsonObject)
-
-    @property
-    def title(self) -> str:
-        """Return the class of the spec, which is its title in messages."""
-        return self.env_cls_path or "default"
 
 
 @dataclass(kw_only=True)

@@ -32,7 +32,6 @@ from moorage.backends.base import (
     CommandExecution,
     CommonBackend,
     FilePiece,
-    FileSource,
     Listener,
     Log,
     Order,
@@ -287,6 +286,7 @@ class FleetBackend(CommonBackend):
         self.look = look
         self._here = here
         self._own = own
+        self._alone = OwnMachine((ClusterId(""), NodeId("")), own)
         self._lease = lease
         self._address = address
         self._machines: dict[Place, AgentMachine] = {}
@@ -538,30 +538,20 @@ class FleetBackend(CommonBackend):
             raise UnsupportedSpecError(reason)
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        machines = self._machines_of(workload)
-        if not machines:
-            await self._own.stop(workload, stop_seconds_max)
-            return
-        await asyncio.gather(*(each.stop(workload, stop_seconds_max) for each in machines))
+        there = self._hosts(workload)
+        await asyncio.gather(*(each.stop(workload, stop_seconds_max) for each in there))
         self._own_gangs.pop(workload, None)
         if self._members.pop(workload, None) is not None:
             self._tell(WorkloadReport(workload, Phase.STOPPED))
 
     async def status(self, workload: str) -> WorkloadReport:
-        machines = self._machines_of(workload)
-        if not machines:
-            return await self._own.status(workload)
-        return await self._look_at_all(machines, wire.StatusOrder(workload))
+        return await self._look_at_all(wire.StatusOrder(workload))
 
     async def probe(self, workload: str) -> WorkloadReport:
-        machines = self._machines_of(workload)
-        if not machines:
-            return await self._own.probe(workload)
-        return await self._look_at_all(machines, wire.ProbeOrder(workload))
+        return await self._look_at_all(wire.ProbeOrder(workload))
 
-    async def _look_at_all(
-        self, machines: Sequence[Member], order: wire.StatusOrder | wire.ProbeOrder
-    ) -> WorkloadReport:
+    async def _look_at_all(self, order: wire.StatusOrder | wire.ProbeOrder) -> WorkloadReport:
+        machines = self._hosts(order.workload)
         seen = await asyncio.gather(*(each.look(order, WorkloadReport) for each in machines))
         if len(seen) == 1:
             return seen[0]
@@ -572,18 +562,12 @@ class FleetBackend(CommonBackend):
         return None if self._machines_of(workload) else self._own.glance(workload)
 
     async def control(self, workload: str, limits: JsonMapping) -> None:
-        machines = self._machines_of(workload)
-        if not machines:
-            await self._own.control(workload, limits)
         order = wire.ControlOrder(workload, dict(limits))
-        await asyncio.gather(*(each.look(order, type(None)) for each in machines))
+        await asyncio.gather(*(each.look(order, type(None)) for each in self._hosts(workload)))
 
     async def reset(self, workload: str) -> JsonValue:
-        machines = self._machines_of(workload)
-        if not machines:
-            return await self._own.reset(workload)
         order = wire.ResetOrder(workload)
-        done = (each.look(order, object, again=False) for each in machines)
+        done = (each.look(order, object, again=False) for each in self._hosts(workload))
         return (await asyncio.gather(*done))[0]
 
     async def execute(
@@ -596,46 +580,23 @@ class FleetBackend(CommonBackend):
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandExecution:
-        machines = self._machines_of(workload)
-        if not machines:
-            return await self._own.execute(
-                workload,
-                command,
-                timeout_seconds=timeout_seconds,
-                workdir=workdir,
-                user=user,
-                environment=environment,
-            )
         variables = None if environment is None else dict(environment)
         order = wire.ExecuteOrder(workload, command, timeout_seconds, workdir, user, variables)
-        return await machines[0].look(order, CommandExecution, again=False)
+        return await self._hosts(workload)[0].look(order, CommandExecution, again=False)
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
-        machines = self._machines_of(workload)
-        if not machines:
-            return await self._own.logs(workload, offset, attempt)
-        return await machines[0].look(wire.LogsOrder(workload, offset, attempt), Log)
+        order = wire.LogsOrder(workload, offset, attempt)
+        return await self._hosts(workload)[0].look(order, Log)
 
     async def files(self, workload: str, attempt: int = 0) -> RunFiles:
         """List the files of a run, of a gang those of rank 0; see `FileSource.files`."""
-        machines = self._machines_of(workload)
-        if not machines:
-            return await self._source().files(workload, attempt)
-        return await machines[0].look(wire.FilesOrder(workload, attempt), RunFiles)
+        return await self._hosts(workload)[0].look(wire.FilesOrder(workload, attempt), RunFiles)
 
     async def read_file(
         self, workload: str, path: str, offset: int = 0, attempt: int = 0
     ) -> FilePiece:
-        machines = self._machines_of(workload)
-        if not machines:
-            return await self._source().read_file(workload, path, offset, attempt)
         order = wire.ReadFileOrder(workload, path, offset, attempt)
-        return await machines[0].look(order, FilePiece)
-
-    def _source(self) -> FileSource:
-        if not isinstance(self._own, FileSource):
-            raise UnsupportedSpecError("this backend gives out no files")
-        return self._own
+        return await self._hosts(workload)[0].look(order, FilePiece)
 
     async def close(self) -> None:
         """Close the connections. Workloads go on running."""
@@ -650,6 +611,10 @@ class FleetBackend(CommonBackend):
             del self._places[old]
             self._members.pop(old, None)
             self._own_gangs.pop(old, None)
+
+    def _hosts(self, workload: str) -> tuple[Member, ...]:
+        """Return the machines of a workload, that of rank 0 first, this one alone included."""
+        return self._machines_of(workload) or (self._alone,)
 
     def _machines_of(self, workload: str) -> tuple[Member, ...]:
         """Return the machines of a workload, that of rank 0 first; none: it is this one alone."""

@@ -75,26 +75,25 @@ class Identity:
     def server(self) -> str:
         """The server's id in tags; drawn at its first use."""
         with self._lock:
-            if not self._server:
-                self._read()
+            self._read()
             return self._server
 
     def regions(self) -> list[str]:
         """Return the regions in which this server may have instances."""
         with self._lock:
-            if not self._server:
-                self._read()
+            self._read()
             return sorted(self._regions)
 
     def enter(self, region: str) -> None:
         """Store a region before an instance is launched there; durable when this returns."""
         with self._lock:
-            if not self._server:
-                self._read()
+            self._read()
             if region not in self._regions:
                 self._write(self._regions | {region})
 
     def _read(self) -> None:
+        if self._server:
+            return
         path = self.folder / _FILE
         try:
             document = json.loads(path.read_text())
@@ -116,12 +115,6 @@ class Identity:
         finally:
             os.close(entry)
         self._regions = regions
-
-
-def _nowhere(share: Share) -> Node | None:
-    """Return no node."""
-    del share
-    return None
 
 
 def _check_allowed(field: str, wanted: Collection[str], allowed: Collection[str] | None) -> None:
@@ -153,7 +146,7 @@ class AwsBackend(CommonBackend):
     def __init__(
         self,
         root: Path,
-        node: Callable[[Share], Node | None] = _nowhere,
+        node: Callable[[Share], Node | None] = lambda _: None,
         poll_seconds: float = POLL_SECONDS,
         *,
         profiles: Collection[str] | None = None,
@@ -486,13 +479,8 @@ class AwsBackend(CommonBackend):
     def _watch(self) -> InstanceWatch:
         with self._lock:
             if self._watching is None:
-                self._watching = InstanceWatch(
-                    self._all, self._swept, self._tell, self._poll_seconds
-                )
+                self._watching = InstanceWatch(self._all, self._end, self._tell, self._poll_seconds)
             return self._watching
-
-    def _swept(self, workload: str) -> None:
-        self._end(workload)
 
 
 def _instance_spec(spec: BaseResourceSpec) -> InstanceResourceSpec:

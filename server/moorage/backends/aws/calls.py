@@ -48,6 +48,9 @@ class Meaning(StrEnum):
     """Wrong, or not allowed: it fails everywhere alike."""
 
 
+_THROTTLED: Final = frozenset(
+    {"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled"}
+)
 _MEANINGS: Final = {
     # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
     **dict.fromkeys(
@@ -69,22 +72,13 @@ _MEANINGS: Final = {
     ),
     **dict.fromkeys(
         (
-            "RequestLimitExceeded",
-            "Throttling",
-            "ThrottlingException",
-            "RequestThrottled",
-            "Unavailable",
-            "ServiceUnavailable",
-            "InternalError",
-            "InternalFailure",
-            "InternalServerError",
+            *_THROTTLED,
+            *("Unavailable", "ServiceUnavailable"),
+            *("InternalError", "InternalFailure", "InternalServerError"),
         ),
         Meaning.AGAIN,
     ),
 }
-_THROTTLED: Final = frozenset(
-    {"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled"}
-)
 _DENIED: Final = frozenset(
     {
         *("AuthFailure", "UnauthorizedOperation", "OptInRequired", "AccessDeniedException"),
@@ -171,17 +165,10 @@ class AwsCalls:
         """
         return self._call(name, region, TRIES_MAX, arguments, "ssm")
 
-    def pages(self, name: str, region: str, **arguments: JsonValue) -> Iterator[JsonObject]:
-        """Make a call of EC2 whose answer comes in pages."""
-        yield from self._pages("ec2", name, region, arguments)
-
-    def price_pages(self, **arguments: JsonValue) -> Iterator[JsonObject]:
-        """Yield the pages of the price list."""
-        yield from self._pages("pricing", "get_products", PRICING_REGION, arguments)
-
-    def _pages(
-        self, service: str, name: str, region: str, arguments: JsonObject
+    def pages(
+        self, name: str, region: str, service: str = "ec2", **arguments: JsonValue
     ) -> Iterator[JsonObject]:
+        """Make a call whose answer comes in pages."""
         try:
             yield from (
                 self._client(service, region, TRIES_MAX).get_paginator(name).paginate(**arguments)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from moorage.backends.aws.calls import AwsCalls
+from moorage.backends.aws.calls import PRICING_REGION, AwsCalls
 from moorage.backends.base import BackendError
 from moorage.records.json_values import JsonMapping
 
@@ -190,7 +190,10 @@ def _prices(calls: AwsCalls, region: str) -> Iterable[tuple[str, float]]:
     filters = [
         {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()
     ]
-    for page in calls.price_pages(ServiceCode="AmazonEC2", Filters=filters):
+    pages = calls.pages(
+        "get_products", PRICING_REGION, "pricing", ServiceCode="AmazonEC2", Filters=filters
+    )
+    for page in pages:
         for text in page["PriceList"]:
             product = json.loads(text)
             name = product["product"]["attributes"].get("instanceType", "")

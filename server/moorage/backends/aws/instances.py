@@ -201,14 +201,11 @@ class Instances:
             if len(alive) > 1:  # AWS does none of them then.
                 for each in alive:
                     self.end([each])
-            elif self._is_fresh(alive[0]):  # Not yet, rather than no longer.
+            elif alive[0].id in {each.id for each in self._fresh()}:  # Not yet, not no longer.
                 raise
         with self._lock:
             for each in named:
                 self._launched.pop(each.id, None)
-
-    def _is_fresh(self, instance: Ec2Instance) -> bool:
-        return any(each.id == instance.id for each in self._fresh())
 
     def console(self, instance: Ec2Instance) -> tuple[str, ...]:
         """Return the last lines of its console, as far as AWS has them."""

@@ -33,7 +33,7 @@ class InstanceWatch:
     def __init__(
         self,
         look: Callable[[], Iterable[Ec2Instance]],
-        sweep: Callable[[str], None],
+        sweep: Callable[[str], object],
         tell: Listener,
         every_seconds: float,
     ) -> None:

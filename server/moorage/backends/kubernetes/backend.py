@@ -6,10 +6,10 @@ the server's own name (`identity`) and the output of pods that ended (`workloads
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from moorage.backends.base import (
     CommandExecution,
@@ -32,8 +32,6 @@ from moorage.backends.kubernetes.workloads.runs import WorkloadRuns
 from moorage.backends.kubernetes.workloads.translation import CATEGORIES, pod_order
 from moorage.backends.specs import BaseResourceSpec
 from moorage.records.json_values import JsonValue
-
-_T = TypeVar("_T")
 
 
 class KubernetesBackend(CommonBackend):
@@ -78,17 +76,17 @@ class KubernetesBackend(CommonBackend):
             raise UnsupportedSpecError("namespace: expected nothing: each tenant has its own")
 
     async def discover(self) -> Collection[WorkloadReport]:
-        return await self._run(self._open().discover())
+        return await self._thread.run(self._open().discover())
 
     async def start(self, order: Order) -> WorkloadReport:
         self.refuse(order.spec)
-        return await self._run(self._open().start(order))
+        return await self._thread.run(self._open().start(order))
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        await self._run(self._open().stop(workload, stop_seconds_max))
+        await self._thread.run(self._open().stop(workload, stop_seconds_max))
 
     async def status(self, workload: str) -> WorkloadReport:
-        return await self._run(self._open().status(workload))
+        return await self._thread.run(self._open().status(workload))
 
     async def probe(self, workload: str) -> WorkloadReport:
         """Return a workload's report; its kubelet probes it all the time. See `Backend.probe`."""
@@ -116,7 +114,7 @@ class KubernetesBackend(CommonBackend):
         """Run a command in the first pod of a workload; see `Backend.execute`."""
         if user:
             raise UnsupportedSpecError("user: Kubernetes runs commands as the container's own")
-        return await self._run(
+        return await self._thread.run(
             self._open().execute(
                 workload, command, timeout_seconds, workdir or "", environment or {}
             )
@@ -124,7 +122,7 @@ class KubernetesBackend(CommonBackend):
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
         """Read the output of the first pod of a workload; see `Backend.logs`."""
-        return await self._run(self._open().logs(workload, offset, attempt))
+        return await self._thread.run(self._open().logs(workload, offset, attempt))
 
     async def close(self) -> None:
         """Close the connections to the clusters. Pods continue to run."""
@@ -132,13 +130,10 @@ class KubernetesBackend(CommonBackend):
         runs, self._runs = self._runs, None
         if runs is not None:
             with contextlib.suppress(asyncio.CancelledError):
-                await self._run(runs.close())
+                await self._thread.run(runs.close())
         await asyncio.to_thread(self._thread.close)
 
     def _open(self) -> WorkloadRuns:
         if self._runs is None:
             self._runs = WorkloadRuns(*self._arguments)
         return self._runs
-
-    async def _run(self, work: Coroutine[object, object, _T]) -> _T:
-        return await self._thread.run(work)

@@ -56,7 +56,7 @@ _PODS: Final = Kind(
     lambda raw: pod_record(_POD.decode(raw)),
     "status.phase!=Succeeded,status.phase!=Failed",
 )
-_SLICES: Final = Kind(
+SLICES: Final = Kind(
     "resourceslices", f"{RESOURCE_API}/resourceslices", lambda raw: slice_record(_SLICE.decode(raw))
 )
 _CLAIMS: Final = Kind(
@@ -105,7 +105,7 @@ class ClusterInventory:
         self._server = server
         self._nodes = ObjectWatcher(connection, _NODES, self._note_node)
         self._pods = ObjectWatcher(connection, _PODS, self._note_pod)
-        self._slices = ObjectWatcher(connection, _SLICES, self._note_slice)
+        self._slices = ObjectWatcher(connection, SLICES, self._note_slice)
         self._claims = ObjectWatcher(connection, _CLAIMS, self._note_claim)
         self._watchers: tuple[ObjectWatcher[Any], ...] = (
             self._nodes,

@@ -53,11 +53,6 @@ class PodResourceSpec(BaseResourceSpec):
     stop_seconds: StopSeconds = 10.0
     start_timeout: StartSeconds | None = 300.0
 
-    @property
-    def title(self) -> str:
-        """Return the image of the spec, which is its title in messages."""
-        return self.image or "default"
-
 
 @dataclass(kw_only=True)
 class JobResourceSpec(PodResourceSpec):

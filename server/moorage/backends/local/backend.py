@@ -75,7 +75,6 @@ class LocalBackend(CommonBackend):
         categories=processes.CATEGORIES | containers.CATEGORIES,
         default="process",
         limits=LIMITS,
-        reset=False,
         execute=True,
         logs=True,
     )
@@ -189,11 +188,10 @@ class LocalBackend(CommonBackend):
     async def read_file(
         self, workload: str, path: str, offset: int = 0, attempt: int = 0
     ) -> FilePiece:
-        def read(folder: int) -> FilePiece:
-            return piece(folder, path, offset)
-
         with _plain():
-            return await asyncio.to_thread(self._in_folder, workload, attempt, read)
+            return await asyncio.to_thread(
+                self._in_folder, workload, attempt, lambda folder: piece(folder, path, offset)
+            )
 
     def _in_folder(self, workload: str, attempt: int, look: Callable[[int], T]) -> T:
         """Open the working folder of a start, and call `look` with its descriptor. Blocks."""

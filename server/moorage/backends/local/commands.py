@@ -97,18 +97,13 @@ def _preparation(
 
     def prepare() -> None:  # It takes no lock that another thread may hold.
         if membership is not None:
-            _enter(membership)
+            with contextlib.suppress(OSError):  # The group was removed.
+                os.write(membership, b"0")
         if confine is not None:
             confine()
             os.chdir(folder)
 
     return None if membership is None and confine is None else prepare
-
-
-def _enter(membership: int) -> None:
-    """Move this process into a control group; do nothing if the group was removed."""
-    with contextlib.suppress(OSError):
-        os.write(membership, b"0")
 
 
 class _Output:

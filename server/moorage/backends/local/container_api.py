@@ -84,9 +84,8 @@ class ContainerApi:
     """
 
     def __init__(self, place: Path) -> None:
-        self._docker: ModuleType = importlib.import_module(
-            "docker"
-        )  # An extra, so only where used.
+        # An extra, so only where used.
+        self._docker: ModuleType = importlib.import_module("docker")
         self._requests: ModuleType = importlib.import_module("requests")
         self.place = place
         with self._errors("connect"):
@@ -454,19 +453,13 @@ class Events:
                     if event.get("Action") in _ENDS:
                         yield (event.get("Actor") or {}).get("Attributes") or {}
         finally:
-            _hang_up(self._stream)
+            self.close()
+            self._stream._response.close()  # noqa: SLF001  # The SDK would leave it open.
 
     def close(self) -> None:
         """Close the stream, also while another thread reads it."""
         with contextlib.suppress(OSError):  # It may have been hung up at the other end.
             self._stream.close()
-
-
-def _hang_up(stream: Any) -> None:
-    """Close a stream of the SDK, and its connection, which the SDK would leave open."""
-    with contextlib.suppress(OSError):  # It may have been hung up at the other end.
-        stream.close()
-    stream._response.close()  # noqa: SLF001  # As above.
 
 
 class _MissingError(BackendError):

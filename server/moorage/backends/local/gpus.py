@@ -1,6 +1,8 @@
 """Finds the GPUs of this machine, and resolves ids to GPUs. Used by `devices` and the runners."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
@@ -82,25 +84,20 @@ def _devices_by_name() -> dict[str, Device]:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpu = str(nvml.nvmlDeviceGetUUID(handle))
             names[str(index)] = names[gpu.lower()] = Device(gpu)
-            for number, uuid in _instances(nvml, handle):
+            for number, uuid, _ in instances(nvml, handle):
                 names[f"{index}:{number}"] = names[uuid.lower()] = Device(gpu, uuid)
     finally:
         nvml.nvmlShutdown()  # Otherwise the next look would see an old list.
     return names
 
 
-def _instances(nvml: ModuleType, handle: object) -> list[tuple[int, str]]:
-    found = []
-    try:
+def instances(nvml: ModuleType, handle: object) -> Iterator[tuple[int, str, object]]:
+    """Yield number, UUID and handle of each MIG instance of a GPU."""
+    with suppress(nvml.NVMLError):  # It cannot be divided.
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            try:
+            with suppress(nvml.NVMLError_NotFound):  # Numbers have gaps: some were destroyed.
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-            except nvml.NVMLError_NotFound:
-                continue  # Numbers have gaps where instances were destroyed.
-            found.append((number, str(nvml.nvmlDeviceGetUUID(instance))))
-    except nvml.NVMLError:
-        return found  # It cannot be divided.
-    return found
+                yield number, str(nvml.nvmlDeviceGetUUID(instance)), instance
 
 
 def nvml_here() -> ModuleType | None:

@@ -7,13 +7,13 @@ An agent sends both to its server. The fields are those of docs/reference/alloca
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from moorage.backends.local.gpus import nvml_here
+from moorage.backends.local.gpus import instances, nvml_here
 
 _MIB: Final = 1 << 20
 _SHOWN_MAX: Final = 3
@@ -87,7 +87,7 @@ def _gpus(nvml: ModuleType, held: Collection[str]) -> tuple[list[dict[str, float
         with suppress(nvml.NVMLError):  # It fell off the bus: `busy` cannot name it.
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             rows.append({"gpu_id": index, **_gpu(nvml, handle)})
-            parts = list(_instances(nvml, handle))
+            parts = [instance for _, _, instance in instances(nvml, handle)]
             for each in parts or [handle]:
                 uuid = str(nvml.nvmlDeviceGetUUID(each))
                 users = list(nvml.nvmlDeviceGetComputeRunningProcesses(each))
@@ -113,13 +113,6 @@ def _gpu(nvml: ModuleType, handle: object) -> dict[str, float]:
         with suppress(nvml.NVMLError):  # Cards that are divided do not say.
             row[name] = float(look())
     return row
-
-
-def _instances(nvml: ModuleType, handle: object) -> Iterator[object]:
-    with suppress(nvml.NVMLError):
-        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with suppress(nvml.NVMLError_NotFound):  # Numbers have gaps.
-                yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
 
 
 def _describe(users: list[Any]) -> str:

@@ -466,7 +466,9 @@ def _begin_supervisor(folder: Path) -> None:
     finally:
         os.close(written)
     try:
-        line = _line(seen, SUPERVISOR_SECONDS_MAX)
+        poll = select.poll()
+        poll.register(seen, select.POLLIN)
+        line = os.read(seen, 4096) if poll.poll(SUPERVISOR_SECONDS_MAX * 1000) else b""
     finally:
         os.close(seen)
     report = json.loads(line) if line else {}
@@ -474,10 +476,3 @@ def _begin_supervisor(folder: Path) -> None:
         report = {"error": "its supervisor said nothing"}
     if "error" in report:
         raise BackendError(f"it did not start: {report['error']}")
-
-
-def _line(descriptor: int, seconds_max: float) -> bytes:
-    """Return the first line from a pipe; empty if none comes in time."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return os.read(descriptor, 4096) if poll.poll(seconds_max * 1000) else b""

@@ -38,7 +38,7 @@ import time
 
 TYPE_CHECKING = False  # `typing` itself would take longer to import than all the rest.
 if TYPE_CHECKING:
-    from moorage.records.json_values import JsonObject
+    from moorage.records.json_values import JsonMapping, JsonObject
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -483,7 +483,7 @@ def finish(folder: str, code: "int | None", detail: str, *, started: bool = True
         write(os.path.join(folder, "exit.json"), ended)
 
 
-def write(path: str, document: "JsonObject") -> None:
+def write(path: "str | os.PathLike[str]", document: "JsonMapping") -> None:
     """Write a file atomically, and sync it to the disk."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{path}.new")

@@ -43,6 +43,7 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
+from moorage.backends.local import supervisor
 from moorage.records.json_values import JsonMapping, JsonObject
 
 ENDED_MAX: Final = 200
@@ -359,16 +360,7 @@ def _remove(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-def write(path: Path, document: JsonMapping) -> None:
-    """Write a file atomically, and sync it to the disk."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    made = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(made, "w", encoding="utf-8") as file:  # noqa: PTH123  # It is open already.
-        json.dump(document, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(path)
+write: Final = supervisor.write
 
 
 def holder(folder: Path) -> int | None:
@@ -376,15 +368,9 @@ def holder(folder: Path) -> int | None:
 
     Looking takes no lock itself, so that no supervisor can find one taken by a look.
     """
-    try:
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(folder / "lock", flags)
-    except FileNotFoundError:
+    descriptor = _open(folder / "lock")
+    if descriptor is None:
         return None
-    except OSError as error:
-        if error.errno in _ALIEN:
-            return None
-        raise
     try:
         query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, query))

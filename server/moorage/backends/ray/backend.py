@@ -143,28 +143,26 @@ class RayBackend(CommonBackend):
         if self.connection.trouble:
             return
         with contextlib.suppress(BackendError):
-            left = await self.connection.call(
-                "stop", STOP_SECONDS_MAX, workload=workload, stop_seconds_max=stop_seconds_max
-            )
-            with self._lock:
-                self._unwanted.discard(workload)
-            if left is not None and left["data"] is not None:
-                await asyncio.to_thread(self._records.archive, workload, left)
-            self._records.forget(workload)
+            await self._end(workload, stop_seconds_max)
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         with self._in_hand(workload):
-            left = await self.connection.call(
-                "stop", STOP_SECONDS_MAX, workload=workload, stop_seconds_max=stop_seconds_max
-            )
-            with self._lock:
-                self._unwanted.discard(workload)
-            was = left is not None or workload in self._records.ready()
-            if left is not None and left["data"] is not None:
-                await asyncio.to_thread(self._records.archive, workload, left)
-            self._records.forget(workload)
+            was = await self._end(workload, stop_seconds_max)
         if was:
             self._tell(WorkloadReport(workload, Phase.STOPPED))
+
+    async def _end(self, workload: str, stop_seconds_max: float | None) -> bool:
+        """Remove all actors of a workload, and keep its output; return whether it was there."""
+        left = await self.connection.call(
+            "stop", STOP_SECONDS_MAX, workload=workload, stop_seconds_max=stop_seconds_max
+        )
+        with self._lock:
+            self._unwanted.discard(workload)
+        was = left is not None or workload in self._records.ready()
+        if left is not None and left["data"] is not None:
+            await asyncio.to_thread(self._records.archive, workload, left)
+        self._records.forget(workload)
+        return was
 
     async def status(self, workload: str) -> WorkloadReport:
         return await self._look(workload, probe=False)
@@ -244,7 +242,7 @@ class RayBackend(CommonBackend):
         return Log.of(data, piece["start"], over=piece["over"], exit_code=piece["exit_code"])
 
     async def close(self) -> None:
-        """Close the connection to Ray; workloads continue to run. Workloads go on running."""
+        """Close the connection to Ray; workloads continue to run."""
         self._listener = None
         self.on_failure = lambda: None
         await asyncio.to_thread(self.connection.close)

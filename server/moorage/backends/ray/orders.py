@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import resources
 from typing import Final
 
@@ -162,7 +162,7 @@ def _options(share: Share | None, spec: BaseResourceSpec) -> JsonObject:
     """Return the options of an actor, including its share of the lease."""
     given: JsonMapping = {}
     if isinstance(spec, RayActorResourceSpec | ContainerResourceSpec):
-        given = {name: spec.ray_actor_options[name] for name in spec.ray_actor_options}
+        given = spec.ray_actor_options
     options = {name: value for name, value in given.items() if name != "max_concurrency"}
     held: dict[str, float] = {"num_cpus": 0, "num_gpus": 0}
     return {**held, **options, **(_share_amounts(share) if share is not None else _amounts(spec))}
@@ -254,20 +254,9 @@ def _work(spec: BaseResourceSpec, share: Share | None) -> JsonObject:
         "stop_seconds": spec.stop_seconds,
     }
     if isinstance(spec, ServiceResourceSpec):
-        probe = spec.readiness or Readiness()
-        work |= {"port": spec.port, "host": spec.host, "readiness": _check(probe)}
+        probe = asdict(spec.readiness or Readiness())
+        work |= {"port": spec.port, "host": spec.host, "readiness": probe}
     return work
-
-
-def _check(probe: Readiness) -> JsonObject:
-    """Return the readiness check of a spec, as JSON."""
-    return {
-        "path": probe.path,
-        "port": probe.port,
-        "command": probe.command,
-        "every_seconds": probe.every_seconds,
-        "timeout_seconds": probe.timeout_seconds,
-    }
 
 
 def _container(spec: ContainerResourceSpec, share: Share | None) -> JsonObject:
@@ -277,6 +266,7 @@ def _container(spec: ContainerResourceSpec, share: Share | None) -> JsonObject:
         memory_bytes(spec.mem_limit) if spec.mem_limit else (share.memory_mib << 20 if share else 0)
     )
     port = probe_port(spec)
+    readiness = asdict(spec.readiness or Readiness()) | {"asked": spec.readiness is not None}
     wanted = [each for each in (spec.container_port, port) if each is not None]
     return {
         "container": {
@@ -290,7 +280,6 @@ def _container(spec: ContainerResourceSpec, share: Share | None) -> JsonObject:
             "mounts": mounts(spec),
         },
         "host": spec.host_ip or LOOPBACK,
-        "readiness": {**_check(spec.readiness or Readiness()), "asked": spec.readiness is not None}
-        | ({"port": port} if spec.readiness else {}),
+        "readiness": readiness | ({"port": port} if spec.readiness else {}),
         "stop_seconds": spec.stop_seconds,
     }

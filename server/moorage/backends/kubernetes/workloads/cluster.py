@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-import msgspec
-
 from moorage.backends.base import BackendError
 from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.errors import (
@@ -24,9 +22,8 @@ from moorage.backends.kubernetes.errors import (
     NoAnswerError,
     RefusedError,
 )
-from moorage.backends.kubernetes.inventory import RESOURCE_API
-from moorage.backends.kubernetes.objects import ApiResourceSlice
-from moorage.backends.kubernetes.records import SERVER_LABEL, SliceRecord, slice_record
+from moorage.backends.kubernetes.inventory import RESOURCE_API, SLICES
+from moorage.backends.kubernetes.records import SERVER_LABEL, SliceRecord
 from moorage.backends.kubernetes.watching import Kind, ObjectWatcher
 from moorage.backends.kubernetes.workloads import manifests
 from moorage.backends.kubernetes.workloads.manifests import StartObjects
@@ -59,7 +56,6 @@ _TROUBLE_FROM: Final = 500
 _UNWATCHED: Final = ("/services/", "/podgroups/")
 """Objects that are not watched: they run nothing, and Kubernetes deletes them with their pod."""
 
-_SLICE: Final = msgspec.json.Decoder(ApiResourceSlice)
 _T = TypeVar("_T")
 
 
@@ -102,15 +98,7 @@ class ClusterWorkloads:
         self._nodes = ObjectWatcher(
             connection, Kind("nodes", "/api/v1/nodes", node_trouble), self._note_node
         )
-        self._slices = ObjectWatcher(
-            connection,
-            Kind(
-                "resourceslices",
-                f"{RESOURCE_API}/resourceslices",
-                lambda raw: slice_record(_SLICE.decode(raw)),
-            ),
-            self._note_slice,
-        )
+        self._slices = ObjectWatcher(connection, SLICES, self._note_slice)
         self._watchers = (self._pods, self._claims, self._nodes, self._slices)
         self._pods_of = defaultdict[str, dict[str, PodState]](dict)
         self._claims_of = defaultdict[str, dict[str, ClaimState]](dict)

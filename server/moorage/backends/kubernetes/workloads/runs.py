@@ -85,7 +85,7 @@ class WorkloadRuns:
         self._running: set[str] = set()
         self._ordered: set[str] = set()
         self._nodes: dict[str, list[str]] = {}
-        self._ends: set[asyncio.Task[None]] = set()
+        self._ends: set[asyncio.Task[WorkloadReport]] = set()
 
     async def close(self) -> None:
         """Close the connections to all clusters. Pods go on running."""
@@ -477,14 +477,11 @@ class WorkloadRuns:
             report = seen.report
         if report.phase.over:
             self._running.discard(workload)
-            task = asyncio.create_task(self._tell_end(cluster, report))
+            task = asyncio.create_task(self._report_end(cluster, report))
             self._ends.add(task)
             task.add_done_callback(self._ends.discard)
         else:
             self._say(report)
-
-    async def _tell_end(self, cluster: _Cluster, report: WorkloadReport) -> None:
-        await self._report_end(cluster, report)
 
     async def _report_end(self, cluster: _Cluster, report: WorkloadReport) -> WorkloadReport:
         """Store the output of an ended workload, and report its end."""

@@ -50,7 +50,9 @@ class JobGroups:
         """
         self.remove(str(plan["workload"]))
         # In one order for all jobs: else two that share nodes could wait for each other.
-        exact = sorted((each for each in plan["bundles"] if each["gpus"]), key=_node)
+        exact = sorted(
+            (each for each in plan["bundles"] if each["gpus"]), key=lambda each: str(each["node"])
+        )
         made: list[PlacementGroup] = []
 
         def take() -> bool:
@@ -166,10 +168,6 @@ def _remove(group: PlacementGroup) -> None:
         if time.monotonic() > deadline:
             raise GroupError(f"Ray has not removed the placement group {group.id.hex()}")
         time.sleep(LOOK_SECONDS)  # Ray does not tell when a group is gone.
-
-
-def _node(bundle: JsonMapping) -> str:
-    return str(bundle["node"])
 
 
 def _wants(bundles: Sequence[JsonMapping]) -> str:

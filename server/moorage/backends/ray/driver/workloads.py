@@ -113,7 +113,7 @@ class Workloads:
             lock = self._lock_of(workload)
             if lock.acquire(blocking=False):  # Else it is being started or stopped.
                 try:
-                    if workload not in self._all():
+                    if workload not in self._all(workload):
                         self._groups.remove(workload)
                 finally:
                     lock.release()
@@ -190,7 +190,7 @@ class Workloads:
     def _start(
         self, workload: str, plans: Sequence[JsonMapping], given_up: threading.Event, *, new: bool
     ) -> Report | None:
-        members = self._all().get(workload, [])
+        members = self._all(workload).get(workload, [])
         if not members and not new:
             return None
         shape = _Shape.of(plans[0]["shape"])
@@ -376,7 +376,7 @@ class Workloads:
                     outputs[member.index] = ray.get(ref)
             _kill(member.handle)
         for member in members:
-            if not _wait_gone(member.name, self._namespace, STOP_SPARE_SECONDS):
+            if not _wait_gone(member.name, self._namespace):
                 raise NotDoneError(f"Ray has not ended the actor {member.name}")
         return outputs
 
@@ -486,15 +486,16 @@ class Workloads:
         with self._lock:
             return self._names.setdefault(workload, threading.RLock())
 
-    def _all(self) -> dict[str, list[_Member]]:
-        """Return the actors of all workloads, in their order."""
+    def _all(self, only: str | None = None) -> dict[str, list[_Member]]:
+        """Return the actors of all workloads or of one, in their order."""
         found: dict[str, list[_Member]] = {}
         for each in ray.util.list_named_actors(all_namespaces=True):
             server, _, rest = each["name"].partition("/")
-            parts = rest.rsplit("/", 3)
             if each["namespace"] != self._namespace or server != self._server:
                 continue
-            workload, fencing, attempt, index = parts
+            workload, fencing, attempt, index = rest.rsplit("/", 3)
+            if only not in {None, workload}:
+                continue
             with contextlib.suppress(ValueError):  # It has ended since.
                 handle = ray.get_actor(each["name"], namespace=self._namespace)
                 member = _Member(each["name"], (fencing, attempt), int(index), handle)
@@ -502,18 +503,10 @@ class Workloads:
         return {name: sorted(each, key=lambda one: one.index) for name, each in found.items()}
 
     def _members(self, workload: str) -> list[_Member]:
-        prefix = f"{self._server}/{workload}/"
-        found = []
-        for each in ray.util.list_named_actors(all_namespaces=True):
-            name = each["name"]
-            rest = name.removeprefix(prefix).split("/")
-            if each["namespace"] == self._namespace and name.startswith(prefix) and len(rest) == 3:  # noqa: PLR2004  # Fencing, attempt, index.
-                with contextlib.suppress(ValueError):  # As above.
-                    handle = ray.get_actor(name, namespace=self._namespace)
-                    found.append(_Member(name, (rest[0], rest[1]), int(rest[2]), handle))
+        found = self._all(workload).get(workload)
         if not found:
             raise UnknownActorError(workload)
-        return sorted(found, key=lambda each: each.index)
+        return found
 
     def _join(self, members: Sequence[_Member], question: str, shape: _Shape | None) -> Report:
         """Combine the reports of a workload's actors into one; a lost actor makes it a failure."""
@@ -546,9 +539,9 @@ def _value(ref: RayHandle, seconds: float | None) -> JsonValue:
     return ray.get(ref, timeout=seconds)
 
 
-def _wait_gone(name: str, namespace: str, seconds: float) -> bool:
+def _wait_gone(name: str, namespace: str) -> bool:
     """Wait until no actor has this name; return whether that happened in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + STOP_SPARE_SECONDS
     while True:
         try:
             ray.get_actor(name, namespace=namespace)

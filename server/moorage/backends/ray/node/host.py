@@ -223,7 +223,7 @@ class WorkloadHost:
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # As Ray counts; CUDA itself: fastest first.
         named = self._gpus if plan["gpus"] is None else device_names(plan["gpus"])
         self._gpus = list(named)
-        visible = _visible(named)
+        visible = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "MOORAGE_GPUS"), ",".join(named))
         self._environment = {**order, **plan["environment"], **visible}
         try:
             if plan["actor"] is not None:
@@ -451,11 +451,6 @@ class WorkloadHost:
             output = file.read()
         shutil.rmtree(self._folder, ignore_errors=True)
         return output
-
-
-def _visible(names: Sequence[str]) -> dict[str, str]:
-    listed = ",".join(names)
-    return {"CUDA_VISIBLE_DEVICES": listed, "MOORAGE_GPUS": listed}
 
 
 def _order_devices(environment: dict[str, str]) -> None:
