@@ -8,7 +8,8 @@ Called by authors' policies inside a cell:
 `choice` has the steps that these are made of, for policies that need something in between.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Final, Literal
 
 import numpy as np
@@ -155,7 +156,7 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list
         place_of = (int(fleet.cluster[row]), rack if rack >= 0 else -1 - row)
         turns.append(seen.get(place_of, 0))
         seen[place_of] = turns[-1] + 1
-    apart = [row for _, row in sorted(zip(turns, ranking, strict=True), key=_turn)]
+    apart = [row for _, row in sorted(zip(turns, ranking, strict=True), key=itemgetter(0))]
     return apart[: demand.nodes] if len(apart) >= demand.nodes else []
 
 
@@ -166,7 +167,3 @@ def decline_because(reason: str) -> dict[str, str]:
         reason: A sentence for the client, e.g. "this policy serves one node at a time".
     """
     return {"declined": reason}
-
-
-def _turn(turn_and_row: Sequence[int]) -> int:
-    return turn_and_row[0]

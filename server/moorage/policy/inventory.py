@@ -32,6 +32,7 @@ _TOGETHER: Final = ("rack", "zone")
 """The domains that the nodes of a gang may share."""
 _NODE_COLUMNS: Final = (*_AMOUNTS, *_TOGETHER, "cluster")
 _GPU_COLUMNS: Final = ("gpu_total", "gpu_free", "gpu_model", "gpu_memory", "gpu_link", "gpu_numa")
+_DEVICE_COLUMNS: Final = (*_GPU_COLUMNS, "gpu_exclusive")
 _NO_DEVICE: Final = {"gpu_model": -1, "gpu_link": -1, "gpu_numa": -1}
 """Values of a GPU column for a missing device; other columns have 0."""
 
@@ -176,7 +177,7 @@ class NodeInventory:
             return None
         start, end = self._spans[cluster_id]
         part = type(self)()
-        for name in (*_NODE_COLUMNS, *_GPU_COLUMNS, "gpu_exclusive"):
+        for name in (*_NODE_COLUMNS, *_DEVICE_COLUMNS):
             setattr(part, name, getattr(self, name)[start:end].copy())
         part.cluster[:] = 0
         for name in _TOGETHER:
@@ -191,7 +192,7 @@ class NodeInventory:
     def sample(self, rows: npt.NDArray[np.intp]) -> Self:
         """Return an inventory of some of the rows, for reading only."""
         part = type(self)()
-        for name in (*_NODE_COLUMNS, *_GPU_COLUMNS, "gpu_exclusive"):
+        for name in (*_NODE_COLUMNS, *_DEVICE_COLUMNS):
             setattr(part, name, getattr(self, name)[rows])
         part.cluster_ids, part.models = self.cluster_ids, self.models
         return part
@@ -255,13 +256,13 @@ class NodeInventory:
         width, wanted = self.gpu_total.shape[1], _width(part.gpu_total)
         full = wanted < width and bool(self.gpu_total[start:end, width - 1 :].any())
         width = max(width, wanted)
-        for name in (*_GPU_COLUMNS, "gpu_exclusive"):
+        for name in _DEVICE_COLUMNS:
             fill = _NO_DEVICE.get(name, 0)
             ours = _widen(getattr(self, name), width, fill)
             theirs = _widen(own.get(name, getattr(part, name)), width, fill)
             setattr(self, name, _splice(ours, theirs, start, end))
         if full and (width := _width(self.gpu_total)) < self.gpu_total.shape[1]:
-            for name in (*_GPU_COLUMNS, "gpu_exclusive"):
+            for name in _DEVICE_COLUMNS:
                 setattr(self, name, getattr(self, name)[:, :width].copy())
 
     def _note_splice(self, cluster_id: str, start: int, end: int, moved: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from moorage.policy.schema import (
     KINDS,
@@ -29,6 +29,8 @@ from moorage.policy.schema import (
     under,
 )
 from moorage.records.json_values import JsonMapping, JsonValue
+
+T = TypeVar("T")
 
 DEPTH_MAX: Final = 16
 """Nesting depth of objects and arrays in a schema."""
@@ -136,7 +138,7 @@ class _Reader:
         self._patterns = 0
         self.notes: list[SchemaError] = []
 
-    def attempt(self, read: Callable[[], JsonValue], otherwise: JsonValue) -> JsonValue:
+    def attempt(self, read: Callable[[], T], otherwise: T) -> T:
         """Return the result of `read`, or note its error and return `otherwise`."""
         try:
             return read()
@@ -262,8 +264,7 @@ class _Reader:
                 raise SchemaError(place, expected, "this is one more")
             return self._compile(text, place)
 
-        found: SchemaPattern | None = self.attempt(read, None) if "pattern" in given else None
-        return found
+        return self.attempt(read, None) if "pattern" in given else None
 
     def _sizes(
         self, given: JsonMapping, kind: str, kinds: Collection[str], path: str
@@ -289,8 +290,7 @@ class _Reader:
                 raise SchemaError(under(path, name), f"{expected}, {sizes.most}", f"found {low}")
             return sizes if sizes != Sizes() else None
 
-        sizes: Sizes | None = self.attempt(read, None)
-        return sizes
+        return self.attempt(read, None)
 
     def _range(self, given: JsonMapping, path: str) -> Range | None:
         def limit(*keys: str) -> float | None:
@@ -312,24 +312,20 @@ class _Reader:
             found = Range(low, high, limit("exclusiveMinimum"), limit("exclusiveMaximum"))
             return found if found != Range() else None
 
-        found: Range | None = self.attempt(read, None)
-        return found
+        return self.attempt(read, None)
 
     def _properties(self, given: JsonMapping, path: str, depth: int) -> Schema | None:
-        demanded = self.attempt(partial(_required_fields, given, path), ())
+        demanded: tuple[str, ...] = self.attempt(partial(_required_fields, given, path), ())
         others = given.get("additionalProperties", True)
         if not isinstance(others, bool):
             place = under(path, "additionalProperties")
             others = self.attempt(partial(self.entry, others, place, depth + 1), _ANY)
         if "properties" not in given and not demanded and others is True:
             return None
-        found: Schema | None = self.attempt(
-            lambda: self.fields(
-                given.get("properties", {}), under(path, "properties"), depth + 1, demanded, others
-            ),
-            None,
+        properties, place = given.get("properties", {}), under(path, "properties")
+        return self.attempt(
+            lambda: self.fields(properties, place, depth + 1, demanded, others), None
         )
-        return found
 
     def _items(self, given: JsonMapping, path: str, depth: int) -> FieldSchema | None:
         if "items" not in given:
