@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from moorage.commands.errors import EXIT_USAGE, load_config, refuse_option, refuse_root
+from moorage.commands.errors import (
+    EXIT_USAGE,
+    fail,
+    fail_on,
+    load_config,
+    load_local_config,
+    refuse_option,
+    refuse_root,
+)
 from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag
 from moorage.config.sources import ConfigError, default_data_dir
 from moorage.launch import import_structlog
 from moorage.setting_kinds import NAME_CHARS_MAX
+from moorage.storage.base import StorageError
+from moorage.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from moorage.config.settings import Config
@@ -230,20 +240,13 @@ def _check_name(option: str, name: str, what: str) -> None:
 @contextlib.contextmanager
 def _store(data: Path | None, config: Path | None) -> "Iterator[tuple[AgentStore, Config]]":
     """Open the store of agents in the server's data folder; report a fault in one line."""
-    loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
-    settings = load_config({"data_dir": data, **loopback}, config)
+    settings = load_local_config(data, config)
     from moorage.daemon.agents.agent_store import AgentStore, AgentStoreError  # noqa: PLC0415  # As in serve.
-    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
-    from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
 
     if not settings.storage and not settings.data_dir.is_dir():
-        typer.echo(f"moored: {settings.data_dir} is no data folder of a server", err=True)
-        raise typer.Exit(EXIT_USAGE)
+        fail(f"{settings.data_dir} is no data folder of a server", EXIT_USAGE)
     refuse_root(settings.data_dir)
-    try:
+    with fail_on(AgentStoreError, StorageError, OSError):
         rows = open_storage(settings.storage, settings.data_dir).agents()
         with contextlib.closing(AgentStore(rows)) as store:
             yield store, settings
-    except (AgentStoreError, StorageError, OSError) as error:
-        typer.echo(f"moored: {error}", err=True)
-        raise typer.Exit(1) from None

@@ -10,17 +10,16 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from moorage.commands.errors import load_config, refuse_option
+from moorage.commands.errors import fail_on, load_config, refuse_option
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
 from moorage.records.json_values import JsonObject, JsonValue
-
-if TYPE_CHECKING:
-    from moorage.storage.base import AuditRows
+from moorage.storage.base import AuditRows, StorageError
+from moorage.storage.opening import open_storage
 
 audit = typer.Typer(help="Read who did what, or verify that the log is whole.")
 
@@ -68,21 +67,14 @@ def audit_verify(
     from moorage.daemon.access.audit_chain import ChainEnd, ChainError  # noqa: PLC0415  # As in serve.
     from moorage.daemon.access.audit_files import verify  # noqa: PLC0415  # As in serve.
     from moorage.daemon.access.audit_table import verify_rows  # noqa: PLC0415  # As in serve.
-    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
 
     number, _, digest = noted.partition(":")
     if noted and not (number.isdecimal() and _HASH.fullmatch(digest)):
         refuse_option("--noted", "NUMBER:HASH, as `moored audit verify` prints them")
-    try:
-        known = ChainEnd(int(number), digest) if noted else None
-        with _rows(settings) as rows:
-            place = settings.data_dir if rows is None else rows.place.removesuffix(",")
-            first, end = (
-                verify(settings.data_dir, known) if rows is None else verify_rows(rows, known)
-            )
-    except (ChainError, OSError, StorageError) as error:
-        typer.echo(f"moored: {error}", err=True)
-        raise typer.Exit(1) from None
+    known = ChainEnd(int(number), digest) if noted else None
+    with fail_on(ChainError, OSError, StorageError), _rows(settings) as rows:
+        place = settings.data_dir if rows is None else rows.place.removesuffix(",")
+        first, end = verify(settings.data_dir, known) if rows is None else verify_rows(rows, known)
     if as_json:
         typer.echo(json.dumps({"first": first, "last": end.number, "hash": end.hash}))
     elif not end.number:
@@ -93,10 +85,8 @@ def audit_verify(
 
 
 @contextlib.contextmanager
-def _rows(settings: Config) -> Iterator["AuditRows | None"]:
+def _rows(settings: Config) -> Iterator[AuditRows | None]:
     """Yield the log's lines from the database; None if they are in files of the data folder."""
-    from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
-
     rows = open_storage(settings.storage, settings.data_dir).audit()
     try:
         yield rows
@@ -122,23 +112,18 @@ def _entries(settings: Config, *, follow: bool) -> Iterator[JsonObject]:
     from moorage.daemon.access.audit_chain import ChainError  # noqa: PLC0415  # As in serve.
     from moorage.daemon.access.audit_files import read_lines  # noqa: PLC0415  # As in serve.
     from moorage.daemon.access.audit_table import read_rows  # noqa: PLC0415  # As in serve.
-    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
 
     last = 0
-    try:
-        with _rows(settings) as rows:
-            while True:
-                for line in (
-                    read_lines(settings.data_dir, last) if rows is None else read_rows(rows, last)
-                ):
-                    last = line["number"]
-                    yield line
-                if not follow:
-                    return
-                time.sleep(_FOLLOW_SECONDS)  # The server writes; files have no other news.
-    except (ChainError, OSError, StorageError) as error:
-        typer.echo(f"moored: {error}", err=True)
-        raise typer.Exit(1) from None
+    with fail_on(ChainError, OSError, StorageError), _rows(settings) as rows:
+        while True:
+            for line in (
+                read_lines(settings.data_dir, last) if rows is None else read_rows(rows, last)
+            ):
+                last = line["number"]
+                yield line
+            if not follow:
+                return
+            time.sleep(_FOLLOW_SECONDS)  # The server writes; files have no other news.
 
 
 def _line(entry: JsonObject) -> str:

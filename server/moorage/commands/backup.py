@@ -1,17 +1,16 @@
 """`moored backup` and `moored restore`."""
 
-import contextlib
 import shlex
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
 import typer
 
-from moorage.commands.errors import load_config
+from moorage.commands.errors import fail, fail_on, load_config
 from moorage.commands.options import DataOption, FileOption
-from moorage.launch import reason_of
+from moorage.storage.base import FENCING_SKIP, StorageError
+from moorage.storage.opening import need_postgres
 
 _SKIP_FENCING: Final = "UPDATE moorage.meta SET value = value + {} WHERE name = 'fencing'"
 
@@ -26,11 +25,12 @@ def backup(
     The copy is a data folder. It has secrets, and only its owner may read it.
     """
     settings = load_config({"data_dir": data}, config)
-    with _refusals():
+    from moorage.commands.folder_copies import back_up  # noqa: PLC0415  # As in serve.
+    from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
+
+    with fail_on(LedgerError, StorageError, OSError):
         if settings.storage and data is None:
             _say_pg_dump(settings.storage)
-        from moorage.commands.folder_copies import back_up  # noqa: PLC0415  # As in serve.
-
         made = back_up(settings.data_dir, folder)
     typer.echo(f"{folder}: {made.facts} facts and {made.records} records, all as they were written")
 
@@ -45,17 +45,15 @@ def restore(
     Its fencing numbers go on far above all that may have been given out since the backup.
     """
     settings = load_config({"data_dir": data}, config)
-    with _refusals():
-        if settings.storage and data is None:
-            from moorage.storage.base import FENCING_SKIP  # noqa: PLC0415  # As in serve.
+    if settings.storage and data is None:
+        fail(
+            "this server keeps everything in PostgreSQL, whose own tool restores it: "
+            "pg_restore, and then, before a server starts: " + _SKIP_FENCING.format(FENCING_SKIP)
+        )
+    from moorage.commands.folder_copies import restore_folder  # noqa: PLC0415  # As in serve.
+    from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
 
-            _refuse(
-                "this server keeps everything in PostgreSQL, whose own tool restores it: "
-                "pg_restore, and then, before a server starts: "
-                + _SKIP_FENCING.format(FENCING_SKIP)
-            )
-        from moorage.commands.folder_copies import restore_folder  # noqa: PLC0415  # As in serve.
-
+    with fail_on(LedgerError, StorageError, OSError):
         made = restore_folder(folder, settings.data_dir)
     moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(made.newest_at))
     typer.echo(f"{settings.data_dir}: {made.facts} facts and {made.records} records")
@@ -69,29 +67,11 @@ def restore(
 
 
 def _say_pg_dump(address: str) -> NoReturn:
-    from moorage.storage.opening import need_postgres  # noqa: PLC0415  # As in serve.
-
     need_postgres()
     from moorage.storage.postgres.connection import without_password  # noqa: PLC0415  # An extra.
 
     way = f"--dbname={shlex.quote(without_password(address))}"
-    _refuse(
+    fail(
         "this server keeps everything in PostgreSQL, whose own tool copies it while it runs: "
         f"pg_dump --format=custom --schema=moorage --file=moorage.dump {way}"
     )
-
-
-def _refuse(reason: str) -> NoReturn:
-    typer.echo(f"moored: {reason}", err=True)
-    raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
-    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
-
-    try:
-        yield
-    except (LedgerError, StorageError, OSError) as error:
-        _refuse(reason_of(error))

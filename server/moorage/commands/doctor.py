@@ -2,12 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
 from moorage.commands.errors import load_config
-from moorage.commands.options import DataOption, JsonFlag
+from moorage.commands.options import DataOption, FileOption, JsonFlag
 from moorage.config.sources import ConfigError, default_data_dir
 
 _ADVICE: Final = "; of a server with another folder: moored doctor --data DIR"
@@ -16,7 +16,7 @@ _ADVICE: Final = "; of a server with another folder: moored doctor --data DIR"
 def doctor(
     as_json: JsonFlag = False,
     data: DataOption = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    config: FileOption = None,
 ) -> None:
     """Show which sandbox layers, services and backends work; exit 1 if `serve` would fail."""
     from moorage.commands import display  # noqa: PLC0415  # As in serve.

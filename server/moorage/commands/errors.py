@@ -23,14 +23,32 @@ def load_config(flags: Mapping[str, object], file: Path | None) -> Config:
     try:
         return Config.load(flags, os.environ, file)
     except ConfigError as error:
-        typer.echo(f"moored: {error}", err=True)
-        raise typer.Exit(EXIT_USAGE) from None
+        fail(error, EXIT_USAGE)
+
+
+def load_local_config(data: Path | None, file: Path | None) -> Config:
+    """Return the settings, without the check that other addresses than loopback need tokens."""
+    return load_config({"data_dir": data, "host": "127.0.0.1", "http_host": "127.0.0.1"}, file)
+
+
+def fail(reason: object, code: int = 1) -> NoReturn:
+    """End the command with a message on stderr."""
+    typer.echo(f"moored: {reason}", err=True)
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def fail_on(*kinds: type[Exception]) -> Iterator[None]:
+    """End the command with a message about an error of one of these kinds."""
+    try:
+        yield
+    except kinds as error:
+        fail(reason_of(error))
 
 
 def refuse_option(option: str, expected: str) -> NoReturn:
     """End the command with a message about a wrong option."""
-    typer.echo(f"moored: {option}: expected {expected}", err=True)
-    raise typer.Exit(EXIT_USAGE)
+    fail(f"{option}: expected {expected}", EXIT_USAGE)
 
 
 def refuse_root(folder: Path) -> None:
@@ -49,12 +67,11 @@ def refuse_root(folder: Path) -> None:
         name = pwd.getpwuid(owner).pw_name
     except KeyError:
         name = f"#{owner}"
-    typer.echo(
-        f"moored: {folder} belongs to another user: run this as the one that the server runs as, "
-        f"such as `sudo -u {name} {' '.join(map(shlex.quote, ['moored', *sys.argv[1:]]))}`",
-        err=True,
+    fail(
+        f"{folder} belongs to another user: run this as the one that the server runs as, "
+        f"such as `sudo -u {name} {shlex.join(['moored', *sys.argv[1:]])}`",
+        EXIT_USAGE,
     )
-    raise typer.Exit(EXIT_USAGE)
 
 
 @contextlib.contextmanager
@@ -68,8 +85,5 @@ def command_errors() -> Iterator[None]:
 
     # A user who stops a command stops its daemon too, and lets it clean up.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
+    with fail_on(CommandError, TraceError, OSError, HTTPError, WebSocketException):
         yield
-    except (CommandError, TraceError, OSError, HTTPError, WebSocketException) as error:
-        typer.echo(f"moored: {reason_of(error)}", err=True)
-        raise typer.Exit(1) from None

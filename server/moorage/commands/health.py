@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from moorage.commands.errors import load_config
+from moorage.commands.errors import fail, load_config
 from moorage.commands.options import FileOption
 from moorage.config.settings import Config
 
@@ -30,8 +30,7 @@ def health(
         answer = _ask(settings, host)
     except (OSError, http.client.HTTPException) as error:
         place = f"{host}:{settings.http_port}"
-        typer.echo(f"moored: no answer at {place}: {str(error) or type(error).__name__}", err=True)
-        raise typer.Exit(1) from None
+        fail(f"no answer at {place}: {str(error) or type(error).__name__}")
     typer.echo(answer)
 
 

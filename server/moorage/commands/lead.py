@@ -2,11 +2,11 @@
 
 import json
 from datetime import UTC, datetime
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from moorage.commands.errors import load_config
+from moorage.commands.errors import fail, fail_on, load_config
 from moorage.commands.options import FileOption, JsonFlag
 from moorage.records.json_values import JsonObject
 from moorage.storage.base import Leader, Seat, StorageError
@@ -27,20 +27,18 @@ def lead(
     """
     settings = load_config({}, config)
     if not settings.storage:
-        _fail("set `storage` (MOORAGE_STORAGE) to the database; a folder has one server")
-    try:
+        fail("set `storage` (MOORAGE_STORAGE) to the database; a folder has one server")
+    with fail_on(StorageError):
         need_postgres()
         from moorage.storage.postgres.leadership import ask_to_resign, look_around  # noqa: PLC0415  # An extra.
 
         leader, standbys = look_around(settings.storage)
         if resign:
             if leader is None:
-                _fail("no server leads this database")
+                fail("no server leads this database")
             if not standbys:
-                _fail("no server stands by: none would lead then")
+                fail("no server stands by: none would lead then")
             ask_to_resign(settings.storage)
-    except StorageError as error:
-        _fail(str(error))
     if as_json:
         typer.echo(json.dumps(_describe(leader, standbys)))
     else:
@@ -63,8 +61,3 @@ def _lines(leader: Leader | None, standbys: list[Seat], *, resign: bool) -> list
         )
         lines = [f"{leader.seat.ws} ({leader.seat.name}) {verb}"]
     return lines + [f"{each.ws} ({each.name}) stands by" for each in standbys]
-
-
-def _fail(reason: str) -> NoReturn:
-    typer.echo(f"moored: {reason}", err=True)
-    raise typer.Exit(1)

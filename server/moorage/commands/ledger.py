@@ -1,16 +1,13 @@
 """The commands of `moored ledger`."""
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moorage.commands.errors import load_config
+from moorage.commands.errors import fail, fail_on, load_config
 from moorage.commands.options import DataOption, FileOption, JsonFlag
-from moorage.launch import reason_of
 
 ledger = typer.Typer(help="Look after what a daemon keeps on the disk.", no_args_is_help=True)
 
@@ -22,8 +19,9 @@ def ledger_verify(
     """Check every fact and record; exit 1 if one is damaged. The daemon may be running."""
     folder = _folder(data, config)
     from moorage.commands.ledger_care import verify  # noqa: PLC0415  # As in serve.
+    from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
 
-    with _ledger_errors():
+    with fail_on(LedgerError, OSError):
         found = verify(folder)
     report = found.report()
     if as_json:
@@ -51,8 +49,9 @@ def ledger_repair(
     """
     folder = _folder(data, config)
     from moorage.commands.ledger_care import repair  # noqa: PLC0415  # As in serve.
+    from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
 
-    with _ledger_errors():
+    with fail_on(LedgerError, OSError):
         done = repair(folder, accept_loss=accept_loss)
     if not done.damage:
         typer.echo(f"{folder}: nothing is damaged")
@@ -72,9 +71,10 @@ def _folder(data: Path | None, config: Path | None) -> Path:
     """Return the data folder; refuse if the ledger is in a database."""
     settings = load_config({"data_dir": data}, config)
     if settings.storage and data is None:
-        reason = "this server keeps its ledger in PostgreSQL, whose own tools verify and restore it"
-        typer.echo(f"moored: {reason}; --data DIR looks at the files of a folder", err=True)
-        raise typer.Exit(1)
+        fail(
+            "this server keeps its ledger in PostgreSQL, whose own tools verify and restore it; "
+            "--data DIR looks at the files of a folder"
+        )
     return settings.data_dir
 
 
@@ -82,14 +82,3 @@ def _list(title: str, sentences: list[str]) -> None:
     typer.echo(title)
     for each in sentences:
         typer.echo(f"  {each}")
-
-
-@contextlib.contextmanager
-def _ledger_errors() -> Iterator[None]:
-    from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
-
-    try:
-        yield
-    except (LedgerError, OSError) as error:
-        typer.echo(f"moored: {reason_of(error)}", err=True)
-        raise typer.Exit(1) from None

@@ -14,11 +14,9 @@ from moorage.ledger.base import LedgerError, translate_errors
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 from moorage.storage.base import StorageError
+from moorage.storage.sqlite import CATALOG_FILE, LEDGER_FILE
 from moorage.storage.sqlite.facts import is_ledger
 from moorage.storage.sqlite.lock import WriterLock
-
-LEDGER = "ledger.db"
-CATALOG = "catalog.db"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class LedgerFindings:
     @property
     def findings(self) -> list[str]:
         """The damage, one sentence for each."""
-        unknown = [f"{LEDGER}: {each}" for each in self.ledger.unknown[: walk.FINDINGS_MAX]]
+        unknown = [f"{LEDGER_FILE}: {each}" for each in self.ledger.unknown[: walk.FINDINGS_MAX]]
         return [*self.ledger.findings, *unknown, *self.catalog.findings]
 
     def report(self) -> JsonObject:
@@ -57,13 +55,13 @@ def verify(data: Path) -> LedgerFindings:
         OSError: A file cannot be read at all.
     """
     try:
-        found = LedgerFindings(walk.walk(data / LEDGER), catalog.walk(data / CATALOG))
+        found = LedgerFindings(walk.walk(data / LEDGER_FILE), catalog.walk(data / CATALOG_FILE))
     except ServiceError as no:
         raise LedgerError(no.reason) from no
     if not found.ledger.rows and found.ledger.findings:
         _refuse_renamed_file(data)
-    if found.ledger.rows and not found.catalog.mark.exists and not (data / CATALOG).exists():
-        found.catalog.say(f"{CATALOG} is missing, with all its records: a server makes both.")
+    if found.ledger.rows and not found.catalog.mark.exists and not (data / CATALOG_FILE).exists():
+        found.catalog.say(f"{CATALOG_FILE} is missing, with all its records: a server makes both.")
     return found
 
 
@@ -74,11 +72,11 @@ def _refuse_renamed_file(data: Path) -> None:
         LedgerError: The file was renamed.
     """
     for file in sorted(data.iterdir()):
-        if file.name != LEDGER and file.suffix != ".new" and is_ledger(file):
+        if file.name != LEDGER_FILE and file.suffix != ".new" and is_ledger(file):
             raise LedgerError(
-                f"{data / LEDGER} is no ledger, and {file.name} beside it is one. Nothing was "
-                f"changed. Give {file.name} and what begins with its name the name {LEDGER} again, "
-                "or move it elsewhere."
+                f"{data / LEDGER_FILE} is no ledger, and {file.name} beside it is one. Nothing was "
+                f"changed. Give {file.name} and what begins with its name the name {LEDGER_FILE} "
+                "again, or move it elsewhere."
             )
 
 
@@ -110,7 +108,7 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
         LedgerError: A daemon is running, or a newer release wrote what is there.
         OSError: A file cannot be written.
     """
-    lock = WriterLock(data / LEDGER)
+    lock = WriterLock(data / LEDGER_FILE)
     with translate_errors():
         lock.acquire()
     try:
@@ -132,9 +130,9 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
                 if file.suffix != ".reserve":  # Nothing is in it.
                     shutil.copy2(file, copy)
         if found.ledger.findings:
-            repairing.rebuild(data / LEDGER, found.ledger, left)
+            repairing.rebuild(data / LEDGER_FILE, found.ledger, left)
         if found.catalog.findings:
-            catalog.rebuild(data / CATALOG, found.catalog)
+            catalog.rebuild(data / CATALOG_FILE, found.catalog)
     except StorageError as error:
         raise LedgerError(f"{data} cannot be repaired: {error}. Restore a backup.") from error
     finally:

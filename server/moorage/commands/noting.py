@@ -8,6 +8,7 @@ from moorage.config.settings import Config
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
 from moorage.records.rights import Role
+from moorage.storage.opening import open_storage
 
 
 def note(settings: Config, what: str, about: JsonObject, after: JsonObject | None = None) -> None:
@@ -15,7 +16,6 @@ def note(settings: Config, what: str, about: JsonObject, after: JsonObject | Non
     if not settings.audit_days:
         return
     from moorage.daemon.access.audit_log import open_lines  # noqa: PLC0415  # As in serve.
-    from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
 
     now, user = time.time(), f"uid {os.getuid()}"
     entry = AuditEntry(now, what, user, Role.ADMIN, "", "local", about, after=after)

@@ -1,18 +1,18 @@
 """`moored prices`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moorage.commands.errors import load_config
+from moorage.commands.errors import fail, fail_on, load_config
+from moorage.commands.options import DataOption, FileOption
 from moorage.extras import install_command
 
 
 def prices(
     region: Annotated[str, typer.Option(help="Of AWS.")] = "us-east-1",
-    data: Annotated[Path | None, typer.Option(help="Folder of ledger and catalog.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    data: DataOption = None,
+    config: FileOption = None,
 ) -> None:
     """Fetch the instance types of a region and their prices from AWS, for the backend aws.
 
@@ -24,15 +24,11 @@ def prices(
         from moorage.backends.aws.calls import AwsCalls  # noqa: PLC0415  # It needs an extra.
         from moorage.backends.aws.catalogue import refresh  # noqa: PLC0415  # As above.
     except ModuleNotFoundError as error:
-        typer.echo(f"moored: prices needs {error.name}: {install_command('aws')}", err=True)
-        raise typer.Exit(1) from None
+        fail(f"prices needs {error.name}: {install_command('aws')}")
     from moorage.resources import BackendError  # noqa: PLC0415  # As in serve.
 
-    try:
+    with fail_on(BackendError, OSError):
         made = refresh(AwsCalls(), folder, region)
-    except (BackendError, OSError) as error:
-        typer.echo(f"moored: {error}", err=True)
-        raise typer.Exit(1) from None
     priced = sum(each.usd_per_hour is not None for each in made.types)
     typer.echo(
         f"{len(made.types)} instance types of {region}, {priced} with prices of {made.as_of}"

@@ -3,12 +3,12 @@
 import gc
 import os
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moorage.commands.errors import load_config
+from moorage.commands.options import DataOption, FileOption
 from moorage.config.settings import Config, service_links, settings_file
 from moorage.launch import import_structlog
 
@@ -18,8 +18,8 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address of the WebSocket.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the WebSocket; 0: a free one.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of HTTP; 0: a free one.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of ledger and catalog.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    data: DataOption = None,
+    config: FileOption = None,
     sandbox: Annotated[
         str | None, typer.Option(help="`jail`, or `unsafe` for trusted policies.")
     ] = None,

@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
-from moorage.commands.errors import load_config
+from moorage.commands.errors import fail, fail_on, load_config
 from moorage.commands.options import FileOption
-from moorage.launch import reason_of
+from moorage.storage.base import StorageError
+from moorage.storage.opening import need_postgres
 
 storage = typer.Typer(
     help="Prepare the database of the setting `storage`, or move a server there and back.",
@@ -28,20 +29,13 @@ def storage_prepare(
     """
     settings = load_config({}, config)
     if not settings.storage:
-        typer.echo("moored: set `storage` (MOORAGE_STORAGE) to the database", err=True)
-        raise typer.Exit(1)
-    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
-    from moorage.storage.opening import need_postgres  # noqa: PLC0415  # As in serve.
-
-    try:
+        fail("set `storage` (MOORAGE_STORAGE) to the database")
+    with fail_on(StorageError):
         need_postgres()
         from moorage.storage.postgres.storage import prepare  # noqa: PLC0415  # An extra.
 
         for sentence in prepare(settings.storage, role):
             typer.echo(sentence)
-    except StorageError as error:
-        typer.echo(f"moored: {error}", err=True)
-        raise typer.Exit(1) from None
 
 
 @storage.command("copy", short_help="Copy a server from its folder to PostgreSQL, or back.")
@@ -55,13 +49,9 @@ def storage_copy(
     the password to PGPASSWORD or a password file.
     """
     from moorage.commands.storage_copy import copy  # noqa: PLC0415  # As in serve.
-    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
 
-    try:
+    with fail_on(StorageError, OSError):
         done = copy(source, target)
-    except (StorageError, OSError) as error:
-        typer.echo(f"moored: {reason_of(error)}", err=True)
-        raise typer.Exit(1) from None
     typer.echo(
         f"{done.facts} facts, {done.records} records, {done.tokens} tokens and {done.agents} "
         f"agents {'were copied, and are' if done.is_new else 'were there, and are'} the same."

@@ -6,16 +6,17 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from moorage.commands.errors import load_config, refuse_option, refuse_root
+from moorage.commands.errors import fail_on, load_local_config, refuse_option, refuse_root
 from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
 from moorage.records.rights import Role
+from moorage.storage.base import StorageError
+from moorage.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from moorage.daemon.access.token_store import TokenStore
@@ -49,12 +50,12 @@ def token_create(
         )
     now = time.time()
     expires_at = _end(expires, now)
-    settings = _settings(data, config)
+    settings = load_local_config(data, config)
 
-    with _store_errors():
+    with fail_on(OSError):
         settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with contextlib.closing(_store(settings)) as store:
-            made = store.create(name, role, tenant, now, expires_at)
+    with _open_store(settings) as store:
+        made = store.create(name, role, tenant, now, expires_at)
         row = {"role": role, "tenant": tenant, "expires_at": expires_at}
         note(settings, "token.created", {"token": name}, row)
     if as_json:
@@ -69,10 +70,10 @@ def token_list(
     data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
 ) -> None:
     """List all named tokens, with those that expired or were revoked."""
-    settings = _settings(data, config)
+    settings = load_local_config(data, config)
 
     now = time.time()
-    with _store_errors(), contextlib.closing(_store(settings)) as store:
+    with _open_store(settings) as store:
         known = list(store.tokens().values())
     if as_json:
         rows = [
@@ -104,9 +105,9 @@ def token_revoke(
     config: FileOption = None,
 ) -> None:
     """Refuse a token from now on; a running server ends its open sessions within a second."""
-    settings = _settings(data, config)
+    settings = load_local_config(data, config)
 
-    with _store_errors(), contextlib.closing(_store(settings)) as store:
+    with _open_store(settings) as store:
         if store.revoke(name, time.time()):
             note(settings, "token.revoked", {"token": name})
             typer.echo(f"Token “{name}” is revoked.")
@@ -114,18 +115,16 @@ def token_revoke(
             typer.echo(f"Token “{name}” was revoked before.")
 
 
-def _settings(data: Path | None, config: Path | None) -> Config:
-    """Return the settings, without the check that other addresses than loopback need tokens."""
-    loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
-    return load_config({"data_dir": data, **loopback}, config)
+@contextlib.contextmanager
+def _open_store(settings: Config) -> "Iterator[TokenStore]":
+    """Open the store of tokens; end the command with a message about its fault."""
+    from moorage.daemon.access.token_store import TokenStore, TokenStoreError  # noqa: PLC0415  # As in serve.
 
-
-def _store(settings: Config) -> "TokenStore":
-    refuse_root(settings.data_dir)
-    from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
-    from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
-
-    return TokenStore(open_storage(settings.storage, settings.data_dir).tokens())
+    with fail_on(TokenStoreError, StorageError, OSError):
+        refuse_root(settings.data_dir)
+        rows = open_storage(settings.storage, settings.data_dir).tokens()
+        with contextlib.closing(TokenStore(rows)) as store:
+            yield store
 
 
 def _is_tenant(tenant: str) -> bool:
@@ -149,15 +148,3 @@ def _terms(role: Role, tenant: str, expires_at: float | None) -> str:
     if expires_at is not None:
         end = f"expires {datetime.fromtimestamp(expires_at, UTC):%Y-%m-%d %H:%M} UTC"
     return f"role {role}, tenant “{tenant}”, {end}"
-
-
-@contextlib.contextmanager
-def _store_errors() -> Iterator[None]:
-    from moorage.daemon.access.token_store import TokenStoreError  # noqa: PLC0415  # As in serve.
-    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
-
-    try:
-        yield
-    except (TokenStoreError, StorageError, OSError) as error:
-        typer.echo(f"moored: {error}", err=True)
-        raise typer.Exit(1) from None

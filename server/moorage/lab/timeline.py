@@ -31,11 +31,11 @@ from moorage.ledger.stored import StoredLedger
 from moorage.model import Ask, Demand, Lease, LeaseTerms, PolicyRef, RequestId, Tenant
 from moorage.records.json_values import JsonObject
 from moorage.storage.base import StorageError
+from moorage.storage.sqlite import LEDGER_FILE
 from moorage.storage.sqlite.facts import SqliteFacts, copy_ledger
 
 FOR_EVER_SECONDS: Final = 1e9
 """Seconds that a lease lasts whose release is not known."""
-LEDGER_FILE: Final = "ledger.db"
 LIMITS_OF_A_LEDGER: Final = (
     "asks granted at once are known by what they were granted: models, memory per GPU, topology, "
     "inputs and candidates are not in the ledger; asks refused at once are not there at all"
