@@ -69,6 +69,20 @@ def refusal_of(error: ServiceError) -> Refusal:
     return Refusal(error.code, error.reason, error.field, error.expected, error.details)
 
 
+def error_of(
+    no: Refusal, *, reason: str = "", field: str | None = None, status: int = 0
+) -> ServiceError:
+    """Return the error of a service for a refusal of the core, with other parts where given."""
+    return ServiceError(
+        no.code,
+        reason or no.reason,
+        field=no.field if field is None else field,
+        expected=no.expected,
+        details=no.details,
+        status=status,
+    )
+
+
 def lease_answer(
     lease: Lease,
     workload: WorkloadReport | None = None,

@@ -32,51 +32,28 @@ from moorage.daemon.workloads.control import WorkloadControl
 
 
 @dataclass(frozen=True, slots=True)
-class Observers:
-    """Observers of each step; they carry out no effects.
+class EffectCarrier:
+    """See `commit_loop.Effects`. The fields after `check` only observe each step.
 
     Args:
+        workloads: Starts and stops them.
+        check: Called before anything leaves; raises where this server does not lead any more.
         decisions: Notes what is refused at once; its ledger has what the core has forgotten.
         trail: Notes who caused what.
         durations: Notes how long it took.
         traces: Follows each request; None: nothing does.
     """
 
+    replies: Replies
+    consultations: Consultations
+    workloads: WorkloadControl
+    check: Callable[[], None]
     watchers: Watchers
     measures: Measures
     decisions: Decisions
     trail: AuditTrail
     durations: DurationMetrics
     traces: RequestTraces | None
-
-
-class EffectCarrier:
-    """See `commit_loop.Effects`.
-
-    Args:
-        workloads: Starts and stops them.
-        observers: Learn of each step.
-        check: Called before anything leaves; raises where this server does not lead any more.
-    """
-
-    def __init__(
-        self,
-        replies: Replies,
-        consultations: Consultations,
-        workloads: WorkloadControl,
-        observers: Observers,
-        check: Callable[[], None],
-    ) -> None:
-        self._check = check
-        self._replies = replies
-        self._consultations = consultations
-        self._workloads = workloads
-        self._watchers = observers.watchers
-        self._measures = observers.measures
-        self._decisions = observers.decisions
-        self._trail = observers.trail
-        self._durations = observers.durations
-        self._traces = observers.traces
 
     def observe_step(self, event: Event, turn: Turn, seconds: float) -> None:
         """Inform the observers of the step, before any of its effects leaves the server.
@@ -86,56 +63,56 @@ class EffectCarrier:
         """
         for fact in turn.facts:
             if isinstance(fact, Queued):
-                self._replies.note_queued(fact.ask.id)
+                self.replies.note_queued(fact.ask.id)
         if isinstance(event, CONSULTED):
-            self._durations.observe_decision(event, seconds)
-            self._consultations.note_decision(event, turn)
+            self.durations.observe_decision(event, seconds)
+            self.consultations.note_decision(event, turn)
         elif isinstance(event, Asked):
-            self._measures.requests += 1
-            self._watchers.observe_request(event.ask)
-        self._decisions.observe_step(event, turn)
-        self._trail.observe_step(event, turn)
-        if self._traces is not None:
-            self._traces.observe_step(event, turn)
+            self.measures.requests += 1
+            self.watchers.observe_request(event.ask)
+        self.decisions.observe_step(event, turn)
+        self.trail.observe_step(event, turn)
+        if self.traces is not None:
+            self.traces.observe_step(event, turn)
 
     def observe_commit(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
         """Note durable facts, up to seq `last`, in audit log and metrics."""
-        self._measures.observe_facts(facts)
-        self._durations.observe_facts(facts)
-        self._durations.observe_commit(seconds)
-        self._trail.observe_commit(facts, last)
+        self.measures.observe_facts(facts)
+        self.durations.observe_facts(facts)
+        self.durations.observe_commit(seconds)
+        self.trail.observe_commit(facts, last)
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are durable."""
-        if self._traces is not None:
-            self._traces.note_durable(facts)
-        self._watchers.note_durable(facts)
+        if self.traces is not None:
+            self.traces.note_durable(facts)
+        self.watchers.note_durable(facts)
 
     def carry_out(self, effect: Effect) -> None:
         """Hand an effect to the part that carries it out."""
-        self._check()
-        if self._traces is not None:
-            self._traces.note_effect(effect)
+        self.check()
+        if self.traces is not None:
+            self.traces.note_effect(effect)
         match effect:
             case Respond(to, answer):
-                self._measures.count(answer)
-                self._replies.answer(to, answer)
+                self.measures.count(answer)
+                self.replies.answer(to, answer)
             case Consult():
-                self._durations.observe_consultation(effect)
-                self._consultations.consult(effect)
+                self.durations.observe_consultation(effect)
+                self.consultations.consult(effect)
             case Forget():
-                self._durations.forget_consultation(effect.request)
-                self._consultations.forget(effect)
+                self.durations.forget_consultation(effect.request)
+                self.consultations.forget(effect)
             case Look(lease):
-                self._workloads.look(lease)
+                self.workloads.look(lease)
             case Start(lease):
-                with nullcontext() if self._traces is None else self._traces.bound(lease):
-                    self._workloads.start(lease)
+                with nullcontext() if self.traces is None else self.traces.bound(lease):
+                    self.workloads.start(lease)
             case Stop(lease):
-                self._workloads.stop(lease)
+                self.workloads.stop(lease)
             case KeepWarm(lease):
-                self._workloads.keep(lease)
+                self.workloads.keep(lease)
             case Recall(to):
-                self._replies.answer_later(to, recall.recall(effect, self._decisions.ledger))
+                self.replies.answer_later(to, recall.recall(effect, self.decisions.ledger))
             case _:
                 assert_never(effect)

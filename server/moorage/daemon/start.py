@@ -42,7 +42,7 @@ from moorage.daemon.blocks.tasks import BlockServices
 from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.doors import Doors, Entrance, make_entrance, naming, sign_in
-from moorage.daemon.effects import EffectCarrier, Observers
+from moorage.daemon.effects import EffectCarrier
 from moorage.daemon.following import Applied, Follower, Reads
 from moorage.daemon.history.decisions import Decisions
 from moorage.daemon.history.recalled_fleets import RecalledFleets
@@ -70,10 +70,10 @@ from moorage.daemon.requests import services
 from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.asks import Asks
 from moorage.daemon.requests.http_calls import HttpCalls
-from moorage.daemon.requests.operations import Lookups, OperationBounds, Operations
+from moorage.daemon.requests.operations import Lookups, Operations
 from moorage.daemon.requests.replies import Followers, Replies
 from moorage.daemon.requests.router import Router
-from moorage.daemon.requests.whatif import WhatIfBounds, WhatIfs
+from moorage.daemon.requests.whatif import WhatIfs
 from moorage.daemon.standby import Reading, Standby, role_gauges
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.trust import Trust, beating
@@ -451,10 +451,12 @@ async def _lead(
     stack.callback(agents.close)
     core.history.agents = agents.now
     core.history.path = config.data_dir / "history.jsonl"
-    stamp: Callable[[], Shared] | None = None
-    if trust.election is not None:
-        stamp = partial(_stamp, stores.ledger)
-    requests = _requests(config, stores, core, runners, agents, stack, stamp)
+
+    def stamp() -> Shared:
+        return {"revision": stores.ledger.last_seq}
+
+    stamps = None if trust.election is None else stamp
+    requests = _requests(config, stores, core, runners, agents, stack, stamps)
     commit_loop = await _run_core(config, stores, core, runners, requests, trust)
     # What was loaded stays. Without this, collections that look through ten thousand documents
     # in vain stop the server for a third of a second each (measured).
@@ -494,11 +496,6 @@ async def _lead(
         trust=trust,
         closing=stack.pop_all(),
     )
-
-
-def _stamp(ledger: Ledger) -> Shared:
-    """Return the revision of an answer that is sent now."""
-    return {"revision": ledger.last_seq}
 
 
 async def _open_ledger(
@@ -754,17 +751,22 @@ def _requests(
     access = WorkloadAccess(workloads, state.lease)
     decisions = Decisions(stores.ledger)
     fleets = RecalledFleets(stores.ledger, decisions)
-    terms = WhatIfBounds(config.sandbox, _limits(config), config.overtaken_max)
-    whatifs = WhatIfs(catalog, publishing, asks, state, terms)
+    bounds: JsonObject = {"mode": config.sandbox, "limits": _limits(config)}
+    bounds["overtaken_max"] = config.overtaken_max
+    whatifs = WhatIfs(catalog, publishing, asks, state, bounds)
     lookups = Lookups(agents, access, decisions, fleets, whatifs)
-    bounds = OperationBounds(
+    operations = Operations(
+        inbox,
+        replies,
+        core.watchers,
+        management,
+        lookups,
         config.lease_ttl_seconds_max,
         state,
         config.tenant_watchers_max,
         stores.audit.note_surplus,
         catalog.memory.owner,
     )
-    operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)
     return RequestParts(
         finder,
         publishing,
@@ -808,19 +810,19 @@ async def _run_core(
 ) -> CommitLoop:
     """Run the core from now on; update it before the first request."""
     allocator, inbox, tasks = stores.allocator, core.inbox, core.tasks
+    replies, state = requests.replies, allocator.state
+    trail = AuditTrail(stores.audit, replies.origin, replies.asker, state.lease, Standing.of(state))
     effects = EffectCarrier(
-        requests.replies,
+        replies,
         requests.consultations,
         runners.workloads,
-        Observers(
-            core.watchers,
-            core.measures,
-            requests.lookups.decisions,
-            _trail(stores, requests.replies),
-            core.durations,
-            requests.traces,
-        ),
         trust.check,
+        core.watchers,
+        core.measures,
+        requests.lookups.decisions,
+        trail,
+        core.durations,
+        requests.traces,
     )
     commit_loop = CommitLoop(allocator, stores.ledger, inbox, effects, tasks, config)
     await commit_loop.follow_calendar()
@@ -891,7 +893,7 @@ def _web_services(
         ),
         aliases=requests.publishing,
         block_actions=BlockServices(requests.blocks, core.tasks.spawn),
-        search=services.SearchServices(requests.finder).search,
+        search=requests.finder.answer,
         execute=PolicyExecutor(catalog, sandbox).execute,
         allocate=allocation.allocate if config.allocate_over_http else None,
         operate=allocation.operate,
@@ -905,12 +907,6 @@ def _web_services(
         audit=stores.audit,
         console=_console(config, stores, core, requests.lookups.fleets),
     )
-
-
-def _trail(stores: Stores[LedgerHistory], replies: Replies) -> AuditTrail:
-    state = stores.allocator.state
-    standing = Standing.of(state)
-    return AuditTrail(stores.audit, replies.origin, replies.asker, state.lease, standing)
 
 
 def _ownership(stores: Stores[LedgerHistory], agents: AgentRoster) -> Ownership:

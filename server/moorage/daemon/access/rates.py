@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 from moorage.core.state.facts import Refusal
+from moorage.daemon.answers import error_of
 from moorage.model import Code, Tenant
-from moorage.protocol.faults import ServiceError
 
 REQUESTS: Final = "tenant_requests_per_second"
 UPLOADS: Final = "tenant_uploads_per_minute"
@@ -116,8 +116,8 @@ class TenantRates:
         wait = self._requests.take(tenant)
         if not wait:
             return None
-        most = f"{self._requests_per_second} requests a second"
-        return _too_fast(tenant, most, REQUESTS, wait)
+        most = f"send {self._requests_per_second} requests a second"
+        return _too_much(tenant, most, REQUESTS, wait)
 
     def take_upload(self, tenant: Tenant) -> None:
         """Count a policy that a tenant publishes.
@@ -127,13 +127,8 @@ class TenantRates:
         """
         wait = self._uploads.take(tenant)
         if wait:
-            most = f"{self._uploads_per_minute} policies a minute"
-            no = _too_fast(tenant, most, UPLOADS, wait)
-            raise ServiceError(no.code, no.reason, expected=no.expected, details=no.details)
-
-
-def _too_fast(tenant: Tenant, most: str, setting: str, wait: float) -> Refusal:
-    return _too_much(tenant, f"send {most}", setting, wait)
+            most = f"send {self._uploads_per_minute} policies a minute"
+            raise error_of(_too_much(tenant, most, UPLOADS, wait))
 
 
 def _too_much(tenant: Tenant, most: str, setting: str, wait: float) -> Refusal:

@@ -110,11 +110,8 @@ class Ownership:
         """
         if caller.may(Right.CLUSTER_ALL):
             return
-        does, owner = (
-            f"change or delete the cluster “{cluster_id}”",
-            self.owners.cluster(cluster_id),
-        )
-        _check_owner(caller, owner, does)
+        does = f"change or delete the cluster “{cluster_id}”"
+        _check_owner(caller, self.owners.cluster(cluster_id), does)
         self._check_not_in_use(caller, cluster_id, does)
 
     def check_metrics(self, caller: Caller, cluster_id: str) -> None:
@@ -166,7 +163,7 @@ class Ownership:
         """
         if caller.may(Right.POLICY_ALL):
             return
-        owner = await self._owner(uri)
+        owner = (await self._registration(uri))[1]
         if owner not in {"", caller.tenant}:
             does = f"change or delete {uri}, a policy of the tenant “{owner}”"
             raise _refusal(caller, Right.POLICY_ALL, does, "policy_rule_uri")
@@ -190,10 +187,6 @@ class Ownership:
             does = f"change or delete {alias.name}, an alias of the tenant “{owner}”"
         if owner not in {"", caller.tenant}:
             raise _refusal(caller, Right.POLICY_ALL, does, "alias")
-
-    async def _owner(self, uri: str) -> str:
-        """Return the tenant that registered a policy; empty if that is not known."""
-        return (await self._registration(uri))[1]
 
     async def _first_owner(self, name: str) -> str:
         """Return the tenant that registered the oldest existing version of a policy."""
@@ -226,8 +219,9 @@ class Ownership:
 def _check_owner(caller: Caller, owner: str | None, does: str) -> None:
     if not owner or owner == caller.tenant or caller.may(Right.CLUSTER_ALL):
         return
-    whose = "which the server maintains" if owner == SERVER_ITSELF else None
-    does = f"{does}, {whose}" if whose else f"{does} of the tenant “{owner}”"
+    does += (
+        ", which the server maintains" if owner == SERVER_ITSELF else f" of the tenant “{owner}”"
+    )
     raise _refusal(caller, Right.CLUSTER_ALL, does, "id")
 
 

@@ -4,7 +4,6 @@
 read the fleet as the allocator knows it: what leases hold is not free.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 import numpy as np
@@ -17,8 +16,7 @@ from moorage.records.json_values import JsonMapping, JsonObject
 
 def nodes_of(fleet: Fleet, cluster_id: str) -> dict[str, tuple[str, ...]]:
     """Return the nodes of a cluster with the ids of their devices; {} for an unknown cluster."""
-    rows = _rows(fleet, cluster_id)
-    return {fleet.node_ids[row][1]: fleet.gpu_ids[row] for row in range(rows.start, rows.stop)}
+    return {fleet.node_ids[row][1]: fleet.gpu_ids[row] for row in fleet.rows_of(cluster_id)}
 
 
 def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
@@ -39,7 +37,8 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
         or all that are wholly free. Where the score is 0, `node_info` is empty, and `error`
         says why.
     """
-    rows = _rows(fleet, cluster_id)
+    own = fleet.rows_of(cluster_id)
+    rows = slice(own.start, own.stop)
     gpu_free = fleet.gpu_free[rows].sum(1)
     scores = np.ones(len(gpu_free)) if demand is None else fleet.feasible(demand, rows) * 1.0
     if demand is None or demand.gpus:
@@ -58,7 +57,7 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
         why = f"{nodes} {what}" if len(scores) else "it has no nodes"
         return {"score": 0.0, "node_info": {}, "error": why}
     best = int(np.lexsort((-gpu_free, -scores))[0])
-    row = rows.start + best
+    row = own[best]
     if demand is None:
         columns = np.flatnonzero(fleet.gpu_free[row] >= GPU_MILLI).tolist()
     else:
@@ -76,14 +75,6 @@ def best(scores: Iterable[tuple[str, JsonMapping]]) -> str | None:
     """
     name, data = max(scores, key=lambda each: each[1]["score"], default=("", {"score": 0}))
     return name if data["score"] > 0 else None
-
-
-def _rows(fleet: Fleet, cluster_id: str) -> slice:
-    """Return the rows of a cluster: rows are sorted by cluster, then by node."""
-    number = bisect_left(fleet.cluster_ids, cluster_id)
-    if number == len(fleet.cluster_ids) or fleet.cluster_ids[number] != cluster_id:
-        return slice(0, 0)
-    return slice(bisect_left(fleet.cluster, number), bisect_right(fleet.cluster, number))
 
 
 def _part(free: npt.NDArray[np.int64], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from moorage.catalog.values import PolicyRecord
+from moorage.daemon.answers import error_of
 from moorage.daemon.blocks import answers, defaults
 from moorage.daemon.blocks.specification import BlockSpec, PolicySpec
 from moorage.daemon.policies.finder import code_of, place_of
@@ -252,15 +253,9 @@ class BlockRun:
                 ids_only=returned_max > _ANSWERED_WHOLE_BYTES,
             )
         except PolicyFault as fault:
-            refusal = fault.refusal
-            reason = f"{spec.role} {spec.uri}: {refusal.reason}"
-            raise ServiceError(
-                refusal.code,
-                reason,
-                field=place_of(refusal, spec.at) or spec.at,
-                expected=refusal.expected,
-                details=refusal.details,
-            ) from fault
+            reason = f"{spec.role} {spec.uri}: {fault.refusal.reason}"
+            place = place_of(fault.refusal, spec.at) or spec.at
+            raise error_of(fault.refusal, reason=reason, field=place) from fault
 
 
 async def _open(given: JsonMapping, names: Collection[str]) -> JsonObject:

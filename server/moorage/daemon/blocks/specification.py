@@ -6,7 +6,7 @@ every refusal is a `ServiceError` that names the place in the document.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -16,6 +16,7 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.requests import Resources
 
 Role = Literal["clusterAllocator", "resourceAllocator"]
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 NO_POLICY: Final = "default"
 """The URI by which existing documents say that they name no policy."""
@@ -70,18 +71,13 @@ def read_block(block: JsonMapping) -> BlockSpec:
     Raises:
         ServiceError: A known part is malformed or not supported.
     """
-    specs: dict[Role, PolicySpec] = {}
+    specs = {role: PolicySpec(role, f"input.policies.{role}") for role in ROLES}
     for section in SECTIONS:
         for role, given, at in _names(block.get(section), f"input.{section}"):
             specs[role] = _policy(role, given, at)
-    allocator = specs.get("clusterAllocator") or _default_policy("clusterAllocator")
-    resources = specs.get("resourceAllocator") or _default_policy("resourceAllocator")
+    allocator, resources = specs["clusterAllocator"], specs["resourceAllocator"]
     demand = None if resources.uri else _demand(block.get("resources"))
     return BlockSpec(allocator, resources, _filter(allocator), demand)
-
-
-def _default_policy(role: Role) -> PolicySpec:
-    return PolicySpec(role, f"input.policies.{role}")
 
 
 def _names(section: JsonValue, at: str) -> Iterator[tuple[Role, JsonValue, str]]:
@@ -106,7 +102,7 @@ def _names(section: JsonValue, at: str) -> Iterator[tuple[Role, JsonValue, str]]
         role = key or (given.get("name") if isinstance(given, dict) else None)
         if role is None:
             raise ServiceError.wrong_field(f"{where}.name", "the role of the policy (a string)")
-        if role in {"clusterAllocator", "resourceAllocator"} and given is not None:
+        if role in ROLES and given is not None:
             yield role, given, where
 
 

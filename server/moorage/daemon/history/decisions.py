@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from moorage.core.reports import explain
-from moorage.core.state.facts import Dequeued, Ended, Granted, Queued, Refusal, Requeued
+from moorage.core.state.facts import Dequeued, Ended, Fact, Granted, Queued, Refusal, Requeued
 from moorage.core.state.tenant_memory import TenantMemory
 from moorage.core.turns.effects import Consult, Forget, Information, Respond, Response
 from moorage.core.turns.events import CONSULTED, Asked, Event
@@ -213,12 +213,19 @@ class Decisions:
         return None if subject is None else _row(entry.seq, entry.at, subject, outcome)
 
     async def _subject(self, request: RequestId) -> Subject | None:
-        for entry in await self.ledger.history(request, limit=1):
-            if isinstance(entry.fact, Queued):
-                return entry.fact.ask
-            if isinstance(entry.fact, Granted):
-                return entry.fact.lease
-        return None
+        entries = await self.ledger.history(request, limit=1)
+        return subject_of(entries[0].fact) if entries else None
+
+
+def subject_of(fact: Fact) -> Subject | None:
+    """Return the request or lease that a fact records; None for any other fact."""
+    match fact:
+        case Queued(ask):
+            return ask
+        case Granted(lease):
+            return lease
+        case _:  # It decides about no request.
+            return None
 
 
 def resources(subject: Subject) -> JsonObject | None:

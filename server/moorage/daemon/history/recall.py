@@ -9,6 +9,7 @@ import structlog
 from moorage.core.reports import explain
 from moorage.core.state.facts import Dequeued, Ended, Finished, Granted, Queued, Refusal, Requeued
 from moorage.core.turns.effects import Information, Recall, Response
+from moorage.daemon.history.decisions import subject_of
 from moorage.ledger.base import LedgerEntry, LedgerError, LedgerHistory
 from moorage.model import Code
 from moorage.records.json_values import JsonObject
@@ -46,11 +47,7 @@ def answer(  # One case per fact.
     Returns:
         The story; a refusal if there is none or it belongs to another tenant.
     """
-    owners = [
-        fact.ask.tenant if isinstance(fact, Queued) else fact.lease.tenant
-        for fact in (entry.fact for entry in entries)
-        if isinstance(fact, Queued | Granted)
-    ]
+    owners = [each.tenant for entry in entries if (each := subject_of(entry.fact)) is not None]
     if not owners or not (question.sees_all or question.tenant in owners):
         return _unknown(question, since)
     story: JsonObject = {"request": question.subject, "history": []}

@@ -11,10 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from moorage.core.state.facts import Fact, Granted, Queued
 from moorage.core.state.state import State, apply
 from moorage.core.turns.effects import Information, Response
-from moorage.daemon.history.decisions import Decisions, resources
+from moorage.daemon.history.decisions import Decisions, resources, subject_of
 from moorage.daemon.news.fleet_map import FleetMap
 from moorage.daemon.news.map_news import pack_text
 from moorage.ledger.base import LedgerEntry, LedgerError, LedgerHistory
@@ -131,7 +130,7 @@ class RecalledFleets:
         if refused is not None and (may_see_all or refused.ask.tenant == caller.tenant):
             return DecidedAt(refused.place.seq + 1, refused.at, refused.ask)
         for entry in await self._ledger.history(request):
-            found = _subject(entry.fact)
+            found = subject_of(entry.fact)
             if found is not None and (may_see_all or found.tenant == caller.tenant):
                 return DecidedAt(entry.seq, entry.at, found)
         reason = (
@@ -168,16 +167,6 @@ def _lost_error() -> ServiceError:
 
 def _unreadable(error: LedgerError) -> ServiceError:
     return ServiceError(Code.UNAVAILABLE, f"the ledger cannot be read: {error}")
-
-
-def _subject(fact: Fact) -> Ask | Lease | None:
-    match fact:
-        case Queued(ask):
-            return ask
-        case Granted(lease):
-            return lease
-        case _:  # It decides about no request.
-            return None
 
 
 def _message(subject: Ask | Lease) -> JsonObject:

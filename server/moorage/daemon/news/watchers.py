@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 from msgspec.structs import replace
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from moorage.backends.base import Phase, WorkloadReport
 from moorage.core.state.facts import (
@@ -42,7 +42,7 @@ from moorage.daemon.news.map_news import MapNews
 from moorage.daemon.news.request_progress import RequestProgress
 from moorage.daemon.news.shape_news import TOPIC as SHAPES
 from moorage.daemon.news.shape_news import ShapeNews
-from moorage.daemon.observability.counters import gauges
+from moorage.daemon.observability.counters import counters, gauges
 from moorage.model import Ask, Code, Lease, PolicyRef, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event as news_of
@@ -280,10 +280,8 @@ class Watchers:
         """Yield the numbers of watchers and of events, by topic."""
         watching = ((topic, float(len(each))) for topic, each in self._watching.items())
         yield gauges("moorage_watchers", "Sessions that watch a topic", "topic", watching)
-        news = CounterMetricFamily("moorage_news", "News by topic", labels=["topic"])
-        for topic in TOPICS:
-            news.add_metric([topic], self._counts[topic])
-        yield news
+        counts = ((topic, float(self._counts[topic])) for topic in TOPICS)
+        yield counters("moorage_news", "News by topic", "topic", counts)
 
 
 class _Budget:

@@ -35,13 +35,14 @@ _LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 1440
 
 
 class _Histogram:
-    """Counts durations of each label in buckets.
+    """Counts durations of each value of a label, if the metric has one, in buckets.
 
-    The label of a policy is its name without the version, since versions come and go.
+    The value for a policy is its name without the version, since versions come and go.
     """
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
+    def __init__(self, name: str, about: str, bounds: tuple[float, ...], label: str = "") -> None:
+        self.bounds = bounds
+        self._name, self._about, self._label = name, about, label
         self._series: dict[str, _Series] = {}
         self._by_uri: dict[str, _Series] = {}
 
@@ -68,17 +69,19 @@ class _Histogram:
         none = (0,) * (len(self.bounds) + 1)
         return tuple(map(sum, zip(none, *(s.counts for s in self._series.values()), strict=True)))
 
-    def fill(self, family: HistogramMetricFamily, *, labelled: bool) -> Metric:
-        """Add the counts to a metric."""
+    def metric(self) -> Metric:
+        """Return the metric with its counts."""
+        labels = [self._label] if self._label else []
+        family = HistogramMetricFamily(self._name, self._about, labels=labels)
         names = [*map(floatToGoString, self.bounds), "+Inf"]
-        if not labelled and not self._series:
+        if not labels and not self._series:
             self._new("")
         for label, series in self._series.items():
             total, buckets = 0, []
             for name, count in zip(names, series.counts, strict=True):
                 total += count
                 buckets.append((name, float(total)))
-            family.add_metric([label] if labelled else [], buckets, series.seconds)
+            family.add_metric([label] if labels else [], buckets, series.seconds)
         return family
 
 
@@ -99,11 +102,24 @@ class DurationMetrics:
 
     def __init__(self, lease: Callable[[RequestId], Lease | None]) -> None:
         self._lease = lease
-        self._waiting = _Histogram(_WAITS)
-        self._evaluation = _Histogram(_USUAL)
-        self._verification = _Histogram(_BRIEF)
-        self._commit = _Histogram(_USUAL)
-        self._start = _Histogram(_LONG)
+        self._waiting = _Histogram(
+            "moorage_wait_seconds", "From a request for a lease to its grant", _WAITS, "policy"
+        )
+        self._evaluation = _Histogram(
+            "moorage_evaluation_seconds",
+            "From a question to a policy to its answer",
+            _USUAL,
+            "policy",
+        )
+        self._verification = _Histogram(
+            "moorage_verification_seconds", "Verifying and deciding one proposal", _BRIEF
+        )
+        self._commit = _Histogram(
+            "moorage_commit_seconds", "Making one group of facts durable", _USUAL
+        )
+        self._start = _Histogram(
+            "moorage_start_seconds", "From a grant to its workload's start", _LONG, "backend"
+        )
         self._consulted: dict[RequestId, tuple[str, float]] = {}
         """Policy and start time of each request's consultation under way."""
 
@@ -158,36 +174,14 @@ class DurationMetrics:
 
     def metrics(self) -> Iterable[Metric]:
         """Yield the histograms."""
-        yield self._waiting.fill(
-            histogram(
-                "moorage_wait_seconds", "From a request for a lease to its grant", ["policy"]
-            ),
-            labelled=True,
-        )
-        yield self._evaluation.fill(
-            histogram(
-                "moorage_evaluation_seconds",
-                "From a question to a policy to its answer",
-                ["policy"],
-            ),
-            labelled=True,
-        )
-        yield self._verification.fill(
-            histogram("moorage_verification_seconds", "Verifying and deciding one proposal"),
-            labelled=False,
-        )
-        yield self._commit.fill(
-            histogram("moorage_commit_seconds", "Making one group of facts durable"), labelled=False
-        )
-        yield self._start.fill(
-            histogram("moorage_start_seconds", "From a grant to its workload's start", ["backend"]),
-            labelled=True,
-        )
-
-
-def histogram(name: str, about: str, labels: Sequence[str] = ()) -> HistogramMetricFamily:
-    """Return an empty histogram."""
-    return HistogramMetricFamily(name, about, labels=labels)
+        for each in (
+            self._waiting,
+            self._evaluation,
+            self._verification,
+            self._commit,
+            self._start,
+        ):
+            yield each.metric()
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float | None:

@@ -1,6 +1,7 @@
 """Health: whether requests can be served (`/readyz`), and a log line about a full disk."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -18,6 +19,7 @@ LOOK_SECONDS: Final = 1.0
 log = structlog.get_logger("moored")
 
 
+@dataclass(frozen=True, slots=True)
 class Health:
     """Checks all that requests need.
 
@@ -30,33 +32,24 @@ class Health:
         tasks: Know whether a background task failed.
     """
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        ledger: Ledger,
-        commit_loop: CommitLoop,
-        sandbox: Sandbox,
-        mode: Mode,
-        tasks: Tasks,
-    ) -> None:
-        self._gateway = gateway
-        self._ledger = ledger
-        self._commit_loop = commit_loop
-        self._sandbox = sandbox
-        self._mode: Mode = mode
-        self._tasks = tasks
+    gateway: Gateway
+    ledger: Ledger
+    commit_loop: CommitLoop
+    sandbox: Sandbox
+    mode: Mode
+    tasks: Tasks
 
     def readiness(self) -> tuple[bool, JsonObject]:
         """Return whether requests can be served, and the state of each component."""
-        up = self._sandbox.up
+        up = self.sandbox.up
         details = {
             "role": "writer",
-            "ledger_seq": self._ledger.last_seq,
-            "disk": "full" if self._ledger.is_full else "ok",
-            "backlog": self._commit_loop.backlog,
-            "sandbox": self._mode if up else "down",
+            "ledger_seq": self.ledger.last_seq,
+            "disk": "full" if self.ledger.is_full else "ok",
+            "backlog": self.commit_loop.backlog,
+            "sandbox": self.mode if up else "down",
         }
-        return self._gateway.listening and up and not self._tasks.broken.done(), details
+        return self.gateway.listening and up and not self.tasks.broken.done(), details
 
 
 async def follow_disk(ledger: Ledger) -> None:

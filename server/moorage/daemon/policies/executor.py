@@ -12,6 +12,7 @@ from moorage.catalog.documents.clusters import cluster_model
 from moorage.catalog.embedded.records import unknown_id_error
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document
+from moorage.daemon.answers import error_of
 from moorage.daemon.policies.finder import code_of
 from moorage.model import Cluster, Code, Tenant
 from moorage.policy import Fleet
@@ -75,16 +76,8 @@ class PolicyExecutor:
                 proxied=True,
             )
         except PolicyFault as fault:
-            no = fault.refusal
-            status = 400 if no.code.startswith("policy_") else 0
-            raise ServiceError(
-                no.code,
-                no.reason,
-                field=no.field,
-                expected=no.expected,
-                details=no.details,
-                status=status,
-            ) from fault
+            status = 400 if fault.refusal.code.startswith("policy_") else 0
+            raise error_of(fault.refusal, status=status) from fault
         finally:
             self._under_way -= 1
 

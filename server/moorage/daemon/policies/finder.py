@@ -15,6 +15,7 @@ from moorage.catalog.ports import Catalog
 from moorage.catalog.search import refusal_of
 from moorage.catalog.values import Document, PolicyRecord, SearchAction
 from moorage.core.state.facts import Refusal
+from moorage.daemon.answers import error_of
 from moorage.daemon.policies.schema_guard import SchemaGuard
 from moorage.daemon.policies.searchables import Searched, find_searched
 from moorage.model import Code, Tenant
@@ -76,6 +77,13 @@ class Finder:
         self._catalog = catalog
         self._sandbox = sandbox
         self._turns = FairSemaphore(SEARCHES_MAX, SEARCHES_WAITING_MAX, busy="searches wait")
+
+    async def answer(
+        self, action: SearchAction, body: Document, tenant: Tenant
+    ) -> tuple[list[Document], list[str]]:
+        """Answer the search service's endpoints; return documents and warnings."""
+        found = await self.find(action, body, tenant, Allowance())
+        return found.documents(), found.warnings
 
     async def find(
         self,
@@ -160,13 +168,9 @@ class Finder:
         except PolicyFault as fault:
             no = fault.refusal
             hint = "; rank fewer, with a `filterRule`" if no.code is Code.TOO_LARGE else ""
-            raise ServiceError(
-                no.code,
-                f"Ranking {len(documents)} documents by {uri}: {no.reason}{hint}",
-                field=place_of(no, field.removesuffix(".policyRuleURI")) or field,
-                expected=no.expected,
-                details=no.details,
-            ) from fault
+            reason = f"Ranking {len(documents)} documents by {uri}: {no.reason}{hint}"
+            place = place_of(no, field.removesuffix(".policyRuleURI")) or field
+            raise error_of(no, reason=reason, field=place) from fault
         return _choose(value, [each["id"] for each in documents], uri, field)
 
 

@@ -78,25 +78,10 @@ class SearchedClusters:
     """`Searched` of the cluster registry: clusters live or not."""
 
     def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self.knows = catalog.memory.knows
-
-    async def matching(self, wanted: Filter) -> Sequence[str]:
-        return await self._catalog.search.matching(wanted)
-
-    async def alike(
-        self, like: str | JsonMapping, weights: Mapping[str, float] | None
-    ) -> Sequence[str]:
-        return await self._catalog.search.alike(like, weights)
-
-    def documents(self, names: Sequence[str]) -> list[Document]:
-        return self._catalog.memory.documents(names)
-
-    def ranked(self, names: Sequence[str]) -> list[Document]:
-        return self._catalog.memory.measured(names)
-
-    def ranking_bytes(self, names: Sequence[str]) -> int:
-        return self._catalog.memory.measured_bytes(names)
+        search, memory = catalog.search, catalog.memory
+        self.matching, self.alike = search.matching, search.alike
+        self.knows, self.documents = memory.knows, memory.documents
+        self.ranked, self.ranking_bytes = memory.measured, memory.measured_bytes
 
 
 class SearchedBlocks:

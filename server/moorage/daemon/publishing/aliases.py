@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Final
 
 import structlog
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from moorage.catalog.embedded.aliases import (
     Alias,
@@ -29,7 +29,7 @@ from moorage.catalog.ports import Catalog
 from moorage.core.allocator import Allocator
 from moorage.core.turns.effects import Response
 from moorage.daemon.news.watchers import Watchers
-from moorage.daemon.observability.counters import gauges_of
+from moorage.daemon.observability.counters import counters, gauges_of
 from moorage.daemon.publishing.shadows import Shadows
 from moorage.daemon.publishing.version_statistics import VersionStatistics
 from moorage.daemon.publishing.versions import Versions
@@ -318,7 +318,9 @@ class Publishing:
         self._changes[change.what] = self._changes.get(change.what, 0) + 1
         self._tidy(alias.name, *alias.versions)
         self.shadows.follow(alias.name, alias)
-        data = {"alias": alias.name, "policy_rule_uri": alias.version, **_plain(change)}
+        told = ("at", "who", "what", "version", "former", "reason")
+        data: JsonObject = {"alias": alias.name, "policy_rule_uri": alias.version}
+        data |= {name: getattr(change, name) for name in told}
         by_itself = change.who == SELF  # It fell back, or ended a canary: a user should look.
         (log.warning if by_itself else log.info)("alias_changed", **data)
         self._watchers.tell("policies", change.what, data)
@@ -439,12 +441,9 @@ class Publishing:
 
     def metrics(self) -> Iterable[Metric]:
         """Yield the number of changes of aliases, and the results of their versions."""
-        changes = CounterMetricFamily(
-            "moorage_policy_changes", "Changes of aliases, since the start", labels=["what"]
-        )
-        for what, count in self._changes.items():
-            changes.add_metric([what], count)
-        yield changes
+        changes = ((what, float(count)) for what, count in self._changes.items())
+        about = "Changes of aliases, since the start"
+        yield counters("moorage_policy_changes", about, "what", changes)
         rows: list[tuple[tuple[str, str, str], float]] = []
         for (name, version), statistics in self._statistics.items():
             refused = sum(statistics.refused.values())
@@ -474,14 +473,3 @@ class Publishing:
             reason = f"policy_rule_uri: {uri} is the active version of {alias.name} already"
             expected = "another version than the active one"
             raise ServiceError(Code.BAD_MESSAGE, reason, field="policy_rule_uri", expected=expected)
-
-
-def _plain(change: AliasChange) -> JsonObject:
-    return {
-        "at": change.at,
-        "who": change.who,
-        "what": change.what,
-        "version": change.version,
-        "former": change.former,
-        "reason": change.reason,
-    }

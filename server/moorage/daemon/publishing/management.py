@@ -9,6 +9,7 @@ from moorage.catalog.embedded.contexts import ContextEntry
 from moorage.catalog.embedded.records import unknown_id_error
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
+from moorage.daemon.answers import error_of
 from moorage.daemon.policies.finder import code_of
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
@@ -61,10 +62,7 @@ class Management:
             code = code_of(record)
             value, packed = await self._sandbox.manage_and_tell(code, tenant, action, data)
         except PolicyFault as fault:
-            no = fault.refusal
-            raise ServiceError(
-                no.code, no.reason, field=no.field, expected=no.expected, details=no.details
-            ) from fault
+            raise error_of(fault.refusal) from fault
         if packed:
             await self._keep(record, tenant, read_changes(packed))
         return value

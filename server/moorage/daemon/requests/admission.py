@@ -6,6 +6,7 @@ settled before it is posted.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -26,6 +27,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
 
 
+@dataclass(frozen=True, slots=True)
 class Admission:
     """Takes requests for a placement.
 
@@ -35,35 +37,26 @@ class Admission:
             some more that are about to come.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        publishing: Publishing,
-        asks: Asks,
-        inbox: Inbox,
-        replies: Replies,
-        is_crowded: Callable[[PolicyRef, Tenant, int], bool],
-    ) -> None:
-        self._catalog = catalog
-        self._publishing = publishing
-        self._asks = asks
-        self._inbox = inbox
-        self._replies = replies
-        self._is_crowded = is_crowded
+    catalog: Catalog
+    publishing: Publishing
+    asks: Asks
+    inbox: Inbox
+    replies: Replies
+    is_crowded: Callable[[PolicyRef, Tenant, int], bool]
 
     def request(
         self, to: Address, tenant: Tenant, message: AllocationRequest, warnings: Sequence[str] = ()
     ) -> Taking:
         """Handle a request: see `gateway.deliver.Deliver`."""
-        if self._replies.traces is not None:
-            self._replies.traces.begin(to, tenant, message)
+        if self.replies.traces is not None:
+            self.replies.traces.begin(to, tenant, message)
         alias, message = self._with_version(tenant, message)
         if self._refuse_beyond_bounds(to, tenant, message):
-            return self._inbox.turn()
+            return self.inbox.turn()
         warnings = [*warnings, *overridden_fields(message)]
         if not is_described(message):
-            uri, wanted = message.policy_rule_uri, self._asks.wanted(message)
-            found = self._catalog.freshness.at_hand(uri, wanted)
+            uri, wanted = message.policy_rule_uri, self.asks.wanted(message)
+            found = self.catalog.freshness.at_hand(uri, wanted)
             if found is not None:
                 self._admit(to, tenant, message, [*warnings, *found], alias)
                 return None
@@ -79,18 +72,18 @@ class Admission:
     ) -> None:
         """Handle a request that first needs a search or an external service."""
         uri, allowance = message.policy_rule_uri, Allowance()
-        fetch = self._catalog.freshness.fetch
+        fetch = self.catalog.freshness.fetch
         try:
             if is_described(message):
                 # The policy first: where it is not there, nothing needs to be searched.
                 warnings += await fetch(uri, (), allowance, searching=True)
-                message, found = await self._asks.search_candidates(tenant, message, allowance)
+                message, found = await self.asks.search_candidates(tenant, message, allowance)
                 warnings += found
                 uri = ""
-            warnings += await fetch(uri, self._asks.wanted(message), allowance)
+            warnings += await fetch(uri, self.asks.wanted(message), allowance)
         except ServiceError as error:
             refusal = refusal_of(error)
-            self._replies.send(to, encode(refusal, message_id=message.id, warnings=warnings))
+            self.replies.send(to, encode(refusal, message_id=message.id, warnings=warnings))
         else:
             self._admit(to, tenant, message, list(dict.fromkeys(warnings)), alias)
 
@@ -98,12 +91,12 @@ class Admission:
         self, to: Address, tenant: Tenant, message: AllocationRequest
     ) -> bool:
         """Refuse a request that exceeds a limit, before any work is done for it."""
-        record = self._catalog.memory.policy(message.policy_rule_uri)
-        if record is None or not self._is_crowded(record.ref, tenant, self._inbox.requests(tenant)):
+        record = self.catalog.memory.policy(message.policy_rule_uri)
+        if record is None or not self.is_crowded(record.ref, tenant, self.inbox.requests(tenant)):
             return False
         reason = f"as many requests for {record.ref.uri} wait to be decided as may"
         refusal = Refusal(Code.BUSY, reason, expected="the same request, in a second")
-        self._replies.send(to, encode(refusal, message_id=message.id))
+        self.replies.send(to, encode(refusal, message_id=message.id))
         return True
 
     def _with_version(
@@ -111,9 +104,9 @@ class Admission:
     ) -> tuple[str, AllocationRequest]:
         """Return the alias that a request names, or "", and the request with a version instead."""
         alias = message.policy_rule_uri
-        if alias not in self._catalog.aliases:
+        if alias not in self.catalog.aliases:
             return "", message
-        version = self._publishing.choose(tenant, message)
+        version = self.publishing.choose(tenant, message)
         return alias, structs.replace(message, policy_rule_uri=version)
 
     def _admit(
@@ -124,19 +117,19 @@ class Admission:
         warnings: list[str],
         alias: str,
     ) -> None:
-        verdict = self._asks.ask(tenant, message, warnings)
+        verdict = self.asks.ask(tenant, message, warnings)
         version = message.policy_rule_uri if alias else ""
         if isinstance(verdict, Refusal):
             reply = encode(verdict, message_id=message.id, warnings=warnings, version=version)
-            self._replies.send(to, reply)
+            self.replies.send(to, reply)
             return
         # Existing clients get the two documented keys; one that asks for more gets the id.
         shown = message.id is not None or message.explain or message.lease is not None
         ask, token = verdict
         context = ReplyContext(message.id, ask.id, token, shown, warnings, streams=message.stream)
         if alias:
-            note = self._publishing.statistics(alias, version, tenant)
+            note = self.publishing.statistics(alias, version, tenant)
             now = time.monotonic()
             context = structs.replace(context, version=version, note=note, admitted_at=now)
-        self._replies.expect(to, context)
-        self._inbox.post(Asked(to, ask), tenant)
+        self.replies.expect(to, context)
+        self.inbox.post(Asked(to, ask), tenant)

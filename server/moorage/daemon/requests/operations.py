@@ -81,10 +81,12 @@ class Lookups:
 
 
 @dataclass(frozen=True, slots=True)
-class OperationBounds:
-    """Limits that operations are checked against.
+class Operations:
+    """Carries out operations.
 
     Args:
+        management: Runs `management` of policies.
+        lookups: Answers operations that do not need the core.
         ttl_seconds_max: Longest time that a lease may be renewed for.
         state: Has the clusters; read only.
         watchers_max: Sessions of one tenant that may watch; 0: any number.
@@ -92,77 +94,53 @@ class OperationBounds:
         cluster_owner: Returns the owner of a cluster; empty if unknown.
     """
 
+    inbox: Inbox
+    replies: Replies
+    watchers: Watchers
+    management: Management
+    lookups: Lookups
     ttl_seconds_max: float
     state: State
     watchers_max: int
     note_surplus: Callable[[str, str, str], None]
     cluster_owner: Callable[[str], str]
 
-
-class Operations:
-    """Carries out operations.
-
-    Args:
-        management: Runs `management` of policies.
-        lookups: Answers operations that do not need the core.
-        bounds: The limits for operations.
-    """
-
-    def __init__(
-        self,
-        inbox: Inbox,
-        replies: Replies,
-        watchers: Watchers,
-        management: Management,
-        lookups: Lookups,
-        bounds: OperationBounds,
-    ) -> None:
-        self._inbox = inbox
-        self._replies = replies
-        self._watchers = watchers
-        self._management = management
-        self._lookups = lookups
-        self._ttl_seconds_max, self._state = bounds.ttl_seconds_max, bounds.state
-        self._watchers_max = bounds.watchers_max
-        self._note_surplus = bounds.note_surplus
-        self._cluster_owner = bounds.cluster_owner
-
     def drop_session(self, session: SessionId, tenant: Tenant) -> None:
         """Handle the end of a tenant's session: stop its watches, reads and waiting requests."""
-        self._watchers.drop_session(session)
-        self._lookups.access.drop_session(session)
-        self._inbox.leave(session, tenant)
+        self.watchers.drop_session(session)
+        self.lookups.access.drop_session(session)
+        self.inbox.leave(session, tenant)
 
     def leave(self, to: Address, tenant: Tenant) -> None:
         """Handle the disconnection of an HTTP caller, whose session has only this call."""
-        self._inbox.post(SessionLost(to.session), tenant)
+        self.inbox.post(SessionLost(to.session), tenant)
 
     def take(  # noqa: C901, PLR0912, PLR0915  # One case per operation.
         self, to: Address, caller: Caller, message: wire.Operation
     ) -> None:
         """Carry out the operation of a message; send the answer to `to`, now or later."""
         tenant = caller.tenant
-        self._replies.expect(to, ReplyContext(message.id))
+        self.replies.expect(to, ReplyContext(message.id))
         match message:
             case wire.Release():
                 self._release(to, caller, message)
             case wire.Renew():
-                ttl, longest = message.ttl_seconds, self._ttl_seconds_max
+                ttl, longest = message.ttl_seconds, self.ttl_seconds_max
                 if ttl is not None and ttl > longest:
                     reason = f"ttl_seconds: expected at most {longest:g}; renew again for longer."
                     refusal = Refusal(
                         Code.BAD_MESSAGE, reason, "ttl_seconds", f"at most {longest:g}"
                     )
-                    self._replies.answer(to, refusal)
+                    self.replies.answer(to, refusal)
                 else:
                     shown = digest(message.token)
-                    self._inbox.post(RenewAsked(to, RequestId(message.lease), shown, ttl), tenant)
+                    self.inbox.post(RenewAsked(to, RequestId(message.lease), shown, ttl), tenant)
             case wire.Flush():
                 self._flush(to, tenant, message)
             case wire.Cordon() | wire.Uncordon():
                 self._cordon(to, caller, message)
             case wire.ForgetMachine():
-                self._replies.answer_later(to, self._forget(to, caller, message))
+                self.replies.answer_later(to, self._forget(to, caller, message))
             case wire.ReserveNodes() | wire.UnreserveNodes():
                 self._reserve(to, tenant, message)
             case wire.ReservationListing():
@@ -172,7 +150,7 @@ class Operations:
             case wire.QuotaListing():
                 self._list(to, "quotas", caller, message)
             case wire.Cancel():
-                cancel = CancelAsked(to, self._replies.named(to, message.request), tenant)
+                cancel = CancelAsked(to, self.replies.named(to, message.request), tenant)
                 self._post(cancel, tenant, dry_run=message.dry_run)
             case wire.Status():
                 self._inquire(to, "status", caller, message)
@@ -183,20 +161,20 @@ class Operations:
             case wire.LeaseListing():
                 self._list(to, "leases", caller, message)
             case wire.FleetListing():
-                self._replies.expect(to, ReplyContext(message.id, complete=self._add_owners))
+                self.replies.expect(to, ReplyContext(message.id, complete=self._add_owners))
                 self._list(to, "fleet", caller, message)
             case wire.Manage():
-                self._replies.answer_later(to, self._manage(to, tenant, message))
+                self.replies.answer_later(to, self._manage(to, tenant, message))
             case wire.DecisionListing() | wire.DecisionFleet() | wire.PastFleet() | wire.WhatIf():
-                self._replies.answer_later(to, self._lookups.answer(message, caller))
+                self.replies.answer_later(to, self.lookups.answer(message, caller))
             case wire.Logs() | wire.Exec() | wire.Files():
                 self._look_into(to, tenant, message)
             case wire.WatchTopics():
-                self._replies.answer(to, self._watch(to, caller, message))
+                self.replies.answer(to, self._watch(to, caller, message))
             case wire.Resume():
-                topics = {"topics": self._watchers.resumed(to.session, caller)}
-                left = self._replies.resumed(to, self._watchers.lease)
-                self._replies.answer(to, Information(left | topics))
+                topics = {"topics": self.watchers.resumed(to.session, caller)}
+                left = self.replies.resumed(to, self.watchers.lease)
+                self.replies.answer(to, Information(left | topics))
             case _:
                 assert_never(message)
 
@@ -214,15 +192,15 @@ class Operations:
         self._post(event, tenant, dry_run=message.dry_run, sees_all=sees_all)
         if not message.dry_run:
             about = {"what": event.mode, "cluster": cluster, "node": node}
-            _note(tenant, self._replies.remote(to), about)
+            _note(tenant, self.replies.remote(to), about)
 
     async def _forget(self, to: Address, caller: Caller, message: wire.ForgetMachine) -> Response:
         """Remove the machine of an agent."""
         place = ClusterId(message.cluster), NodeId(message.node)
-        leases = list(self._state.places.get(place, {}))
-        remote = self._replies.remote(to)
+        leases = list(self.state.places.get(place, {}))
+        remote = self.replies.remote(to)
         try:
-            reason = await self._lookups.agents.forget(place, caller, remote)
+            reason = await self.lookups.agents.forget(place, caller, remote)
         except ServiceError as error:
             return refusal_of(error)
         about = {"what": "forget", "cluster": message.cluster, "node": message.node}
@@ -231,17 +209,17 @@ class Operations:
         return Information(answer | {"unavailable": reason})
 
     def _flush(self, to: Address, tenant: Tenant, message: wire.Flush) -> None:
-        cluster, state = ClusterId(message.cluster), self._state
+        cluster, state = ClusterId(message.cluster), self.state
         # Leases on a cluster that is registered no more are ended as any others.
         known = not cluster or cluster in state.clusters
         if not known and all(place[0] != cluster for place in state.places):
             warning = no_such_cluster(cluster, state.clusters, state.fleet.node_ids).reason
-            self._replies.expect(to, ReplyContext(message.id, warnings=[warning]))
+            self.replies.expect(to, ReplyContext(message.id, warnings=[warning]))
         event = FlushAsked(to, tenant, cluster or None)
         self._post(event, tenant, dry_run=message.dry_run)
         if not message.dry_run:
             about = {"what": "flush", "cluster": message.cluster}
-            _note(tenant, self._replies.remote(to), about)
+            _note(tenant, self.replies.remote(to), about)
 
     def _release(self, to: Address, caller: Caller, message: wire.Release) -> None:
         """End a lease; a caller without the lease's token must be of its tenant."""
@@ -252,24 +230,24 @@ class Operations:
             event = ReleaseAsked(to, lease, "", tenant)
             if not message.dry_run:
                 about = {"what": "release", "lease": lease}
-                _note(tenant, self._replies.remote(to), about)
+                _note(tenant, self.replies.remote(to), about)
         if not message.dry_run:
-            self._inbox.post(event, tenant)
+            self.inbox.post(event, tenant)
             return
         beside = tuple(map(RequestId, message.beside))
-        found = (self._state.leases.get(each) for each in (lease, *beside))
-        known = (self._lookups.access.stop_seconds(each) for each in found if each is not None)
+        found = (self.state.leases.get(each) for each in (lease, *beside))
+        known = (self.lookups.access.stop_seconds(each) for each in found if each is not None)
         stops = max((each for each in known if each is not None), default=None)
         sees_all = caller.may(Right.READ_ALL)
-        self._inbox.post(DryRun(to, event, sees_all, beside, stops), tenant)
+        self.inbox.post(DryRun(to, event, sees_all, beside, stops), tenant)
 
     def _look_into(
         self, to: Address, tenant: Tenant, message: wire.Logs | wire.Exec | wire.Files
     ) -> None:
         """Read or enter a workload; a caller without the lease's token must be of its tenant."""
         if message.token is None and isinstance(message, wire.Exec):
-            _note(tenant, self._replies.remote(to), {"what": "exec", "lease": message.lease})
-        self._replies.answer_later(to, self._lookups.access.answer(message, tenant, to.session))
+            _note(tenant, self.replies.remote(to), {"what": "exec", "lease": message.lease})
+        self.replies.answer_later(to, self.lookups.access.answer(message, tenant, to.session))
 
     def _post(
         self,
@@ -279,14 +257,14 @@ class Operations:
         dry_run: bool,
         sees_all: bool = False,
     ) -> None:
-        self._inbox.post(DryRun(event.to, event, sees_all) if dry_run else event, tenant)
+        self.inbox.post(DryRun(event.to, event, sees_all) if dry_run else event, tenant)
 
     def _reserve(
         self, to: Address, who: Tenant, message: wire.ReserveNodes | wire.UnreserveNodes
     ) -> None:
         if isinstance(message, wire.UnreserveNodes):
             name = RequestId(message.reservation)
-            self._inbox.post(UnreserveAsked(to, who, name), who)
+            self.inbox.post(UnreserveAsked(to, who, name), who)
             about = {"what": "unreserve", "reservation": name}
         else:
             name, tenant = RequestId(f"reservation-{token_hex(8)}"), Tenant(message.tenant or who)
@@ -301,10 +279,10 @@ class Operations:
                 message.candidates(),
                 message.dry_run,
             )
-            self._inbox.post(event, who)
+            self.inbox.post(event, who)
             about = {"what": "reserve", "tenant": tenant, "reservation": name}
         if isinstance(message, wire.UnreserveNodes) or not message.dry_run:
-            _note(who, self._replies.remote(to), about)
+            _note(who, self.replies.remote(to), about)
 
     def _set_quota(
         self, to: Address, who: Tenant, message: wire.SetQuota | wire.RemoveQuota
@@ -313,23 +291,23 @@ class Operations:
         if tenant == EVERYONE and message.project is not None:
             expected = "none beside the tenant `*`, whose quota is that of tenants as a whole"
             reason = f"project: expected {expected}."
-            self._replies.answer(to, Refusal(Code.BAD_MESSAGE, reason, "project", expected))
+            self.replies.answer(to, Refusal(Code.BAD_MESSAGE, reason, "project", expected))
             return
         quota = message.quota() if isinstance(message, wire.SetQuota) else None
-        self._inbox.post(QuotaAsked(to, who, tenant, message.project, quota), who)
+        self.inbox.post(QuotaAsked(to, who, tenant, message.project, quota), who)
         done = "set_quota" if quota else "remove_quota"
         about = {"what": done, "tenant": tenant, "project": message.project or ""}
         if not HttpCalls.has(to):  # `web.notes` logs those over HTTP.
-            _note(who, self._replies.remote(to), about)
+            _note(who, self.replies.remote(to), about)
 
     def _watch(self, to: Address, caller: Caller, message: wire.WatchTopics) -> Response:
-        most = self._watchers_max
-        if most and self._watchers.others(to.session, caller.tenant) >= most:
-            self._note_surplus(caller.tenant, self._replies.remote(to), WATCHERS)
+        most = self.watchers_max
+        if most and self.watchers.others(to.session, caller.tenant) >= most:
+            self.note_surplus(caller.tenant, self.replies.remote(to), WATCHERS)
             reason = f"{most} sessions of tenant “{caller.tenant}” watch (`{WATCHERS}`)"
             return Refusal(Code.BUSY, reason, "topics", "one of them to be closed first")
         try:
-            return Information({"topics": self._watchers.add(to.session, caller, message.topics)})
+            return Information({"topics": self.watchers.add(to.session, caller, message.topics)})
         except ServiceError as error:
             return refusal_of(error)
 
@@ -347,13 +325,13 @@ class Operations:
             filters["tenant"] = tenant
         page = (filters, message.cursor, message.limit)
         sort = message.sort if isinstance(message, wire.LeaseListing) else ""
-        self._inbox.post(Inquired(to, question, tenant, "", *page, sees_all, sort), tenant)
+        self.inbox.post(Inquired(to, question, tenant, "", *page, sees_all, sort), tenant)
 
     def _add_owners(self, answer: Response) -> None:
         """Add to a page of clusters the tenants that registered them."""
         if isinstance(answer, Information):
             for row in answer.data.get("clusters", ()):
-                row.owner = self._cluster_owner(row.cluster_id) or None
+                row.owner = self.cluster_owner(row.cluster_id) or None
 
     def _inquire(
         self,
@@ -367,12 +345,12 @@ class Operations:
         if isinstance(message, wire.Why) and message.nodes:
             wanted = {"nodes": True}
             inquiry = replace(inquiry, filters=wanted, after=message.after, limit=message.limit)
-        self._inbox.post(inquiry, tenant)
+        self.inbox.post(inquiry, tenant)
 
     async def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> Response:
         uri, action = message.policy_rule_uri, message.action
-        whence = self._replies.remote(to)  # It is unknown once the session is over.
-        data = await self._management.run(uri, tenant, action, message.data)
+        whence = self.replies.remote(to)  # It is unknown once the session is over.
+        data = await self.management.run(uri, tenant, action, message.data)
         _note(tenant, whence, {"what": "manage", "policy_rule_uri": uri, "action": action})
         return Information(data)
 

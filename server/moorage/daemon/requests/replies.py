@@ -26,7 +26,6 @@ from moorage.model import Lease, RequestId, SessionId
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import MessageId, Shared
 from moorage.records.json_values import JsonObject
-from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.rights import Caller
 
 _NONE: Final = RequestId("")
@@ -207,6 +206,7 @@ class Replies:
     def resumed(self, to: Address, find: Callable[[RequestId], Lease | None]) -> JsonObject:
         """Return the state of a session, for the client that resumes it."""
         requests = [self._open[each] for each in self._numbers[to.session]]
+        report, token = self._workloads.report, self._tokens.of
         positions = self._progress.positions(each.request for each in requests if each.request)
         return {
             "session": to.session,
@@ -221,7 +221,10 @@ class Replies:
                 if each.request
             ],
             "leases": [
-                {"message": message, "lease": self._show(lease)}
+                {
+                    "message": message,
+                    "lease": lease_answer(lease, report(lease), token=token(lease)),
+                }
                 for request, message in self._granted[to.session].items()
                 if (lease := find(request)) is not None and lease.state != "ended"
             ],
@@ -233,9 +236,6 @@ class Replies:
             granted[lease] = message
             if len(granted) > GRANTED_MAX:
                 del granted[next(iter(granted))]
-
-    def _show(self, lease: Lease) -> LeaseAnswer:
-        return lease_answer(lease, self._workloads.report(lease), token=self._tokens.of(lease))
 
     def answer_later(self, to: Address, work: Awaitable[Response]) -> None:
         """Answer later, with the result of `work` or the `ServiceError` that it raises."""

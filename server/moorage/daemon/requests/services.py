@@ -12,20 +12,17 @@ import msgspec
 from msgspec import structs
 
 from moorage.catalog import opening
-from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.sources import CodeSources
 from moorage.catalog.mirrored.external import External
 from moorage.catalog.mirrored.prometheus import PrometheusSource
 from moorage.catalog.mirrored.samples import Labels
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document as JsonDocument
-from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
 from moorage.core.state.facts import Refusal
 from moorage.daemon.access.rates import UPLOADS, TenantRates
 from moorage.daemon.access.tokens import LOCAL
 from moorage.daemon.answers import encode
-from moorage.daemon.policies.finder import Finder
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
 from moorage.daemon.publishing.vetting import vet, vet_change
@@ -144,20 +141,6 @@ class CatalogReader:
         """Return the packed documents of clusters."""
         blobs = self.catalog.memory.blobs(cluster_ids)
         return [contract.Document(name, version, blob) for name, version, blob in blobs]
-
-
-class SearchServices:
-    """The search service's endpoints."""
-
-    def __init__(self, finder: Finder) -> None:
-        self._finder = finder
-
-    async def search(
-        self, action: SearchAction, body: JsonDocument, tenant: Tenant
-    ) -> tuple[list[JsonDocument], list[str]]:
-        """Answer a search from the documents in this process."""
-        found = await self._finder.find(action, body, tenant, Allowance())
-        return found.documents(), found.warnings
 
 
 class PolicyServices:

@@ -7,7 +7,6 @@ what-if changes anything here or holds anything up.
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -35,8 +34,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller, Right
-from moorage.sandbox.host.contract import Mode
-from moorage.sandbox.host.sandbox import Limits
 
 SECONDS_MAX: Final = 30.0
 """Seconds that a what-if may take; then it is refused as `policy_timeout`."""
@@ -46,15 +43,6 @@ JOB_BYTES_MAX: Final = 128 << 20
 """Bytes of the state and of what policies read of clusters; beyond it, `too_large`."""
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIfBounds:
-    """The limits and the isolation of what-ifs."""
-
-    mode: Mode
-    limits: Limits
-    overtaken_max: int
-
-
 class WhatIfs:
     """Answers what-ifs.
 
@@ -62,7 +50,7 @@ class WhatIfs:
         publishing: Chooses the version that an alias means.
         asks: Makes the ask of a request.
         state: The live state; read only.
-        bounds: Limits and isolation of the decisions.
+        bounds: Limits and isolation of the decisions: `mode`, `limits` and `overtaken_max`.
     """
 
     def __init__(
@@ -71,7 +59,7 @@ class WhatIfs:
         publishing: Publishing,
         asks: Asks,
         state: State,
-        bounds: WhatIfBounds,
+        bounds: JsonObject,
     ) -> None:
         self._catalog = catalog
         self._publishing = publishing
@@ -221,9 +209,7 @@ class WhatIfs:
             "asks": ask is not None,
             "tenant": caller.tenant,
             "sees_all": caller.may(Right.READ_ALL),
-            "mode": self._bounds.mode,
-            "limits": self._bounds.limits,
-            "overtaken_max": self._bounds.overtaken_max,
+            **self._bounds,
         }
         return await asyncio.to_thread(_encode, job, facts)
 
