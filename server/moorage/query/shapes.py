@@ -41,11 +41,11 @@ def a_text(value: JsonValue, place: str, expected: str) -> str:
     return value
 
 
-def a_number(value: JsonValue, place: str, expected: str = "a number") -> int | float:
+def a_number(value: JsonValue, place: str) -> int | float:
     """Return the value as a number, also from a text, or refuse it."""
     number = number_in(value)
     if number is None:
-        raise wrong(value, expected, place)
+        raise wrong(value, "a number", place)
     return number
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from moorage.catalog.embedded.aliases import Aliases
@@ -39,6 +40,7 @@ def marks_of(database: Database, elsewhere: AbstractSet[str] = frozenset()) -> M
     return Marks(database.marks(), {kind: database.checksums(kind) for kind in followed})
 
 
+@dataclass(slots=True)
 class FollowedRecords:
     """Loads the records that changed in a followed catalog.
 
@@ -46,19 +48,11 @@ class FollowedRecords:
         marks: Of what those have; kinds without checksums are not followed.
     """
 
-    def __init__(
-        self,
-        store: DocumentStore,
-        memory: Memory,
-        aliases: Aliases,
-        blocks: EmbeddedBlocks,
-        marks: Marks,
-    ) -> None:
-        self._store = store
-        self._memory = memory
-        self._aliases = aliases
-        self._blocks = blocks
-        self._marks = marks
+    _store: DocumentStore
+    _memory: Memory
+    _aliases: Aliases
+    _blocks: EmbeddedBlocks
+    _marks: Marks
 
     @property
     def has_all(self) -> bool:

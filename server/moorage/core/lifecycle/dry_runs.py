@@ -1,5 +1,7 @@
 """Dry runs: predicts the effect of an operation, and changes nothing. The allocator calls it."""
 
+from dataclasses import dataclass
+
 from msgspec import to_builtins
 from msgspec.structs import replace
 
@@ -20,6 +22,7 @@ from moorage.records.json_values import JsonObject
 from moorage.records.leases import ReleasePreview
 
 
+@dataclass(frozen=True, slots=True)
 class DryRuns:
     """Answers dry runs.
 
@@ -32,21 +35,12 @@ class DryRuns:
         cordons: Finds the leases in a place.
     """
 
-    def __init__(
-        self,
-        state: State,
-        feasibility: Feasibility,
-        requests: OpenRequests,
-        leases: LeaseLifecycle,
-        warm: WarmReuse,
-        cordons: Cordons,
-    ) -> None:
-        self._state = state
-        self._feasibility = feasibility
-        self._requests = requests
-        self._leases = leases
-        self._warm = warm
-        self._cordons = cordons
+    _state: State
+    _feasibility: Feasibility
+    _requests: OpenRequests
+    _leases: LeaseLifecycle
+    _warm: WarmReuse
+    _cordons: Cordons
 
     def answer(self, run: DryRun, now: float) -> Response:
         """Return the effect that an operation would have."""

@@ -12,6 +12,7 @@ few.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from moorage.sandbox.host.channel import Cell
@@ -31,6 +32,7 @@ DOUBT_SECONDS: Final = 30.0
 """How long a worker gets no cell of a policy that failed there as it does not fail elsewhere."""
 
 
+@dataclass(frozen=True, slots=True)
 class CellSupply:
     """Chooses where cells run, and ends an idle cell first if there is no room.
 
@@ -42,21 +44,12 @@ class CellSupply:
         evict: Removes an idle cell.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        spawner: Spawner,
-        workers: Workers | None,
-        groups: Mapping[GroupKey, Group],
-        group_of: Mapping[Cell, Group],
-        evict: Callable[[Cell], None],
-    ) -> None:
-        self._limits = limits
-        self._spawner = spawner
-        self._workers = workers
-        self._groups = groups
-        self._group_of = group_of
-        self._evict = evict
+    _limits: Limits
+    _spawner: Spawner
+    _workers: Workers | None
+    _groups: Mapping[GroupKey, Group]
+    _group_of: Mapping[Cell, Group]
+    _evict: Callable[[Cell], None]
 
     @property
     def cells_per_policy_max(self) -> int:
