@@ -32,6 +32,8 @@ from websockets.exceptions import WebSocketException
 from benchmarks.command_line import run_command
 from benchmarks.faults.database import free_port
 from benchmarks.faults.proxy import Proxy
+from benchmarks.processes import marked_processes
+from moorage.backends.local.marks import WORKLOAD
 from moorage.testing.daemon_process import child, serve_variables
 from moorage_client.services import Services
 from moorage_policies import catalog as shipped
@@ -292,7 +294,7 @@ async def measure(folder: Path, counts: tuple[int, int, int, int]) -> Figures:
         found = await _examine(world)
     finally:
         await asyncio.to_thread(world.close)
-    found["left_behind"] = _find_marked(folder)
+    found["left_behind"] = [pid for pid, _ in marked_processes(f"{WORKLOAD}={folder}")]
     return {
         "agents": agents,
         "gpus": GPUS * agents,
@@ -353,16 +355,6 @@ async def _examine(world: FaultWorld) -> Figures:
 
 def _running(world: FaultWorld) -> list[Path]:
     return [each for each in world.folder.glob("*/local/running/*") if each.is_dir()]
-
-
-def _find_marked(folder: Path) -> list[int]:
-    """Return the remaining processes of workloads."""
-    found = []
-    for each in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if f"MOORAGE_WORKLOAD={folder}".encode() in (each / "environ").read_bytes():
-                found.append(int(each.name))
-    return found
 
 
 def _say(text: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.processes import marked_processes
 from benchmarks.warm_costs import warm_leases
 from moorage.backends.base import BackendError
 from moorage.backends.local.backend import LocalBackend
@@ -68,7 +69,8 @@ def cycles(spec: BaseResourceSpec, times: int, starts: int = STARTS) -> Figures:
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         open_before = _open_files()
         cold, warm, both = asyncio.run(_play(spec, times, starts, Path(folder)))
-        left = {"processes": len(_find_marked(folder)), "descriptors": _open_files() - open_before}
+        processes = [pid for pid, _ in marked_processes(folder)]
+        left = {"processes": len(processes), "descriptors": _open_files() - open_before}
     if any(left.values()):
         raise CommandError(f"after {times} cycles there are leftovers: {left}")
     return {
@@ -122,15 +124,3 @@ async def _play(
 
 def _open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def _find_marked(folder: str) -> list[str]:
-    """Return the processes that have the folder of a workload in their environment."""
-    found = []
-    for each in Path("/proc").iterdir():
-        try:
-            if each.name.isdigit() and folder.encode() in (each / "environ").read_bytes():
-                found.append(each.name)
-        except OSError:  # It has ended, or is another user's.
-            continue
-    return found

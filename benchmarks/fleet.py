@@ -15,6 +15,8 @@ import httpx
 import msgspec
 import uvloop
 
+from benchmarks.processes import memory_mib
+from moorage.backends.local.marks import below
 from moorage.bench.load import drive
 from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, daemon
@@ -60,8 +62,8 @@ def _measure(data: Path, clusters: int) -> dict[str, float]:
         http.post("/policy", json=shipped.document("first_fit")).raise_for_status()
         figures |= _ingest(http, clusters)
         figures |= _ask_all(running, http, clusters)
-        figures["daemon_mib"] = _rss_mib(running.pid)
-        figures["cells_mib"] = sum(map(_rss_mib, _children(running.pid)))
+        figures["daemon_mib"] = memory_mib(running.pid)
+        figures["cells_mib"] = sum(map(memory_mib, below([running.pid])))
     started = time.perf_counter()
     with daemon(data) as running:
         figures["start_seconds"] = time.perf_counter() - started
@@ -179,22 +181,6 @@ def _message(more: Figures, memory_mib: int = 1) -> str:
     resources = {"gpus": 1, "memory_mib": memory_mib}
     ask = {"adhoc": True, "policy_rule_uri": "first_fit:1.0-stable", "inputs": {}}
     return msgspec.json.encode({**ask, "resources": resources, **more}).decode()
-
-
-def _rss_mib(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
-
-
-def _children(pid: int) -> list[int]:
-    """Return all child processes of a process: the sandbox's zygote and its cells."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *_children(child)]
-    return found
 
 
 def _name(number: int) -> str:

@@ -26,10 +26,13 @@ from rich.table import Table
 from websockets.frames import Opcode
 
 from benchmarks.fast_client import FastClient, FastReply, connect, ignore, pack
+from benchmarks.faults.history import quantile
 from benchmarks.flood_attacks import ATTACKS, FULL, HERE, ask
-from benchmarks.schedules import read_schedule
+from benchmarks.processes import marked_processes, memory_mib, read_schedule
 from moorage.backends.local.machine import this_node
+from moorage.backends.local.marks import WORKLOAD
 from moorage.lab.errors import CommandError
+from moorage.sandbox.host.processes import cpu_seconds
 from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
@@ -221,13 +224,13 @@ async def _play(name: str, seconds: float) -> Figures:
                 await asyncio.sleep(WARM_SECONDS)
             async with bystander.look(AFTER_ASK_SECONDS) as before:
                 await asyncio.sleep(BEFORE_SECONDS)
-            memory, usage = _memory(running.pid), _processor(running.pid)
+            memory, usage = memory_mib(running.pid), cpu_seconds(running.pid)
             began, (_, waited) = time.perf_counter(), read_schedule(running.pid)
             during, attacker, most = await _attack(name, seconds, running, bystander)
             lasted = time.perf_counter() - began
-            cores = (_processor(running.pid) - usage) / lasted
+            cores = (cpu_seconds(running.pid) - usage) / lasted
             starved = (read_schedule(running.pid)[1] - waited) / lasted
-            calm = _quantile(before.taken, 0.99)
+            calm = quantile(before.taken, 0.99)
             back, after = await _until_back(bystander, calm)
             left = await _workloads(Path(folder))
         finally:
@@ -237,16 +240,16 @@ async def _play(name: str, seconds: float) -> Figures:
         "before_p50_seconds": statistics.median(before.taken),
         "before_p99_seconds": calm,
         "p50_seconds": statistics.median(during.taken),
-        "p99_seconds": _quantile(during.taken, 0.99),
+        "p99_seconds": quantile(during.taken, 0.99),
         "max_seconds": max(during.taken),
         "asks": len(during.asks),
         "refused": len(during.refused) + len(after.refused),
         "refusals": sorted({*during.refused, *after.refused})[:5],
         "back_seconds": back,
         "memory_mib": most - memory,
-        "worked_before_p99_seconds": _quantile(before.worked, 0.99),
+        "worked_before_p99_seconds": quantile(before.worked, 0.99),
         "worked_p50_seconds": statistics.median(during.worked),
-        "worked_p99_seconds": _quantile(during.worked, 0.99),
+        "worked_p99_seconds": quantile(during.worked, 0.99),
         "turn_seconds": max([*during.turns, *after.turns]),
         "loop_before_seconds": max(before.pings),
         "loop_seconds": max([*during.pings, *after.pings]),
@@ -293,7 +296,7 @@ async def _attack(
     async def weigh() -> None:
         nonlocal most
         while True:
-            most = max(most, _memory(running.pid))
+            most = max(most, memory_mib(running.pid))
             await asyncio.sleep(PING_SECONDS)
 
     weighing = asyncio.create_task(weigh())
@@ -320,44 +323,19 @@ async def _until_back(bystander: _Bystander, calm: float) -> tuple[float, _Phase
             pause = LOOK_AFTER_SECONDS
             await asyncio.sleep(pause)
             taken = [taken for sent, taken in after.asks if sent >= left_at + second]
-            if taken and _quantile(taken, 0.99) <= BACK_FACTOR * calm:
+            if taken and quantile(taken, 0.99) <= BACK_FACTOR * calm:
                 return float(second), after
     return math.inf, after
 
 
 async def _workloads(data: Path) -> int:
     """Return the number of workload processes that still run after all leases should have ended."""
-    mark = f"MOORAGE_WORKLOAD={data}/".encode()
-
-    def running() -> list[str]:
-        found: list[str] = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # It has ended, or is another user's.
-                if mark in (folder / "environ").read_bytes():
-                    found.append(folder.name)
-        return found
-
+    mark = f"{WORKLOAD}={data}/"
     give_up_at = time.monotonic() + SETTLE_SECONDS_MAX
-    while (left := running()) and time.monotonic() < give_up_at:
+    while (left := list(marked_processes(mark))) and time.monotonic() < give_up_at:
         pause = LOOK_SECONDS
         await asyncio.sleep(pause)
     return len(left)
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[math.ceil(share * len(values)) - 1]
-
-
-def _memory(pid: int) -> float:
-    """Return the memory of a process, in MiB."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1024 / 1024
-
-
-def _processor(pid: int) -> float:
-    """Return the processor time of a process, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def table(figures: Mapping[str, Any]) -> Table:

@@ -24,11 +24,11 @@ from moorage.backends.agents import wire
 from moorage.backends.agents.host import BEATS_A_MEASUREMENT
 from moorage.daemon.agents.agent_store import AgentStore
 from moorage.protocol.agent_socket import AGENT_PATH
+from moorage.sandbox.host.processes import cpu_seconds
 from moorage.storage.opening import open_storage
 from moorage.testing.daemon_process import Running, daemon
 
 WAIT_SECONDS_MAX: Final = 600.0
-CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 GPUS: Final = 8
 
 Figures = dict[str, Any]
@@ -104,11 +104,6 @@ def _metrics() -> wire.AgentMetrics:
     return wire.AgentMetrics(groups, gpus, {}, time.monotonic())
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
-
-
 def _memory_kib(pid: int) -> float:
     """Return the private memory of a process."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
@@ -133,9 +128,9 @@ async def measure(
     tokens = [store.create_token(f"lab-{n % clusters}", now, until) for n in range(agents)]
     store.close()
     await asyncio.sleep(seconds / 4)  # What it does when it starts is not measured.
-    before = _cpu_seconds(running.pid), _memory_kib(running.pid)
+    before = cpu_seconds(running.pid), _memory_kib(running.pid)
     await asyncio.sleep(seconds)
-    alone = (_cpu_seconds(running.pid) - before[0]) / seconds
+    alone = (cpu_seconds(running.pid) - before[0]) / seconds
     room = asyncio.Semaphore(at_once)
     began = time.monotonic()
     idle = [IdleAgent(running.ws, token, number) for number, token in enumerate(tokens)]
@@ -145,9 +140,9 @@ async def measure(
             await asyncio.gather(*(each.joined.wait() for each in idle))
         all_joined = time.monotonic() - began
         await asyncio.sleep(seconds / 2)  # Metrics of all have come, and memory is given back.
-        begin, then = _cpu_seconds(running.pid), time.monotonic()
+        begin, then = cpu_seconds(running.pid), time.monotonic()
         await asyncio.sleep(seconds)
-        used = (_cpu_seconds(running.pid) - begin) / (time.monotonic() - then)
+        used = (cpu_seconds(running.pid) - begin) / (time.monotonic() - then)
         memory = _memory_kib(running.pid) - before[1]
         gone = [each for each in tasks if each.done()]
     finally:

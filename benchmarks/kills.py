@@ -28,10 +28,12 @@ from typing import Any, Final, Literal, get_args
 import httpx
 
 from benchmarks.kill_load import KillLoad, Kind, fleet, leases
+from benchmarks.processes import marked_processes
 from moorage.backends.base import BackendError
 from moorage.backends.local import container_reaper
 from moorage.backends.local.container_api import ContainerApi, find_socket
 from moorage.backends.local.machine import this_node
+from moorage.backends.local.marks import WORKLOAD
 from moorage.backends.local.supervisor import PR_SET_CHILD_SUBREAPER, descendants
 from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import daemon, serve_command, serve_variables, tail
@@ -197,17 +199,9 @@ class _Machine:
 
     def _environments(self) -> Iterator[dict[str, str]]:
         """Yield the variables of every process of a workload."""
-        mark = f"MOORAGE_WORKLOAD={self.data}/".encode()
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                with contextlib.suppress(OSError):  # It has ended, or is another user's.
-                    variables = (folder / "environ").read_bytes().split(b"\0")
-                    if any(variable.startswith(mark) for variable in variables):
-                        pairs = (
-                            variable.decode(errors="replace").partition("=")
-                            for variable in variables
-                        )
-                        yield {name: value for name, _, value in pairs}
+        for _, variables in marked_processes(f"{WORKLOAD}={self.data}/"):
+            pairs = (each.decode(errors="replace").partition("=") for each in variables)
+            yield {name: value for name, _, value in pairs}
 
 
 class _Run:

@@ -20,7 +20,7 @@ import httpx
 import uvloop
 
 from benchmarks.fast_client import FastClient, FastReply, connect, ignore, pack
-from benchmarks.schedules import read_schedule
+from benchmarks.processes import read_schedule
 from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog

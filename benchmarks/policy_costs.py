@@ -6,16 +6,15 @@ fleet. Socket and ledger are left out, which cost the same whatever the policy.
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import uvloop
 
 from benchmarks.packing import LEASE_SECONDS, Site, openb
+from moorage.backends.local.supervisor import descendants
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Address, Consult, LeaseNews, Respond
 from moorage.core.turns.events import Asked, ConsultFailed, Proposed
@@ -103,30 +102,14 @@ async def _cost(
     jailed = JailedSite(name, parameters, site)
     await jailed.sandbox.start()
     try:
-        before = sum(map(cpu_seconds, _descendants()))
+        before = sum(map(cpu_seconds, descendants()))
         for number, pod in enumerate(pods):
             await jailed.place(number, pod, cost)
-        cost.cpu_seconds = sum(map(cpu_seconds, _descendants())) - before
+        cost.cpu_seconds = sum(map(cpu_seconds, descendants())) - before
     finally:
         await jailed.sandbox.close()
     cost.allocated_percent = 100 * (capacity - int(fleet.gpu_free.sum())) / max(1, capacity)
     return cost
-
-
-def _descendants() -> list[int]:
-    """Return the ids of the child processes: the zygote and its cells."""
-    children: dict[int, list[int]] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            # The name, in parentheses, may hold anything; the parent follows it.
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # It has ended meanwhile.
-        children.setdefault(parent, []).append(int(process.name))
-    found = children.get(os.getpid(), [])
-    for each in found:
-        found.extend(children.get(each, []))
-    return found
 
 
 class _NoServices:

@@ -43,7 +43,7 @@ def kill_by_mark(mark: str, *also: str) -> None:
     def kill() -> str:
         found = [
             pid
-            for pid, variables in _environments()
+            for pid, variables in environments()
             if mark.encode() in variables
             and all(any(each.startswith(name) for each in variables) for name in wanted)
         ]
@@ -64,7 +64,7 @@ def kill_workload(value: str) -> None:
 
     def kill() -> str:
         found, supervisors = set[int](), set[int]()
-        for pid, variables in _environments():
+        for pid, variables in environments():
             if mark in variables:
                 found.add(pid)
             elif above in variables:
@@ -97,7 +97,7 @@ def marks_below(root: str) -> set[str]:
     starts = tuple(f"{name}={root}".encode() for name in (WORKLOAD, SUPERVISOR))
     return {
         os.fsdecode(each.partition(b"=")[2])
-        for _, variables in _environments()
+        for _, variables in environments()
         for each in variables
         if each.startswith(starts)
     }
@@ -129,7 +129,7 @@ def _kill(pids: Collection[int]) -> str:
     return ", ".join(map(str, killed))
 
 
-def _environments() -> Iterator[tuple[int, list[bytes]]]:
+def environments() -> Iterator[tuple[int, list[bytes]]]:
     """Yield pid and environment of each process that this user may inspect."""
     for pid in all_pids():
         with contextlib.suppress(OSError):  # It has ended, or is another user's.
