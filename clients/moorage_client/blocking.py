@@ -6,6 +6,7 @@ program's threads, which may all share one client.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from moorage.lazy import LazyModule
@@ -69,7 +70,14 @@ class BlockingClient:
         reconnect_seconds: float = RECONNECT_SECONDS,
         ca_file: str | None = None,
     ) -> None:
-        self._client_options = (url, token, timeout, reconnect_seconds, ca_file)
+        self._make_client = partial(
+            Client,
+            url,
+            token,
+            timeout=timeout,
+            reconnect_seconds=reconnect_seconds,
+            ca_file=ca_file,
+        )
         self._thread: LoopThread | None = None
         self._client: Client | None = None
         self._news: set[News] = set()
@@ -77,16 +85,8 @@ class BlockingClient:
     def __enter__(self) -> Self:
         if self._thread is not None:
             raise RuntimeError("this client is open already, or was closed; make a new one")
-        url, token, timeout, reconnect_seconds, ca_file = self._client_options
         self._thread = loops.LoopThread("moorage-client")
-        self._client = Client(
-            url,
-            token,
-            timeout=timeout,
-            reconnect_seconds=reconnect_seconds,
-            ca_file=ca_file,
-            renewals_on=self._thread,
-        )
+        self._client = self._make_client(renewals_on=self._thread)
         try:
             self._thread.run(self._client.__aenter__())
         except BaseException:

@@ -106,9 +106,7 @@ class Client:
         self._reconnect_seconds = reconnect_seconds
         self._timeout = timeout
         self._link = link.Link(self._endpoints, reconnect_seconds, on_lost)
-        self._renewals = link.Renewals(self._link)
-        renewals = link.Renewals(link.Link(self._endpoints, reconnect_seconds))
-        self._keeper = holding.Keeper(renewals, renewals_on)
+        self._keeper = holding.Keeper(link.Link(self._endpoints, reconnect_seconds), renewals_on)
         self._giving_back: set[asyncio.Task[None]] = set()
 
     @property
@@ -312,9 +310,8 @@ class Client:
             Unauthorized: The token is not that of the lease.
             MoorageError: As `ask`.
         """
-        return await self._renewals.renew(
-            lease, token, ttl_seconds, seconds_max=self._timeout if timeout is None else timeout
-        )
+        seconds = self._timeout if timeout is None else timeout
+        return await link.renew(self._link, lease, token, ttl_seconds, seconds_max=seconds)
 
     async def release(self, lease: str, token: str | None = None) -> Lease:
         """End a lease; a second release answers the same. Errors as `renew`.
@@ -343,7 +340,7 @@ class Client:
             MoorageError: As `ask`.
         """
         message = {"op": "cordon", "cluster": cluster, "node": node, "reason": reason}
-        return answers.read_from(self.url, answers.read_object, await self.call(message))
+        return await self._call_for_object(message)
 
     async def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
@@ -354,14 +351,12 @@ class Client:
         leases last until they are released, or `seconds` from now where that is given.
         """
         message = {"op": "drain", "cluster": cluster, "node": node, "reason": reason}
-        return answers.read_from(
-            self.url, answers.read_object, await self.call(message | {"seconds": seconds})
-        )
+        return await self._call_for_object(message | {"seconds": seconds})
 
     async def uncordon(self, cluster: str, node: str = "") -> JsonObject:
         """Undo `cordon` or `drain` of this node, or of the whole cluster."""
         message = {"op": "uncordon", "cluster": cluster, "node": node}
-        return answers.read_from(self.url, answers.read_object, await self.call(message))
+        return await self._call_for_object(message)
 
     async def forget(self, cluster: str, node: str) -> JsonObject:
         """Remove a machine whose agent is not connected and will not come back.
@@ -373,7 +368,7 @@ class Client:
             MoorageError: Its agent is connected; or as `ask`.
         """
         message = {"op": "forget", "cluster": cluster, "node": node}
-        return answers.read_from(self.url, answers.read_object, await self.call(message))
+        return await self._call_for_object(message)
 
     async def status(self, subject: str) -> JsonObject:
         """Return the lease or the waiting request with this id.
@@ -393,7 +388,7 @@ class Client:
             NotFound: The server knows no such id, or has forgotten it.
         """
         message = {"op": "why", "request": subject} | ({"nodes": True} if nodes else {})
-        return answers.read_from(self.url, answers.read_object, await self.call(message))
+        return await self._call_for_object(message)
 
     async def cancel(self, request: str) -> JsonObject:
         """Cancel a waiting request; return its last state.
@@ -401,9 +396,7 @@ class Client:
         Raises:
             NotFound: Nothing with this id waits.
         """
-        return answers.read_from(
-            self.url, answers.read_object, await self.call({"op": "cancel", "request": request})
-        )
+        return await self._call_for_object({"op": "cancel", "request": request})
 
     def leases(self, **filters: JsonValue) -> Listing[Lease]:
         """Return the leases whose fields equal the filters, e.g. `state="active"`."""
@@ -419,13 +412,9 @@ class Client:
 
     def fleet(self, cluster: str | None = None) -> Listing[JsonObject]:
         """Return the clusters with their totals, or the nodes of one cluster."""
-        if cluster is None:
-            return listing.pages(
-                self.url, self.call, ("fleet", "clusters"), answers.read_object, {}
-            )
-        return listing.pages(
-            self.url, self.call, ("fleet", "nodes"), answers.read_object, {"cluster": cluster}
-        )
+        rows = "clusters" if cluster is None else "nodes"
+        which: JsonObject = {} if cluster is None else {"cluster": cluster}
+        return listing.pages(self.url, self.call, ("fleet", rows), answers.read_object, which)
 
     def watch(self, *topics: str) -> AsyncGenerator[Event, None]:
         """Return the news of topics as they come: `async for event in client.watch("policies")`.
@@ -472,6 +461,9 @@ class Client:
             MoorageError: As `ask`.
         """
         return (await self._call(message, idempotent=idempotent)).data
+
+    async def _call_for_object(self, message: JsonMapping) -> JsonObject:
+        return answers.read_from(self.url, answers.read_object, await self.call(message))
 
     async def _call(self, message: JsonMapping, *, idempotent: bool = True) -> Reply:
         reply, _ = await self._link.call(message, seconds_max=self._timeout, idempotent=idempotent)

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from moorage.model import Code, Placement
 from moorage.records.json_values import JsonValue
 from moorage_client.answers import Lease
 from moorage_client.errors import LeaseLost, MoorageError, RequestRefused
+from moorage_client.link import Link, renew
 from moorage_client.loops import LoopThread
 
 RENEWALS_PER_TTL: Final = 3
@@ -35,21 +36,6 @@ _LOST_CODES: Final = frozenset(
     {Code.UNKNOWN_LEASE, Code.LEASE_ENDED, Code.WRONG_TOKEN, Code.NOT_FOUND}
 )
 OVER: Final = frozenset({"ending", "warm", "ended"})
-
-
-class Renewer(Protocol):
-    """The methods of a client that a keeper uses."""
-
-    async def renew(
-        self, lease: str, token: str, ttl_seconds: float | None = None, *, seconds_max: float
-    ) -> Lease:
-        """Renew a lease."""
-
-    async def disconnect(self) -> None:
-        """Drop the socket; the next request opens another."""
-
-    async def close(self) -> None:
-        """Drop the socket for good."""
 
 
 class HeldLease:
@@ -139,11 +125,11 @@ class HeldLease:
         return self._deadline - time.monotonic()
 
 
-async def renew_until_lost(renewer: Renewer, held: HeldLease, on_lost: Callable[[], None]) -> None:
+async def renew_until_lost(link: Link, held: HeldLease, on_lost: Callable[[], None]) -> None:
     """Renew a lease until it is lost; cancel this coroutine when the lease is no longer needed.
 
     Args:
-        renewer: Renews.
+        link: Sends the renewals.
         held: The lease.
         on_lost: Called once, on this loop, after `held` knows that it is lost.
     """
@@ -159,9 +145,8 @@ async def renew_until_lost(renewer: Renewer, held: HeldLease, on_lost: Callable[
         # The new deadline counts from before the sending: the server cannot have begun earlier.
         sent = time.monotonic()
         try:
-            lease = await renewer.renew(
-                held.id, held.token, seconds_max=min(period, max(held.seconds_left, 0.001))
-            )
+            seconds = min(period, max(held.seconds_left, 0.001))
+            lease = await renew(link, held.id, held.token, seconds_max=seconds)
         except RequestRefused as refused:
             if refused.code in _LOST_CODES:
                 held.lose(refused.reason)
@@ -170,7 +155,7 @@ async def renew_until_lost(renewer: Renewer, held: HeldLease, on_lost: Callable[
         except MoorageError as error:
             problem = str(error)
             # The socket may be half dead, and a short lease cannot wait for the pings to tell.
-            await renewer.disconnect()
+            await link.disconnect()
         else:
             if lease.state in OVER:
                 held.lose(lease.reason or f"the server says that it is {lease.state}")
@@ -193,12 +178,12 @@ class Keeper:
     """Renews the leases of one client, with a separate thread and socket.
 
     Args:
-        renewer: Sends the renewals; used only on the thread.
+        link: Sends the renewals; used only on the thread.
         thread: The thread to work on; None: start one at the first lease.
     """
 
-    def __init__(self, renewer: Renewer, thread: LoopThread | None = None) -> None:
-        self._renewer = renewer
+    def __init__(self, link: Link, thread: LoopThread | None = None) -> None:
+        self._link = link
         self._thread = thread
         self._own = thread is None
         self._starting = threading.Lock()
@@ -213,7 +198,7 @@ class Keeper:
         with self._starting:
             if self._thread is None:
                 self._thread = LoopThread("moorage-renewals")
-        return self._thread.submit(renew_until_lost(self._renewer, held, on_lost))
+        return self._thread.submit(renew_until_lost(self._link, held, on_lost))
 
     async def stop(self) -> None:
         """Close the socket, and end the thread if it was started for this keeper.
@@ -223,7 +208,7 @@ class Keeper:
         with self._starting:
             thread, self._thread = self._thread, None
         if not self._own:
-            await self._renewer.close()
+            await self._link.close()
         elif thread is not None:
-            await asyncio.wrap_future(thread.submit(self._renewer.close()))
+            await asyncio.wrap_future(thread.submit(self._link.close()))
             await asyncio.to_thread(thread.stop)

@@ -302,29 +302,15 @@ class Link:
         return connection
 
 
-class Renewals:
-    """Renews leases over a link, for a keeper and for `Client`."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    async def renew(
-        self, lease: str, token: str, ttl_seconds: float | None = None, *, seconds_max: float
-    ) -> Lease:
-        """Renew a lease; arguments and errors as in `Client.renew`."""
-        message: JsonObject = {"op": "renew", "lease": lease, "token": token}
-        if ttl_seconds is not None:
-            message["ttl_seconds"] = ttl_seconds
-        reply, _ = await self._link.call(message, seconds_max=seconds_max, idempotent=True)
-        return read_from(self._link.url, read_lease, reply.lease or reply.data)
-
-    async def disconnect(self) -> None:
-        """Drop the socket; the next renewal opens another."""
-        await self._link.disconnect()
-
-    async def close(self) -> None:
-        """Drop the socket for good."""
-        await self._link.close()
+async def renew(
+    link: Link, lease: str, token: str, ttl_seconds: float | None = None, *, seconds_max: float
+) -> Lease:
+    """Renew a lease; arguments and errors as in `Client.renew`."""
+    message: JsonObject = {"op": "renew", "lease": lease, "token": token}
+    if ttl_seconds is not None:
+        message["ttl_seconds"] = ttl_seconds
+    reply, _ = await link.call(message, seconds_max=seconds_max, idempotent=True)
+    return read_from(link.url, read_lease, reply.lease or reply.data)
 
 
 def _say_nothing(reason: str) -> None:

@@ -275,12 +275,7 @@ def renew(
 ) -> None:
     """Make a lease last longer."""
     token = token_of(lease, lease_token)
-
-    async def work(client: "Client") -> Lease:
-        renewed: Lease = await client.renew(lease, token, ttl)
-        return renewed
-
-    renewed = session.run(work)
+    renewed = session.run(lambda client: client.renew(lease, token, ttl))
     if lease_token is None:
         TokenFile(state_path()).note_renewal(renewed)
     session.say(renewed.document(), f"lease {lease} now ends in {ends_in(renewed.expires_at)}")
@@ -295,12 +290,7 @@ def release(
 ) -> None:
     """End a lease of your tenant; a second release changes nothing and prints the same."""
     token = lease_token or read_stored_token(lease)
-
-    async def work(client: "Client") -> Lease:
-        released: Lease = await client.release(lease, token)
-        return released
-
-    released = session.run(work)
+    released = session.run(lambda client: client.release(lease, token))
     # The token stays, so that the second release answers the same; it is forgotten with time.
     session.say(released.document(), f"lease {lease} is {released.state}")
 

@@ -7,7 +7,7 @@ table with its time or as one line of JSON.
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -41,6 +41,8 @@ PAUSE_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 1.0
 """Seconds before the next attempt to reach a lost server."""
 
+Fetch = Callable[["Client"], Coroutine[object, object, list[JsonObject]]]
+"""Returns the rows of a listing, which are documents, from a client."""
 WatchFlag = Annotated[
     bool, typer.Option("--watch", "-w", help="Show it again whenever it changes, until interrupted")
 ]
@@ -48,7 +50,7 @@ WatchFlag = Annotated[
 
 def show_listing(
     session: CommandSession,
-    fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
+    fetch: Fetch,
     columns: Sequence[str],
     cells: Callable[[list[JsonObject]], Sequence[Sequence[object]]],
     *,
@@ -60,7 +62,7 @@ def show_listing(
 
     Args:
         session: The server and the output format.
-        fetch: Returns the rows, which are documents, from a client.
+        fetch: Returns the rows.
         columns: As for `table`.
         cells: Returns the cells of rows, by column.
         empty: The sentence if there are no rows.
@@ -71,11 +73,7 @@ def show_listing(
     if watch:
         _watch(session, fetch, view)
         return
-
-    async def work(client: "Client") -> list[JsonObject]:
-        return await fetch(client)
-
-    rows = session.run(work)
+    rows = session.run(fetch)
     if session.json:
         print_json(rows)
         return
@@ -94,19 +92,15 @@ class _View:
     """The rows that were shown last."""
 
 
-def _watch(
-    session: CommandSession, fetch: Callable[["Client"], Awaitable[list[JsonObject]]], view: _View
-) -> None:
+def _watch(session: CommandSession, fetch: Fetch, view: _View) -> None:
     terminal = sys.stdout.isatty() and not session.json
     show = _Drawn(view) if terminal else _Printed(view, as_json=session.json)
-    began = False
     try:
         while True:
             try:
                 session.run(lambda client: _follow(client, fetch, show.rows))
             except (ConnectionFailed, Timeout) as error:
-                began = began or show.began
-                if not began:
+                if not show.began:
                     raise
                 show.stale(str(error))
             except RequestRefused as refused:
@@ -120,7 +114,7 @@ def _watch(
 
 async def _follow(
     client: "Client",
-    fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
+    fetch: Fetch,
     show: Callable[[list[JsonObject]], None],
 ) -> None:
     news = await client.begin_watch("leases", "fleet")

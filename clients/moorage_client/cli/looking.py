@@ -229,15 +229,10 @@ def fleet(
     watch: WatchFlag = False,
 ) -> None:
     """List the clusters with their free capacity, or the nodes of one cluster."""
-
-    async def work(client: "Client") -> list[JsonObject]:
-        rows: list[JsonObject] = await client.fleet(cluster or None).all()
-        return rows
-
     if cluster:
         show_listing(
             session,
-            work,
+            lambda client: client.fleet(cluster).all(),
             ("node", "state", "models", "ids of free GPUs", "CPUs free>", "memory MiB free>"),
             _node_cells,
             empty=f"Cluster {cluster} has no nodes.",
@@ -247,7 +242,7 @@ def fleet(
     else:
         show_listing(
             session,
-            work,
+            lambda client: client.fleet().all(),
             ("cluster", "nodes>", "GPUs>", "GPUs free>", "CPUs free>", "memory MiB free>", "owner"),
             _cluster_cells,
             empty="No clusters. Import some: moorage fleet import SOURCE (`local` is this machine)",

@@ -3,7 +3,6 @@
 They need the server's own sandbox and core, which a client does not import: see `server_program`.
 """
 
-import json
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -11,15 +10,14 @@ from typing import Annotated, Final
 
 import typer
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonObject
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.exits import Exit
 from moorage_client.cli.output import count_things, note, say, table
-from moorage_client.cli.policies import document_of
+from moorage_client.cli.policies import document_of, read_json
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.testing import FINDINGS_SHOWN, policy_name, test_file_of
-from moorage_client.text_files import read_text
 
 SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
 LINES_SHOWN: Final = 12
@@ -116,20 +114,11 @@ def _documents(path: Path | None, option: str) -> list[JsonObject]:
     """Return the objects in a file, which has a list of them or a single one."""
     if path is None:
         return []
-    value = _read(path, option)
+    value = read_json(path, f"{option}: ")
     found = value if isinstance(value, list) else [value]
     if not found or not all(isinstance(each, dict) for each in found):
         raise typer.BadParameter(f"{option}: {path} holds no JSON objects")
     return found
-
-
-def _read(path: Path, option: str) -> JsonValue:
-    try:
-        return json.loads(read_text(path))
-    except OSError as error:
-        raise typer.BadParameter(f"{option}: cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise typer.BadParameter(f"{option}: {path} is not JSON: {error}") from error
 
 
 def _show(report: JsonObject) -> None:

@@ -99,19 +99,19 @@ def push(
     document |= {field: value for field, value in given.items() if value is not None}
     if examples is not None:
         metadata = document.get("metadata") or {}
-        document["metadata"] = {**metadata, "examples": _json(examples)}
+        document["metadata"] = {**metadata, "examples": read_json(examples)}
     if test and path.exists() and isinstance(document.get("code"), str):
         test_first(path, document, "registered", quiet=session.json, force=force)
     with session.services() as services, own_names(path):
         registered = services.publish_policy(document)
         warnings = [with_own_names(path, each) for each in services.warnings]
-    for warning in () if session.json else warnings:
-        note(f"warning: {warning}")
     if session.json:
-        more = {"warnings": list(warnings)} if warnings else {}
+        more = {"warnings": warnings} if warnings else {}
         print_json({"policy_rule_uri": registered, **more})
-    else:
-        say(registered)
+        return
+    for warning in warnings:
+        note(f"warning: {warning}")
+    say(registered)
 
 
 def list_policies(session: CommandSession) -> None:
@@ -194,7 +194,7 @@ def document_of(path: Path) -> JsonObject:
     if not path.exists() and re.fullmatch(r"[\w-]+", str(path)):
         return run("shipped", {"name": str(path)})
     if path.suffix == ".json":
-        document = _json(path)
+        document = read_json(path)
         if not isinstance(document, dict):
             raise typer.BadParameter(f"{path} is no PolicyRule document (a JSON object)")
         if not document.get("code"):
@@ -204,19 +204,24 @@ def document_of(path: Path) -> JsonObject:
             )
         return document
     beside = path / DOCUMENT
-    document = _json(beside) if beside.is_file() else {}
+    document = read_json(beside) if beside.is_file() else {}
     if not isinstance(document, dict):
         raise typer.BadParameter(f"{beside} is no PolicyRule document (a JSON object)")
     return {"type": "python_class_v1", **document, **_code(path)}
 
 
-def _json(path: Path) -> JsonValue:
+def read_json(path: Path, before: str = "") -> JsonValue:
+    """Return the JSON value in a file.
+
+    Raises:
+        typer.BadParameter: There is none; `before` begins the message.
+    """
     try:
         return json.loads(read_text(path))
     except OSError as error:
-        raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from error
+        raise typer.BadParameter(f"{before}cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise typer.BadParameter(f"{path} is not JSON: {error}") from error
+        raise typer.BadParameter(f"{before}{path} is not JSON: {error}") from error
 
 
 def _identity(

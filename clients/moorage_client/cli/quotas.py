@@ -95,8 +95,7 @@ def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
 
 
 async def _all(client: "Client") -> list[JsonObject]:
-    listing = pages(client.url, client.call, ("quotas", "quotas"), read_object, {})
-    return await listing.all()
+    return await pages(client.url, client.call, ("quotas", "quotas"), read_object, {}).all()
 
 
 def _print_limits(row: JsonObject) -> None:

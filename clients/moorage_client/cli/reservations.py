@@ -4,7 +4,7 @@ import re
 import time
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -15,9 +15,6 @@ from moorage_client.cli.asking import requirement
 from moorage_client.cli.output import local_time, print_json, say, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.listing import pages
-
-if TYPE_CHECKING:
-    from moorage_client.client import Client
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LATER: Final = re.compile(r"\+(\d+(?:\.\d+)?)([smhd])")
@@ -54,12 +51,8 @@ def moment(text: str, option: str, now: float) -> float:
 
 def list_reservations(session: CommandSession) -> None:
     """List reservations with their tenants and times."""
-
-    async def work(client: "Client") -> list[JsonObject]:
-        listing = pages(client.url, client.call, ("reservations", "reservations"), read_object, {})
-        return await listing.all()
-
-    found = session.run(work)
+    names = ("reservations", "reservations")
+    found = session.run(lambda client: pages(client.url, client.call, names, read_object, {}).all())
     if session.json:
         print_json(found)
         return

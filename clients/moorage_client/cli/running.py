@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from moorage.model import Code
 from moorage.records.fields import ATTEMPTS_MAX, TTL_SECONDS, StartNumber
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonObject
 from moorage.records.leases import Lease
 from moorage.records.replies import ExecutionAnswer, OutputPart
 from moorage_client.answers import UnreadableError, read_as
@@ -29,7 +29,7 @@ from moorage_client.cli.asking import (
 from moorage_client.cli.fetching import check_folder, fetch
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
-from moorage_client.errors import LeaseLost, MoorageError, NotFound, RequestRefused, refusal
+from moorage_client.errors import LeaseLost, MoorageError, NotFound, RequestRefused
 
 if TYPE_CHECKING:
     from moorage_client.client import Client
@@ -136,12 +136,9 @@ def run(
         "memory_mib": memory_mib,
         "nodes": nodes,
     }
-    terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": wait, "priority": priority}
-    terms["preemptible"] = preemptible
-    request = terms | {
-        "resources": {name: value for name, value in resources.items() if value is not None},
-        "clusters": cluster or None,
-    }
+    request: JsonObject = {"ttl_seconds": TTL_SECONDS, "wait_seconds": wait, "priority": priority}
+    request |= {"preemptible": preemptible, "clusters": cluster or None}
+    request["resources"] = {name: value for name, value in resources.items() if value is not None}
     output = bytearray()
     write = output.extend if session.json else write_bytes
 
@@ -163,7 +160,8 @@ def run(
             except RequestRefused as refused:  # No lease is granted yet.
                 chosen = _another(choice, refused, policy, backend)
                 if chosen is None or chosen == choice:
-                    raise _in_options(refused) from refused
+                    _name_option(refused)
+                    raise
                 choice = chosen
 
     name, code = session.run(work)
@@ -188,17 +186,11 @@ class _Choice:
     backend: str
 
 
-def _in_options(refused: RequestRefused) -> RequestRefused:
-    """Return a refusal that names the command's option instead of the field."""
+def _name_option(refused: RequestRefused) -> None:
+    """Let a refusal name the command's option instead of the field."""
     reason = refused.reason.replace("provision.backend: ", "--backend: ", 1)
-    return refusal(
-        refused.code,
-        reason,
-        field="" if reason != refused.reason else refused.field,
-        expected=refused.expected,
-        details=refused.details,
-        request=refused.request,
-    )
+    if reason != refused.reason:
+        refused.reason, refused.field = reason, ""
 
 
 def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str) -> _Choice | None:
@@ -319,11 +311,8 @@ def execute(
         "user": user,
         "environment": _variables(env or []),
     }
-
-    async def work(client: "Client") -> JsonValue:
-        return await client.call(message, idempotent=False)
-
-    answer = replace(session, timeout=limit + SPARE_SECONDS).run(work)
+    patient = replace(session, timeout=limit + SPARE_SECONDS)
+    answer = patient.run(lambda client: client.call(message, idempotent=False))
     done = read_as(ExecutionAnswer, answer)
     if session.json:
         print_json(answer)

@@ -29,6 +29,55 @@ _shared_option = partial(typer.Option, rich_help_panel="Server and output")
 _DEFAULT = re.compile(r"ws://(127\.0\.0\.1|localhost|\[::1\]):8765/?")
 
 
+Url = Annotated[
+    str | None,
+    _shared_option(
+        help="WebSocket of the server, or of several: URL,URL (MOORAGE_URL, else ws://127.0.0.1:8765)",
+        metavar="URL",
+    ),
+]
+HttpUrl = Annotated[
+    str | None,
+    _shared_option(
+        help="HTTP of the server, or of several (MOORAGE_HTTP_URL, else http://127.0.0.1:8080)",
+        metavar="URL",
+    ),
+]
+Token = Annotated[
+    str | None,
+    _shared_option(
+        help="Who you are, where the server asks (MOORAGE_TOKEN, else MOORAGE_TOKEN_FILE)",
+        metavar="TOKEN",
+    ),
+]
+Json = Annotated[bool, _shared_option("--json", help="Print exactly one JSON document on stdout")]
+Timeout = Annotated[
+    float | None,
+    _shared_option(
+        help="Seconds until an answer must be here, beyond --wait (else 30)",
+        min=0.001,
+        metavar="SECONDS",
+    ),
+]
+CaFile = Annotated[
+    str | None,
+    _shared_option(
+        help="PEM file of the authority that signed the server's certificate (MOORAGE_CA_FILE, "
+        "else SSL_CERT_FILE, else those known here)",
+        metavar="FILE",
+    ),
+]
+OutputOption = Annotated[
+    OutputFormat | None,
+    _shared_option(
+        "--output",
+        "-o",
+        help="How results are printed: table, wide (with details), json or yaml",
+        metavar="FORMAT",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class CommandSession:
     """The values of the shared options; the clients add the environment and the defaults.
@@ -42,13 +91,13 @@ class CommandSession:
         ca_file: File of the authority that signed the server's certificate.
     """
 
-    url: str | None = None
-    http_url: str | None = None
-    token: str | None = None
-    json: bool = False
-    timeout: float | None = None
-    output: OutputFormat | None = None
-    ca_file: str | None = None
+    url: Url = None
+    http_url: HttpUrl = None
+    token: Token = None
+    json: Json = False
+    timeout: Timeout = None
+    output: OutputOption = None
+    ca_file: CaFile = None
 
     @property
     def wide(self) -> bool:
@@ -125,68 +174,7 @@ def _refuse_blanks(context: typer.Context, options: JsonMapping) -> None:
             raise typer.BadParameter(f"{each.opts[0]}: {wanted}")
 
 
-Url = Annotated[
-    str | None,
-    _shared_option(
-        help="WebSocket of the server, or of several: URL,URL (MOORAGE_URL, else ws://127.0.0.1:8765)",
-        metavar="URL",
-    ),
-]
-HttpUrl = Annotated[
-    str | None,
-    _shared_option(
-        help="HTTP of the server, or of several (MOORAGE_HTTP_URL, else http://127.0.0.1:8080)",
-        metavar="URL",
-    ),
-]
-Token = Annotated[
-    str | None,
-    _shared_option(
-        help="Who you are, where the server asks (MOORAGE_TOKEN, else MOORAGE_TOKEN_FILE)",
-        metavar="TOKEN",
-    ),
-]
-Json = Annotated[bool, _shared_option("--json", help="Print exactly one JSON document on stdout")]
-Timeout = Annotated[
-    float | None,
-    _shared_option(
-        help="Seconds until an answer must be here, beyond --wait (else 30)",
-        min=0.001,
-        metavar="SECONDS",
-    ),
-]
-CaFile = Annotated[
-    str | None,
-    _shared_option(
-        help="PEM file of the authority that signed the server's certificate (MOORAGE_CA_FILE, "
-        "else SSL_CERT_FILE, else those known here)",
-        metavar="FILE",
-    ),
-]
-OutputOption = Annotated[
-    OutputFormat | None,
-    _shared_option(
-        "--output",
-        "-o",
-        help="How results are printed: table, wide (with details), json or yaml",
-        metavar="FORMAT",
-    ),
-]
-
-
-def _make_session(
-    url: Url = None,
-    http_url: HttpUrl = None,
-    token: Token = None,
-    json: Json = False,
-    timeout: Timeout = None,
-    output: OutputOption = None,
-    ca_file: CaFile = None,
-) -> CommandSession:
-    return CommandSession(url, http_url, token, json, timeout, output, ca_file)
-
-
-_SHARED = inspect.signature(_make_session).parameters
+_SHARED = inspect.signature(CommandSession).parameters
 
 
 def command(

@@ -18,7 +18,7 @@ from moorage_client.answers import read_as
 from moorage_client.cli.exits import Exit
 from moorage_client.cli.output import failure, note, print_json
 from moorage_client.cli.server_program import run
-from moorage_client.errors import RequestRefused, refusal
+from moorage_client.errors import RequestRefused
 from moorage_client.text_files import plain_name
 
 ENTRY: Final = "function.py"
@@ -116,20 +116,14 @@ def own_names(path: Path) -> Iterator[None]:
     try:
         yield
     except RequestRefused as refused:
-        details = dict(refused.details)
-        if "findings" in details:
-            details["findings"] = [
+        refused.reason = with_own_names(path, refused.reason)
+        if "findings" in refused.details:
+            findings = [
                 each | {"file": _own(path, each["file"])} if each.get("file") else each
-                for each in read_as(list[JsonObject], details["findings"])
+                for each in read_as(list[JsonObject], refused.details["findings"])
             ]
-        raise refusal(
-            refused.code,
-            with_own_names(path, refused.reason),
-            field=refused.field,
-            expected=refused.expected,
-            details=details,
-            request=refused.request,
-        ) from refused
+            refused.details = {**refused.details, "findings": findings}
+        raise
 
 
 def with_own_names(path: Path, text: str) -> str:

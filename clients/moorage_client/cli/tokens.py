@@ -58,11 +58,7 @@ class TokenFile:
             StateUnusable: The file cannot be changed.
         """
         entry = {"token": lease.token, "url": url, "expires_at": lease.expires_at}
-
-        def add(entries: Entries) -> Entries:
-            return _prune({**entries, lease.id: entry})
-
-        self._file.change(add)
+        self._file.change(lambda entries: _prune({**entries, lease.id: entry}))
 
     def note_renewal(self, lease: Lease) -> None:
         """Store the new end of a stored lease. Errors as `keep`."""

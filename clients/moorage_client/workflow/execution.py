@@ -178,7 +178,7 @@ class Execution:
             if self._news:
                 claim = self._news.popleft()
                 del self._claims[claim.number]
-                self._schedule.note_grant(claim.number)
+                self._schedule.note_run(claim.number)
                 return self._running(claim.number, claim.grant, claim.error)
             releases = self._settings.pool.releases
             number = self._schedule.pick(self._admit)
@@ -249,7 +249,7 @@ class Execution:
             if self._schedule.waits(number) and any(map(self._note_failure, before)):
                 skipped += self._skip([number, *self._schedule.drop(number, failed=True)])
             elif number in ready:
-                self._schedule.begin(number)
+                self._schedule.make_ready(number)
         for name in growth.remove_nodes:
             self._removed.add(name)
             skipped += self._skip(self._schedule.drop(numbers[name], failed=False))
@@ -313,7 +313,7 @@ class Execution:
         for claim in list(self._claims.values()):
             if self._settings.pool.withdraw(claim):
                 del self._claims[claim.number]
-                self._schedule.note_grant(claim.number)
+                self._schedule.note_run(claim.number)
                 self._schedule.note_end(claim.number, well=False)
                 self._give_up(claim.number)
 
@@ -392,7 +392,7 @@ class Execution:
         if not self._settings.pool.exchange(waiting, claim):
             return False
         self._schedule.reserve_of(group)
-        self._schedule.unreserve(waiting.number)
+        self._schedule.make_ready(waiting.number)
         del self._claims[waiting.number]
         self._claims[number] = claim
         return True

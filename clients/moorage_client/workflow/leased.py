@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import Final, Self, Unpack
 
 from moorage.model import Code, Demand, LeaseTerms
@@ -48,27 +49,23 @@ _SHARES: Final = {"gpu": "gpu", "cpu": "cpu", "cpu_slots": "cpu", "memory_mb": "
 _MILLI: Final = UNITS // 1000
 
 
+@dataclass(slots=True)
 class _Place:
     """The state of one claim."""
 
-    __slots__ = ("settled", "task", "withdrawn")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.settled = False
-        self.withdrawn = False
+    task: asyncio.Task[None] | None = None
+    settled: bool = False
+    withdrawn: bool = False
 
 
+@dataclass(slots=True)
 class _Held:
     """A lease that a node holds."""
 
-    __slots__ = ("keeping", "key", "lease", "units")
-
-    def __init__(self, lease: HeldLease, key: str, counts: dict[str, int]) -> None:
-        self.lease = lease
-        self.key = key
-        self.units = counts
-        self.keeping: Keeping | None = None
+    lease: HeldLease
+    key: str
+    units: dict[str, int]
+    keeping: Keeping | None = None
 
 
 class LeasedPool:

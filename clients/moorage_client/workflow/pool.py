@@ -7,6 +7,7 @@ other callers may share one pool.
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import sub
 from typing import Final
 
@@ -375,6 +376,7 @@ class ResourcePool:
             self._timeline.note(self._names, there, tuple(used), ticket.node_name, "acquire")
 
 
+@dataclass(frozen=True, slots=True)
 class Holding:
     """`ResourcePool.holding`: acquires at the start of a block and releases at its end.
 
@@ -385,38 +387,31 @@ class Holding:
         node_name: For whom, as the timeline shows it.
     """
 
-    def __init__(
-        self,
-        pool: ResourcePool,
-        requirements: ResourceRequirements,
-        timeout: float | None,
-        node_name: str | None,
-    ) -> None:
-        self._pool = pool
-        self._requirements = requirements
-        self._timeout = timeout
-        self._node_name = node_name
+    pool: ResourcePool
+    requirements: ResourceRequirements
+    timeout: float | None
+    node_name: str | None
 
     def __enter__(self) -> ResourcePool:
-        acquired = self._pool.acquire(self._requirements, self._timeout, node_name=self._node_name)
+        acquired = self.pool.acquire(self.requirements, self.timeout, node_name=self.node_name)
         return self._enter(acquired=acquired)
 
     def __exit__(self, *error: object) -> None:
-        self._pool.release(self._requirements, self._node_name)
+        self.pool.release(self.requirements, self.node_name)
 
     async def __aenter__(self) -> ResourcePool:
-        acquired = await self._pool.acquire_async(
-            self._requirements, self._timeout, node_name=self._node_name
+        acquired = await self.pool.acquire_async(
+            self.requirements, self.timeout, node_name=self.node_name
         )
         return self._enter(acquired=acquired)
 
     async def __aexit__(self, *error: object) -> None:
-        self._pool.release(self._requirements, self._node_name)
+        self.pool.release(self.requirements, self.node_name)
 
     def _enter(self, *, acquired: bool) -> ResourcePool:
         if not acquired:
             raise TimeoutError(
-                f"{dict(self._requirements.resources)} did not become available within "
-                f"{self._timeout} s"
+                f"{dict(self.requirements.resources)} did not become available within "
+                f"{self.timeout} s"
             )
-        return self._pool
+        return self.pool

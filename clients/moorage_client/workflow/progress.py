@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Self
 
 from rich.console import Console
@@ -66,16 +67,12 @@ class ProgressBar:
     def callbacks(self) -> ExecutionCallbacks:
         """The callbacks to give to an executor."""
         own = self._own
-        return ExecutionCallbacks(
+        return replace(
+            own,
             on_start=_both(own.on_start, self._note_start),
             on_complete=_both(own.on_complete, self._note_completion),
             on_failure=_both(own.on_failure, self._note_failure),
             on_skip=_both(own.on_skip, self._note_skip),
-            on_gate_waiting=own.on_gate_waiting,
-            on_gate_resolved=own.on_gate_resolved,
-            on_dynamic_expand=own.on_dynamic_expand,
-            on_resource_acquired=own.on_resource_acquired,
-            on_resource_released=own.on_resource_released,
         )
 
     def _note_start(self, name: str) -> None:

@@ -114,7 +114,7 @@ class Schedule:
                 if self._refused:
                     self._refused.pop(group, None)
                 node = self._nodes[rank]
-                self._run(node)
+                self.note_run(node)
                 return node
             else:
                 heappop(heads)
@@ -168,10 +168,6 @@ class Schedule:
             del self._blocked[group]
         return node
 
-    def unreserve(self, node: int) -> None:
-        """Make a queued node ready again: another node has its place."""
-        self._push(node)
-
     def grown(self) -> set[int]:
         """Return the groups in which nodes became ready since the last call."""
         grown = self._grown
@@ -199,14 +195,10 @@ class Schedule:
         """Return the node with the lowest rank."""
         return max(reserved, key=self._ranks.__getitem__)
 
-    def note_grant(self, node: int) -> None:
-        """Note that a queued node runs from now on."""
-        self._run(node)
-
     def again(self, node: int) -> None:
         """Make a node ready for another attempt."""
         self.running -= 1
-        self._push(node)
+        self.make_ready(node)
 
     def note_end(self, node: int, *, well: bool) -> list[int]:
         """Note the end of a node; return the nodes skipped for it, in order."""
@@ -259,10 +251,6 @@ class Schedule:
                     self._waiting_for[successor] += 1
         return [n for n in range(first, len(self._states)) if not self._waiting_for[n]]
 
-    def begin(self, node: int) -> None:
-        """Make an added node without open predecessors ready."""
-        self._push(node)
-
     def drop(self, node: int, *, failed: bool) -> list[int]:
         """Remove a waiting node, as failed or as absent; return the skipped nodes."""
         self._finish(node)
@@ -291,7 +279,8 @@ class Schedule:
         self._refused.clear()
         return given_up
 
-    def _push(self, node: int) -> None:
+    def make_ready(self, node: int) -> None:
+        """Make a node ready that is new, or queued, or to be tried again."""
         self._states[node] = _READY
         group, rank = self._groups[node], self._ranks[node]
         ready = self._ready[group]
@@ -300,7 +289,8 @@ class Schedule:
         if ready[0] == rank and group not in self._blocked:
             heappush(self._heads, (rank, group))
 
-    def _run(self, node: int) -> None:
+    def note_run(self, node: int) -> None:
+        """Note that a node runs from now on."""
         self._states[node] = _RUNNING
         self._picked += 1
         self.running += 1
@@ -326,7 +316,7 @@ class Schedule:
     def _admit(self, node: int, skipped: list[int], over: list[int]) -> None:
         """Make a node without open predecessors ready, or skip it if it has no task."""
         if self._runnable[node]:
-            self._push(node)
+            self.make_ready(node)
             return
         self._finish(node)
         skipped.append(node)
