@@ -200,7 +200,7 @@ class Quota(msgspec.Struct, frozen=True, gc=False):
         nominal: Its own; None: no limit.
         borrow: How much more it may hold of what others leave unused; None: nothing.
         lend: How much of its own others may hold while it does not; None: all of it.
-        notice_seconds: How long those who borrow may stay when it wants its own back.
+        notice_seconds: How long borrowed leases may stay once the tenant needs its quota.
     """
 
     weight: float = 1.0

@@ -231,7 +231,7 @@ def test_a_dry_run_of_repair_lists_what_would_be_lost(folder: Path):
     done = CliRunner().invoke(app, ["ledger", "repair", "--data", str(folder)])
     assert done.exit_code == 1
     for sentence in (
-        "Would be lost:",
+        "A repair would lose:",
         "  3 leases: ",
         "  2 waiting requests: ",
         "  in the catalog: 2 of 2 records of kind alias.",

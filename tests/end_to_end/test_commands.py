@@ -339,7 +339,7 @@ def test_doctor_knows_the_server_of_another_folder(tmp_path: Path) -> None:
         own = doctor("--data", tmp_path / "own", **at)
         other = doctor("--data", tmp_path / "other", expect=1, **at)
     for name in ("websocket port", "http port"):
-        assert "a healthy server is there already" in about(name, own)[1]
+        assert "a healthy server runs there already" in about(name, own)[1]
         state, detail = about(name, other)
         assert (state, f"none serves {tmp_path / 'other'}" in detail) == ("broken", True), detail
 

@@ -235,9 +235,9 @@ def test_a_misplaced_field_gets_a_hint_at_its_place(name: str, meant: str) -> No
 @pytest.mark.parametrize(
     ("resources", "said"),
     [
-        ({}, "resources: they ask for nothing; give `gpus`, `cpu_milli` or `memory_mib`."),
-        ({"gpu_milli": 500}, "resources.gpu_milli: no GPU is asked for; say how many, such as "),
-        ({"models": ["A100"], "cpu_milli": 1}, "resources.models: no GPU is asked for; "),
+        ({}, "resources: they request nothing; give `gpus`, `cpu_milli` or `memory_mib`."),
+        ({"gpu_milli": 500}, "resources.gpu_milli: the request has no GPUs; give a number, "),
+        ({"models": ["A100"], "cpu_milli": 1}, "resources.models: the request has no GPUs; "),
         ({"gpus": 1, "gpu_milli": 500}, ""),
         ({"memory_mib": 1}, ""),
         (None, ""),

@@ -11,12 +11,12 @@ from moorage.extras import install_command
 
 def prices(
     region: Annotated[str, typer.Option(help="Of AWS.")] = "us-east-1",
-    data: Annotated[Path | None, typer.Option(help="Folder of ledger and catalog.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Data folder, with ledger and catalog.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
 ) -> None:
-    """Fetch the instance types of a region and their prices from AWS, for the backend aws.
+    """Fetch a region's instance types and their prices from AWS, for the backend aws.
 
-    A daemon that runs uses them from then on. Needs the extra aws, and credentials that may do
+    A running daemon uses them at once. Needs the extra aws, and credentials for
     ec2:DescribeInstanceTypes and pricing:GetProducts.
     """
     folder = load_config({"data_dir": data}, config).data_dir / "aws"

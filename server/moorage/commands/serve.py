@@ -18,23 +18,26 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address of the WebSocket.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the WebSocket; 0: a free one.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of HTTP; 0: a free one.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of ledger and catalog.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Data folder, with ledger and catalog.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     sandbox: Annotated[
-        str | None, typer.Option(help="`jail`, or `unsafe` for trusted policies.")
+        str | None, typer.Option(help="`jail`; or `unsafe`, if you trust all policies.")
     ] = None,
     insecure_plaintext: Annotated[
-        bool, typer.Option("--insecure-plaintext", help="Serve beyond loopback without TLS.")
+        bool,
+        typer.Option(
+            "--insecure-plaintext", help="Allow other addresses than loopback without TLS."
+        ),
     ] = False,
     here: Annotated[
         bool,
-        typer.Option("--here", help="Register this machine, and publish the policies that ship."),
+        typer.Option("--here", help="Register this machine, and publish the shipped policies."),
     ] = False,
 ) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
-    Prints one JSON line with its addresses when it accepts requests. Every other setting comes
-    from the environment or the file:
+    Prints one JSON line with its addresses when it accepts requests. Set all other settings in the
+    environment or in the file:
     """
     flags = {
         "host": host,

@@ -26,11 +26,13 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TENANT_CHARS_MAX: Final = 200
 
 
-@token.command("create", short_help="Make a token and print it, once.")
+@token.command("create", short_help="Create a token and print it once.")
 def token_create(
     name: Annotated[str, typer.Argument(help="Name for lists and logs, e.g. `ci`.")],
-    role: Annotated[Role, typer.Option(help="What its holder may do.")],
-    tenant: Annotated[str, typer.Option(help="Whose leases and policies its holder works with.")],
+    role: Annotated[
+        Role, typer.Option(help="Role of the token, which decides its holder's rights.")
+    ],
+    tenant: Annotated[str, typer.Option(help="Tenant whose leases and policies its holder uses.")],
     expires: Annotated[
         str, typer.Option(help="Lifetime, such as `12h`, `30d` or `8w`; `never` for none.")
     ] = "never",
@@ -38,7 +40,7 @@ def token_create(
     config: FileOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a token and print it. Only its digest is stored. It works at once."""
+    """Create a token and print it. Only its digest is stored. The token is valid at once."""
     if not _NAME.fullmatch(name):
         refuse_option(
             "NAME", "up to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit"
@@ -64,7 +66,7 @@ def token_create(
     typer.echo(f"Token “{name}”: {_terms(role, tenant, expires_at)}. Shown once.", err=True)
 
 
-@token.command("list", short_help="List tokens; none is shown itself.")
+@token.command("list", short_help="List tokens by name, without their secrets.")
 def token_list(
     data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
 ) -> None:
@@ -111,11 +113,11 @@ def token_revoke(
             note(settings, "token.revoked", {"token": name})
             typer.echo(f"Token “{name}” is revoked.")
         else:
-            typer.echo(f"Token “{name}” was revoked before.")
+            typer.echo(f"Token “{name}” was already revoked.")
 
 
 def _settings(data: Path | None, config: Path | None) -> Config:
-    """Return the settings, without the check that other addresses than loopback need tokens."""
+    """Return the settings; do not check that a server beyond loopback has tokens."""
     loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
     return load_config({"data_dir": data, **loopback}, config)
 

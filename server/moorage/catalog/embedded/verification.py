@@ -111,7 +111,7 @@ def _look_at_records(tables: RecordTables, path: Path, found: CatalogWalk) -> No
     for kind, tally in tables.tallies().items():
         there = (tally.records_there, tally.checksums_there)
         if there != (tally.records, tally.checksums):
-            found.say(f"{path.name}: the records of kind {kind} are not those that were stored.")
+            found.say(f"{path.name}: the records of kind {kind} were changed.")
 
 
 def _doubt(row: StoredRow) -> str:
