@@ -275,7 +275,7 @@ async def test_workloads_of_a_machine_that_is_given_up_have_failed(world: World)
     assert (await starting).phase is Phase.FAILED
     await stopping
     assert {each.id: each.phase for each in reports} == {"a": Phase.FAILED, "b": Phase.FAILED}
-    assert "and has ended what ran there" in reports[0].detail
+    assert "and has ended its workloads" in reports[0].detail
     living = await world.connected()
     assert not world.machine.idle
     living.cancel()

@@ -114,7 +114,7 @@ def test_a_reservation_ends_leases_of_other_tenants(server: Server) -> None:
     with (
         BlockingClient(url, "a1") as ann,
         BlockingClient(url, "o1") as ops,
-        pytest.raises(LeaseLost, match="reserved for others"),
+        pytest.raises(LeaseLost, match="reserved for other tenants"),
     ):
         hold(ann, ops)
 

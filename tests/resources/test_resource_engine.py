@@ -586,7 +586,7 @@ async def test_a_service_that_stopped_answering_is_ended_and_not_handed_out(tmp_
 
 async def test_a_limit_above_the_size_of_the_machine_is_refused():
     spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=4096)
-    with pytest.raises(BackendError, match=r"this machine has not got that: .*cpus"):
+    with pytest.raises(BackendError, match=r"this machine does not have that: .*cpus"):
         await ResourceEngine.acquire("a", spec)
     assert await ResourceEngine.monitor() == {}
 

@@ -261,7 +261,7 @@ class StartOrder(_WorkloadOrder):
         try:
             spec = spec_from_document(self.spec, support.default, support.kinds)
         except SpecError as error:
-            reason = f"the agent of this machine takes no such spec: {error}; upgrade it"
+            reason = f"the agent of this machine cannot read the spec: {error}; upgrade it"
             raise UnsupportedSpecError(reason) from error
         return Order(self.workload, spec, **{name: getattr(self, name) for name in _COMMON})
 

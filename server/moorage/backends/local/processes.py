@@ -60,7 +60,7 @@ STOP_SPARE_SECONDS: Final = 20.0
 """Extra time of a stop, beyond the workload's own, to kill its remaining processes."""
 END_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses between attempts to read the outcome of a workload that has ended."""
-_LOST: Final = "its records were lost while it ran; whatever is left of it is ended"
+_LOST: Final = "its records were lost while it ran; its remaining processes are ended"
 
 
 class Processes(LocalWorkloads):
@@ -240,7 +240,9 @@ class Processes(LocalWorkloads):
         """Run a command beside a process, with its variables and limits; see `Backend.execute`."""
         order = self._order(workload)
         if user is not None:
-            raise UnsupportedSpecError("a command beside a process runs as the process's own user")
+            raise UnsupportedSpecError(
+                "a command inside a process workload runs as the user of the process"
+            )
 
         work = str(self._store.folder(workload) / "work")
         gpus = await asyncio.to_thread(self._devices.environment, workload)
@@ -471,7 +473,7 @@ def _begin_supervisor(folder: Path) -> None:
         os.close(seen)
     report = json.loads(line) if line else {}
     if not line and workload_store.holder(folder) is None:
-        report = {"error": "its supervisor said nothing"}
+        report = {"error": "its supervisor reported nothing"}
     if "error" in report:
         raise BackendError(f"it did not start: {report['error']}")
 

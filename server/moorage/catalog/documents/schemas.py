@@ -179,7 +179,7 @@ def read_schemas(document: JsonMapping) -> tuple[PolicySchemas | None, tuple[str
     settings = _schema(document, "policy_settings_schema", notes)
     parameters = _schema(document, "policy_parameters_schema", notes)
     commands = _commands(document.get(_COMMANDS_FIELD), notes)
-    warnings = [f"{note}: this is stored, and not enforced" for note in notes]
+    warnings = [f"{note}: it is stored, but not enforced" for note in notes]
     if not (inputs or output or settings or parameters or commands):
         return None, tuple(warnings)
     schemas = PolicySchemas(
@@ -203,7 +203,7 @@ def _complete(
     try:
         return given if schema is None else schema.check(given, field, known=schema.required)
     except SchemaError as error:
-        warnings.append(f"{error} (its own schema): the defaults stay as they are")
+        warnings.append(f"{error} (its own schema): the defaults are not changed")
         return given
 
 

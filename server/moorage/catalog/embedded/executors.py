@@ -65,7 +65,9 @@ class Executors:
         def work(database: Database) -> Document:
             changed = apply_change(_find(database, name), change)
             if name == DEFAULT_EXECUTOR or changed.setdefault("executor_id", name) != name:
-                raise ServiceError.wrong_field("executor_id", f"{name}, as it is; an id stays")
+                raise ServiceError.wrong_field(
+                    "executor_id", f"{name}, unchanged: an id cannot be changed"
+                )
             encoded, given = snapshot(changed)
             database.put("executor", StoredRow(name, encoded, _owner(database, name).encode()))
             return given

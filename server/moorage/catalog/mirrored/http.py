@@ -274,7 +274,7 @@ class Service:
             return await asyncio.to_thread(read, reply)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             # Text that is not UTF-8 is no `DecodeError` of msgspec's.
-            what = f"answered {reply.status} with what cannot be read ({error})"
+            what = f"answered {reply.status} with a body that cannot be read ({error})"
             raise WrongAnswer(f"{what}{quote_body(reply.body)}") from error
 
     async def _exchange(self, request: ServiceRequest, patience: "httpx.Timeout") -> ServiceReply:

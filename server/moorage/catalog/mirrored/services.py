@@ -213,7 +213,7 @@ class PolicyStore:
                 return payload
             document = object_of(payload, "a PolicyRule document")
             if document.get("policy_rule_uri", uri) != uri:
-                raise WrongAnswer(f"answered another policy than {uri}")
+                raise WrongAnswer(f"answered with another policy than {uri}")
             return document, reply.etag
 
         return await self.service.ask(

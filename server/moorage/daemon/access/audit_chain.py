@@ -99,8 +99,8 @@ def check_note(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
         ChainError: The line is missing or differs.
     """
     if noted is not None and noted.number > end.number:
-        reason = f"it ends at entry {end.number}, before entry {noted.number} that was noted"
+        reason = f"it ends at entry {end.number}, before the entry {noted.number} that you noted"
         raise ChainError(reason)
     if noted is not None and noted.number < first:
-        reason = f"it begins at entry {first}, after entry {noted.number} that was noted"
+        reason = f"it begins at entry {first}, after the entry {noted.number} that you noted"
         raise ChainError(reason)

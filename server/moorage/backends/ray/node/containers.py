@@ -38,7 +38,7 @@ class NodeContainer:
     ) -> None:
         self._program = next(filter(_works, filter(None, map(shutil.which, _ENGINES))), "")
         if not self._program:
-            reason = "a container needs a docker or podman that works, in the PATH of Ray"
+            reason = "a container needs a working docker or podman in Ray's PATH"
             raise EngineError(f"{reason}; node {socket.gethostname()} has none")
         self.name = f"moorage-ray-{uuid.uuid4().hex[:16]}"
         self.ports = {int(port): door or free_port() for port, door in given["ports"].items()}
