@@ -221,7 +221,7 @@ def test_an_unreadable_ledger_is_reported_as_lost(folder: Path):
     (folder / "ledger.db").write_bytes(b"\1" * 8192)
     (folder / "ledger.db-wal").unlink()
     announced = repair(folder, accept_loss=False)
-    assert "every lease, waiting request and cluster: nothing of it can be read." in announced.lost
+    assert "every lease, waiting request and cluster: no fact can be read." in announced.lost
 
 
 def test_a_dry_run_of_repair_lists_what_would_be_lost(folder: Path):

@@ -157,7 +157,9 @@ def test_a_copied_disk_and_a_taken_name_are_refused(fleet: Fleet) -> None:
     assert "another agent runs over" in fleet.refused(fleet.command("box"))
     shutil.copytree(fleet.folder / "box", fleet.folder / "copy")
     name = f"{fleet.cluster}/box"
-    assert f"an agent is connected as {name} from 127.0.0.1" in complaint(fleet, data="copy")
+    assert f"an agent named {name} is connected already from 127.0.0.1" in complaint(
+        fleet, data="copy"
+    )
     other = complaint(fleet, "--token", fleet.token(), data="new")
     assert f"{name} is another machine already" in other
     assert fleet.listed()["box"]["connected"]

@@ -118,7 +118,7 @@ def test_tenants_see_only_their_own_leases_and_affect_no_policy_of_others(harbou
         ask("beta", fail=True)
         falls = read_message(news)
     assert (stays["event"], falls["event"]) == ("no_fallback", "fell_back")
-    assert stays["data"]["finding"] == "it fails, but not for all who use it"
+    assert stays["data"]["finding"] == "it fails, but not for all tenants that use it"
     assert "of 1 of the 2 tenants that used it" in stays["data"]["reason"]
     assert "of all 2 tenants that used it" in falls["data"]["reason"]
     assert active(harbour, "picky") == "picky:1-a"

@@ -171,8 +171,8 @@ async def test_a_misplaced_fact_costs_no_other_fact(path: Path):
     rename_in_its_page(path, 60, 120)
     change(path, "DELETE FROM fact WHERE seq = 110")
     assert repair(path)[:2] == [
-        "fact 60 of the history: `why` and backtests do without.",
-        "facts 110 to 200: everything that was promised or ended since.",
+        "fact 60 of the history: `why` and backtests lack them.",
+        "facts 110 to 200: all later grants and ends of leases.",
     ]
     assert (await read_back(path))[0] == facts[:10]
 
@@ -218,7 +218,7 @@ async def test_a_lost_header_page_loses_no_facts(path: Path):
     facts = await write_and_kill(path)
     change(path, "PRAGMA journal_mode=DELETE")
     blank_root(path, "meta")
-    assert any("does not say what it is" in each for each in walk(path).findings)
+    assert any("lacks its own format and version" in each for each in walk(path).findings)
     assert repair(path) == []
     assert (await read_back(path))[0] == facts
 

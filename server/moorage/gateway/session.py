@@ -360,7 +360,7 @@ class Session:
     @property
     def _waiting_too(self) -> str:
         most = self._settings.parked_max
-        return f"{most} requests of this connection may wait already, and no more may; try later."
+        return f"{most} requests of this connection wait already, the most that may; try later."
 
     def _expect(self, number: int, identity: str | int | None) -> None:
         self._unanswered[number] = identity
@@ -448,7 +448,7 @@ class Session:
         """Count replies that wait for a resume; if there are too many, end the session."""
         self._held += len(reply)
         if self.lasts and self._held > HELD_BYTES_MAX:
-            self._drop(self, Close.TRY_LATER, "too many replies were held for the client")
+            self._drop(self, Close.TRY_LATER, "too many replies were waiting for the client")
 
     def _flush_soon(self) -> None:
         # Once per turn of the loop: replies that become known together leave together.

@@ -152,7 +152,7 @@ async def backtest(job: BacktestJob) -> JsonObject:
 
 async def _line(job: BacktestJob) -> timeline.Timeline:
     if job.churn and (job.ledger or job.timed):
-        raise CommandError("churn draws its own times: leave out the ledger, and timed")
+        raise CommandError("churn draws its own times: omit the ledger and `timed`")
     if job.ledger:
         return await timeline.of_ledger(Path(job.ledger), seed=job.seed, limit=job.limit)
     return timeline.of_trace(

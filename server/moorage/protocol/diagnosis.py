@@ -359,11 +359,11 @@ def _not_json(frame: str, error: Exception) -> BadMessage:
     cause = str(error).removeprefix("JSON is malformed: ")
     position = _BYTE.search(cause)
     if isinstance(error, UnicodeError):
-        cause = "it holds characters that are not Unicode text"
+        cause = "it contains characters that are not Unicode text"
     elif not frame.strip():
         cause = "it is empty"
     elif "surrogate" in cause or _HALF_AT_END.search(frame[-_PAIR_CHARS:]):
-        cause = "it holds half of a surrogate pair"
+        cause = "it contains half of a surrogate pair"
     elif position:
         # The parser counts some bytes from 0 and some from 1.
         cause = _BYTE.sub(f"near byte {position[1]}", cause)

@@ -55,9 +55,7 @@ class Foreign:
     @property
     def advice(self) -> str:
         """The reason, and the remedy for the operator of a daemon."""
-        return (
-            f"{self.reason}; setting `{self.setting}` lets it in" if self.setting else self.reason
-        )
+        return f"{self.reason}; setting `{self.setting}` allows it" if self.setting else self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +93,14 @@ class Origins:
         for host in hosts:
             place = _place("", host, 0)
             if place is None or not _is_ours(place.name, names):
-                reason = f"Host: {host!r} is no name of this server; a page may be behind it"
+                reason = f"Host: {host!r} is no name of this server; a web page may have sent it"
                 return Foreign("host", reason, "allowed_hosts")
         for origin in origins:
             if not self._may_ask(origin, hosts, names):
-                reason = f"Origin: a page of {origin!r} may not ask this server"
+                reason = f"Origin: a page of {origin!r} may not send requests to this server"
                 return Foreign("origin", reason, "" if origin == "null" else "allowed_origins")
         if not origins and not _OWN_SITES.issuperset(found["sec-fetch-site"]):
-            reason = "Sec-Fetch-Site: a page of another site may not ask this server"
+            reason = "Sec-Fetch-Site: a page of another site may not send requests to this server"
             return Foreign("sec-fetch-site", reason)
         return None
 

@@ -56,7 +56,7 @@ def test_the_refusal_names_the_remedy(fleet: Fleet) -> None:
     of_agents = Support(frozenset({"process"}), "process", nodes=frozenset({NO_NODE}))
     assert within_reach(fleet, of_agents, None, Demand()) is None
     none_yet = out_of_reach(fleet, "local", supports | {"local": of_agents}, None, Demand())
-    for part in ("no machine to start anything on", "moored agent token", "MOORAGE_LOCAL_HERE"):
+    for part in ("no machine to start a workload on", "moored agent token", "MOORAGE_LOCAL_HERE"):
         assert part in none_yet.reason
     alone = out_of_reach(fleet, "kubernetes", supports, (ClusterId("lab"),), Demand())
     assert alone.details == {"backends": []}

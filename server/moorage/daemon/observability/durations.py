@@ -160,27 +160,32 @@ class DurationMetrics:
         """Yield the histograms."""
         yield self._waiting.fill(
             histogram(
-                "moorage_wait_seconds", "From a request for a lease to its grant", ["policy"]
+                "moorage_wait_seconds", "Time from a request for a lease to its grant", ["policy"]
             ),
             labelled=True,
         )
         yield self._evaluation.fill(
             histogram(
                 "moorage_evaluation_seconds",
-                "From a question to a policy to its answer",
+                "Time of one evaluation of a policy",
                 ["policy"],
             ),
             labelled=True,
         )
         yield self._verification.fill(
-            histogram("moorage_verification_seconds", "Verifying and deciding one proposal"),
+            histogram("moorage_verification_seconds", "Time to verify and decide one proposal"),
             labelled=False,
         )
         yield self._commit.fill(
-            histogram("moorage_commit_seconds", "Making one group of facts durable"), labelled=False
+            histogram("moorage_commit_seconds", "Time to make one group of facts durable"),
+            labelled=False,
         )
         yield self._start.fill(
-            histogram("moorage_start_seconds", "From a grant to its workload's start", ["backend"]),
+            histogram(
+                "moorage_start_seconds",
+                "Time from a grant to the start of its workload",
+                ["backend"],
+            ),
             labelled=True,
         )
 

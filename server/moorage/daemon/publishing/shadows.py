@@ -282,7 +282,7 @@ class Shadows:
                 f"policy_rule_uri: {uri} fails as the shadow of {name}: {shown}",
                 field="policy_rule_uri",
                 expected=f"a version that answers (`moorage policy shadow {name} --report` shows"
-                " what fails; started again, it counts afresh), or `force` (`--force`)",
+                " the failures; a restart of the shadow resets the counts), or `force` (`--force`)",
             )
 
     # What the daemon says of live policies ------------------------------------------------------
