@@ -188,7 +188,7 @@ def test_a_version_that_overruns_repeatedly_is_paused_until_activation(harbour):
         while errors[-1]["code"] != "busy" and len(errors) < REQUESTS_MAX:
             errors.append(harbour.ask(uri)["error"])
         error = errors[-1]
-        assert f"{uri} is not asked for another" in error["reason"]
+        assert f"{uri} is not called for another" in error["reason"]
         assert error["retry_after_seconds"] > 0
         news = read_message(watching)
         assert (news["topic"], news["event"]) == ("policies", "rests")

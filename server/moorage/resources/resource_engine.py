@@ -108,7 +108,9 @@ class ResourceEngine:
         wanted, made = await self._store.stock(spec, backend, runner, size, limit, kwargs)
         if made < wanted:
             key = pool_key(spec, backend)
-            reason = f"{key}: {wanted} more wanted, {made} made: max_global_num is reached"
+            reason = (
+                f"{key}: {wanted} more resources wanted, {made} created: max_global_num is reached"
+            )
             warnings.warn(reason, stacklevel=2)
 
     @_OnClassToo
@@ -252,7 +254,7 @@ class ResourceEngine:
         if isinstance(runner, LazyRunner) and unknown:
             how = f"ResourceEngine.register({spec.category!r}, runner, {backend!r})"
             reason = f"there is no runner for the category {spec.category!r} at {backend}"
-            raise ValueError(f"{reason}; name one with {how}")
+            raise ValueError(f"{reason}; give one with {how}")
         return runner
 
 

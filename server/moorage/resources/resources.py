@@ -392,8 +392,8 @@ class BackendRunner:
             log = await self.backend.logs(workload.id, -_TAIL_BYTES)
             lines = log.text.splitlines()[-LOG_TAIL_LINES:]
         reason = f"it ended at once: {workload.detail or workload.phase}"
-        reason += "; expected what goes on running. It wrote"
-        raise BackendError("\n".join([f"{reason}:", *lines]) if lines else f"{reason} nothing.")
+        reason += "; expected a program that keeps running. Its output"
+        raise BackendError("\n".join([f"{reason}:", *lines]) if lines else f"{reason}: none.")
 
     def resource_kind(self, spec: BaseResourceSpec) -> type[BackendResource]:
         """Return the class of the resource that a started workload becomes."""

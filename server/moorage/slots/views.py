@@ -15,8 +15,8 @@ from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots.errors import InvalidSpecification
 
 _TOTALS: Final = (
-    "this is counted from what the pool has, and cannot be written; fill(), populate(), pop(), "
-    "clear() and what is written into resources change the pool"
+    "this view is computed from the pool and cannot be written; change the pool with fill(), "
+    "populate(), pop(), clear(), or by writing to resources"
 )
 _T = TypeVar("_T", bound=type)
 

@@ -69,8 +69,8 @@ class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
     def __init__(self, place: str, finding: str) -> None:
         super().__init__(
             f"{place} is damaged: {finding}. Nothing was changed. Check the disk, and restore the "
-            "data directory from a backup. `moored ledger verify` says what is damaged; "
-            "`moored ledger repair` goes on without it, once you accept the loss."
+            "data directory from a backup. `moored ledger verify` lists the damage; `moored ledger "
+            "repair` removes the damaged parts, once you accept the loss."
         )
         self.place = place
         self.finding = finding

@@ -185,7 +185,7 @@ def _wrong_method(router: HttpRouter, request: Request) -> Response:
     """
     here = [each for each in router.described() if each.matches(request.url.path)]
     known = ", ".join(sorted({method for each in here for method in each.methods}))
-    text = f"this path knows {known}; GET /openapi.json describes all paths"
+    text = f"this path supports {known}; GET /openapi.json describes all paths"
     fault = ServiceError(
         Code.UNSUPPORTED, text, field="method", expected=known, status=_WRONG_METHOD
     )
@@ -199,15 +199,13 @@ def _fault_of(error: Exception) -> ServiceError:
         case ServiceError():
             return error
         case HTTPException(status_code=404):
-            return ServiceError(
-                Code.NOT_FOUND, "no such path; GET /openapi.json lists those there are"
-            )
+            return ServiceError(Code.NOT_FOUND, "no such path; GET /openapi.json lists all paths")
         case HTTPException(status_code=status, detail=detail):
             return ServiceError(Code.BAD_MESSAGE, str(detail), status=status)
         case _:  # Any exception may come.
             # Starlette raises the error again once this is sent, so the operator sees all of it.
             return ServiceError(
-                Code.INTERNAL, "the server failed on this request; its log says where"
+                Code.INTERNAL, "the server failed on this request; its log has the details"
             )
 
 

@@ -102,7 +102,7 @@ class BodyReader:
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
             raise ServiceError(
                 Code.UNSUPPORTED,
-                f"the body is encoded as {coding[:40]}; send it as it is",
+                f"the body is encoded as {coding[:40]}; send it without an encoding",
                 field="content-encoding",
                 expected="identity, or none",
                 status=415,

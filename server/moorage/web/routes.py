@@ -72,12 +72,12 @@ _FUNCTIONS: Final = "stateful functions are run by the policy service; `context`
 _GRAPHS: Final = "policy graphs are run by the policy service; one policy decides a placement here"
 _SCALING: Final = "blocks are scaled by their cluster's controller; ask for each instance here"
 _CHECKS: Final = "pre-check policies are run by the cluster's controller; see `/blockActions`"
-_PARSER: Final = "the parser parses specifications; send what it makes to `/api/filter-data`"
+_PARSER: Final = "the parser parses specifications; send its result to `/api/filter-data`"
 _ACTIONS: Final = (
     "of the parser's actions, `filter` and `search` are served; clusters are added at `/clusters`,"
     " nodes at `/clusters/ID/nodes`, and blocks are placed at `/blockActions/allocate`"
 )
-_GROUPS: Final = "clusters have no groups here; filter them by `tags` or any other field"
+_GROUPS: Final = "clusters have no groups here; filter clusters by `tags` or any other field"
 _PATHS: Final = (
     ("/jobs/{rest:path}", _JOBS),
     ("/function/{rest:path}", _FUNCTIONS),
@@ -89,7 +89,7 @@ _PATHS: Final = (
     ("/api/with-spec/{rest:path}", _PARSER),
     ("/api/{action}", _ACTIONS),
     ("/api/tasks", "there is no list of tasks; read one at `/api/tasks/ID`"),
-    ("/api/reinitiate/{rest:path}", "tasks are not made again; send the block again"),
+    ("/api/reinitiate/{rest:path}", "tasks are not restarted; send the block again"),
     ("/groups", _GROUPS),
     ("/groups/{rest:path}", _GROUPS),
 )

@@ -171,7 +171,7 @@ class _OnlyFor:
         if hmac.compare_digest((shown or "").encode(), self._bearer.encode()):
             await self._app(scope, receive, send)
         else:
-            fault = ServiceError(Code.UNAUTHORIZED, "only the server itself is served here")
+            fault = ServiceError(Code.UNAUTHORIZED, "only the server itself may connect here")
             await failure(fault, scope["path"])(scope, receive, send)
 
 

@@ -234,7 +234,7 @@ return found
     assert await shared_bench.value(code) == [
         ["404 Not Found", 404],
         ["the service failed (RuntimeError)", None],
-        ["a cluster id is expected: letters, digits, '.', '_', ':' and '-'", None],
+        ["expected a cluster id: letters, digits, '.', '_', ':' and '-'", None],
     ]
 
 

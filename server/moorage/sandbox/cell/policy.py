@@ -326,7 +326,8 @@ class Policy:
             wrong = f"{name} must return its answer: write it without async and yield"
         if wrong and name == "management":  # Few ever call it, and all else works without.
             self.warnings.append(
-                f"{self._entry} line {line}: {wrong}; it is called as it is defined"
+                f"{self._entry} line {line}: {wrong}; it is called with the parameters of its "
+                "definition"
             )
         elif wrong:
             self._fault(wrong, self._entry, line)

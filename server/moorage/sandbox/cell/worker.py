@@ -355,7 +355,7 @@ class Worker:
         self._channel.send(frames.Call(self._nonce, client, method, packed, ahead))
         frame = self._channel.receive_answer()
         if not isinstance(frame, frames.CallAnswer):
-            return None, "the host answered another question", 0
+            return None, "the host's answer belongs to another question", 0
         if frame.status == limits.CALLS_SPENT:
             self._spent = frame.message
             return None, frame.message, 0
@@ -368,14 +368,14 @@ class Worker:
         """Have the host read or swap the context; return its version, and for a read its bytes."""
         packed = _encode(arguments)
         if self._spent:
-            raise OSError(f"the context could not be had: {self._spent}")
+            raise OSError(f"the context could not be read: {self._spent}")
         self._channel.send(frames.Call(self._nonce, "context_client", method, packed))
         frame = self._channel.receive_answer()
         if not isinstance(frame, frames.CallAnswer) or frame.message:
             if isinstance(frame, frames.CallAnswer) and frame.status == limits.CALLS_SPENT:
                 self._spent = frame.message
             cause = frame.message if isinstance(frame, frames.CallAnswer) else "another answer"
-            raise OSError(f"the context could not be had: {cause}")
+            raise OSError(f"the context could not be read: {cause}")
         version, current = _decode(frame.value)
         if frame.status:
             raise ContextConflict(version)
@@ -387,7 +387,7 @@ class Worker:
         try:
             packed: bytes = _encode(to_plain(context))
         except (NotPlainError, UnicodeEncodeError) as error:
-            raise TypeError(f"context holds something not plain: {error}") from None
+            raise TypeError(f"context has a value that is no plain JSON: {error}") from None
         if len(packed) > limits.CONTEXT_BYTES_MAX:
             raise ValueError(f"context has {len(packed)} bytes; at most {limits.CONTEXT_BYTES_MAX}")
         return packed
@@ -413,7 +413,9 @@ class Worker:
         try:
             new: bytes = _encode(to_plain(context))
         except (NotPlainError, UnicodeEncodeError) as error:
-            raise _Unanswerable("context", f"context holds something not plain: {error}") from None
+            raise _Unanswerable(
+                "context", f"context has a value that is no plain JSON: {error}"
+            ) from None
         if len(new) > limits.CONTEXT_BYTES_MAX:
             raise _Unanswerable(
                 "context", f"context has {len(new)} bytes; at most {limits.CONTEXT_BYTES_MAX}"

@@ -121,9 +121,9 @@ class CircuitBreaker:
         self._counters["circuit_refusals"] += 1
         return Refusal(
             Code.BUSY,
-            f"{circuit.ref.uri} is not asked for another {circuit.seconds:.1f} s:"
+            f"{circuit.ref.uri} is not called for another {circuit.seconds:.1f} s:"
             f" {circuit.overruns} of its latest evaluations for you were stopped at their deadline",
-            expected="requests that it answers in time, after that; to activate it ends the wait",
+            expected="requests after that, answered in time; an activation of the policy ends the wait",
             details={
                 "policy_rule_uri": circuit.ref.uri,
                 "overruns": circuit.overruns,

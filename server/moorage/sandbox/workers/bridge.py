@@ -110,7 +110,7 @@ class Bridge:
                 agent.start(node_id, cells, self._settings), START_SECONDS_MAX
             )
             if report.refused:
-                reason = f"it may run no policies: {report.refused}"
+                reason = f"the node cannot run policies: {report.refused}"
             else:
                 was_up = True
                 self._agents[agent.name] = agent
