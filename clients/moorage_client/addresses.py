@@ -110,7 +110,7 @@ class Addresses:
         if any(each.url.rstrip("/") == leader for each in self._named):
             return "which is itself" if by.url.rstrip("/") == leader else ""
         if by not in self._named:
-            return "which is not followed: you did not name the one that says so"
+            return "which is not followed: the answer came from an address that you did not name"
         try:
             ours, theirs = urlsplit(by.url), urlsplit(leader)
             theirs.port  # noqa: B018  # Reading it verifies it.

@@ -102,7 +102,7 @@ def _start(document: JsonValue) -> str:
     try:
         return str(document)[:200]
     except (RecursionError, ValueError):  # Too deep, or a number that is too long to be written.
-        return "what is too large to be shown"
+        return "a value that is too large to be shown"
 
 
 def read_object(value: JsonValue) -> JsonObject:

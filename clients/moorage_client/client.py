@@ -267,10 +267,10 @@ class Client:
         """
         answer, replayed = await self._request(message, seconds_max, on_progress)
         if answer.lease is None:
-            reason = f"the policy named no place to hold, but said {str(answer.data)[:500]}"
+            reason = f"the policy returned no placement to hold, but {str(answer.data)[:500]}"
             raise errors.RuleFailed(model.Code.POLICY_DECLINED, reason, request=answer.request)
         if answer.lease.state in holding.OVER:
-            why = answer.lease.reason or "it ended before it was used"
+            why = answer.lease.reason or "the lease ended before it was used"
             raise errors.LeaseLost(answer.lease.id, why)
         return holding.HeldLease(answer.lease, answer.data, answer.warnings, replayed=replayed)
 

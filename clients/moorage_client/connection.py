@@ -181,7 +181,7 @@ class Connection:
                 reply = await self.ask({"op": "resume", "session": lost.session}, number=number)
         except TimeoutError as error:
             raise ConnectionFailed(
-                self._url, "it did not answer in time whether it resumes the session"
+                self._url, "the server did not confirm in time that it resumes the session"
             ) from error
         if not reply.success and read_refusal(reply).code == Code.NOT_LEADER:
             self._coming = {}
@@ -221,7 +221,7 @@ class Connection:
         if self._end is not None:
             raise self._end
         if len(self._waiting) >= IN_FLIGHT_MAX:
-            reason = f"{IN_FLIGHT_MAX} requests of this client wait; await some, or open another"
+            reason = f"{IN_FLIGHT_MAX} requests of this client are open; await some of them first"
             raise refusal(Code.BUSY, reason)
         drawn = next(self._numbers) if number is None else number
         name = str(drawn)
@@ -299,7 +299,7 @@ class Connection:
         except ConnectionClosed as error:
             end = self._close_error(error)
             if isinstance(end, Unauthorized) and await self._has_another_token():
-                end = TokenReplaced(self._url, "the token ended; there is another one since")
+                end = TokenReplaced(self._url, "the token has expired, and there is a new one")
         except ProtocolViolated as error:
             end = error
         self._finish(end)
@@ -413,7 +413,7 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
         return ProxyFailed(url, f"{cause}{endpoint.through}")
     failed = ConnectionFailed(url, cause)
     if not isinstance(error, TimeoutError):
-        failed.add_note("Start a server with `moored serve --here`, or name one in MOORAGE_URL.")
+        failed.add_note("Start a server with `moored serve --here`, or set MOORAGE_URL to its URL.")
     return failed
 
 
@@ -428,7 +428,7 @@ def _refusal_error(url: str, error: InvalidHandshake) -> MoorageError:
     if isinstance(error.__cause__, EOFError):
         perhaps = "this port speaks TLS: use wss://"
         if not url.startswith("ws:"):
-            perhaps = f"the server wants a client's certificate: see {CLIENT_CERT_VARIABLE}"
+            perhaps = f"the server requires a client's certificate: see {CLIENT_CERT_VARIABLE}"
         return ConnectionFailed(url, f"closed during the handshake; perhaps {perhaps}")
     if not isinstance(error, InvalidStatus):
         return ProtocolViolated(url, f"does not answer as a WebSocket: {error}")

@@ -206,12 +206,12 @@ class Endpoint:
         named, path = self._authorities
         where = f"is not in {path}" if named else "is not known here"
         by = CA_PARAMETER if named == "ca_file" else named
-        advice = f"{by} names that file, and has to name one with that authority's certificate"
+        advice = f"{by} names that file, but must name a file with that authority's certificate"
         if os.path.isdir(path):  # noqa: PTH112  # As in `tls`.
             advice = f"{by} names that folder; name a file, or prepare it with `openssl rehash`"
         if not named:
             ours = f"{CA_PARAMETER} or {CA_FILE_VARIABLES[0]}"
-            advice = f"name a file with the authority's certificate in {ours}"
+            advice = f"set {ours} to a file with the authority's certificate"
         elif named in CA_FILE_VARIABLES[1:]:
             advice += f"; {CA_FILE_VARIABLES[0]} goes before it"
         return (

@@ -483,7 +483,8 @@ class Services:
             raise session.failure(error) from error
         if response.status_code // 100 == _REDIRECTIONS:
             finding = (
-                f"{method} {path} answered HTTP {response.status_code}: name the URL it leads to"
+                f"{method} {path} answered HTTP {response.status_code}: use the URL to which it "
+                "redirects"
             )
             raise ProtocolViolated(shown, finding)
         try:

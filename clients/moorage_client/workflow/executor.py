@@ -152,7 +152,7 @@ class DynamicExecutor(DAGExecutor):
         **more: Unpack[RunOptions],
     ) -> None:
         if more.get("journal") is not None:
-            raise WorkflowError("a journal cannot go on with a graph that changes while it runs")
+            raise WorkflowError("a journal does not support a graph that changes while it runs")
         workers = WORKERS_MIN if max_workers is None else max_workers
         super().__init__(dag, workers, None, callbacks, fail_fast, enable_tracing, **more)
         self._settings = replace(self._settings, expanders=dict(expanders or {}))

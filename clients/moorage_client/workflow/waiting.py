@@ -90,7 +90,9 @@ class Account:
         """Free amounts, and serve the queue; return the served tickets."""
         for number, count in amounts:
             self.free[number] += count
-            assert self.free[number] <= self.capacities[number], "more came back than was taken"
+            assert self.free[number] <= self.capacities[number], (
+                "more resources were returned than taken"
+            )
         return self._serve() if self._line else []
 
     def exchange(self, ticket: Ticket, new: Ticket) -> list[Ticket]:
