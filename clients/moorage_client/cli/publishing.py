@@ -127,7 +127,7 @@ def canary(
     alias: AliasArgument,
     uri: CandidateArgument = "",
     percent: Annotated[
-        float, typer.Option(help="Its share of the requests: more than 0, at most 100")
+        float, typer.Option(help="The candidate's share of the requests: more than 0, at most 100")
     ] = 10.0,
     by: Annotated[By, typer.Option(help="What decides the version of a request")] = By.REQUEST,
     seed: Annotated[int, typer.Option(help="Another seed is another draw")] = 0,

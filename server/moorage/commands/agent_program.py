@@ -289,7 +289,7 @@ class _Agent:
                         await host.cancel_starts()
                     self._deadline.note_agreement(sent_at)
                     silence = await host.serve(socket, welcome.beat_seconds, welcome.epoch)
-                    reason = f"connection lost {silence:.1f} s after the server's last word"
+                    reason = f"connection lost {silence:.1f} s after the server's last message"
                     log.warning("agent_disconnected", reason=reason, server=at.shown)
                     self._addresses.note_loss(
                         at, ConnectionFailed(at.shown, "the server went away")

@@ -34,8 +34,8 @@ _DRAWN_BYTES: Final = 16
 _DRAWN_MAX: Final = 256
 """Requests for which random bytes are drawn in one call."""
 _ALIKE_BYTES: Final = 2
-"""Bytes with which the ids of one draw begin. Their facts are then neighbours in the ledger's index
-of ids: a commit writes a few pages of it, not one for each fact."""
+"""Number of first bytes that all ids of one draw share. Their facts are then neighbours in the
+ledger's index of ids, so a commit writes a few pages of the index, not one for each fact."""
 
 
 class Asks:
