@@ -632,7 +632,7 @@ async def test_the_time_of_a_stop_is_limited_while_a_service_starts(backend, tmp
     assert marks(tmp_path) == set()
 
 
-async def test_a_cancellation_limits_the_time_of_the_stop_of_a_starting_service(backend, tmp_path):
+async def test_cancelling_a_start_limits_the_stop_time_of_the_service(backend, tmp_path):
     stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/starts; while :; do sleep 0.1; done"
     command, probe = ["sh", "-c", stubborn], Readiness(path="/")
     spec = ServiceResourceSpec(command=command, stop_seconds=3600, readiness=probe)

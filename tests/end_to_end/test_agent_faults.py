@@ -67,7 +67,7 @@ def test_a_partitioned_machine_returns_with_its_workloads(fleet: Fleet) -> None:
         proxy.passes.set()
         until(lambda: "unavailable" not in fleet.node("box"))
         assert fleet.output(lease) == COUNTED
-    assert " s after the server's last word" in (fleet.folder / "box.log").read_text()
+    assert " s after the server's last message" in (fleet.folder / "box.log").read_text()
 
 
 def test_a_copied_folder_ends_no_lease_of_a_stuck_agent(fleet: Fleet) -> None:

@@ -71,7 +71,7 @@ def test_commands_for_files_refuse_a_database(postgres) -> None:
     assert [each["state"] for each in found if each["name"] == "storage: tables"] == ["ok"]
 
 
-def test_doctor_knows_a_server_of_another_database(postgres, tmp_path: Path) -> None:
+def test_doctor_recognises_a_server_of_another_database(postgres, tmp_path: Path) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database()}
     with serving(tmp_path / "one", environment=environment) as server:
         urls = (server.running.ws, server.running.http)
