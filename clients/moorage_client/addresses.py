@@ -3,8 +3,8 @@
 `Link`, `Services`, `Watch` and the agent of a machine each have one `Addresses`, and tell it what
 happened at an address. It opens nothing itself.
 
-What names the writer is a standby's word, and the token goes along. So it is taken only from an
-address that the user named, and only for the same transport security.
+A standby names the writer, and the client then sends its token to that address. So it is taken only
+from an address that the user named, and only for the same transport security.
 """
 
 import itertools

@@ -73,7 +73,7 @@ class Client:
             answer = await client.ask("first_fit:1.0-stable", resources={"gpus": 1})
 
     A broken socket is replaced, and its session resumed there: what waits in the queue keeps its
-    place. What was lost is repeated where that is safe: everything but `manage`. An ask for a
+    place. Lost messages are sent again if that is safe: all messages but `manage`. An ask for a
     lease carries an idempotency key, so its repetition returns the lease of the first one. A
     cancelled or timed-out ask that is granted later is given back.
 

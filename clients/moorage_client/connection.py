@@ -209,8 +209,8 @@ class Connection:
         Args:
             message: The message without an `id`.
             orphaned: Called with the reply if it comes after this call was cancelled.
-            number: Its id, which no other message has; None: the connection draws one. What was
-                sent over the connection before is not sent again where its reply is to come.
+            number: Its id, which no other message has; None: the connection draws one. A message of
+                the previous connection is not sent again if its reply is still to come.
 
         Raises:
             ConnectionFailed: The socket ended before the reply came.

@@ -237,7 +237,7 @@ class Services:
     def publish_policy(self, document: JsonMapping) -> str:
         """Register a policy; return its URI. Registering the same content again is no error.
 
-        What may not be as its author thinks is in `warnings` then.
+        `warnings` then has possible mistakes of the author.
         """
         registered = self._request_data("POST", "/policy", document, kind=JsonObject)
         return str(self._read_value(str, registered.get("policy_rule_uri")))

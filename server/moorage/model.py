@@ -181,7 +181,7 @@ REQUEUE_PAUSE_SECONDS: Final = 1.0
 REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
 """Each pause is twice as long as the one before, and none is longer than this."""
 RESOURCES: Final = ("gpu_milli", "cpu_milli", "memory_mib")
-"""What quotas and shares are of."""
+"""The resources that quotas and shares limit."""
 
 
 class Amounts(msgspec.Struct, frozen=True, gc=False):

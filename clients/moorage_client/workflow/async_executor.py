@@ -40,9 +40,9 @@ _ON_THREAD: Final = 1
 class AsyncResourceAwareExecutor(BaseExecutor):
     """Like `ResourceAwareExecutor`, for programs with an event loop and for async tasks.
 
-    Tasks are async functions, functions that return an awaitable, or plain functions. Those that
-    need the running loop when they are called must be async functions: the others are called on
-    threads, so that they cannot stall the loop.
+    Tasks are async functions, functions that return an awaitable, or plain functions. A task that
+    needs the running loop when it is called must be an async function: all other functions are
+    called on threads, so that they cannot stall the loop.
     """
 
     async def execute(self, tasks: Mapping[str, Task]) -> ExecutionResult:

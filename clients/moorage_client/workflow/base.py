@@ -63,8 +63,8 @@ class BaseExecutor:
         timeouts: Seconds that an attempt may take: one number, or by name.
         retries: How often a node that failed or timed out is tried again: a number, or by name.
         retry_seconds: How long to wait before each further attempt.
-        stop_seconds: How long to wait for a task after its stop signal. One that goes on even then
-            is left behind, on a daemon thread, and holds its resources until it ends.
+        stop_seconds: How long to wait for a task after its stop signal. A task that runs on even
+            then is left behind on a daemon thread, and holds its resources until it ends.
         journal: Remembers what completed, so that a later run goes on from there.
         gates: By name, nodes that wait until they are approved. They hold what they need meanwhile,
             and their `timeouts` count it.

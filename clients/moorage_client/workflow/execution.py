@@ -1,8 +1,8 @@
 """One run of a graph: the common part of the sync and the async executor.
 
 The shells differ in who runs the tasks, and in nothing else: both ask `next` what to run, call
-`open` before the task and `close` after it, and tell `settle` that it is over. What is here needs
-the shell's lock where its docstring says so; it never waits.
+`open` before the task and `close` after it, and tell `settle` that it is over. Functions here need
+the shell's lock if their docstring says so; they never wait.
 """
 
 import time

@@ -94,7 +94,7 @@ class Gateway:
         self._open: Peers[GatewayConnection] = Peers()
         self._sessions: dict[SessionId, Session] = {}
         self._resumable: Peers[Session] = Peers()
-        """Those of them that lost their connection, and may be resumed."""
+        """The sessions that lost their connection and may be resumed."""
         self._dropping: set[asyncio.Task[None]] = set()
         self._looks: dict[SessionId, asyncio.TimerHandle] = {}
         self._doorman = Doorman(

@@ -86,7 +86,7 @@ class SizeOutcome:
 class BacktestRun:
     """One policy's results.
 
-    What came before the fleet was warm (`Timeline.measured_from`) is not in it.
+    It excludes requests before the fleet was in steady state (`Timeline.measured_from`).
 
     Attributes:
         name: The policy's URI.

@@ -4,10 +4,11 @@ A trace of the openb kind is replayed either in the published packing protocol (
 departures, demand beyond the capacity), or by the times that it has itself, or as requests that
 come and go (`lab.churn`).
 
-A ledger holds facts, not requests, so this is what can be known of the asks behind them. Those that
-waited are there as they were made. Those that were granted at once are known by what they were
-granted: how much, on how many nodes, for how long; their models, memory per GPU, topology, inputs
-and candidates are not. Those that were refused at once, and advice, left nothing.
+A ledger holds facts, not requests, so this is what can be known of the asks behind them. Requests
+that waited are in the ledger as they were sent. Those that were granted at once are known by what
+they were granted: how much, on how many nodes, for how long; their models, memory per GPU,
+topology, inputs and candidates are not. Requests that were refused at once, and advice, are not in
+the ledger.
 """
 
 import asyncio

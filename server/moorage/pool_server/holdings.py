@@ -137,7 +137,7 @@ class Holdings:
         return holding
 
     def close(self) -> None:
-        """Stop watching the processes. What is held stays so, until the pool is gone."""
+        """Stop watching the processes. Held slots stay held until the pool is gone."""
         for holding in self._holdings.values():
             if holding.timer:
                 holding.timer.cancel()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 SUBPROTOCOL: Final = "moorage"
-"""What the server chooses of the subprotocols that a client offers."""
+"""The subprotocol that the server chooses from those that a client offers."""
 BEARER_PREFIX: Final = "moorage.bearer."
 TICKET_PREFIX: Final = "moorage.ticket."
 

@@ -11,7 +11,8 @@ from itertools import accumulate, chain, islice
 from typing import Final
 
 LARGE_BYTES: Final = 32 * 1024
-"""What is larger is read in a turn of a `FairSemaphore`: it may hold the loop for a while."""
+"""Larger texts are read in a turn of a `FairSemaphore`, since they may hold the loop for a
+while."""
 PARTS_MAX: Final = 32_768
 """Arrays, objects and named fields of one message: some ten milliseconds to build."""
 VALUES_MAX: Final = 131_072

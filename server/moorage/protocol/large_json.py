@@ -14,15 +14,15 @@ import msgspec
 from moorage.records.json_values import JsonObject, JsonValue
 
 PART_BYTES_MAX: Final = 64 * 1024
-"""What is decoded in one go, some two milliseconds; larger values are taken apart."""
+"""Bytes that are decoded in one step, some two milliseconds; larger values are split."""
 LEVELS_MAX: Final = 8
 """How deep values are taken apart, each level being one more look at all bytes. The nodes of a
 cluster document, which are most of it, lie on the third."""
 
 VALUES_MAX: Final = 2_000
-"""Values that are encoded in one go; a text counts as one more for each 64 characters."""
+"""Values that are encoded in one step; a text counts as one more for each 64 characters."""
 ROWS_MAX: Final = 64
-"""Members of a list that are encoded in one go, where the first of them is small."""
+"""Members of a list that are encoded in one step if the first of them is small."""
 
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _elements: Final = msgspec.json.Decoder(list[msgspec.Raw])

@@ -12,7 +12,8 @@ from msgspec import Meta, Struct
 from moorage.records.json_values import JsonObject, JsonValue
 
 Document = JsonObject
-"""A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
+"""A JSON object. Objects that a catalog returns belong to the catalog: read them, never write to
+them."""
 
 BlockKind = Literal["block", "block_metrics"]
 """Documents of blocks, and documents of their metrics."""
@@ -40,7 +41,7 @@ class DocumentCollection(Protocol):
         Args:
             name: Its id.
             change: Fields and their new values, by name or dotted path, also under `$set`;
-                `$unset`, `$inc` and `$push` beside them. What is not named stays.
+                `$unset`, `$inc` and `$push` beside them. Other fields stay.
 
         Raises:
             ServiceError: `not_found`, `bad_message` naming the field, `too_large`.

@@ -271,7 +271,7 @@ class BackendResource(BaseResource):
     async def get_status(self) -> ResourceStatus:
         """Return the status of the resource; a service is probed.
 
-        One that does not is pending; what is unknown has stopped.
+        A workload that does not answer is pending; an unknown workload has stopped.
         """
         try:
             workload = await self._backend.probe(self._id)

@@ -230,7 +230,7 @@ class NodeResourcePool:
     def pop(self, type: str) -> list[JsonObject] | None:  # noqa: A002  # As elsewhere.
         """Remove a type from all nodes; return its free slots, None if no node had any.
 
-        What is checked out of it is forgotten, and the rest of its allocations is not.
+        Its checked-out slots are forgotten, but the other parts of their allocations are not.
         """
         with self._lock:
             popped: list[JsonObject] = []

@@ -1,7 +1,7 @@
 """The interface of a store for ledger, catalog and tokens: its rows and its errors.
 
-All of it is synchronous. What writes is called by one thread, which its user owns: the ledger's
-writer, the catalog's thread.
+All of it is synchronous. Only one thread, which the user of the store owns, calls methods that
+write: the ledger's writer, or the catalog's thread.
 
 The exceptions:
 
@@ -77,7 +77,7 @@ class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
 
 
 class StorageFailed(StorageError):  # noqa: N818  # As StorageLocked.
-    """The database refused. What was being written may or may not be there."""
+    """The database refused. Data that was being written may or may not be stored."""
 
 
 class Deposed(StorageFailed):  # As StorageLocked.

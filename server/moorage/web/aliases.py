@@ -75,7 +75,7 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
     async def activate(alias: str, request: Request) -> Response:
         """Make the alias point at a version; requests under way finish with the old version.
 
-        One that fails as the alias's shadow is refused, but by `force`.
+        A version that fails as the alias's shadow is refused, unless `force` is set.
         """
         choice = read_as(await read_document(request, bodies), Activation)
         uri, (who, before) = choice.policy_rule_uri, await owner(request, alias)

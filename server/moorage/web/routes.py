@@ -341,7 +341,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def publish_policy(request: Request) -> Response:
         """Check a policy in the jail, test it with its own examples, and register it.
 
-        Publishing it again changes nothing. What is not as its author may think is in `warnings`.
+        Publishing it again changes nothing. `warnings` has possible mistakes of the author.
         """
         document, who = await _document(request, bodies), who_of(request)
         before = await find_former(services.policies.get(str(document.get("policy_rule_uri", ""))))

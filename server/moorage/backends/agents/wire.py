@@ -52,7 +52,7 @@ class _Frame(msgspec.Struct, tag=True):
 
 
 class AgentFolder(msgspec.Struct, frozen=True):
-    """What distinguishes an agent's data folder from a copy of it.
+    """The marks that distinguish an agent's data folder from a copy of the folder.
 
     Args:
         made_at: When it was made, in nanoseconds since the epoch, as its file system has it: no
@@ -336,7 +336,7 @@ BackendOrder = (
     | ExecuteOrder
     | LogsOrder
 )
-"""What a backend of the machine carries out as it is."""
+"""The orders that a backend of the machine carries out unchanged."""
 FileOrder = FilesOrder | ReadFileOrder
 AnyOrder = BackendOrder | FileOrder | StartOrder | MeetOrder
 

@@ -60,7 +60,7 @@ def plan(
 ) -> ContainerPlan:
     """Return the arguments for the container of an order.
 
-    What the spec leaves open is what its lease holds: processors, memory and GPUs.
+    If the spec sets no processors, memory or GPUs, the container gets those of its lease.
 
     Args:
         order: What shall run.

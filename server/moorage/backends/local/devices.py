@@ -1,7 +1,7 @@
 """Binds workloads to processors and GPUs of this machine, which a slot pool hands out.
 
 A lease names its GPUs itself; processors have no names in a placement, and a user of the library
-names neither. Those come from the pool.
+names neither. Shares of these devices come from the pool.
 
 The core promises a GPU of one node once, but the same machine may be registered as two nodes. So
 shares are booked here on the device itself, as of the start of the workload, whatever a node or

@@ -1,8 +1,7 @@
 """Runs processes and services, each under a supervisor that outlives the daemon.
 
-`LocalBackend` is the only caller. What there is to know of a workload is in its folder
-(`workload_store`); this module starts supervisors, waits for them, and asks workloads whether they
-answer.
+`LocalBackend` is the only caller. All data about a workload is in its folder (`workload_store`);
+this module starts supervisors, waits for them, and asks workloads whether they answer.
 """
 
 import asyncio
@@ -210,7 +209,8 @@ class Processes(LocalWorkloads):
     async def reset(self, workload: str) -> None:
         """Run the spec's own reset command; see `Backend.reset`.
 
-        What commands beside it left running is killed in any case: the next user shall not meet it.
+        Processes that commands inside the workload left running are killed in any case, before the
+        next user comes.
         """
         order = self._order(workload)
         mark = f"{marks.WORKLOAD}={self._mark(workload)}"
@@ -432,7 +432,7 @@ def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
 def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:
     """Bind a process's threads to processors and limit its memory, each if given.
 
-    One that has ended meanwhile is passed over.
+    A workload that has ended meanwhile is skipped.
     """
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         if memory_bytes is not None:

@@ -2,7 +2,8 @@
 
 `catalog.documents.policies` reads them; admission checks a request with them before its policy is
 asked, and the sandbox's host what the policy gets and what it answers. The mini-language itself
-is `policy.schema`. What a policy returned is hostile, so it is checked here, outside its cell.
+is `policy.schema`. The return value of a policy is hostile, so it is checked here, outside its
+cell.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,8 +62,9 @@ class PolicySchemas:
     def completed_input(self, input_data: JsonValue) -> JsonValue:
         """Return the `input_data` of a call that is no request, with the schema's defaults.
 
-        What another server has executed brings the `inputs` of its request. What a block or a
-        ranking brings is held against the schema itself; a ranking's list, each of its elements.
+        For a policy that runs for another server, these are the `inputs` of that server's request.
+        The input of a block or a ranking is checked against the schema itself; in a ranking's list,
+        each element.
 
         Raises:
             ServiceError: `bad_message`.

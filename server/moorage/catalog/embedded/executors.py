@@ -1,7 +1,7 @@
 """Executor documents: names under which other servers have policies executed here.
 
-What is documented of them is that they have an id; the rest is stored
-as it is given. The one named `DEFAULT_EXECUTOR` is always there.
+The documents only say that executors have an id; other fields are stored unchanged. The one named
+`DEFAULT_EXECUTOR` is always there.
 """
 
 import re

@@ -201,8 +201,8 @@ class Service:
 
         Args:
             request: What to send.
-            read: Turns an answer below 500 into a value, or raises `WrongAnswer`. What it finds
-                undecodable is a wrong answer, too. It may run in a thread, so it touches nothing
+            read: Turns an answer below 500 into a value, or raises `WrongAnswer`. An answer that it
+                cannot decode is a wrong answer, too. It may run in a thread, so it touches nothing
                 but its argument.
             seconds: Time for all of it, where the service's own is not meant.
 

@@ -49,7 +49,7 @@ class JoiningToken(msgspec.Struct, frozen=True):
 
 
 class AgentOrigin(NamedTuple):
-    """What an agent shows when it connects; see `AgentRecord`."""
+    """The credentials of an agent that connects; see `AgentRecord`."""
 
     address: str
     release: str

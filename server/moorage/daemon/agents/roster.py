@@ -498,8 +498,8 @@ class AgentRoster:
     def _own_before(self, document: JsonObject, noted: tuple[str, str] | None) -> Place | None:
         """Return the registered node of the server's own machine; None: there is none.
 
-        The folder's own note goes before the machine id, which copies of one disk share. What a
-        tenant says of a machine with this id counts for nothing.
+        The folder's own note goes before the machine id, which copies of one disk share. A tenant's
+        document of a machine with this id is ignored.
         """
         nodes = {
             (cluster, str(each.get("id"))): each

@@ -1,7 +1,7 @@
 """Policies that another server executes: `POLICY_EXECUTION_MODE` other than `local`.
 
-The daemon has asks consulted about here in place of the sandbox. What comes back is a proposal
-like any other: the core verifies it, so an executor that lies or lags can grant nothing wrong.
+The daemon has asks consulted about here in place of the sandbox. The answer is a proposal like any
+other: the core verifies it, so a wrong or late executor cannot cause a wrong grant.
 """
 
 import asyncio

@@ -4,8 +4,8 @@ Engines know a workload by its name: that of the lease it was started for, also 
 has taken it over.
 
 Backends also report what was not ordered: a workload that ends by itself. Its lease then ends, or
-waits for another place; the core knows which. What no lease stands for (its daemon was killed
-before it could write the lease down, or the ledger is gone) is stopped when the daemon starts.
+waits for another place; the core knows which. A workload without a lease (its daemon was killed
+before the lease was durable, or the ledger is gone) is stopped when the daemon starts.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 Everything here runs behind the wall, because compiling alone can crash or exhaust a process.
 Sources live in memory; a policy imports what `preload` lists through `sys.modules`, and all else
-through `imports`. What only a caller can supply does not keep a policy from being registered.
+through `imports`. A policy can be registered even if it needs values that only a caller has.
 """
 
 import contextlib

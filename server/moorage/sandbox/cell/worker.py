@@ -1,8 +1,8 @@
 """The jailed worker: serves one policy version over one channel, one frame at a time.
 
 Called by the zygote in a fresh fork. `live` puts up the wall, says so, and only then does the
-host send it a policy. What runs here may be corrupted by the policy at any time: nothing in this
-file protects anybody but the honest policy's author, who gets clear errors from it.
+host send it a policy. The policy can corrupt this process at any time. So the checks in this file
+protect nothing; they give the author of an honest policy clear errors.
 """
 
 import builtins
@@ -45,7 +45,7 @@ _READ_LONG_BYTES: Final = 1 << 20
 _DEMANDS_MAX: Final = 256
 _RESERVE_BYTES: Final = 1 << 20
 _DEMANDED: Final = tuple(name for name in Demand.__struct_fields__ if name != "where")
-"""What policies see of a demand; its labels are compared for them."""
+"""The fields of a demand that policies see; the server compares its labels for them."""
 _ANSWERS: Final = (frames.CallAnswer, frames.Documents)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode

@@ -40,7 +40,8 @@ _ENVIRONMENT: Final = {
     "LC_CTYPE": "C.UTF-8",
 }
 ISOLATED: Final = ("-P", "-s", "-S")
-"""What `-I` means, but for the environment: the one above has nothing that was not put there."""
+"""The effect of `-I`, except for the environment: the environment above has only the variables that
+are set there."""
 _PROGRAM: Final = (
     "import gc, json, sys; gc.disable(); sys.path[:0] = json.loads(sys.argv[1])['path']; "
     "from moorage.sandbox.cell import zygote; zygote.main()"

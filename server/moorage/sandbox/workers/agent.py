@@ -23,7 +23,7 @@ from moorage.sandbox.wire import relay
 PULL_SECONDS: Final = 2.0
 """How long a pull waits for something to carry."""
 OUTGOING_BYTES_MAX: Final = 16 << 20
-"""What may wait for a pull; beyond it no cell is read."""
+"""Most bytes that may wait for a pull; beyond it no cell is read."""
 
 
 class _NoServices:

@@ -114,7 +114,7 @@ class Leadership:
             )
 
     def take(self) -> None:
-        """Become the leader; only the first call of the server's parts does so.
+        """Become the leader; only the first of several calls has an effect.
 
         Raises:
             StorageLocked: Another server is.

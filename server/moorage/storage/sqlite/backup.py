@@ -42,7 +42,7 @@ def is_filled(folder: Path) -> bool:
 def stage(target: Path) -> Iterator[Path]:
     """Yield a folder to fill; then rename it to `target`, durably, or delete it on failure.
 
-    One that a killed process left is filled again from the start.
+    A folder that a killed process left is filled again from the start.
 
     Raises:
         StorageError: The target has something in it, or another process is making it.

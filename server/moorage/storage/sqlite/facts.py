@@ -50,7 +50,7 @@ def mark_path(ledger: Path) -> Path:
 
 
 class _Writing(NamedTuple):
-    """What a thread needs to write."""
+    """The data that a thread needs to write."""
 
     connection: sqlite3.Connection
     mark: DurableMark

@@ -2,7 +2,7 @@
 
 Names say which start of which workload an object is of, so that making it twice makes it once. The
 pod is pinned to the node of its lease by affinity, and kube-scheduler binds it: it alone knows
-taints, cordons and what others hold. What the spec's own manifest says comes before all of that.
+taints, cordons and what others hold. The manifest in the spec overrides all of this.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Runs a container on a node of Ray, with the command line of the node's Docker or Podman.
 
-It travels to the node by value, as `host` does. What `run` starts is attached: its output is the
-container's, and its end the container's end.
+It travels to the node by value, as `host` does. `run` starts an attached process: its output is the
+container's output, and it ends with the container.
 """
 
 import shutil
