@@ -1,7 +1,7 @@
 """Chooses the next address to try among the servers of one fleet, of which one leads.
 
-`Link`, `Services`, `Watch` and the agent of a machine each have one `Addresses`, and tell it what
-happened at an address. It opens nothing itself.
+`Link`, `Services`, `Watch` and the agent of a machine each have one `Addresses`, and report to it
+what happened at an address. `Addresses` opens no connection itself.
 
 A standby names the writer, and the client then sends its token to that address. So it is taken only
 from an address that the user named, and only for the same transport security.

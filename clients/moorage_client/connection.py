@@ -58,7 +58,7 @@ RESUME_SECONDS_MAX: Final = 10.0
 """Seconds that a server may take to answer whether it resumes a session."""
 
 LEAVE_SECONDS_MAX: Final = 10.0
-"""Seconds that a standby may take to answer what was sent to it before."""
+"""Seconds that a standby may take to answer messages that it already has."""
 
 CLOSE_SECONDS_MAX: Final = 2.0
 """Seconds that a close waits for the server's close frame."""

@@ -1,11 +1,11 @@
 """URL, token, proxy and trusted authorities of a server, for its WebSocket and its HTTP.
 
-`Client` and the clients of `services` make them of what they were given and of the environment:
-one for each address, of which `addresses` chooses.
+`Client` and the clients of `services` make one `Endpoint` for each address, from their arguments
+and the environment; `addresses` chooses among them.
 
-* White space at the ends of a URL, a token or a path is left out: files end with a line break.
+* White space at the ends of a URL, a token or a path is removed: files end with a line break.
 * A proxy of the environment is used, but never to this machine: it cannot reach our loopback.
-* An authority that is named is trusted in place of all that are known here.
+* A named authority is trusted in place of all authorities that this machine knows.
 """
 
 import ipaddress

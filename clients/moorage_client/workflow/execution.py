@@ -197,8 +197,8 @@ class Execution:
     def settle(self, node: RunningNode, result: NodeResult | None) -> list[int]:
         """Record the end of a node, and release its requirements; return the nodes skipped by it.
 
-        What follows it is ready before anything is released: so what it held goes to the best
-        node, be that its own successor. The shell calls `tell` afterwards.
+        Its successors are ready before its resources are released, so the resources go to the best
+        node, which may be a successor. The shell calls `tell` afterwards.
 
         Args:
             node: The node that ended.
