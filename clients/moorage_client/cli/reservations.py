@@ -27,8 +27,9 @@ _MOMENT: Final = "2027-01-31T08:00 (local time), 2027-01-31T08:00Z, or from now 
 def moment(text: str, option: str, now: float) -> float:
     """Return a time in seconds since the epoch.
 
-    Args: text: An ISO 8601 time, by default in this machine's time zone; or `+`, a number and `s`,
-    `m`, `h` or `d`.
+    Args:
+        text: An ISO 8601 time, by default in this machine's time zone; or `+`, a number and `s`,
+            `m`, `h` or `d`.
         option: The option whose value the text is.
         now: The time to which `+` adds.
 

@@ -61,7 +61,8 @@ def _tls(config: Config) -> list[DoctorFinding]:
 def _peer(tls: ServerTls, certificate: Path) -> dict[str, str]:
     """Return the server's certificate as a client sees it, unverified.
 
-    Raises: OSError: The handshake fails, for example because the certificate has expired.
+    Raises:
+        OSError: The handshake fails, for example because the certificate has expired.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -27,8 +27,8 @@ def back_up(data: Path, target: Path) -> FolderCopy:
     """Copy a data folder, while its server may be running.
 
     Raises:
-        StorageError: The target is not empty, or the data folder is damaged. LedgerError: Another
-            release wrote the data folder.
+        StorageError: The target is not empty, or the data folder is damaged.
+        LedgerError: Another release wrote the data folder.
         OSError: A file cannot be read or written.
     """
     with stage(target) as new:
@@ -40,8 +40,8 @@ def restore_folder(backup: Path, data: Path) -> FolderCopy:
     """Make a data folder from a backup; skip fencing numbers that were used since.
 
     Raises:
-        StorageError: The data folder is not empty, or the backup is damaged. LedgerError: Another
-            release wrote the backup.
+        StorageError: The data folder is not empty, or the backup is damaged.
+        LedgerError: Another release wrote the backup.
         OSError: A file cannot be read or written.
     """
     with stage(data) as new:
