@@ -80,7 +80,7 @@ def _say_pg_dump(address: str) -> NoReturn:
     way = f"--dbname={shlex.quote(without_password(address))}"
     _refuse(
         "this server keeps everything in PostgreSQL, so copy it with its own tool, while the "
-        "server runs: pg_dump --format=custom --schema=moorage --file=moorage.dump {way}"
+        f"server runs: pg_dump --format=custom --schema=moorage --file=moorage.dump {way}"
     )
 
 

@@ -476,7 +476,7 @@ class Config:
         Setting(
             seconds(0, REQUEUE_PAUSE_SECONDS_MAX),
             "Pause before the second start of a failed workload; each later pause is twice as "
-            "long, but at most {REQUEUE_PAUSE_SECONDS_MAX:g} s. 0: no pause.",
+            f"long, but at most {REQUEUE_PAUSE_SECONDS_MAX:g} s. 0: no pause.",
         ),
     ] = REQUEUE_PAUSE_SECONDS
     checkpoint_every_facts: Annotated[
