@@ -228,8 +228,8 @@ def _document(policy: JsonObject, line: timeline.Timeline) -> JsonObject:
         return policy
     if name not in shipped.shipped():
         raise CommandError(
-            f"{unknown(name, shipped.shipped())} A policy on a server is named by its URI,"
-            f" or by an alias with its word, as {name}:stable"
+            f"{unknown(name, shipped.shipped())} To name a policy on a server, give its URI, or an "
+            f"alias such as {name}:stable"
         )
     return shipped.document(name, typical_of(name, line.pods))
 
