@@ -1,7 +1,7 @@
 """The endpoints of the web console: its files, logins and playground.
 
-Anybody may read the files, as anybody may read the wheel. The script hash of the import map is all
-that the policy allows beside files of this server.
+All clients may read the files, which are public in the wheel. Besides the files of this server, the
+content security policy only allows the import map, by its hash.
 """
 
 import asyncio
@@ -74,8 +74,8 @@ def login_of(console: Console | None, request: Request) -> Login | None:
     """Return the login of a request's cookie; None without a valid cookie.
 
     Raises:
-        ServiceError: `forbidden`: it would change something, and does not show that a page of this
-            server sends it.
+        ServiceError: `forbidden`: the request would change something, but has no proof that a page
+            of this server sent it.
     """
     if console is None:
         return None

@@ -1,7 +1,7 @@
 """Serves HTTP with uvicorn, inside the daemon's event loop.
 
-The daemon starts it once its services stand and closes it before them. Signals are the daemon's
-own business, and so is logging.
+The daemon starts it after its services, and closes it before them. The daemon itself handles
+signals and logging.
 """
 
 import asyncio
@@ -178,7 +178,7 @@ class _OnlyFor:
 class _Drained:
     """Answers requests that are cancelled when the server closes, without logging tracebacks.
 
-    So it does in place of all answers that may not leave.
+    It does the same in place of answers that may not be sent.
     """
 
     def __init__(self, app: ASGIApp, trusts: Callable[[], bool]) -> None:
