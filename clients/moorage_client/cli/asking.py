@@ -182,9 +182,7 @@ def ask(
         str | None, _for_policy(help="Query that selects clusters")
     ] = None,
     search: Annotated[str | None, _for_policy(help="Similarity query")] = None,
-    lease: Annotated[
-        bool, _of_lease("--lease", help="Hold it; otherwise only give advice")
-    ] = False,
+    lease: Annotated[bool, _of_lease("--lease", help="Hold it (else only advice)")] = False,
     ttl: _HoldSeconds = None,
     ttl_min: _TtlMin = 0.0,
     apart: _Apart = "",

@@ -192,10 +192,7 @@ def backtest(
         typer.Option(help="Replay the history in a daemon's data directory; it may be running"),
     ] = None,
     arrive: Annotated[
-        float,
-        typer.Option(
-            min=0.01, max=100, help="GPU demand of a trace, as a multiple of the capacity"
-        ),
+        float, typer.Option(min=0.01, max=100, help="GPU demand, as a multiple of the capacity")
     ] = 1.3,
     timed: Annotated[
         bool, typer.Option("--timed", help="Use the trace's own times, each request once")

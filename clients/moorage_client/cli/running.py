@@ -111,9 +111,7 @@ def run(
     ] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Run it in a new folder, and fetch that folder's files into this empty one"
-        ),
+        typer.Option(help="Run it in a new folder, and fetch its files into this empty one"),
     ] = None,
 ) -> None:
     """Hold GPUs while a command runs on them; print its output and exit with its exit code.

@@ -41,7 +41,8 @@ def agent_run(
         str | None,
         typer.Option(
             envvar="MOORAGE_URL",
-            help="The WebSocket URL of the server, or of several, separated by commas; default `ws://127.0.0.1:8765`.",
+            help="The WebSocket URL of the server, or of several, separated by commas; "
+            "default `ws://127.0.0.1:8765`.",
         ),
     ] = None,
     token: Annotated[
@@ -81,15 +82,13 @@ def agent_run(
         str,
         typer.Option(
             envvar="MOORAGE_AGENT_ADDRESS",
-            help="This machine's address for other members of a gang; default: the one that the"
-            " server sees.",
+            help="This machine's address for gangs; default: the one that the server sees.",
         ),
     ] = "",
 ) -> None:
     """Run the agent of this machine until SIGTERM or Ctrl-C; its workloads keep running.
 
-    The agent connects to the server, never the server to the agent. It prints one JSON line when it
-    is connected.
+    Only the agent opens connections. It prints one JSON line when it is connected.
     """
     if context.invoked_subcommand is not None:
         return
