@@ -252,7 +252,7 @@ async def test_errors_of_a_lost_machine_say_since_when(world: World) -> None:
     assert (await resumed).phase is Phase.FAILED
     await stopping
     assert [(each.id, each.phase) for each in reports] == [("a", Phase.FAILED)]
-    assert "forgotten by an operator" in reports[0].detail
+    assert "an operator removed the machine" in reports[0].detail
 
 
 async def test_an_agent_learns_when_the_server_read_its_heartbeats(world: World) -> None:

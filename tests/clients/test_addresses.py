@@ -114,7 +114,7 @@ class TestTheWriter:
         third.start()
         harbour.standby, harbour.leader = True, third.url  # Its word is not followed.
         async with Client(standby.url, "secret", reconnect_seconds=0.1) as client:
-            with pytest.raises(AddressesFailed, match="you did not name the one that says so"):
+            with pytest.raises(AddressesFailed, match="from an address that you did not name"):
                 await client.ask("first:1-x", lease={})
         assert third.headers == []
         third.end()

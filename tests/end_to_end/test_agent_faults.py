@@ -156,7 +156,7 @@ def test_agents_follow_a_restored_server_once_an_operator_confirms_it(fleet: Fle
         end.callback(again.kill)
         assert again.stderr is not None
         assert again.stdout is not None
-        assert any("run `moored agent reclaim` beside it" in line for line in again.stderr)
+        assert any("run `moored agent reclaim` beside this one" in line for line in again.stderr)
         assert not fleet.listed()["box"]["connected"]
         done = invoke("agent", "reclaim", "--data", fleet.data)
         assert done.returncode == 0, done.stderr

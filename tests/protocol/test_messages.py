@@ -487,7 +487,7 @@ def test_a_wrong_field_is_named_with_the_expected_type(
 def test_alternatives_may_come_with_resources() -> None:
     error = refusal_of(text(alternatives=[{"gpus": 1}]))
     assert (error.code, error.field) == (Code.BAD_MESSAGE, "")
-    assert error.reason.startswith("alternatives: expected `resources` beside it")
+    assert error.reason.startswith("alternatives: expected `resources` as well")
 
 
 def test_the_reason_is_the_documented_sentence() -> None:

@@ -596,7 +596,7 @@ async def test_processors_are_not_assigned_twice():
     spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=count)
     await ResourceEngine.acquire("all of them", spec)
     one = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=1)
-    with pytest.raises(BackendError, match="not got that now"):
+    with pytest.raises(BackendError, match="does not have that at present"):
         await ResourceEngine.acquire("one more", one)
     await ResourceEngine.end("all of them")
     await ResourceEngine.acquire("one more", one)
