@@ -430,7 +430,7 @@ async def test_a_gang_with_a_forgotten_machine_is_never_reported_healthy(
     await world.agents.start(order())
     world.leases["a"] = lease_on("a", "n1", "n9")
     for look in (world.fleet.status, world.fleet.probe):
-        with pytest.raises(BackendError, match="machine n9 was forgotten"):
+        with pytest.raises(BackendError, match="an operator removed the machine n9"):
             await look("a")
     await world.fleet.stop("a")
     assert await world.agents.discover() == []

@@ -333,7 +333,7 @@ class TestTheCommandLine:
         done = shell("leases")
         assert done.returncode == 4
         assert f"none of 2 addresses serves: {nowhere}: Connection refused; ws" in done.stderr
-        assert "the addresses of --url are right" in done.stderr
+        assert "Check the addresses in --url" in done.stderr
         wrong = shell("--url", "ws://a,http://b", "leases")
         assert wrong.returncode == 2
         assert "--url: expected ws://HOST:PORT, got 'http://b'" in wrong.stderr.replace("\n", " ")

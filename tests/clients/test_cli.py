@@ -143,8 +143,8 @@ def test_a_missing_server_is_named_with_a_remedy(shell, nowhere):
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
-        (ConnectionFailed("ws://far.example:1", "Connection refused"), "whether --url is right"),
-        (ConnectionFailed("http://127.0.0.1:1", "timed out"), "whether --http-url is right"),
+        (ConnectionFailed("ws://far.example:1", "Connection refused"), "Check --url"),
+        (ConnectionFailed("http://127.0.0.1:1", "timed out"), "Check --http-url"),
         (refusal("unknown_clusters", "No live cluster is registered."), "moorage fleet import"),
         (refusal("unknown_policy", "No policy “x”."), "`moorage policy push best_fit`"),
     ],
@@ -163,7 +163,7 @@ def test_a_shadow_is_reported_in_words(capsys):
     document = {**head, **counts, "active": side, "candidate": side, "differ_alone": 2}
     CommandSession().show(document, publishing._differences)
     shown = capsys.readouterr().out
-    alone = "2 of them while no other request was decided"
+    alone = "2 of them with no other decision in between"
     assert shown.startswith(f"5 asked, 4 compared: 1 the same, 3 different ({alone}); 1 dropped\n")
     assert "_" not in shown.splitlines()[0]
     assert "{" not in shown

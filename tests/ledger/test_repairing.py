@@ -207,7 +207,7 @@ async def test_a_ledger_without_its_header_loses_no_fact(path: Path, statement: 
     facts = await write_and_kill(path)
     change(path, statement)
     if "format" in statement:
-        with pytest.raises(LedgerCorrupt, match="does not say that it is a ledger"):
+        with pytest.raises(LedgerCorrupt, match="lacks the mark of a ledger"):
             await StoredLedger(SqliteFacts(path)).open()
     assert walk(path).findings
     assert repair(path) == []
@@ -275,7 +275,7 @@ async def test_a_ledger_with_only_its_reserved_numbers_counts_as_lost(path: Path
     for file in path.parent.iterdir():
         if file.name.startswith("ledger.db") or file.name == "ledger.mark":
             file.unlink()
-    with pytest.raises(LedgerCorrupt, match=r"numbers up to [0-9]+ were given"):
+    with pytest.raises(LedgerCorrupt, match=r"numbers up to [0-9]+ were used"):
         await StoredLedger(SqliteFacts(path)).open()
     assert "every lease" in repair(path)[0]
     assert (await read_back(path))[1] >= COMMITS

@@ -51,7 +51,11 @@ def test_the_refusal_names_the_remedy(fleet: Fleet) -> None:
     }
     no = out_of_reach(fleet, "local", supports, None, Demand())
     assert (no.field, no.details) == ("provision.backend", {"backends": ["kubernetes"]})
-    for part in ("local starts on the nodes n9 only", "--here", "name the backend kubernetes"):
+    for part in (
+        "local only starts workloads on the nodes n9",
+        "--here",
+        "name the backend kubernetes",
+    ):
         assert part in no.reason
     of_agents = Support(frozenset({"process"}), "process", nodes=frozenset({NO_NODE}))
     assert within_reach(fleet, of_agents, None, Demand()) is None
