@@ -243,7 +243,7 @@ async def test_start_makes_missing_resources_concurrently(engine, workshop):
 
 
 async def test_start_beyond_the_cap_warns(engine):
-    with pytest.warns(UserWarning, match="5 more wanted, 2 made: max_global_num"):
+    with pytest.warns(UserWarning, match="5 more resources wanted, 2 created: max_global_num"):
         await engine.start(Spec(max_global_num=2), size=5)
     assert await counts(engine) == (2, 2, 0)
 

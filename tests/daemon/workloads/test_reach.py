@@ -64,4 +64,4 @@ def test_the_refusal_names_the_remedy(fleet: Fleet) -> None:
         assert part in none_yet.reason
     alone = out_of_reach(fleet, "kubernetes", supports, (ClusterId("lab"),), Demand())
     assert alone.details == {"backends": []}
-    assert "starts on the clusters pods only" in alone.reason
+    assert "only starts workloads on the clusters pods" in alone.reason
