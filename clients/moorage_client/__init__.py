@@ -3,7 +3,7 @@
 `Client` is for programs with an event loop, `BlockingClient` for all others; `ClusterClient` and
 `GlobalClusterMetricsClient` let a policy run outside the server; `moorage` is the command line.
 
-What can go wrong is one tree:
+All errors are one tree:
 
     MoorageError
     ├── ConnectionFailed       nothing answers at the URL, or the socket broke

@@ -1,10 +1,10 @@
 """Chooses the next address to try among the servers of one fleet, of which one leads.
 
-`Link`, `Services`, `Watch` and the agent of a machine each have one `Addresses`, and tell it what
-happened at an address. It opens nothing itself.
+`Link`, `Services`, `Watch` and the agent of a machine each have one `Addresses`, and report to it
+what happened at an address. `Addresses` opens no connection itself.
 
-What names the writer is a standby's word, and the token goes along. So it is taken only from an
-address that the user named, and only for the same transport security.
+A standby names the writer, and the client then sends its token to that address. So it is taken only
+from an address that the user named, and only for the same transport security.
 """
 
 import itertools
@@ -110,7 +110,7 @@ class Addresses:
         if any(each.url.rstrip("/") == leader for each in self._named):
             return "which is itself" if by.url.rstrip("/") == leader else ""
         if by not in self._named:
-            return "which is not followed: you did not name the one that says so"
+            return "which is not followed: the answer came from an address that you did not name"
         try:
             ours, theirs = urlsplit(by.url), urlsplit(leader)
             theirs.port  # noqa: B018  # Reading it verifies it.

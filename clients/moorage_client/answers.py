@@ -38,9 +38,9 @@ class Answer(Reply, frozen=True):
     """The answer to a request that was granted or got advice.
 
     Args:
-        data: What the policy returned, as plain JSON values.
+        data: The policy's return value, as plain JSON values.
         lease: The lease, if one was requested.
-        warnings: What the server did differently from what the request may have meant.
+        warnings: Sentences about fields that the server ignored or handled in an unexpected way.
         reasons: Why this placement, if the request had `explain`.
         request: The server's id of the request, for `why`.
         policy_rule_uri: The version that answered, where the request named an alias.
@@ -102,7 +102,7 @@ def _start(document: JsonValue) -> str:
     try:
         return str(document)[:200]
     except (RecursionError, ValueError):  # Too deep, or a number that is too long to be written.
-        return "what is too large to be shown"
+        return "a value that is too large to be shown"
 
 
 def read_object(value: JsonValue) -> JsonObject:

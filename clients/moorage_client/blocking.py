@@ -52,13 +52,15 @@ class BlockingClient:
     client does not survive `fork`: make it in the process that uses it.
 
     Args:
-        url: Of the server, or of several, separated by commas; default `MOORAGE_URL`, else
+        url: URL of the server, or of several, separated by commas; default `MOORAGE_URL`, else
             `ws://127.0.0.1:8765`.
-        token: Who we are; default `MOORAGE_TOKEN`, else the file `MOORAGE_TOKEN_FILE`, else none.
-        timeout: Seconds that a reply may take, beyond `wait_seconds` and `deadline_seconds`.
+        token: The token of the caller; default `MOORAGE_TOKEN`, else the file `MOORAGE_TOKEN_FILE`,
+            else none.
+        timeout: Longest time for a reply in seconds, in addition to `wait_seconds` and
+            `deadline_seconds`.
         reconnect_seconds: How long to try to replace a broken socket.
         ca_file: PEM file of the authority that signed the server's certificate; default
-            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
+            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else the authorities that this machine knows.
     """
 
     def __init__(

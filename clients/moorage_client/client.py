@@ -72,21 +72,23 @@ class Client:
         async with Client() as client:
             answer = await client.ask("first_fit:1.0-stable", resources={"gpus": 1})
 
-    A broken socket is replaced, and its session resumed there: what waits in the queue keeps its
-    place. What was lost is repeated where that is safe: everything but `manage`. An ask for a
-    lease carries an idempotency key, so its repetition returns the lease of the first one. A
-    cancelled or timed-out ask that is granted later is given back.
+    The client replaces a broken socket, and resumes its session on the new one: requests in the
+    queue keep their place. Lost messages are sent again if that is safe: all messages but `manage`.
+    A request for a lease carries an idempotency key, so its repetition returns the same lease. If a
+    cancelled or timed-out request is granted later, the client releases the lease.
 
-    Raises `SettingRefused` where the token cannot be sent.
+    Raises `SettingRefused` if the token cannot be sent in a header.
 
     Args:
-        url: Of the server, or of several, separated by commas; default `MOORAGE_URL`, else
+        url: URL of the server, or of several, separated by commas; default `MOORAGE_URL`, else
             `ws://127.0.0.1:8765`.
-        token: Who we are; default `MOORAGE_TOKEN`, else the file `MOORAGE_TOKEN_FILE`, else none.
-        timeout: Seconds that a reply may take, beyond `wait_seconds` and `deadline_seconds`.
+        token: The token of the caller; default `MOORAGE_TOKEN`, else the file `MOORAGE_TOKEN_FILE`,
+            else none.
+        timeout: Longest time for a reply in seconds, in addition to `wait_seconds` and
+            `deadline_seconds`.
         reconnect_seconds: How long to try to replace a broken socket.
         ca_file: PEM file of the authority that signed the server's certificate; default
-            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
+            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else the authorities that this machine knows.
         renewals_on: Thread that renews leases; None starts one with the first `lease()`.
         on_lost: Called with the reason when the server does not answer and a call is repeated.
     """
@@ -265,10 +267,10 @@ class Client:
         """
         answer, replayed = await self._request(message, seconds_max, on_progress)
         if answer.lease is None:
-            reason = f"the policy named no place to hold, but said {str(answer.data)[:500]}"
+            reason = f"the policy returned no placement to hold, but {str(answer.data)[:500]}"
             raise errors.RuleFailed(model.Code.POLICY_DECLINED, reason, request=answer.request)
         if answer.lease.state in holding.OVER:
-            why = answer.lease.reason or "it ended before it was used"
+            why = answer.lease.reason or "the lease ended before it was used"
             raise errors.LeaseLost(answer.lease.id, why)
         return holding.HeldLease(answer.lease, answer.data, answer.warnings, replayed=replayed)
 

@@ -58,7 +58,7 @@ RESUME_SECONDS_MAX: Final = 10.0
 """Seconds that a server may take to answer whether it resumes a session."""
 
 LEAVE_SECONDS_MAX: Final = 10.0
-"""Seconds that a standby may take to answer what was sent to it before."""
+"""Seconds that a standby may take to answer messages that it already has."""
 
 CLOSE_SECONDS_MAX: Final = 2.0
 """Seconds that a close waits for the server's close frame."""
@@ -181,7 +181,7 @@ class Connection:
                 reply = await self.ask({"op": "resume", "session": lost.session}, number=number)
         except TimeoutError as error:
             raise ConnectionFailed(
-                self._url, "it did not answer in time whether it resumes the session"
+                self._url, "the server did not confirm in time that it resumes the session"
             ) from error
         if not reply.success and read_refusal(reply).code == Code.NOT_LEADER:
             self._coming = {}
@@ -209,8 +209,8 @@ class Connection:
         Args:
             message: The message without an `id`.
             orphaned: Called with the reply if it comes after this call was cancelled.
-            number: Its id, which no other message has; None: the connection draws one. What was
-                sent over the connection before is not sent again where its reply is to come.
+            number: Its id, which no other message has; None: the connection draws one. A message of
+                the previous connection is not sent again if its reply is still to come.
 
         Raises:
             ConnectionFailed: The socket ended before the reply came.
@@ -221,7 +221,7 @@ class Connection:
         if self._end is not None:
             raise self._end
         if len(self._waiting) >= IN_FLIGHT_MAX:
-            reason = f"{IN_FLIGHT_MAX} requests of this client wait; await some, or open another"
+            reason = f"{IN_FLIGHT_MAX} requests of this client are open; await some of them first"
             raise refusal(Code.BUSY, reason)
         drawn = next(self._numbers) if number is None else number
         name = str(drawn)
@@ -299,7 +299,7 @@ class Connection:
         except ConnectionClosed as error:
             end = self._close_error(error)
             if isinstance(end, Unauthorized) and await self._has_another_token():
-                end = TokenReplaced(self._url, "the token ended; there is another one since")
+                end = TokenReplaced(self._url, "the token has expired, and there is a new one")
         except ProtocolViolated as error:
             end = error
         self._finish(end)
@@ -413,7 +413,7 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
         return ProxyFailed(url, f"{cause}{endpoint.through}")
     failed = ConnectionFailed(url, cause)
     if not isinstance(error, TimeoutError):
-        failed.add_note("Start a server with `moored serve --here`, or name one in MOORAGE_URL.")
+        failed.add_note("Start a server with `moored serve --here`, or set MOORAGE_URL to its URL.")
     return failed
 
 
@@ -428,7 +428,7 @@ def _refusal_error(url: str, error: InvalidHandshake) -> MoorageError:
     if isinstance(error.__cause__, EOFError):
         perhaps = "this port speaks TLS: use wss://"
         if not url.startswith("ws:"):
-            perhaps = f"the server wants a client's certificate: see {CLIENT_CERT_VARIABLE}"
+            perhaps = f"the server requires a client's certificate: see {CLIENT_CERT_VARIABLE}"
         return ConnectionFailed(url, f"closed during the handshake; perhaps {perhaps}")
     if not isinstance(error, InvalidStatus):
         return ProtocolViolated(url, f"does not answer as a WebSocket: {error}")

@@ -18,9 +18,9 @@ PATIENCE_SECONDS: Final = 0.25
 class Dialer:
     """Opens a socket to the first address that answers, starting with the most promising.
 
-    The next one is tried when that fails, and beside it when that takes long: an address that
-    swallows what it is sent holds up nothing. An attempt that is slow goes on meanwhile, so that a
-    slow writer is reached, too, although a standby is quicker.
+    The next address is tried when an attempt fails, and also in parallel when an attempt takes
+    long, so an address that never answers causes no delay. Slow attempts continue meanwhile, so
+    that a slow writer is reached even if a standby answers sooner.
     """
 
     def __init__(self, addresses: Addresses) -> None:

@@ -1,11 +1,11 @@
 """URL, token, proxy and trusted authorities of a server, for its WebSocket and its HTTP.
 
-`Client` and the clients of `services` make them of what they were given and of the environment:
-one for each address, of which `addresses` chooses.
+`Client` and the clients of `services` make one `Endpoint` for each address, from their arguments
+and the environment; `addresses` chooses among them.
 
-* White space at the ends of a URL, a token or a path is left out: files end with a line break.
+* White space at the ends of a URL, a token or a path is removed: files end with a line break.
 * A proxy of the environment is used, but never to this machine: it cannot reach our loopback.
-* An authority that is named is trusted in place of all that are known here.
+* A named authority is trusted in place of all authorities that this machine knows.
 """
 
 import ipaddress
@@ -206,12 +206,12 @@ class Endpoint:
         named, path = self._authorities
         where = f"is not in {path}" if named else "is not known here"
         by = CA_PARAMETER if named == "ca_file" else named
-        advice = f"{by} names that file, and has to name one with that authority's certificate"
+        advice = f"{by} names that file, but must name a file with that authority's certificate"
         if os.path.isdir(path):  # noqa: PTH112  # As in `tls`.
             advice = f"{by} names that folder; name a file, or prepare it with `openssl rehash`"
         if not named:
             ours = f"{CA_PARAMETER} or {CA_FILE_VARIABLES[0]}"
-            advice = f"name a file with the authority's certificate in {ours}"
+            advice = f"set {ours} to a file with the authority's certificate"
         elif named in CA_FILE_VARIABLES[1:]:
             advice += f"; {CA_FILE_VARIABLES[0]} goes before it"
         return (

@@ -44,7 +44,7 @@ class LeaseGuard:
 
     async def __aenter__(self) -> HeldLease:
         if self._task is not None:
-            raise RuntimeError("a lease guard holds one block; call `client.lease` again")
+            raise RuntimeError("a lease guard serves one block; call `client.lease` again")
         self._task = asyncio.current_task()
         if self._task is None:
             raise RuntimeError("`async with client.lease(…)` needs a task to run in")
@@ -104,7 +104,7 @@ class BlockingGuard:
 
     def __enter__(self) -> HeldLease:
         if self._entered:
-            raise RuntimeError("a lease guard holds one block; call `client.lease` again")
+            raise RuntimeError("a lease guard serves one block; call `client.lease` again")
         self._entered = True
         self._held = self._acquire()
         self._keeping = self._keep(self._held)

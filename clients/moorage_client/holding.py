@@ -140,7 +140,7 @@ async def renew_until_lost(link: Link, held: HeldLease, on_lost: Callable[[], No
     while True:
         await asyncio.sleep(max(0.0, min(pause, held.seconds_left)))
         if held.seconds_left <= 0.0:
-            held.lose(f"it could not be renewed before it ran out: {problem}")
+            held.lose(f"it could not be renewed before it expired: {problem}")
             break
         # The new deadline counts from before the sending: the server cannot have begun earlier.
         sent = time.monotonic()
@@ -163,7 +163,7 @@ async def renew_until_lost(link: Link, held: HeldLease, on_lost: Callable[[], No
             held.note_renewal(lease, sent + lease.lasts_seconds)
             pause = _until_next(lease, period)
             if lease.ttl_max_seconds is not None:
-                problem = "what it holds is reserved for others, or drained"
+                problem = "its nodes are reserved for other tenants, or drained"
             continue
         pause = random.uniform(0.5, 1.0) * min(period / 4, RETRY_SECONDS_MAX)  # noqa: S311  # Jitter.
     on_lost()

@@ -37,4 +37,4 @@ def check_completion(arguments: Sequence[str]) -> None:
         HomeMissing: This user has no home folder.
     """
     if "--install-completion" in arguments:
-        home("set HOME, or take what --show-completion prints")
+        home("set HOME, or use the output of --show-completion")

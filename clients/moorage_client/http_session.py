@@ -1,7 +1,7 @@
 """The HTTP session that every client of this package uses.
 
-`requests` itself would send what is for this machine to a proxy, and a password of `~/.netrc` in
-place of the token that it was given.
+`requests` itself would send requests for this machine to a proxy, and would send a password of
+`~/.netrc` in place of the given token.
 """
 
 import ssl

@@ -1,7 +1,7 @@
 """A link to a server, or to the leader of several, that reconnects when its socket is lost.
 
-It opens sockets as needed, and repeats what is safe to repeat. `Client` sends everything through
-its link; so does the keeper that renews leases.
+It opens sockets as needed, and repeats messages that are safe to repeat. `Client` and the keeper
+that renews leases send all their messages through a link.
 """
 
 import asyncio

@@ -39,7 +39,7 @@ class Listing(Generic[T]):
             if mark is None:
                 return
             if mark == before:
-                raise MoorageError("the list does not end: two of its pages have the same mark")
+                raise MoorageError("the list does not end: two of its pages have the same `next`")
         raise MoorageError(f"the list did not end within {PAGES_MAX} pages; filter it")
 
     async def __aiter__(self) -> AsyncIterator[T]:

@@ -188,10 +188,11 @@ class Services:
     Args:
         url: Of the server's HTTP side, or of several servers', separated by commas; default
             `MOORAGE_HTTP_URL`, else `http://127.0.0.1:8080`.
-        token: Who we are; default `MOORAGE_TOKEN`, else the file `MOORAGE_TOKEN_FILE`, else none.
+        token: The token of the caller; default `MOORAGE_TOKEN`, else the file `MOORAGE_TOKEN_FILE`,
+            else none.
         timeout: Seconds that connecting and each wait for more of a reply may take.
         ca_file: PEM file of the authority that signed the server's certificate; default
-            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
+            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else the authorities that this machine knows.
         reconnect_seconds: How long to look for the server that writes, where one is a standby.
     """
 
@@ -212,7 +213,7 @@ class Services:
             each: http_session.HttpSession(each, bearer_of) for each in self._addresses.order()
         }
         self.warnings: tuple[str, ...] = ()
-        """Of the latest reply: what may not be as its sender thinks."""
+        """Warnings in the latest reply: possible mistakes of the sender."""
 
     def __enter__(self) -> Self:
         return self
@@ -237,7 +238,7 @@ class Services:
     def publish_policy(self, document: JsonMapping) -> str:
         """Register a policy; return its URI. Registering the same content again is no error.
 
-        What may not be as its author thinks is in `warnings` then.
+        `warnings` then has possible mistakes of the author.
         """
         registered = self._request_data("POST", "/policy", document, kind=JsonObject)
         return str(self._read_value(str, registered.get("policy_rule_uri")))
@@ -483,7 +484,8 @@ class Services:
             raise session.failure(error) from error
         if response.status_code // 100 == _REDIRECTIONS:
             finding = (
-                f"{method} {path} answered HTTP {response.status_code}: name the URL it leads to"
+                f"{method} {path} answered HTTP {response.status_code}: use the URL to which it "
+                "redirects"
             )
             raise ProtocolViolated(shown, finding)
         try:

@@ -56,7 +56,7 @@ class Watch:
         return watch
 
     async def _follow(self) -> MoorageError:
-        """Continue at another server when one is lost; return the reason for the end."""
+        """Continue at another server when one is lost; return the error that ended the watch."""
         while True:
             error = await self._connection.wait_end()
             goes_on = self._addresses.several or isinstance(error, TokenReplaced)

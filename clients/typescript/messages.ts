@@ -7,52 +7,52 @@ export type Json = null | boolean | number | string | Json[] | { [name: string]:
  * A request for a placement (`adhoc: true`).
  *
  * Empty or null `clusters`, `filter`, `search`, `parameters` and `settings` mean the same as
- * leaving them out, and read as None here. Cluster ids that came as numbers read as
- * strings, each id once. Unknown keys are ignored, since existing clients may send them, and
- * `ignored_fields` names them; with `strict` they are refused.
+ * omitted ones; here they are None. Numeric cluster ids become strings, without duplicates.
+ * Unknown keys are ignored, since existing clients may send them, and `ignored_fields` names them;
+ * with `strict` they are refused.
  */
 export interface AllocationRequest {
   /** true */
   adhoc: true;
   /** The policy that decides, or an alias of it. Expected: a policy's URI, `name:version-tag`, of at most 512 characters. */
   policy_rule_uri: string;
-  /** What the policy itself wants to know. Expected: an object. */
+  /** The input of the policy. Expected: an object. */
   inputs: { [name: string]: Json };
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** Those to choose from; left out: all live ones. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
+  /** The clusters to choose from; left out: all live ones. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
   clusters?: (string | number)[] | null;
-  /** What the clusters to choose from are like, where none are named. Expected: an object. */
+  /** A filter that selects clusters if `clusters` names none. Expected: an object. */
   filter?: { [name: string]: Json } | null;
-  /** A search for the clusters to choose from, where there is no filter. Expected: an object. */
+  /** A search that selects clusters if there is no filter. Expected: an object. */
   search?: { [name: string]: Json } | null;
-  /** In place of the policy's defaults. Expected: an object. */
+  /** Parameters in place of the policy's defaults. Expected: an object. */
   parameters?: { [name: string]: Json } | null;
-  /** In place of the policy's defaults. Expected: an object. */
+  /** Settings in place of the policy's defaults. Expected: an object. */
   settings?: { [name: string]: Json } | null;
-  /** What must fit; left out: what the policy says. */
+  /** The resources that must fit; left out: the policy decides. */
   resources?: Resources | null;
-  /** What would do in place of `resources`, in this order. Expected: a list of at most 7 objects like `resources`. */
+  /** Other acceptable `resources`, in the order of preference. Expected: a list of at most 7 objects like `resources`. */
   alternatives?: Resources[];
-  /** Hold it; left out: the answer is advice. */
+  /** Hold the placement as a lease; left out: the answer is advice. */
   lease?: LeaseRequest | null;
-  /** Start something on it. */
+  /** The workload to start on the placement. */
   provision?: ProvisionRequest | null;
-  /** What one evaluation of the policy may take. */
+  /** The time limit of one evaluation of the policy. */
   deadline_seconds?: number | null;
-  /** Say why, in `reasons`. Expected: true or false. */
+  /** Give the reasons for the answer in `reasons`. Expected: true or false. */
   explain?: boolean;
   /** Decide, and hold nothing. Expected: true or false. */
   dry_run?: boolean;
-  /** Tell how far it is, in messages of their own. Expected: true or false. */
+  /** Report the request's progress in separate messages. Expected: true or false. */
   stream?: boolean;
-  /** Refuse the message where a field means nothing; else that is a warning. Expected: true or false. */
+  /** Refuse the message if a field has no meaning; otherwise the reply has a warning. Expected: true or false. */
   strict?: boolean;
-  /** The client's span, as W3C Trace Context writes it; its trace goes on here. Expected: a W3C traceparent, of at most 256 characters. */
+  /** The client's span in W3C Trace Context; the server continues its trace. Expected: a W3C traceparent, of at most 256 characters. */
   traceparent?: string;
 }
 
-/** The reply to `AllocationRequest`, where it succeeds. */
+/** The successful reply to `AllocationRequest`. */
 export interface AllocationRequestReply extends AnyReply {
   data: Json;
 }
@@ -61,19 +61,19 @@ export interface AllocationRequestReply extends AnyReply {
 export interface AntiAffinityRequest {
   /** Any name; it is the tenant's own. Expected: a string of 1 to 128 characters. */
   group: string;
-  /** What is not shared, as `topologyKey` of Kubernetes says it. Expected: "node", "rack" or "zone". */
+  /** The domain that is not shared, like `topologyKey` in Kubernetes. Expected: "node", "rack" or "zone". */
   topology?: "node" | "rack" | "zone";
 }
 
 /** The fields of all operations that list. */
 export interface AnyListing extends AnyOperation {
-  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  /** The `revision` of an earlier answer; a standby waits for that fact. Expected: `revision` of an answer, a whole number. */
   min_revision?: number;
-  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
+  /** The values that each listed row must have, by field name. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
   cluster?: string;
-  /** The `next` of the page before. Expected: a string of at most 256 characters. */
+  /** The `next` of the previous page. Expected: a string of at most 256 characters. */
   after?: string;
   /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
@@ -85,7 +85,7 @@ export interface AnyListing extends AnyOperation {
 export interface AnyOperation {
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  /** Refuse unknown fields; operations also refuse them with `false`. Expected: true or false. */
   strict?: boolean;
 }
 
@@ -103,7 +103,7 @@ export interface AnyReply {
   leader?: string;
 }
 
-/** A lease whose end a request waits for, with its deadline; `lease` where you may see it. */
+/** A lease whose end a request waits for; `lease` is its id, if you may see it. */
 export interface AwaitedLease {
   cluster_id: string;
   node_id: string;
@@ -112,33 +112,33 @@ export interface AwaitedLease {
   lease?: string;
 }
 
-/** A block-level request: no `adhoc`, but an `input`. */
+/** A block-level request: it has `input` and no `adhoc`. */
 export interface BlockRequest {
   /** The block, and the policies that place it. Expected: an object. */
   input: { [name: string]: Json };
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** Whether clusters are only selected, or the block is placed; nothing is held. Expected: "dry_run" or "select_clusters". */
+  /** Whether to only select clusters, or also to place the block; neither holds anything. Expected: "dry_run" or "select_clusters". */
   mode?: "dry_run" | "select_clusters";
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  /** Refuse unknown fields; operations also refuse them with `false`. Expected: true or false. */
   strict?: boolean;
 }
 
-/** Give up waiting. */
+/** Cancel a waiting request. */
 export interface Cancel extends AnyOperation {
   op: "cancel";
-  /** The id of the request. Expected: a string of 1 to 128 characters. */
+  /** The id of the request; in `whatif`, the request itself. Expected: a string of 1 to 128 characters. */
   request: string;
-  /** Say what would come of it, and change nothing. Expected: true or false. */
+  /** Report the effects, and change nothing. Expected: true or false. */
   dry_run?: boolean;
 }
 
-/** The reply to `Cancel`, where it succeeds. */
+/** The successful reply to `Cancel`. */
 export interface CancelReply extends AnyReply {
   data: CancelledRequest;
 }
 
-/** A request that was given up; the fields of a waiter where it waited. */
+/** A cancelled request; if it was waiting, with the fields of a waiter. */
 export interface CancelledRequest {
   request: string;
   state: "cancelled";
@@ -147,8 +147,8 @@ export interface CancelledRequest {
 /**
  * A cluster, with total and free capacity.
  *
- * `owner` is the tenant that registered it, `(server)` for those that the server maintains; null
- * where that was not noted.
+ * `owner` is the tenant that registered it, or `(server)` for a cluster that the server maintains;
+ * null: not recorded.
  */
 export interface ClusterCapacity {
   cluster_id: string;
@@ -171,13 +171,14 @@ export interface ClusterPage {
   next: string | null;
 }
 
-/** Why the answer is no: the machine-readable part of every failure reply. */
+/** The code of a refusal: the machine-readable part of every failure reply. */
 export type Code = "already_exists" | "bad_json" | "bad_message" | "bad_policy" | "busy" | "cancelled" | "conflict" | "engine_failed" | "forbidden" | "idempotency_mismatch" | "internal" | "lease_ended" | "missing_fields" | "never_fits" | "no_capacity" | "not_found" | "not_leader" | "policy_bad_output" | "policy_crashed" | "policy_declined" | "policy_error" | "policy_memory" | "policy_timeout" | "policy_unsound" | "quota_exceeded" | "shutting_down" | "too_large" | "unauthorized" | "unavailable" | "unknown_clusters" | "unknown_lease" | "unknown_op" | "unknown_policy" | "unknown_request" | "unsupported" | "wait_timeout" | "wrong_token";
 
 /**
  * The predicted effects of a change.
  *
- * `others` counts what other tenants have and the reply leaves out, `other_tenants` these tenants.
+ * `others` counts other tenants' requests and leases that the reply omits; `other_tenants` is the
+ * number of these tenants.
  */
 export interface Consequences {
   /** Seconds since the epoch. */
@@ -191,47 +192,47 @@ export interface Consequences {
   warnings: string[];
 }
 
-/** Place nothing new there. */
+/** Place no new leases on a node or cluster. */
 export interface Cordon extends AnyOperation {
   op: "cordon";
   /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
-  /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
+  /** The id of a node of the cluster; left out: the whole cluster. Expected: a string of at most 256 characters. */
   node?: string;
-  /** Say what would come of it, and change nothing. Expected: true or false. */
+  /** Report the effects, and change nothing. Expected: true or false. */
   dry_run?: boolean;
-  /** Why, for people. Expected: a string of at most 256 characters. */
+  /** The reason that people are shown. Expected: a string of at most 256 characters. */
   reason?: string;
 }
 
-/** The reply to `Cordon`, where it succeeds. */
+/** The successful reply to `Cordon`. */
 export interface CordonReply extends AnyReply {
   data: OutOfService;
 }
 
-/** The fleet as it was when a request was decided, and the request. */
+/** Return the fleet at the time when a request was decided, and the request. */
 export interface DecisionFleet extends AnyOperation {
   op: "decision_fleet";
-  /** The id of the request. Expected: a string of 1 to 128 characters. */
+  /** The id of the request; in `whatif`, the request itself. Expected: a string of 1 to 128 characters. */
   request: string;
 }
 
-/** The reply to `DecisionFleet`, where it succeeds. */
+/** The successful reply to `DecisionFleet`. */
 export interface DecisionFleetReply extends AnyReply {
   data: RecalledFleet;
 }
 
-/** What was decided of late, newest first: the tenant's own; for operators, all. */
+/** List the tenant's recent decisions, newest first; for operators, those of all tenants. */
 export interface DecisionListing extends AnyListing {
   op: "decisions";
 }
 
-/** The reply to `DecisionListing`, where it succeeds. */
+/** The successful reply to `DecisionListing`. */
 export interface DecisionListingReply extends AnyReply {
   data: DecisionPage;
 }
 
-/** One page of decisions. `kept_since`: older decisions are pruned; null: none are. */
+/** One page of decisions. `kept_since`: older decisions are pruned; null: none is pruned. */
 export interface DecisionPage {
   decisions: DecisionRow[];
   /** `after` of the next page; null: this is the last. */
@@ -254,46 +255,46 @@ export interface DecisionRow {
   placement?: ShareObject[];
 }
 
-/** Place nothing new there, and end or move what runs there, within `seconds` where given. */
+/** Cordon a node or cluster, and end or move its leases, after `seconds` if given. */
 export interface Drain extends AnyOperation {
   op: "drain";
   /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
-  /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
+  /** The id of a node of the cluster; left out: the whole cluster. Expected: a string of at most 256 characters. */
   node?: string;
-  /** Say what would come of it, and change nothing. Expected: true or false. */
+  /** Report the effects, and change nothing. Expected: true or false. */
   dry_run?: boolean;
-  /** Why, for people. Expected: a string of at most 256 characters. */
+  /** The reason that people are shown. Expected: a string of at most 256 characters. */
   reason?: string;
-  /** How long leases may stay that do not move; left out: until their own end. */
+  /** How long leases that do not move may stay; left out: until their own end. */
   seconds?: number | null;
 }
 
-/** The reply to `Drain`, where it succeeds. */
+/** The successful reply to `Drain`. */
 export interface DrainReply extends AnyReply {
   data: OutOfService;
 }
 
-/** Run a command inside of the workload of a lease; about `token` as `logs`. */
+/** Run a command inside the workload of a lease; `token` is as for `logs`. */
 export interface Exec extends AnyOperation {
   op: "exec";
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
-  /** That of the lease, from the reply that granted it. */
+  /** The lease's token, from the reply that granted the lease. */
   token?: string | null;
-  /** What to run, the program first. Expected: a list of 1 to 4096 strings, the program first. */
+  /** The program and its arguments. Expected: a list of 1 to 4096 strings, the program first. */
   command: string[];
-  /** What it may take, after which it is killed. Expected: seconds above 0, at most 3600. */
+  /** The time limit of the command, after which it is killed. Expected: seconds above 0, at most 3600. */
   timeout_seconds?: number;
-  /** Where it runs; left out: where the workload does. Expected: a string of at most 256 characters. */
+  /** The command's working directory; left out: the workload's. Expected: a string of at most 256 characters. */
   workdir?: string;
-  /** As whom, in a container. Expected: a string of at most 256 characters. */
+  /** The user that runs the command in a container. Expected: a string of at most 256 characters. */
   user?: string;
-  /** Variables beside the workload's own. Expected: an object of strings. */
+  /** Environment variables to add to the workload's own. Expected: an object of strings. */
   environment?: { [name: string]: string };
 }
 
-/** The reply to `Exec`, where it succeeds. */
+/** The successful reply to `Exec`. */
 export interface ExecReply extends AnyReply {
   data: ExecutionAnswer;
 }
@@ -320,13 +321,13 @@ export interface FailureMessage {
   leader?: string;
 }
 
-/** Why not. `field` and `expected` are there where it is about one field. */
+/** The reason for a refusal. `field` and `expected` are present if it concerns one field. */
 export interface FailureReason {
   code: Code;
   reason: string;
   field?: string;
   expected?: string;
-  /** never: not even when all is free; not_now: it may do later; not_you: a quota is in the way, or a permission is missing. */
+  /** never: it does not fit an empty fleet; not_now: it may fit later; not_you: a quota or a missing permission prevents it. */
   verdict?: "never" | "not_now" | "not_you";
   largest?: LargestNode;
   models?: string[];
@@ -334,7 +335,7 @@ export interface FailureReason {
   ttl_max_seconds?: number;
 }
 
-/** A piece of a file; the next one starts at `offset`. */
+/** A piece of a file; the next piece starts at `offset`. */
 export interface FilePart {
   base64: string;
   offset: number;
@@ -344,34 +345,34 @@ export interface FilePart {
 /**
  * List the files that the workload of a lease left in its own folder, or read one of them.
  *
- * Without `path` the reply lists them; with it, the reply is a piece of that file from `offset`
- * on. `attempt` and `token` are as with `logs`.
+ * Without `path` the reply lists the files; with `path` it has a piece of that file, from `offset`
+ * on. `attempt` and `token` are as for `logs`.
  */
 export interface Files extends AnyOperation {
   op: "files";
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
-  /** That of the lease, from the reply that granted it. */
+  /** The lease's token, from the reply that granted the lease. */
   token?: string | null;
-  /** The number of the start; 0: the last one. Expected: a whole number, 0 or more. */
+  /** The number of the workload's start; 0: the last start. Expected: a whole number, 0 or more. */
   attempt?: number;
-  /** A file within the run's folder; left out: all are listed. Expected: a path within the run's folder, of 1024 characters. */
+  /** A file in the run's folder; left out: list all files. Expected: a path within the run's folder, of 1024 characters. */
   path?: string;
-  /** Where to begin, in bytes. Expected: a whole number of bytes, 0 or more. */
+  /** The first byte to return. Expected: a whole number of bytes, 0 or more. */
   offset?: number;
 }
 
-/** The reply to `Files`, where it succeeds. */
+/** The successful reply to `Files`. */
 export interface FilesReply extends AnyReply {
   data: RunFileList | FilePart;
 }
 
-/** What there is and what of it is free: the clusters, or the nodes of `cluster`. */
+/** List the clusters, or the nodes of `cluster`, with their total and free capacity. */
 export interface FleetListing extends AnyListing {
   op: "fleet";
 }
 
-/** The reply to `FleetListing`, where it succeeds. */
+/** The successful reply to `FleetListing`. */
 export interface FleetListingReply extends AnyReply {
   data: ClusterPage | NodePage;
 }
@@ -381,11 +382,11 @@ export interface Flush extends AnyOperation {
   op: "flush";
   /** The id of a cluster. Expected: a string of at most 256 characters. */
   cluster?: string;
-  /** Say what would come of it, and change nothing. Expected: true or false. */
+  /** Report the effects, and change nothing. Expected: true or false. */
   dry_run?: boolean;
 }
 
-/** The reply to `Flush`, where it succeeds. */
+/** The successful reply to `Flush`. */
 export interface FlushReply extends AnyReply {
   data: FlushedLeases;
 }
@@ -395,16 +396,16 @@ export interface FlushedLeases {
   flushed: string[];
 }
 
-/** Give up a machine whose agent will not come back: its leases fail, and its node goes. */
+/** Remove a machine whose agent will not come back: its leases fail, its node is removed. */
 export interface ForgetMachine extends AnyOperation {
   op: "forget";
   /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
-  /** The id of a node of the cluster; left out: all of it. Expected: a string of 1 to 256 characters. */
+  /** The id of a node of the cluster; left out: the whole cluster. Expected: a string of 1 to 256 characters. */
   node: string;
 }
 
-/** The reply to `ForgetMachine`, where it succeeds. */
+/** The successful reply to `ForgetMachine`. */
 export interface ForgetMachineReply extends AnyReply {
   data: OutOfService;
 }
@@ -413,13 +414,13 @@ export interface ForgetMachineReply extends AnyReply {
 export interface LabelRequirement {
   /** The name of the label. Expected: a string of 1 to 256 characters. */
   key: string;
-  /** What must hold of its value. Expected: "In", "NotIn", "Exists" or "DoesNotExist". */
+  /** The condition on the value. Expected: "In", "NotIn", "Exists" or "DoesNotExist". */
   operator: "DoesNotExist" | "Exists" | "In" | "NotIn";
-  /** What it is compared with; of `In` and `NotIn` alone. Expected: a list of at most 1024 strings. */
+  /** The values to compare with; only for `In` and `NotIn`. Expected: a list of at most 1024 strings. */
   values?: string[];
 }
 
-/** How many candidate nodes there are, and the most that one of them has. */
+/** The number of candidate nodes, and the largest amount of each resource on one of them. */
 export interface LargestNode {
   nodes: number;
   models: string[];
@@ -432,19 +433,19 @@ export interface LargestNode {
 /**
  * A lease. Only the reply to its owner has its `token`.
  *
- * It ends at `expires_at`, by the server's clock, unless it is renewed. Where it is `queued` and
- * pauses after a failure, it is tried again at `retry_at`; 0 and absent: it does not pause.
- * `ttl_max_seconds` is there where it was not renewed for longer, since its nodes are reserved or
- * drained then. `choice` is there where the request had `alternatives`: 0 is `resources` itself.
- * `lost_devices`: UUIDs of GPUs that it holds, and that its nodes have no more.
+ * It ends at `expires_at`, by the server's clock, unless it is renewed. A `queued` lease that
+ * pauses after a failure is placed again at `retry_at`; 0 and absent: no pause. `ttl_max_seconds`
+ * is present if the lease can last no longer, since a reservation or drain of its nodes begins
+ * then. `choice` is present if the request had `alternatives`: 0 is `resources` itself.
+ * `lost_devices`: UUIDs of GPUs of the lease that are no longer on its nodes.
  */
 export interface LeaseAnswer {
-  /** Its id, also that of the request it was granted to. */
+  /** The id of the lease, and of the request that it was granted to. */
   id: string;
   state: "active" | "ended" | "ending" | "failing" | "granted" | "queued" | "starting" | "warm";
-  /** Whose it is. */
+  /** The owner of the lease. */
   tenant: string;
-  /** What is held: one share per node; nothing while it is `queued`. */
+  /** What the lease holds: one share per node; empty while it is `queued`. */
   placement: ShareObject[];
   /** Seconds since the epoch. */
   granted_at: number;
@@ -452,42 +453,42 @@ export interface LeaseAnswer {
   expires_at: number;
   /** Grows with every grant; hand it to storage that must refuse earlier holders. */
   fencing: number;
-  /** It ends this long after its grant or last renewal. */
+  /** The lease ends this long after its grant or last renewal. */
   ttl_seconds: number;
   /** The policy that placed it. */
   policy_rule_uri: string;
   choice?: number;
-  /** Why it is queued, ending or ended, and which machine of it is not heard of. */
+  /** Why it is queued, ending or ended, or which of its machines is lost. */
   reason?: string;
   /** Seconds since the epoch. */
   retry_at?: number;
   lost_devices?: string[];
-  /** That it has to give way, and to whom. */
+  /** The notice that it must give way, if any. */
   notice?: NoticeAnswer;
-  /** What runs on it. */
+  /** The workload on the placement. */
   workload?: WorkloadAnswer;
-  /** Its holder may renew and release. */
+  /** The secret that lets a client renew and release the lease. */
   token?: string;
   ttl_max_seconds?: number;
-  /** Whose quota it counts for, within the tenant. */
+  /** The tenant's project whose quota the lease counts for. */
   project?: string;
 }
 
-/** Who holds what: the tenant's own; for operators, all. With `sort`, and how many in all. */
+/** List the tenant's leases; for operators, all leases. With `sort`, also their total number. */
 export interface LeaseListing extends AnyListing {
   op: "leases";
-  /** Those in this state alone. Expected: a string of at most 256 characters. */
+  /** Only list leases in this state. Expected: a string of at most 256 characters. */
   state?: string;
-  /** What leases are ordered by, on all pages; left out: as they were granted. Expected: one of granted_at, expires_at and gpus, each also with - before it for the largest first, state, tenant, project, policy_rule_uri, place; node by node: node, node_ends, node_gpus; or "". */
+  /** The order of the leases over all pages; left out: by the time of the grant. Expected: one of granted_at, expires_at and gpus, each also with - before it for the largest first, state, tenant, project, policy_rule_uri, place; node by node: node, node_ends, node_gpus; or "". */
   sort?: "" | "-expires_at" | "-gpus" | "-granted_at" | "expires_at" | "gpus" | "granted_at" | "node" | "node_ends" | "node_gpus" | "place" | "policy_rule_uri" | "project" | "state" | "tenant";
 }
 
-/** The reply to `LeaseListing`, where it succeeds. */
+/** The successful reply to `LeaseListing`. */
 export interface LeaseListingReply extends AnyReply {
   data: LeasePage;
 }
 
-/** One page of leases. `total`: how many there are on all pages, where `sort` was given. */
+/** One page of leases. `total`: the number of leases on all pages, if `sort` was given. */
 export interface LeasePage {
   leases: LeaseAnswer[];
   /** `after` of the next page; null: this is the last. */
@@ -495,31 +496,31 @@ export interface LeasePage {
   total?: number;
 }
 
-/** `lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`. */
+/** `lease` of a request: the terms of the lease. Units as in `model.LeaseTerms`. */
 export interface LeaseRequest {
-  /** How long it lasts from the grant, or the last renewal, on. Expected: a number of seconds between 1 and 604800. */
+  /** How long the lease lasts after the grant or the last renewal. Expected: a number of seconds between 1 and 604800. */
   ttl_seconds?: number;
-  /** How long the request waits in the queue; 0 answers at once. Expected: a number of seconds between 0 and 604800. */
+  /** How long the request may wait in the queue; 0 answers at once. Expected: a number of seconds between 0 and 604800. */
   wait_seconds?: number;
-  /** Higher ones go first. Expected: a whole number between -1000000 and 1000000. */
+  /** Requests of a higher priority go first. Expected: a whole number between -1000000 and 1000000. */
   priority?: number;
-  /** It gives way to requests of a higher priority. Expected: true or false. */
+  /** Whether the lease gives way to requests of a higher priority. Expected: true or false. */
   preemptible?: boolean;
-  /** It gives way no sooner after the grant. Expected: a number of seconds between 0 and 604800. */
+  /** How long after the grant the lease does not give way. Expected: a number of seconds between 0 and 604800. */
   runtime_seconds_min?: number;
-  /** What passes between the news that it gives way, and its end. Expected: a number of seconds between 0 and 604800. */
+  /** The time between the notice that the lease gives way, and its end. Expected: a number of seconds between 0 and 604800. */
   notice_seconds?: number;
-  /** The same request with the same key gets the same lease. Expected: a string of 1 to 128 characters. */
+  /** A repeated request with the same key gets the same lease. Expected: a string of 1 to 128 characters. */
   idempotency_key?: string;
-  /** Whose quota it counts for, within the tenant. Expected: a string of 1 to 128 characters. */
+  /** The tenant's project whose quota the lease counts for. Expected: a string of 1 to 128 characters. */
   project?: string;
-  /** So short a lease will do where others reserved its nodes; 0: none will. Expected: a number of seconds between 0 and 604800. */
+  /** Shortest acceptable TTL if a reservation begins earlier; 0: never shorten. Expected: a number of seconds between 0 and 604800. */
   ttl_seconds_min?: number;
-  /** It is not placed near other leases of its group. */
+  /** Keeps the lease away from other leases of its group. */
   anti_affinity?: AntiAffinityRequest | null;
 }
 
-/** How many leases other tenants have, and how many tenants those are. */
+/** The number of other tenants' leases, and the number of these tenants. */
 export interface LeasesOfOthers {
   leases: number;
   tenants: number;
@@ -532,54 +533,54 @@ export interface LeftOutFile {
 }
 
 /**
- * What the workload of a lease wrote, from a byte offset on; a negative one is from the end.
+ * Return a workload's output from a byte offset on; a negative offset counts from the end.
  *
- * Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
- * offset counts in what the start number `attempt` wrote, and starts again with the next one; 0
- * means the last start. Text that is no UTF-8 comes unaltered as `base64` only. Without `token`,
- * the lease is one of the caller's own tenant.
+ * If there is no output at the offset yet, the reply waits up to `wait_seconds` for it. Each start
+ * of the workload has its own output and offsets; `attempt` 0 means the last start. Only `base64`
+ * returns output that is not UTF-8 unchanged. Without `token`, it must be a lease of the caller's
+ * own tenant.
  */
 export interface Logs extends AnyOperation {
   op: "logs";
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
-  /** That of the lease, from the reply that granted it. */
+  /** The lease's token, from the reply that granted the lease. */
   token?: string | null;
-  /** Where to begin, in bytes. Expected: a number of bytes, below 0 counted from the end. */
+  /** The first byte to return. Expected: a number of bytes, below 0 counted from the end. */
   offset?: number;
-  /** The number of the start; 0: the last one. Expected: a whole number, 0 or more. */
+  /** The number of the workload's start; 0: the last start. Expected: a whole number, 0 or more. */
   attempt?: number;
-  /** How long to wait for something to be written there. Expected: seconds between 0 and 30. */
+  /** How long to wait for output at `offset`. Expected: seconds between 0 and 30. */
   wait_seconds?: number;
-  /** How what was written comes. Expected: "text" or "base64". */
+  /** How the reply encodes the output. Expected: "text" or "base64". */
   encoding?: "base64" | "text";
 }
 
-/** The reply to `Logs`, where it succeeds. */
+/** The successful reply to `Logs`. */
 export interface LogsReply extends AnyReply {
   data: OutputPart;
 }
 
-/** Call `management` of a policy. */
+/** Call `management` of a policy with `action` and `data`. */
 export interface Manage extends AnyOperation {
   op: "manage";
   /** The policy, or an alias of it. Expected: a policy's URI, `name:version-tag`, of at most 512 characters. */
   policy_rule_uri: string;
-  /** What `management` is called with. Expected: a string of 1 to 256 characters. */
+  /** The `action` argument of the policy's `management`. Expected: a string of 1 to 256 characters. */
   action: string;
-  /** What `management` is called with. Expected: an object. */
+  /** The `data` argument of the policy's `management`. Expected: an object. */
   data?: { [name: string]: Json };
 }
 
-/** The reply to `Manage`, where it succeeds. */
+/** The successful reply to `Manage`. */
 export interface ManageReply extends AnyReply {
   data: Json;
 }
 
 /**
- * A pushed message: news of a topic, or with `id` how far a request with `stream` is.
+ * A pushed message: news of a topic, or, with `id`, the progress of a request with `stream`.
  *
- * `missed` counts those that were lost.
+ * `missed` counts lost messages.
  */
 export interface NewsMessage {
   event: string;
@@ -626,7 +627,7 @@ export interface NodeVerdict {
   needs?: number;
 }
 
-/** A lease has to give way to a request, by then at the latest. */
+/** The notice that a lease must give way to the request `by`, before the time `until`. */
 export interface NoticeAnswer {
   by: string;
   /** Seconds since the epoch. */
@@ -635,9 +636,9 @@ export interface NoticeAnswer {
 }
 
 /**
- * How a cluster or a node stands, and the leases that hold something of it.
+ * A cluster or node with its state of service, and the leases on it.
  *
- * `others`: in a dry run, what is there besides, for a tenant that does not see it.
+ * `others`: in a dry run, counts of the leases that the tenant may not see.
  */
 export interface OutOfService {
   cluster_id: string;
@@ -647,7 +648,7 @@ export interface OutOfService {
   others?: LeasesOfOthers;
 }
 
-/** A piece of a workload's output; the next one starts at `offset`. */
+/** A piece of a workload's output; the next piece starts at `offset`. */
 export interface OutputPart {
   offset: number;
   attempt: number;
@@ -657,14 +658,14 @@ export interface OutputPart {
   base64?: string;
 }
 
-/** The fleet as it was at a time. */
+/** Return the fleet at the time `at`. */
 export interface PastFleet extends AnyOperation {
   op: "past_fleet";
-  /** When. Expected: a time, in seconds since the epoch. */
+  /** The moment of the fleet to show. Expected: a time, in seconds since the epoch. */
   at: number;
 }
 
-/** The fleet at a time, as topic `map` packs it, after the fact `seq`; 0: before the first. */
+/** The fleet at a time, packed as in topic `map`, after the fact `seq`; 0: before the first. */
 export interface PastFleetAnswer {
   /** Seconds since the epoch. */
   at: number;
@@ -672,31 +673,31 @@ export interface PastFleetAnswer {
   packed: string;
 }
 
-/** The reply to `PastFleet`, where it succeeds. */
+/** The successful reply to `PastFleet`. */
 export interface PastFleetReply extends AnyReply {
   data: PastFleetAnswer;
 }
 
-/** `provision` of a request: which backend starts what, and what becomes of it if that fails. */
+/** `provision` of a request: the workload to start, its backend, and its retries. */
 export interface ProvisionRequest {
-  /** The name of one that the server has, e.g. `local`. Expected: a string of 1 to 256 characters. */
+  /** The name of a backend of the server, e.g. `local`. Expected: a string of 1 to 256 characters. */
   backend: string;
-  /** What to start, as that backend reads it. Expected: an object. */
+  /** The workload, in the format of this backend. Expected: an object. */
   spec?: { [name: string]: Json };
-  /** Whether the lease ends with a workload that fails, or waits for a new place. Expected: "end" or "requeue". */
+  /** Whether the lease ends if its workload fails, or is placed again. Expected: "end" or "requeue". */
   on_failure?: "end" | "requeue";
-  /** The most starts in all, the first included. */
+  /** The most starts of the workload, including the first. */
   attempts_max?: number | null;
-  /** How long the workload stays after the release, for a request like it. Expected: a number of seconds between 0 and 604800. */
+  /** How long the workload stays after the release, for warm reuse. Expected: a number of seconds between 0 and 604800. */
   keep_warm_seconds?: number;
 }
 
-/** Who waits: the tenant's own; for operators, all. */
+/** List the tenant's waiting requests; for operators, those of all tenants. */
 export interface QueueListing extends AnyListing {
   op: "queue";
 }
 
-/** The reply to `QueueListing`, where it succeeds. */
+/** The successful reply to `QueueListing`. */
 export interface QueueListingReply extends AnyReply {
   data: QueuePage;
 }
@@ -711,8 +712,8 @@ export interface QueuePage {
 /**
  * A row of the queue.
  *
- * `expected_at`: its turn, if leases last as long as like ones did. `overtaken`: how often
- * a request that came later went before it.
+ * `expected_at`: its turn, if leases last as long as similar ones did. `overtaken`: how often
+ * a later request was granted before it.
  */
 export interface QueuedWaiter {
   request: string;
@@ -731,22 +732,22 @@ export interface QueuedWaiter {
   overtaken: number;
 }
 
-/** The amount of each resource that is named. */
+/** The amount of each resource that is given. */
 export interface QuotaAmounts {
-  /** GPUs, 1000 for a whole one. */
+  /** GPUs; 1000 is a whole GPU. */
   gpu_milli?: number | null;
-  /** CPU, 1000 for a core. */
+  /** CPU; 1000 is a core. */
   cpu_milli?: number | null;
   /** Memory. */
   memory_mib?: number | null;
 }
 
-/** What tenants and projects may hold, and what they hold of it. */
+/** List the quotas of tenants and projects, and how much of each is held. */
 export interface QuotaListing extends AnyListing {
   op: "quotas";
 }
 
-/** The reply to `QuotaListing`, where it succeeds. */
+/** The successful reply to `QuotaListing`. */
 export interface QuotaListingReply extends AnyReply {
   data: QuotaPage;
 }
@@ -776,7 +777,7 @@ export interface QuotaTerms {
   notice_seconds: number;
 }
 
-/** Why a request or lease is as it is, or waits now; further fields depend on that. */
+/** Why a request or lease is in its state, or waits; the other fields depend on the state. */
 export interface Reasons {
   request: string;
   state?: string;
@@ -786,7 +787,7 @@ export interface Reasons {
   lease?: LeaseAnswer;
   history?: { [name: string]: Json }[];
   drift?: string[];
-  /** never: not even when all is free; not_now: it may do later; not_you: a quota is in the way, or a permission is missing. */
+  /** never: it does not fit an empty fleet; not_now: it may fit later; not_you: a quota or a missing permission prevents it. */
   verdict?: "never" | "not_now" | "not_you";
   largest?: LargestNode;
   models?: string[];
@@ -800,7 +801,7 @@ export interface Reasons {
   next?: string | null;
 }
 
-/** The fleet before a decision, as topic `map` packs it, and the message to ask again. */
+/** The fleet before a decision, packed as in topic `map`, and the message that was decided. */
 export interface RecalledFleet {
   /** Seconds since the epoch. */
   at: number;
@@ -810,38 +811,38 @@ export interface RecalledFleet {
 }
 
 /**
- * End a lease. Without `token`, one of the caller's own tenant.
+ * End a lease. Without `token`, it must be a lease of the caller's own tenant.
  *
- * With `dry_run`, `reasons` of the reply say which requests then have their turn; leases of
- * `beside` are taken to end, too.
+ * With `dry_run`, nothing ends, and `reasons` of the reply names the requests that would be served
+ * next. The leases in `beside` are assumed to end, too.
  */
 export interface Release extends AnyOperation {
   op: "release";
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
-  /** That of the lease, from the reply that granted it. */
+  /** The lease's token, from the reply that granted the lease. */
   token?: string | null;
-  /** Say what would come of it, and change nothing. Expected: true or false. */
+  /** Report the effects, and change nothing. Expected: true or false. */
   dry_run?: boolean;
-  /** Leases that are taken to end with it, in a dry run. Expected: a list of at most 100 lease ids. */
+  /** Other leases that the dry run assumes to end, too. Expected: a list of at most 100 lease ids. */
   beside?: string[];
 }
 
-/** The reply to `Release`, where it succeeds. */
+/** The successful reply to `Release`. */
 export interface ReleaseReply extends AnyReply {
   data: ShareObject | ShareObject[];
 }
 
-/** Remove the quota of a tenant, or of one of its projects: that of all holds then. */
+/** Remove the quota of a tenant or project; then the quota `*` holds for a tenant. */
 export interface RemoveQuota extends AnyOperation {
   op: "remove_quota";
-  /** Whose. Expected: a string of 1 to 256 characters. */
+  /** The tenant of the quota or of the reservation. Expected: a string of 1 to 256 characters. */
   tenant: string;
   /** A project of the tenant; left out: the tenant as a whole. */
   project?: string | null;
 }
 
-/** The reply to `RemoveQuota`, where it succeeds. */
+/** The successful reply to `RemoveQuota`. */
 export interface RemoveQuotaReply extends AnyReply {
   data: QuotaState;
 }
@@ -851,13 +852,13 @@ export interface Renew extends AnyOperation {
   op: "renew";
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
-  /** That of the lease, from the reply that granted it. Expected: a string of 1 to 128 characters. */
+  /** The lease's token, from the reply that granted the lease. Expected: a string of 1 to 128 characters. */
   token: string;
-  /** How long it lasts from now on. */
+  /** How long the lease lasts from now on. */
   ttl_seconds?: number | null;
 }
 
-/** The reply to `Renew`, where it succeeds. */
+/** The successful reply to `Renew`. */
 export interface RenewReply extends AnyReply {
   data: ShareObject | ShareObject[];
 }
@@ -869,7 +870,7 @@ export interface RequestChange {
   fits: Json;
 }
 
-/** A reservation of nodes for one tenant. `used`: the tenant has had a lease there. */
+/** A reservation of nodes for one tenant. `used`: whether the tenant has had a lease on it. */
 export interface ReservationAnswer {
   reservation: string;
   tenant: string;
@@ -883,12 +884,12 @@ export interface ReservationAnswer {
   used: boolean;
 }
 
-/** What is reserved, and when: the tenant's own; for operators, all. */
+/** List the tenant's reservations; for operators, those of all tenants. */
 export interface ReservationListing extends AnyListing {
   op: "reservations";
 }
 
-/** The reply to `ReservationListing`, where it succeeds. */
+/** The successful reply to `ReservationListing`. */
 export interface ReservationListingReply extends AnyReply {
   data: ReservationPage;
 }
@@ -900,31 +901,31 @@ export interface ReservationPage {
   next: string | null;
 }
 
-/** Keep nodes for a tenant, from one moment to another: such as `resources` fits on. */
+/** Reserve nodes that fit `resources` for a tenant, from `starts_at` to `ends_at`. */
 export interface ReserveNodes extends AnyOperation {
   op: "reserve";
-  /** What must fit. */
+  /** The resources to reserve. */
   resources: Resources;
-  /** When it begins. Expected: a time, in seconds since the epoch. */
+  /** The start of the reservation. Expected: a time, in seconds since the epoch. */
   starts_at: number;
-  /** When it ends. Expected: a time, in seconds since the epoch. */
+  /** The end of the reservation. Expected: a time, in seconds since the epoch. */
   ends_at: number;
-  /** Whose. Expected: a string of at most 256 characters. */
+  /** The tenant of the quota or of the reservation. Expected: a string of at most 256 characters. */
   tenant?: string;
-  /** Those to choose from; left out: all. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
+  /** The clusters to choose nodes from; left out: all. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
   clusters?: (string | number)[] | null;
-  /** It ends these seconds after its start where no lease uses it; 0: never. Expected: a number of seconds between 0 and 604800. */
+  /** It ends these seconds after its start if no lease uses it; 0: never. Expected: a number of seconds between 0 and 604800. */
   lapse_seconds?: number;
-  /** Say what would come of it, and change nothing. Expected: true or false. */
+  /** Report the effects, and change nothing. Expected: true or false. */
   dry_run?: boolean;
 }
 
-/** The reply to `ReserveNodes`, where it succeeds. */
+/** The successful reply to `ReserveNodes`. */
 export interface ReserveNodesReply extends AnyReply {
   data: ReservationAnswer;
 }
 
-/** The reserved part of a node: all of it if `whole`, else devices and amounts. */
+/** The reserved part of a node: the whole node if `whole`, else devices and amounts. */
 export interface ReservedNode {
   cluster_id: string;
   node_id: string;
@@ -944,13 +945,13 @@ export interface ResourceUse {
   room: number | null;
 }
 
-/** `resources` of a request: what must fit. Units as in `model.Demand`. */
+/** `resources` of a request: the resources that must fit. Units as in `model.Demand`. */
 export interface Resources {
   /** GPUs of each node. Expected: a whole number of GPUs between 0 and 1024. */
   gpus?: number;
-  /** Of each of these GPUs, 1000 for a whole one. Expected: a whole number between 1 and 1000 (thousandths of each GPU). */
+  /** The share of each of these GPUs; 1000 is a whole GPU. Expected: a whole number between 1 and 1000 (thousandths of each GPU). */
   gpu_milli?: number;
-  /** The GPUs are of one of these; empty: of any. Expected: a list of at most 64 GPU models. */
+  /** Accepted GPU models; empty: any model. Expected: a list of at most 64 GPU models. */
   models?: string[];
   /** The least memory of each GPU. Expected: a whole number of MiB between 0 and 1000000000000. */
   gpu_memory_mib?: number;
@@ -960,25 +961,25 @@ export interface Resources {
   memory_mib?: number;
   /** The number of nodes; more than one are a gang, granted whole or not at all. Expected: a whole number of nodes between 1 and 1024. */
   nodes?: number;
-  /** What the GPUs of a node, or for `rack` and `zone` those of a gang, have in common. Expected: "nvlink", "numa", "rack", "zone" or "". */
+  /** The common domain of a node's GPUs, or for `rack` and `zone` of a gang's nodes. Expected: "nvlink", "numa", "rack", "zone" or "". */
   topology?: "" | "numa" | "nvlink" | "rack" | "zone";
-  /** What must hold of the labels of each node, all of it. Expected: a list of at most 64 objects with `key`, `operator` and `values`. */
+  /** Requirements on the labels of each node, all of which must hold. Expected: a list of at most 64 objects with `key`, `operator` and `values`. */
   where?: LabelRequirement[];
 }
 
-/** Go on with a session that lost its connection; the first message of a connection. */
+/** Resume a session that lost its connection; must be the first message of a connection. */
 export interface Resume extends AnyOperation {
   op: "resume";
-  /** What the header `Moorage-Session` of its handshake said. Expected: a string of 1 to 128 characters. */
+  /** The session's id: the header `Moorage-Session` of its handshake. Expected: a string of 1 to 128 characters. */
   session: string;
 }
 
-/** The reply to `Resume`, where it succeeds. */
+/** The successful reply to `Resume`. */
 export interface ResumeReply extends AnyReply {
   data: ResumedSession;
 }
 
-/** A lease that the session was granted and that holds; `message` requested it. */
+/** A lease of the session that has not ended; `message` is the `id` of its request's message. */
 export interface ResumedLease {
   message: string | number | null;
   lease: LeaseAnswer;
@@ -987,8 +988,9 @@ export interface ResumedLease {
 /**
  * The open requests and leases of a resumed session.
  *
- * `open` has the `id` of each message whose reply is to come; null: it had none. `topics` are
- * watched on. What was pushed while it was away comes next; `missed` says how much did not.
+ * `open` has the `id` of each message without a reply yet; null: a message without `id`. The
+ * session still watches `topics`. The news since the interruption follow; `missed` counts
+ * lost news.
  */
 export interface ResumedSession {
   session: string;
@@ -1001,7 +1003,7 @@ export interface ResumedSession {
 /**
  * A request without an answer; `message` is the `id` of its message.
  *
- * `position`: its place in the queue, as of a moment ago; null: it has none, or it is not known.
+ * `position`: its recent place in the queue; null: none, or not known.
  */
 export interface ResumedWaiter {
   request: string;
@@ -1022,26 +1024,26 @@ export interface RunFileList {
   attempt: number;
 }
 
-/** Set the quota of a tenant or of one of its projects. A field left out is as at first. */
+/** Set the quota of a tenant or of one of its projects. Omitted fields have their defaults. */
 export interface SetQuota extends AnyOperation {
   op: "set_quota";
-  /** Whose. Expected: a string of 1 to 256 characters. */
+  /** The tenant of the quota or of the reservation. Expected: a string of 1 to 256 characters. */
   tenant: string;
   /** A project of the tenant; left out: the tenant as a whole. */
   project?: string | null;
-  /** With twice the weight it may hold twice as much before others go first. Expected: a number between 0.001 and 1000000. */
+  /** A tenant with twice the weight may hold twice as much before others go first. Expected: a number between 0.001 and 1000000. */
   weight?: number;
-  /** Its own; left out: no limit. */
+  /** The tenant's own quota; left out: no limit. */
   nominal?: QuotaAmounts;
-  /** How much more it may hold of what others leave unused; left out: nothing. */
+  /** The unused quota of others that the tenant may hold as well; left out: nothing. */
   borrow?: QuotaAmounts;
-  /** How much of its own others may hold while it does not; left out: all of it. */
+  /** The tenant's unused quota that others may hold; left out: all of it. */
   lend?: QuotaAmounts;
-  /** How long those who borrow may stay when it wants its own back. Expected: a number of seconds between 0 and 604800. */
+  /** How long borrowed leases may stay once the tenant needs its quota. Expected: a number of seconds between 0 and 604800. */
   notice_seconds?: number;
 }
 
-/** The reply to `SetQuota`, where it succeeds. */
+/** The successful reply to `SetQuota`. */
 export interface SetQuotaReply extends AnyReply {
   data: QuotaState;
 }
@@ -1065,31 +1067,31 @@ export interface ShareObject {
 /** Return the state of a lease or request. */
 export interface Status extends AnyOperation {
   op: "status";
-  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  /** The `revision` of an earlier answer; a standby waits for that fact. Expected: `revision` of an answer, a whole number. */
   min_revision?: number;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease?: string;
-  /** The id of the request. Expected: a string of 1 to 128 characters. */
+  /** The id of the request; in `whatif`, the request itself. Expected: a string of 1 to 128 characters. */
   request?: string;
 }
 
-/** The reply to `Status`, where it succeeds. */
+/** The successful reply to `Status`. */
 export interface StatusReply extends AnyReply {
   data: ShareObject | ShareObject[] | WaiterStatus;
 }
 
-/** Place something there again. */
+/** Place new leases on a node or cluster again. */
 export interface Uncordon extends AnyOperation {
   op: "uncordon";
   /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
-  /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
+  /** The id of a node of the cluster; left out: the whole cluster. Expected: a string of at most 256 characters. */
   node?: string;
-  /** Say what would come of it, and change nothing. Expected: true or false. */
+  /** Report the effects, and change nothing. Expected: true or false. */
   dry_run?: boolean;
 }
 
-/** The reply to `Uncordon`, where it succeeds. */
+/** The successful reply to `Uncordon`. */
 export interface UncordonReply extends AnyReply {
   data: OutOfService;
 }
@@ -1097,16 +1099,16 @@ export interface UncordonReply extends AnyReply {
 /** End a reservation before its time. */
 export interface UnreserveNodes extends AnyOperation {
   op: "unreserve";
-  /** Its id. Expected: a string of 1 to 128 characters. */
+  /** The id of the reservation. Expected: a string of 1 to 128 characters. */
   reservation: string;
 }
 
-/** The reply to `UnreserveNodes`, where it succeeds. */
+/** The successful reply to `UnreserveNodes`. */
 export interface UnreserveNodesReply extends AnyReply {
   data: ReservationAnswer;
 }
 
-/** How a request stands that is no lease yet. */
+/** The status of a request that has no lease yet. */
 export interface WaiterStatus {
   request: string;
   tenant: string;
@@ -1122,14 +1124,14 @@ export interface WaiterStatus {
   state: "waiting";
 }
 
-/** Get the news of these topics from now on. */
+/** Push the news of these topics to this session from now on. */
 export interface WatchTopics extends AnyOperation {
   op: "watch";
-  /** Their names. Expected: a list of 1 to 64 topics. */
+  /** The names of the topics to watch. Expected: a list of 1 to 64 topics. */
   topics: string[];
 }
 
-/** The reply to `WatchTopics`, where it succeeds. */
+/** The successful reply to `WatchTopics`. */
 export interface WatchTopicsReply extends AnyReply {
   data: WatchedTopics;
 }
@@ -1139,12 +1141,12 @@ export interface WatchedTopics {
   topics: string[];
 }
 
-/** The answer that `request` would get if `change` had happened, and what else would differ. */
+/** Return the answer that `request` would get after `change`, and the change's other effects. */
 export interface WhatIf extends AnyOperation {
   op: "whatif";
-  /** The id of the request. */
+  /** The id of the request; in `whatif`, the request itself. */
   request?: AllocationRequest;
-  /** Nodes, cordons, drains, quotas, weights and policies. Expected: an object. */
+  /** The changes to assume: nodes, cordons, drains, quotas, weights and policies. Expected: an object. */
   change?: { [name: string]: Json };
 }
 
@@ -1159,56 +1161,56 @@ export interface WhatIfAnswer {
   position?: number;
 }
 
-/** The reply to `WhatIf`, where it succeeds. */
+/** The successful reply to `WhatIf`. */
 export interface WhatIfReply extends AnyReply {
   data: Consequences;
 }
 
-/** The reasons for what became of a lease or request; `nodes`: and what each node lacks now. */
+/** Return why a lease or request is in its state; with `nodes`, what each node lacks. */
 export interface Why extends AnyOperation {
   op: "why";
-  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  /** The `revision` of an earlier answer; a standby waits for that fact. Expected: `revision` of an answer, a whole number. */
   min_revision?: number;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease?: string;
-  /** The id of the request. Expected: a string of 1 to 128 characters. */
+  /** The id of the request; in `whatif`, the request itself. Expected: a string of 1 to 128 characters. */
   request?: string;
-  /** Tell what each candidate node lacks, too, by pages. Expected: true or false. */
+  /** Also list what each candidate node lacks, in pages. Expected: true or false. */
   nodes?: boolean;
-  /** The `next` of the page before. Expected: a string of at most 256 characters. */
+  /** The `next` of the previous page. Expected: a string of at most 256 characters. */
   after?: string;
   /** The most objects on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 
-/** The reply to `Why`, where it succeeds. */
+/** The successful reply to `Why`. */
 export interface WhyReply extends AnyReply {
   data: Reasons;
 }
 
-/** How the workload of a lease is. */
+/** The workload of a lease. */
 export interface WorkloadAnswer {
-  /** What starts it. */
+  /** The backend that starts it. */
   backend: string;
   /** From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`; */
   phase: string;
-  /** Where it is reached; empty if nowhere, or not yet. */
+  /** Its network address; empty if it has none, or none yet. */
   endpoint: string;
-  /** Which start of it this is, from 1. */
+  /** The number of this start, from 1. */
   attempt: number;
-  /** Starts that there are in all, should it fail. */
+  /** The most starts, if each one fails. */
   attempts_max: number;
-  /** It was running when the lease was granted. */
+  /** Whether it was running when the lease was granted. */
   warm?: boolean;
-  /** How the last start that came to an end by itself did. */
+  /** The end of the last start that the server did not end. */
   outcome?: WorkloadEnd;
-  /** What is going on while it starts, or which machine of it is lost. */
+  /** The progress of its start, or the machine that is lost. */
   detail?: string;
 }
 
-/** How one start of a workload came to an end by itself. */
+/** The end of one start of a workload, unless the server ended it. */
 export interface WorkloadEnd {
-  /** Which start of it this was, from 1. */
+  /** The number of the start, from 1. */
   attempt: number;
   /** `succeeded` or `failed`. */
   phase: string;
@@ -1218,20 +1220,20 @@ export interface WorkloadEnd {
   nodes: NodeName[];
   /** Of a process; negative: a signal's number; null: not known. */
   exit_code: number | null;
-  /** The last lines it wrote, where it failed. */
+  /** The last lines of output, if it failed. */
   log_tail: string[];
 }
 
-/** A waiter that would be granted a lease, or a lease that would go on elsewhere. */
+/** A waiter that would be granted a lease, or a lease that would move elsewhere. */
 export interface WouldBeGranted {
   request: string;
   placement: ShareObject[];
 }
 
 /**
- * A lease that would have to give way, to whom, and until when it might stay.
+ * A lease that would have to give way to the request `by`, before the time `until`.
  *
- * `by` is empty if another tenant's request is not shown.
+ * `by` is empty if it is another tenant's request, which is not shown.
  */
 export interface WouldGiveWay {
   lease: string;
@@ -1240,7 +1242,7 @@ export interface WouldGiveWay {
   until: number;
 }
 
-/** A lease on what would be drained; `stays` until it ends, or `moves` elsewhere, or `waits`. */
+/** A lease on drained nodes: it stays until its end, moves, waits for a place, or ends. */
 export interface WouldLeave {
   lease: string;
   becomes: "ends" | "moves" | "stays" | "waits";

@@ -14,18 +14,22 @@ RELEASE_TAG: Final = "stable"
 _PART: Final[dict[str, Any]] = {"type": "number", "min": 0, "max": 1}
 _TYPICAL: Final[dict[str, Any]] = {
     "type": "array",
-    "description": "Typical requests: {cpu_milli, gpus, gpu_milli, memory_mib, models, weight}; "
-    "empty learns them from the requests seen",
+    "description": "Typical requests: {cpu_milli, gpus, gpu_milli, memory_mib, models, weight};"
+    " empty: learned from past requests",
     "items": {"type": "object"},
 }
 
 _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     # name: (description, schema of its parameters, their defaults)
-    "first_fit": ("The first node with room, in the order of their names.", {}, {}),
-    "best_fit": ("The node that is left with the least; keeps empty nodes empty.", {}, {}),
+    "first_fit": ("The first node with room, in the order of node names.", {}, {}),
+    "best_fit": (
+        "The node with the least free capacity after the placement; keeps empty nodes empty.",
+        {},
+        {},
+    ),
     "spread": (
-        "The node that is left with the most; evens the load out.",
-        {"cpu_weight": {**_PART, "description": "How much free CPU counts against free GPU"}},
+        "The node with the most free capacity after the placement; evens the load out.",
+        {"cpu_weight": {**_PART, "description": "Weight of free CPU, relative to free GPU"}},
         {"cpu_weight": 0.5},
     ),
     "dot_product": ("The node whose free CPU and GPU are least aligned with the request.", {}, {}),
@@ -44,16 +48,16 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
             "stream_seed": {
                 "type": "number",
                 "min": 0,
-                "description": "From which the streams of requests are drawn (a whole number)",
+                "description": "Seed of the simulated requests (a whole number)",
             },
             "prices": {
                 "type": "boolean",
-                "description": "Whether a place is worth more the fewer like it the fleet has now",
+                "description": "Whether a place counts more if the fleet has few similar places",
             },
         },
         {"typical": [], "stream_seed": 1, "prices": True},
     ),
-    "most_memory": ("The GPUs with the most free memory, and the node that has them.", {}, {}),
+    "most_memory": ("The node whose GPUs have the most free memory.", {}, {}),
     "cheapest": (
         "The node whose GPU-hours cost the least, by labels and a table of prices.",
         {
@@ -63,18 +67,18 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
             },
             "spot_factor": {
                 **_PART,
-                "description": "What spot machines cost of the price in the table",
+                "description": "Price of spot machines, as a share of the price in the table",
             },
         },
         {"prices": {}, "spot_factor": 1},
     ),
     "spot_first": (
-        "Machines that may be taken away before those that stay.",
+        "Machines that the provider may reclaim before other machines.",
         {
             "order": {
                 "type": "array",
                 "items": {"type": "string"},
-                "description": "Capacity types, the first choice first",
+                "description": "Capacity types, in the order of preference",
             },
             "others": {
                 "type": "boolean",
@@ -84,22 +88,22 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"order": ["spot", "reserved", "on-demand"], "others": True},
     ),
     "least_loaded": (
-        "The node that does the least work, by its live metrics and what is promised of it.",
+        "The node with the least load, by its live metrics and its leases.",
         {
-            "cpu_weight": {**_PART, "description": "How much CPU counts against GPU"},
-            "promised_weight": {**_PART, "description": "How much leases count against metrics"},
+            "cpu_weight": {**_PART, "description": "Weight of CPU, relative to GPU"},
+            "promised_weight": {**_PART, "description": "Weight of leases, relative to metrics"},
             "unmeasured": {**_PART, "description": "The measured load of a node without metrics"},
             "refresh_seconds": {
                 "type": "number",
                 "min": 0,
-                "description": "How old the metrics may get before they are read again",
+                "description": "Age at which the metrics are read again",
             },
         },
         {"cpu_weight": 0.25, "promised_weight": 0.25, "unmeasured": 1, "refresh_seconds": 1},
     ),
     "topology": ("GPUs of one NVLink group, else NUMA domain; gangs in one rack.", {}, {}),
     "gang": (
-        "Several nodes, whole or not at all, close together or far apart.",
+        "Nodes for a gang, close together or far apart.",
         {
             "strategy": {
                 "type": "string",
@@ -110,7 +114,7 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"strategy": "pack"},
     ),
     "similarity": (
-        "Ranks clusters by likeness to a given one; or places in the most similar one.",
+        "Ranks clusters by similarity to a given cluster, or places in the most similar cluster.",
         {
             "like": {
                 "type": "any",
@@ -118,12 +122,12 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
             },
             "weights": {
                 "type": "object",
-                "description": "Weight by dotted path; empty takes the policy's own",
+                "description": "Weight by dotted path; empty: the policy's own weights",
             },
             "refresh_seconds": {
                 "type": "number",
                 "min": 0,
-                "description": "How old the documents may get before they are read again",
+                "description": "Age at which the documents are read again",
             },
         },
         {"like": "", "weights": {}, "refresh_seconds": 1},

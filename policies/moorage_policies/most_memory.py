@@ -2,8 +2,9 @@
 
 For models whose size is unknown beforehand, and batches that grow into what is there. The free
 memory of a GPU is its memory times its free part. The score of a node is the sum over the GPUs that
-the request would get: those that fit with the most free memory. Where GPUs tell no memory, and for
-requests without GPUs, the node with the most free main memory is taken; then the first.
+the request would get: those that fit with the most free memory. If the memory of GPUs is not known,
+and for requests without GPUs, it chooses the node with the most free main memory; among equal
+nodes, the first.
 
 With NVLink or NUMA topology the GPUs of a node are those that belong together.
 

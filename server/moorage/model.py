@@ -1,6 +1,6 @@
 """The data of the core: GPUs, nodes, clusters, demands, placements, asks and leases.
 
-Values only, no behaviour beyond what a value can say about itself. Every package may import this
+Only values, without behaviour beyond properties of the value itself. Every package may import this
 file; it imports nothing but the standard library and msgspec.
 
 Units, everywhere: GPU shares and CPU in thousandths (`milli`, 1000 is one device or one core),
@@ -18,14 +18,14 @@ from msgspec.structs import replace
 ClusterId = NewType("ClusterId", str)
 NodeId = NewType("NodeId", str)
 RequestId = NewType("RequestId", str)
-"""The server's own name for one request; the lease it may become carries the same one."""
+"""The server's id of a request; the lease of the request has the same id."""
 SessionId = NewType("SessionId", str)
 Tenant = NewType("Tenant", str)
 
 GPU_MILLI = 1000
-"""The slots of one GPU: shares, MIG instances and whole devices are one arithmetic."""
+"""The thousandths of one GPU; shares, MIG instances and whole devices are counted in them."""
 ATTEMPTS_MAX = 3
-"""Starts of a workload in all, where a failure requeues and the request does not say how many."""
+"""Default of the most starts of a workload that a failure requeues."""
 
 Nodes = tuple[tuple[str, str], ...]
 """Nodes by name: pairs of cluster and node."""
@@ -64,11 +64,11 @@ class DeviceId(NamedTuple):
 
 
 DEVICE: Final = "device "
-"""Before the UUID of a GPU in a node's `identity`; other keys name the machine."""
+"""Prefix of a GPU's UUID in a node's `identity`; other keys identify the machine."""
 
 
 LOST: Final = "lost: "
-"""How the reason begins why nothing can start on a node whose machine is not heard of."""
+"""Prefix of the reason why no workload can start on a node whose machine is lost."""
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
@@ -79,16 +79,16 @@ class Node(msgspec.Struct, frozen=True, gc=False):
         cpu_milli: Its CPU.
         memory_mib: Its memory.
         gpus: Its devices.
-        rack: Where it stands.
-        labels: As the inventory has them.
-        identity: What tells it from all other machines, whatever they are called: `machine ID`,
+        rack: The rack of the node.
+        labels: The labels in the inventory.
+        identity: The keys that identify the machine under any name: `machine ID`,
             `provider ID`, and `device UUID` for each GPU; empty if the inventory has none.
-        duplicate_of: The node, as `cluster/node`, that is the same machine and was there first:
-            this one then counts for nothing. The core says so, no document does.
-        unavailable: Why nothing can start there now, e.g. `cordoned`; empty: it can. Leases keep
-            what they hold there, and nothing of it is free.
-        zone: What its rack is part of, and fails as a whole.
-        devices: Which devices `gpus` are, in their order; empty if the inventory does not say.
+        duplicate_of: The node, as `cluster/node`, that was registered first for the same machine;
+            this node then has no capacity. Only the core sets this field.
+        unavailable: Why no workload can start there now, e.g. `cordoned`; empty: one can. Leases
+            keep their resources there, and no other resources of the node are free.
+        zone: The zone of its rack, which may fail as a whole.
+        devices: The identities of `gpus`, in the same order; empty if the inventory has none.
     """
 
     id: NodeId
@@ -135,7 +135,7 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
         nodes: Number of different nodes (a gang), each holding all of the above.
         topology: `nvlink` and `numa`: the GPUs of a node share one link group or NUMA domain.
             `rack` and `zone`: the nodes of a gang share one, of one cluster.
-        where: What the labels of each node must be, all of it.
+        where: Requirements on the labels of each node, all of which must hold.
     """
 
     gpus: int = 0
@@ -174,14 +174,14 @@ Placement = tuple[Share, ...]
 
 
 OVERTAKEN_MAX: Final = 1_000
-"""The most requests that come after a waiter and go before it, of its priority or of lower. Then
-it goes before all others of its priority, whatever its tenant holds."""
+"""How often later requests of the same or a lower priority may overtake a waiter. After that it is
+first in its priority; fair share no longer counts."""
 REQUEUE_PAUSE_SECONDS: Final = 1.0
-"""Before the second start of a workload, where the lease does not say otherwise."""
+"""Default pause before the second start of a workload."""
 REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
 """Each pause is twice as long as the one before, and none is longer than this."""
 RESOURCES: Final = ("gpu_milli", "cpu_milli", "memory_mib")
-"""What quotas and shares are of."""
+"""The resources that quotas and shares limit."""
 
 
 class Amounts(msgspec.Struct, frozen=True, gc=False):
@@ -196,11 +196,11 @@ class Quota(msgspec.Struct, frozen=True, gc=False):
     """The quota of a tenant, or of one of its projects, and its weight.
 
     Args:
-        weight: Who has twice the weight may hold twice as much before others go first.
-        nominal: Its own; None: no limit.
-        borrow: How much more it may hold of what others leave unused; None: nothing.
-        lend: How much of its own others may hold while it does not; None: all of it.
-        notice_seconds: How long those who borrow may stay when it wants its own back.
+        weight: A tenant with twice the weight may hold twice as much before others go first.
+        nominal: The tenant's own quota; None: no limit.
+        borrow: The unused quota of others that it may hold as well; None: nothing.
+        lend: Its unused quota that others may hold; None: all of it.
+        notice_seconds: How long borrowed leases may stay once the tenant needs its quota.
     """
 
     weight: float = 1.0
@@ -223,14 +223,16 @@ class LeaseTerms(msgspec.Struct, frozen=True, gc=False):
     Args:
         ttl_seconds: The lease ends this long after its grant or its last renewal.
         wait_seconds: How long the request may wait in the queue; 0 answers at once.
-        priority: Higher goes first.
-        preemptible: It may be ended early for others; `on_failure` says whether it starts again.
-        runtime_seconds_min: But not before it has lasted these seconds.
+        priority: Requests of a higher priority go first.
+        preemptible: Whether the lease may be ended early for other requests; `on_failure` decides
+            whether its workload starts again.
+        runtime_seconds_min: How long a preemptible lease lasts in any case.
         notice_seconds: The least time between the notice and the end.
-        idempotency_key: The same request of a tenant with it gets the same lease; empty: none.
-        project: Which project of its tenant it counts for; empty: none.
-        ttl_seconds_min: So short will do where others reserved its nodes; 0: nothing shorter.
-        anti_affinity: It keeps apart from others of its group; None: from none.
+        idempotency_key: A repeated request of the tenant with the same key gets the same lease;
+            empty: no key.
+        project: The tenant's project whose quota the lease counts for; empty: none.
+        ttl_seconds_min: Shortest acceptable TTL if a reservation begins earlier; 0: never shorten.
+        anti_affinity: Keeps the lease away from other leases of its group; None: no group.
     """
 
     ttl_seconds: float
@@ -258,10 +260,10 @@ class Provision(msgspec.Struct, frozen=True, gc=False):
     Args:
         backend: The backend.
         spec: What it starts.
-        on_failure: What a workload that fails does to its lease: `end` ends it; `requeue` gives
-            back what it holds and has it wait for another place.
-        attempts_max: Starts in all, the first among them, where a failure requeues.
-        keep_warm_seconds: How long the workload stays after its release, for a request like it.
+        on_failure: What happens to the lease if the workload fails: `end` ends the lease; `requeue`
+            releases its resources, and the lease waits for another place.
+        attempts_max: The most starts, including the first, if a failure requeues.
+        keep_warm_seconds: How long the workload stays after its release, for warm reuse.
     """
 
     backend: str
@@ -275,13 +277,13 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     """The outcome of one start of a workload that ended by itself.
 
     Args:
-        attempt: Which start of it this was, from 1.
-        phase: `succeeded`: it did its work; `failed`: it did not start, or died.
+        attempt: The number of the start, from 1.
+        phase: `succeeded`, or `failed` if it did not start, or died.
         detail: One sentence for a person.
         at: When, in seconds since the epoch.
-        nodes: Where it ran: pairs of cluster and node.
+        nodes: The nodes on which it ran: pairs of cluster and node.
         exit_code: Of a process; negative is a signal's number, None is not known.
-        log_tail: The last lines it wrote, where it failed.
+        log_tail: The last lines of output, if it failed.
     """
 
     attempt: int
@@ -297,24 +299,26 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     """One request for a placement, as its session sent it.
 
     Args:
-        id: The server's name for it.
-        tenant: Whose it is.
+        id: The server's id of the request.
+        tenant: The owner.
         policy: The policy that proposes.
-        candidates: Clusters it may go to, or None for every live one.
-        demand: What must fit, or None if the request gave no `resources`; see `alternatives`.
+        candidates: The candidate clusters, or None for all live ones.
+        demand: The resources that must fit, or None if the request has no `resources`; see
+            `alternatives`.
         terms: The requested lease, or None for advice.
-        provision: What to start, or None.
-        inputs: The request's own `inputs`, for the policy alone.
+        provision: The workload to start, or None.
+        inputs: The `inputs` of the request, only for the policy.
         parameters: Overrides of the policy's default parameters.
         settings: Overrides of the policy's default settings.
         token_digest: Digest of the token that will own the lease; the shell makes the token.
-        seed: Seed of every choice that the policy makes at random for this ask.
-        explain: The caller wants the reasons in the reply.
-        dry_run: Decide, verify and answer, but hold nothing.
-        size: Bytes of inputs, parameters, settings and spec as JSON, for the bounds on memory.
+        seed: Seed of all random choices of the policy for this request.
+        explain: Whether the reply has the reasons.
+        dry_run: Whether to decide, verify and answer without holding anything.
+        size: Bytes of inputs, parameters, settings and spec as JSON, for the limits of memory.
         avoid: Nodes where its workload has failed; others are tried first.
-        deadline_seconds: What one evaluation for it may take; 0: as its policy says.
-        alternatives: Demands that would do, preferred first; `demand` is the one decided about.
+        deadline_seconds: Time limit of one evaluation for it; 0: that of the policy.
+        alternatives: Acceptable demands, the preferred one first; `demand` is the one that is
+            decided.
     """
 
     id: RequestId
@@ -357,8 +361,8 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         by: The request that needs its place.
-        until: When it leaves, in seconds since the epoch, if that request waits then.
-        reason: One sentence for a person: who wants it, and why.
+        until: When the lease ends, in seconds since the epoch, if that request still waits then.
+        reason: One sentence for a person, with the request and its reason.
     """
 
     by: RequestId
@@ -372,37 +376,38 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     A lease is a row: all capacity is derived from the rows that exist, never counted beside them.
 
     Args:
-        id: The id of the ask that it was granted to.
-        tenant: Whose it is.
-        token_digest: Digest of its token: its holder may renew and release.
+        id: The id of the request that it was granted to.
+        tenant: The owner.
+        token_digest: Digest of its token, which lets a client renew and release the lease.
         policy: The policy that proposed the placement.
-        placement: What is held.
+        placement: The held resources.
         fencing: Grows with every grant of this server and never repeats.
         granted_at: When, in seconds since the epoch.
         expires_at: When it ends unless it is renewed.
         terms: As requested.
-        provision: What runs on it, or None.
+        provision: Its workload, or None.
         state: `granted`; `starting` while a backend starts its workload; `active` once that
-            runs; `failing` when that came to an end by itself, until the backend has put away what
-            is left; `queued` while it waits for another place because its workload failed (it
-            holds nothing then); `ending` while the backend stops or resets it (its GPUs are still
-            held); `warm` while its workload waits for the next request like its own, and none
-            owns it (its GPUs are still held); `ended`.
+            runs; `failing` when the workload ended by itself, until the backend has removed its
+            remains; `queued` while it waits for another place because its workload failed (it holds
+            nothing then); `ending` while the backend stops or resets it (its GPUs are still held);
+            `warm` while its workload waits for the next equal request, and no tenant owns the lease
+            (its GPUs are still held); `ended`.
         reason: Why it is queued, ending, warm or ended; empty in the other states.
-        endpoint: Where its workload is reached, once that runs; empty if nowhere.
-        attempt: Which start of its workload this is, from 1.
-        outcome: How its workload last came to an end by itself; None if it never did.
-        asked_at: When its request came; its age in the queue counts from here.
-        ask: The request, as long as a failure may send it back into the queue.
-        inherited: Name of the warm workload that it took over; empty if its own was started.
+        endpoint: The network address of its running workload; empty if it has none.
+        attempt: The number of this start of its workload, from 1.
+        outcome: The last end of its workload by itself; None if it never ended by itself.
+        asked_at: When its request arrived; its age in the queue counts from this time.
+        ask: The request, as long as a failure may requeue the lease.
+        inherited: Name of the warm workload that the lease took over; empty: it started its own.
         likeness: See `core.lifecycle.leases.likeness`; empty if it may not stay warm.
-        retry_at: Until when it pauses while it is queued, in seconds since the epoch; else 0.
-        faults: While it is queued, how often in a row its policy did not get to answer.
-        notice: That it has to give way, and to whom; None if it need not.
-        choice: Which of the request's alternatives it is, from 0; None: there were none.
-        devices: For each share of `placement`, which devices its `gpus` are, in their order; empty
-            where the inventory does not say.
-        lost: Those of them that its nodes have no more; no other lease gets them while it lasts.
+        retry_at: End of its pause while it is queued, in seconds since the epoch; else 0.
+        faults: While it is queued, how often in a row its policy could not answer.
+        notice: The notice that the lease must give way; None: there is none.
+        choice: The number of the granted alternative, from 0; None: the request had none.
+        devices: For each share of `placement`, the identities of its `gpus`, in the same order;
+            empty if the inventory has none.
+        lost: The devices that are no longer on its nodes; no other lease gets them while this one
+            lasts.
     """
 
     id: RequestId
@@ -466,7 +471,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class Code(StrEnum):
-    """Why the answer is no: the machine-readable part of every failure reply."""
+    """The code of a refusal: the machine-readable part of every failure reply."""
 
     # The message itself.
     BAD_JSON = "bad_json"
@@ -513,7 +518,7 @@ class Code(StrEnum):
 
 
 def like_dataclasses(*kinds: type[msgspec.Struct]) -> None:
-    """Make `dataclasses.replace` and `asdict` accept records, since users' programs use them."""
+    """Make `dataclasses.replace` and `asdict` accept records, since users' programs call them."""
     for kind in kinds:
         like = make_dataclass(kind.__name__, kind.__struct_fields__, init=False, eq=False)
         named = {each.name: each for each in fields(like)}

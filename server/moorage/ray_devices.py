@@ -134,7 +134,7 @@ class Holders:
             if late or (waited > FREE_SECONDS_MAX and self._foreign(node, missing)):
                 left = ", ".join(sorted(missing))
                 raise DeviceError(
-                    f"GPU {left} of Ray node {node} is used by others on that cluster"
+                    f"GPU {left} of Ray node {node} is used by other programs on that cluster"
                 )
         answer: tuple[list[str], list[str]] = ray.get(ref)
         return answer

@@ -252,7 +252,7 @@ async def test_errors_of_a_lost_machine_say_since_when(world: World) -> None:
     assert (await resumed).phase is Phase.FAILED
     await stopping
     assert [(each.id, each.phase) for each in reports] == [("a", Phase.FAILED)]
-    assert "forgotten by an operator" in reports[0].detail
+    assert "an operator removed the machine" in reports[0].detail
 
 
 async def test_an_agent_learns_when_the_server_read_its_heartbeats(world: World) -> None:
@@ -275,7 +275,7 @@ async def test_workloads_of_a_machine_that_is_given_up_have_failed(world: World)
     assert (await starting).phase is Phase.FAILED
     await stopping
     assert {each.id: each.phase for each in reports} == {"a": Phase.FAILED, "b": Phase.FAILED}
-    assert "and has ended what ran there" in reports[0].detail
+    assert "and has ended its workloads" in reports[0].detail
     living = await world.connected()
     assert not world.machine.idle
     living.cancel()
@@ -430,7 +430,7 @@ async def test_a_gang_with_a_forgotten_machine_is_never_reported_healthy(
     await world.agents.start(order())
     world.leases["a"] = lease_on("a", "n1", "n9")
     for look in (world.fleet.status, world.fleet.probe):
-        with pytest.raises(BackendError, match="machine n9 was forgotten"):
+        with pytest.raises(BackendError, match="an operator removed the machine n9"):
             await look("a")
     await world.fleet.stop("a")
     assert await world.agents.discover() == []

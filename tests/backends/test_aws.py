@@ -180,7 +180,10 @@ async def test_a_price_above_the_limit_is_not_paid(aws, backend):
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("VcpuLimitExceeded", "quota at AWS is used up .*raised in the console of Service Quotas"),
+        (
+            "VcpuLimitExceeded",
+            "quota at AWS is used up .*raise the quota in the console of Service Quotas",
+        ),
         ("UnauthorizedOperation", "does not allow RunInstances in us-east-1.*check the credent"),
         ("InvalidAMIID.NotFound", "refused RunInstances in us-east-1 .InvalidAMIID.NotFound: "),
     ],
@@ -267,7 +270,7 @@ def engine_less(aws, tmp_path):
 
 
 async def test_a_gang_is_refused(backend):
-    with pytest.raises(UnsupportedSpecError, match="not a gang"):
+    with pytest.raises(UnsupportedSpecError, match="not gangs"):
         await backend.start(Order("a", SMALL, (SHARE, SHARE)))
 
 

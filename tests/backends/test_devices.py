@@ -176,7 +176,7 @@ def test_a_card_is_named_by_its_current_index(cards):
     assert devices.environment("stale")["CUDA_VISIBLE_DEVICES"] == "0", "what is run beside it"
     cards("bbb")
     assert devices.environment("stale") == {}, "it is gone, and no other is meant"
-    with pytest.raises(BackendError, match="GPU 0 of c/n is GPU-aaa, which this machine has not"):
+    with pytest.raises(BackendError, match="GPU 0 of c/n is GPU-aaa, which this machine does not"):
         devices.take(order_by_uuid("other", ("0", "aaa")))
 
 

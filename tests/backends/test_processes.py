@@ -189,7 +189,7 @@ async def test_the_spec_can_set_cuda_device_order(backend, tmp_path):
 async def test_a_lease_with_too_many_processors_is_refused(backend):
     held = Share(ClusterId("lab"), NodeId("here"))
     spec = ProcessResourceSpec(command=["true"], cpu_count=60_000)
-    with pytest.raises(UnsupportedSpecError, match="this machine has not got that"):
+    with pytest.raises(UnsupportedSpecError, match="this machine does not have that"):
         await backend.start(Order("a", spec, (held,)))
 
 
@@ -292,7 +292,7 @@ async def test_an_unknown_limit_is_refused_by_name(backend, limits, field):
 
 async def test_a_limit_with_too_many_processors_is_refused(backend):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
-    with pytest.raises(UnsupportedSpecError, match="this machine has not got that"):
+    with pytest.raises(UnsupportedSpecError, match="this machine does not have that"):
         await backend.control("a", {"cpu_count": 60_000})
 
 
@@ -632,7 +632,7 @@ async def test_the_time_of_a_stop_is_limited_while_a_service_starts(backend, tmp
     assert marks(tmp_path) == set()
 
 
-async def test_a_cancellation_limits_the_time_of_the_stop_of_a_starting_service(backend, tmp_path):
+async def test_cancelling_a_start_limits_the_stop_time_of_the_service(backend, tmp_path):
     stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/starts; while :; do sleep 0.1; done"
     command, probe = ["sh", "-c", stubborn], Readiness(path="/")
     spec = ServiceResourceSpec(command=command, stop_seconds=3600, readiness=probe)

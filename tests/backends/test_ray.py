@@ -126,7 +126,7 @@ async def test_resources_of_other_programs_are_not_leased(backend, ray_world):
     orders += [Order("j", job, (share(ray_world, 1, "0"),))]
     for error in await asyncio.gather(*map(backend.start, orders), return_exceptions=True):
         assert isinstance(error, BackendError)
-        assert re.search(r"GPU 0 of Ray node .* is used by others", str(error))
+        assert re.search(r"GPU 0 of Ray node .* is used by other programs", str(error))
     for stranger in strangers:
         ray.kill(stranger)
     ray.util.remove_placement_group(group)

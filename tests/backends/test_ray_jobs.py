@@ -167,7 +167,7 @@ async def test_a_job_without_its_gpu_leaves_nothing(backend, ray_world):
 
 
 async def test_a_job_that_cannot_be_limited_to_its_lease_is_refused(backend, ray_world):
-    with pytest.raises(BackendError, match="ask for gpus, cpu_milli or memory_mib"):
+    with pytest.raises(BackendError, match="request gpus, cpu_milli or memory_mib"):
         await backend.start(Order("a", job(1), (share(ray_world, 0),)))
     with pytest.raises(UnsupportedSpecError, match="is a command"):
         backend.refuse(JobResourceSpec(image="x"))

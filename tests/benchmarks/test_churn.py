@@ -133,5 +133,5 @@ def test_errors_name_the_wrong_argument_of_churn(folder):
     with pytest.raises(CommandError, match=r"plots are \.png or \.svg"):
         churn(folder / "nodes.csv", job=ChurnJob(plots=[folder / "a.pdf"]))
     (folder / "pods_a.csv").write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\nc,1,1,0,0")
-    with pytest.raises(CommandError, match="requests ask for GPUs"):
+    with pytest.raises(CommandError, match="requests for GPUs"):
         churn(folder / "nodes.csv", folder / "pods_a.csv", ChurnJob(seeds=1))

@@ -39,7 +39,7 @@ def test_a_filter_says_which_documents_match(query, matches):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_wrong_filter_is_refused_by_its_place(query, code, field):
+def test_the_refusal_of_a_wrong_filter_names_the_place_of_the_error(query, code, field):
     with pytest.raises(ServiceError) as caught:
         compile_filter(query)
     assert caught.value.code is code

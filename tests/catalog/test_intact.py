@@ -153,7 +153,7 @@ async def test_an_outdated_record_is_noticed(path: Path):
         lambda db: db.put("metrics", StoredRow("fgd", b'{"clusterId":"fgd","nodes":[]} '))
     )
     await older.close()
-    with pytest.raises(ServiceError, match="a metrics is not the one that was stored last"):
+    with pytest.raises(ServiceError, match="a metrics is not the version that was stored last"):
         await policies(path)
 
 

@@ -82,9 +82,12 @@ async def test_a_refusal_names_the_tenant_that_owns_the_machine(catalog):
     ):
         reason = (await refusal(work, NODE_1)).reason
         assert "registered as lab/gpu1" in reason
-        assert "ask an operator to take it out of lab first, which is of the tenant “bob”" in reason
+        assert (
+            "ask an operator to take it out of lab first, which belongs to the tenant “bob”"
+            in reason
+        )
     reason = (await refusal(catalog.clusters.create(cluster("copy", node("x", "GPU-2"))))).reason
-    assert "take it out of agents first, which is of the server" in reason
+    assert "take it out of agents first, which belongs to the server" in reason
     ON_BEHALF_OF.set("bob")
     reason = (await refusal(catalog.clusters.create(cluster("copy", node("x", "GPU-1"))))).reason
     assert "To move it, take it out of lab first;" in reason

@@ -114,7 +114,7 @@ class TestTheWriter:
         third.start()
         harbour.standby, harbour.leader = True, third.url  # Its word is not followed.
         async with Client(standby.url, "secret", reconnect_seconds=0.1) as client:
-            with pytest.raises(AddressesFailed, match="you did not name the one that says so"):
+            with pytest.raises(AddressesFailed, match="from an address that you did not name"):
                 await client.ask("first:1-x", lease={})
         assert third.headers == []
         third.end()
@@ -333,7 +333,7 @@ class TestTheCommandLine:
         done = shell("leases")
         assert done.returncode == 4
         assert f"none of 2 addresses serves: {nowhere}: Connection refused; ws" in done.stderr
-        assert "the addresses of --url are right" in done.stderr
+        assert "Check the addresses in --url" in done.stderr
         wrong = shell("--url", "ws://a,http://b", "leases")
         assert wrong.returncode == 2
         assert "--url: expected ws://HOST:PORT, got 'http://b'" in wrong.stderr.replace("\n", " ")

@@ -137,14 +137,14 @@ def test_a_missing_server_is_named_with_a_remedy(shell, nowhere):
     assert over_http.returncode == 4
     assert "Connection refused" in over_http.stderr
     for each in (done, over_http):
-        assert "Start a server with `moored serve --here`, or name one with --" in each.stderr
+        assert "Start a server with `moored serve --here`, or give its URL with --" in each.stderr
 
 
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
-        (ConnectionFailed("ws://far.example:1", "Connection refused"), "whether --url is right"),
-        (ConnectionFailed("http://127.0.0.1:1", "timed out"), "whether --http-url is right"),
+        (ConnectionFailed("ws://far.example:1", "Connection refused"), "Check --url"),
+        (ConnectionFailed("http://127.0.0.1:1", "timed out"), "Check --http-url"),
         (refusal("unknown_clusters", "No live cluster is registered."), "moorage fleet import"),
         (refusal("unknown_policy", "No policy “x”."), "`moorage policy push best_fit`"),
     ],
@@ -163,7 +163,7 @@ def test_a_shadow_is_reported_in_words(capsys):
     document = {**head, **counts, "active": side, "candidate": side, "differ_alone": 2}
     CommandSession().show(document, publishing._differences)
     shown = capsys.readouterr().out
-    alone = "2 of them while no other request was decided"
+    alone = "2 of them with no other decision in between"
     assert shown.startswith(f"5 asked, 4 compared: 1 the same, 3 different ({alone}); 1 dropped\n")
     assert "_" not in shown.splitlines()[0]
     assert "{" not in shown
@@ -338,7 +338,10 @@ def test_run_takes_an_existing_policy_unless_one_is_named(shell, harbour):
     harbour.registered = ["mine:1-x", "other:1-x"]
     done = shell("run", "--", "true")
     assert [each["policy_rule_uri"] for each in ran(harbour)] == ["best_fit:1.0-stable", "mine:1-x"]
-    assert "mine:1-x decides: no best_fit:1.0-stable here (--policy says another)" in done.stderr
+    assert (
+        "using the policy mine:1-x, since best_fit:1.0-stable is not registered (--policy"
+        in done.stderr
+    )
     harbour.heard.clear()
     assert shell("run", "-p", "theirs:1-x", "--", "true").returncode == 5
     shell.environment["MOORAGE_POLICY"] = "theirs:1-x"
@@ -350,14 +353,14 @@ def test_run_takes_the_only_backend_and_never_chooses_among_several(shell, harbo
     harbour.backends = ["kubernetes"]
     done = shell("run", "--", "true")
     assert done.returncode == 2
-    assert "--image: expected the image to run it in: the backend kubernetes" in done.stderr
+    assert "--image: expected an image, since the backend kubernetes" in done.stderr
     shell("run", "--image", "busybox", "--", "true")
     spec = {"command": ["true"], "environment": {}, "category": "container", "image": "busybox"}
     assert ran(harbour)[-1]["provision"] == {"backend": "kubernetes", "spec": spec}
     harbour.backends = ["aws", "ray"]
     done = shell("run", "--", "true")
     assert done.returncode == 2
-    assert "--backend: expected one that this server has: aws, ray" in done.stderr
+    assert "--backend: expected a backend of this server: aws, ray" in done.stderr
     shell("run", "--backend", "ray", "--", "true")
     assert "workdir" not in ran(harbour)[-1]["provision"]["spec"]
 
@@ -435,7 +438,7 @@ def test_a_refusal_is_explained_in_words(shell, harbour):
         "  Waiting does not help: it would not fit an empty fleet either.\n",
         "  What rules out most nodes: too few GPUs.\n",
         "  2 nodes have too few GPUs.\n",
-        "  The most that there is: nodes 2, GPUs 0.\n",
+        "  The largest amounts: nodes 2, GPUs 0.\n",
         "  It would fit with GPUs: 4 instead of 8, or without `where`.\n",
         'The policy\'s answer: {"a": []}\n',
     ):

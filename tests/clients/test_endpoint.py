@@ -345,7 +345,7 @@ def test_a_folder_of_authorities_works_once_it_is_prepared(secure_shell, authori
 
 
 def test_an_error_in_a_program_names_the_parameter_for_the_authority(secure):
-    named = r"certificate in `ca_file=` or MOORAGE_CA_FILE"
+    named = r"set `ca_file=` or MOORAGE_CA_FILE"
     services = Services(secure["MOORAGE_HTTP_URL"])
     with services, pytest.raises(CertificateRefused, match=named):
         services.policies()

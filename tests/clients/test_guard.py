@@ -56,7 +56,7 @@ async def test_a_lost_lease_only_warns_if_its_block_may_continue(harbour, client
 
 
 async def test_a_lease_that_cannot_be_renewed_is_lost_when_it_runs_out(harbour, client):
-    with pytest.raises(LeaseLost, match="ran out"):
+    with pytest.raises(LeaseLost, match="before it expired"):
         async with client.lease("first:1-x", ttl_seconds=0.5) as held:
             await on_thread(harbour.stop)
             await asyncio.Event().wait()

@@ -44,7 +44,7 @@ def test_without_a_home_programs_name_the_option_to_set(homeless, harbour):
     assert done.returncode == 0, done.stderr
     [lease] = harbour.leases.values()
     assert lease["id"] in done.stdout
-    assert f"it was not stored: {lease['token']}" in done.stderr
+    assert f"token, which was not stored: {lease['token']}" in done.stderr
     assert "MOORAGE_STATE" in done.stderr
     assert "Traceback" not in done.stderr
     lost = homeless("moored", "serve")
@@ -60,7 +60,7 @@ def test_a_named_state_file_or_token_needs_no_home(shell, harbour, tmp_path):
     shell.environment.pop("HOME", None)
     granted = shell("ask", "first:1-x", "--ttl=20")
     [lease] = harbour.leases.values()
-    assert f"it was not stored: {lease['token']}" in granted.stderr
+    assert f"token, which was not stored: {lease['token']}" in granted.stderr
     for command in ("renew", "release"):
         done = shell(command, lease["id"], f"--lease-token={lease['token']}")
         assert (done.returncode, done.stderr) == (0, "")

@@ -345,7 +345,7 @@ def test_copies_of_one_disk_have_no_machine_id(put):
     found = collect([put("nodes.json", node_list(*nodes))], "lab")
     rows = found.documents[0]["nodes"]["nodeData"]
     assert [row.get("machineId") for row in rows] == [None, None]
-    assert "2 nodes share their machine id" in found.notes[-1]
+    assert "2 nodes share a machine id" in found.notes[-1]
 
 
 @pytest.mark.heavy

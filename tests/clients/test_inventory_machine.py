@@ -128,7 +128,7 @@ def test_devices_links_and_mig_instances_are_listed(driver):
     [
         (1, 0, "no NVIDIA GPUs: the driver knows none"),
         (9, 0, "no NVIDIA GPUs: NVML says: Driver Not Loaded"),
-        (15, 2, "local, NVML: expected to read its GPUs, but NVML says: GPU is lost"),
+        (15, 2, "local, NVML: expected to read its GPUs, but NVML reports: GPU is lost"),
     ],
 )
 def test_a_driver_without_devices_is_a_note_and_a_lost_device_an_error(driver, broken, code, said):

@@ -204,7 +204,7 @@ def test_push_packs_a_directory(push, tmp_path):
     (code.parent / "examples.json").write_text("[]")
     lost, _ = push(code.parent, "--uri=a:1-x")
     assert lost.returncode == 2
-    assert "examples.json would not be read; put it into" in " ".join(lost.stderr.split())
+    assert "examples.json would not be uploaded; put it into" in " ".join(lost.stderr.split())
 
 
 def test_push_passes_an_archive_on(push, tmp_path):

@@ -54,5 +54,5 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "p.py"
     for content in (SOURCE.encode("latin-1"), b"# coding: x\n", b"\x7fELF\0\xff"):
         file.write_bytes(content)
-        with pytest.raises(typer.BadParameter, match="neither Python source, in UTF-8 or"):
+        with pytest.raises(typer.BadParameter, match=r"neither Python source \(UTF-8, or"):
             document_of(file)

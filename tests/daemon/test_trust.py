@@ -54,7 +54,7 @@ def test_a_server_that_slept_checks_its_election_before_it_answers():
     election.resign()
     trust.begin()  # As if the last sign were too old.
     assert not trust.holds()
-    with pytest.raises(LedgerFailed, match="does not lead any more"):
+    with pytest.raises(LedgerFailed, match="no longer leads"):
         trust.check()
     assert [type(each) for each in failures] == [Deposed]
     assert election.beats == 2, "once is enough"

@@ -429,7 +429,7 @@ def test_no_agent_takes_over_the_machine_of_another_one(apart: Fleet, tmp_path: 
     with apart.apart(tmp_path, f"other-{apart.cluster}") as other:
         for fleet, name, reason in (
             (apart, "hers", "is the machine that is registered as"),
-            (apart, "box", "is another machine already"),
+            (apart, "box", "another machine is named"),
             (other, "box", f"registered as {apart.cluster}/box"),
         ):
             with dial(fleet, fleet.token()) as raw:

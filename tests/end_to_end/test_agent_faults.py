@@ -61,7 +61,7 @@ def test_a_partitioned_machine_returns_with_its_workloads(fleet: Fleet) -> None:
         proxy.passes.set()
         until(lambda: "unavailable" not in fleet.node("box"))
         assert fleet.output(lease) == COUNTED
-    assert " s after the server's last word" in (fleet.folder / "box.log").read_text()
+    assert " s after the server's last message" in (fleet.folder / "box.log").read_text()
 
 
 def test_a_copied_folder_ends_no_lease_of_a_stuck_agent(fleet: Fleet) -> None:
@@ -150,7 +150,7 @@ def test_agents_follow_a_restored_server_once_an_operator_confirms_it(fleet: Fle
         end.callback(again.kill)
         assert again.stderr is not None
         assert again.stdout is not None
-        assert any("run `moored agent reclaim` beside it" in line for line in again.stderr)
+        assert any("run `moored agent reclaim` beside this one" in line for line in again.stderr)
         assert not fleet.listed()["box"]["connected"]
         done = invoke("agent", "reclaim", "--data", fleet.data)
         assert done.returncode == 0, done.stderr

@@ -151,9 +151,11 @@ def test_a_copied_disk_and_a_taken_name_are_refused(fleet: Fleet) -> None:
     assert "another agent runs over" in fleet.refused(fleet.command("box"))
     shutil.copytree(fleet.folder / "box", fleet.folder / "copy")
     name = f"{fleet.cluster}/box"
-    assert f"an agent is connected as {name} from 127.0.0.1" in complaint(fleet, data="copy")
+    assert f"an agent named {name} is connected already from 127.0.0.1" in complaint(
+        fleet, data="copy"
+    )
     other = complaint(fleet, "--token", fleet.token(), data="new")
-    assert f"{name} is another machine already" in other
+    assert f"another machine is named {name} already" in other
     assert fleet.listed()["box"]["connected"]
 
 
@@ -323,7 +325,7 @@ def test_a_lease_moves_once_its_lost_machine_has_ended_its_workload(
 def test_who_follows_a_workload_learns_that_its_machine_ended_it(away: dict[str, Away]) -> None:
     scene = away["ended"]
     assert scene.follower.wait(60) == Exit.LEASE_LOST
-    assert "has ended what ran there" in scene.fleet.server.status(scene.lease)["reason"]
+    assert "has ended its workloads" in scene.fleet.server.status(scene.lease)["reason"]
 
 
 def test_a_lease_without_another_place_runs_again_on_its_node(away: dict[str, Away]) -> None:
@@ -364,7 +366,7 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(fleet: Fleet) -> None:
     assert done.stdout == f"{name} is forgotten; 2 leases there: {there}\n"
     until(lambda: fleet.state(lease) == fleet.state(fails) == "ended")
     why = {"op": "status", "lease": fails["id"]}
-    assert "forgotten by an operator" in fleet.server.say(why)[0]["lease"]["reason"]
+    assert "an operator removed the machine" in fleet.server.say(why)[0]["lease"]["reason"]
     nodes = fleet.server.http.get(f"/clusters/{fleet.cluster}").json()["nodes"]["nodeData"]
     assert nodes == []
     assert "does not know this machine's" in fleet.refused(fleet.command("box"))

@@ -119,4 +119,4 @@ def test_prices_are_fetched_from_aws_once_and_used(aws_server, environment, tmp_
     aws_server.refuse("GetProducts", "AccessDeniedException")
     done = invoke(*words, **aws_server.environment)
     assert done.returncode == 1
-    assert "check the credentials and what they may do" in done.stderr
+    assert "check the credentials and their permissions" in done.stderr

@@ -112,14 +112,14 @@ def at_ports_of(running: Running) -> dict[str, str]:
 
 def test_doctor_with_a_folder_does_not_suggest_the_option_for_it(tmp_path):
     report = doctor("--data", tmp_path, MOORAGE_TOKENS="ann:sesame12")
-    assert "not on this one, as local_here is false" in about("backend: local", report)[1]
+    assert "not on this machine, since local_here is false" in about("backend: local", report)[1]
     assert not any("doctor --data DIR" in each["detail"] for each in report["findings"])
     assert str(tmp_path) in str(report)
 
 
 def test_doctor_finds_no_fault_on_this_machine(capsys):
     report = doctor()
-    assert "on this one, as local_here is true" in about("backend: local", report)[1]
+    assert "on this machine, since local_here is true" in about("backend: local", report)[1]
     assert report["ok"]
     findings = {each["name"].removeprefix("sandbox: "): each for each in report["findings"]}
     assert {"seccomp", "self-test"} <= findings.keys()
@@ -315,7 +315,7 @@ def test_doctor_names_ended_servers_and_damage(tmp_path: Path) -> None:
     assert "short in 1 days" in about("tokens", report)[1]
     assert "long" not in about("tokens", report)[1]
     state, detail = about("issuer", report)
-    assert (state, "no token of it can be verified" in detail) == ("missing", True)
+    assert (state, "none of its tokens can be verified" in detail) == ("missing", True)
     assert about("audit log", report) == (
         "ok",
         "the last entry is 2; `moored audit verify` checks all of them",
@@ -357,7 +357,7 @@ def test_doctor_knows_the_server_of_another_folder(running: Running, tmp_path: P
     other = doctor("--data", tmp_path / "other", expect=1, **at_ports_of(running))
     for name in ("websocket port", "http port"):
         state, detail = about(name, other)
-        assert (state, f"none serves {tmp_path / 'other'}" in detail) == ("broken", True), detail
+        assert (state, f"no server uses {tmp_path / 'other'}" in detail) == ("broken", True), detail
 
 
 def test_doctor_reaches_a_server_with_tls(tmp_path: Path) -> None:
@@ -371,5 +371,5 @@ def test_doctor_reaches_a_server_with_tls(tmp_path: Path) -> None:
         report = doctor("--data", tmp_path / "own", **at)
         other = doctor("--data", tmp_path / "other", expect=1, **at)
         for name in ("websocket port", "http port"):
-            assert "a healthy server is there" in about(name, report)[1]
+            assert "a healthy server runs there" in about(name, report)[1]
             assert about(name, other)[0] == "broken"

@@ -219,7 +219,7 @@ def test_a_socket_ends_with_its_login():
             with pytest.raises(ConnectionClosed) as closed:
                 socket.recv(60)
             assert closed.value.rcvd.code == 4401
-            assert closed.value.rcvd.reason == "the login is over; log in again"
+            assert closed.value.rcvd.reason == "the login has ended; log in again"
             assert leases(program)["success"]
         assert page.http.get("/console/session").status_code == 401
         page.http.close()

@@ -118,7 +118,7 @@ def test_tenants_see_only_their_own_leases_and_affect_no_policy_of_others(harbou
         ask("beta", fail=True)
         falls = read_message(news)
     assert (stays["event"], falls["event"]) == ("no_fallback", "fell_back")
-    assert stays["data"]["finding"] == "it fails, but not for all who use it"
+    assert stays["data"]["finding"] == "it fails, but not for all tenants that use it"
     assert "of 1 of the 2 tenants that used it" in stays["data"]["reason"]
     assert "of all 2 tenants that used it" in falls["data"]["reason"]
     assert active(harbour, "picky") == "picky:1-a"
@@ -188,7 +188,7 @@ def test_a_version_that_overruns_repeatedly_is_paused_until_activation(harbour):
         while errors[-1]["code"] != "busy" and len(errors) < REQUESTS_MAX:
             errors.append(harbour.ask(uri)["error"])
         error = errors[-1]
-        assert f"{uri} is not asked for another" in error["reason"]
+        assert f"{uri} is not called for another" in error["reason"]
         assert error["retry_after_seconds"] > 0
         news = read_message(watching)
         assert (news["topic"], news["event"]) == ("policies", "rests")

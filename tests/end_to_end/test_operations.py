@@ -115,7 +115,7 @@ def test_a_reservation_ends_leases_of_other_tenants(server: Server) -> None:
     with (
         BlockingClient(url, "a1") as ann,
         BlockingClient(url, "o1") as ops,
-        pytest.raises(LeaseLost, match="reserved for others"),
+        pytest.raises(LeaseLost, match="reserved for other tenants"),
     ):
         hold(ann, ops)
 
@@ -158,7 +158,7 @@ def test_alternatives_work_over_socket_http_and_command_line(
     state = {"MOORAGE_STATE": str(tmp_path / "leases.json")}
     done = server.moorage(*words, "--or", '{"gpus": 3, "models": ["L40"]}', **state)
     assert "pair/pair-1 gpus 0,1,2" in done.stdout, done.stderr
-    assert "alternative 1 of those given with --or" in done.stderr
+    assert "alternative 1 of --or" in done.stderr
     wrong = server.moorage(*words, "--or", "4", **state)
     assert (wrong.returncode, "--or: expected a JSON object" in wrong.stderr) == (2, True)
     second = server.http.post("/allocate", json=elastic(8, 4, 1)).json()["lease"]

@@ -51,7 +51,7 @@ def test_tokens_are_stored_in_the_database(postgres, tmp_path: Path) -> None:
     outside = {**environment, "MOORAGE_HOST": "0.0.0.0", "MOORAGE_HTTP_HOST": "0.0.0.0"}  # noqa: S104  # Every address is what it refuses.
     refused = ran(*serve_command(tmp_path / "data"), **outside)
     assert refused.returncode == 3
-    assert "no tokens are in the database" in refused.stderr
+    assert "the database has no tokens" in refused.stderr
     words = ("token", "create", "ci", "--role", "viewer", "--tenant", "ann", "--json")
     made = json.loads(invoke(*words, **environment).stdout)["token"]
     with serving(tmp_path / "data", environment=outside) as server:
@@ -71,7 +71,7 @@ def test_commands_for_files_refuse_a_database(postgres) -> None:
     assert [each["state"] for each in found if each["name"] == "storage: tables"] == ["ok"]
 
 
-def test_doctor_knows_a_server_of_another_database(postgres, tmp_path: Path) -> None:
+def test_doctor_recognises_a_server_of_another_database(postgres, tmp_path: Path) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database()}
     with serving(tmp_path / "one", environment=environment) as server:
         urls = (server.running.ws, server.running.http)

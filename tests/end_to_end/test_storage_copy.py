@@ -141,7 +141,7 @@ def test_a_copy_overwrites_no_data_and_is_verified(postgres, folder: Path, tmp_p
     before = contents(open_storage(address, tmp_path))
     for words in ((other, address), (address, other)):  # Its secret is another one.
         refused = invoke("storage", "copy", *words)
-        assert (refused.returncode, "has something else than" in refused.stderr) == (1, True)
+        assert (refused.returncode, "has other data than" in refused.stderr) == (1, True)
     assert contents(open_storage(address, tmp_path)) == before
     refused = invoke("storage", "copy", folder, tmp_path / "third")
     assert (refused.returncode, "must be a data folder" in refused.stderr) == (1, True)

@@ -101,7 +101,7 @@ def audit_entries(storage: str) -> list[dict]:
     """Return the entries of the audit log, whose chain must be complete."""
     listed = invoke("audit", "--json", MOORAGE_STORAGE=storage).stdout.splitlines()
     verified = invoke("audit", "verify", MOORAGE_STORAGE=storage)
-    assert f"entries 1 to {len(listed)} are as written" in verified.stdout, verified.stderr
+    assert f"entries 1 to {len(listed)} are unchanged" in verified.stdout, verified.stderr
     return [json.loads(line) for line in listed]
 
 

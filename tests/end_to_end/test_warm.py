@@ -171,7 +171,7 @@ def test_a_service_that_stopped_answering_is_not_reused(server, tmp_path):
     os.kill(pid, signal.SIGKILL)
     server.release(first)
     reason = server.in_state(first, "ended")["reason"]
-    assert reason == "released; not kept warm: it runs, and does not answer any more"
+    assert reason == "released; not kept warm: it runs, but no longer answers"
     second, pid, endpoint = start()
     server.release(second)
     server.in_state(second, "warm")

@@ -61,7 +61,7 @@ async def test_a_client_without_a_valid_token_is_refused(port, headers):
 async def test_a_page_of_another_site_cannot_connect(port, origin):
     response = await refusal(port, origin=origin, additional_headers={"Authorization": "Bearer x"})
     assert response.status_code == 403
-    assert f"Origin: a page of '{origin}' may not ask" in response.body.decode()
+    assert f"Origin: a page of '{origin}' may not send" in response.body.decode()
     assert port.gateway.stats().refused_foreign_total == 1
 
 

@@ -83,7 +83,7 @@ def namespaces(plane: Plane) -> Plane:
 
 @pytest.fixture
 def helm(namespaces: Plane, fresh_plane: Plane, tmp_path: Path) -> Iterator[Helm]:
-    """Helm over the plane; its release ends before the plane is cleared."""
+    """Helm on the control plane; its release is uninstalled before the plane is cleared."""
     yield (helm := Helm(tmp_path, fresh_plane.kubeconfig()))
     helm.run("uninstall", "moorage", "--ignore-not-found")
 

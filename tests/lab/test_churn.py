@@ -66,7 +66,7 @@ def test_equal_seeds_draw_equal_requests_and_others_do_not():
 
 
 def test_a_load_needs_requests_for_gpus():
-    with pytest.raises(CommandError, match="ask for GPUs"):
+    with pytest.raises(CommandError, match="requests for GPUs"):
         arrivals(PODS[:1], CAPACITY, Churn(1.0), 1)
 
 

@@ -245,7 +245,7 @@ async def test_unknown_fields_of_requests_yield_a_warning_as_on_a_server():
         "request 0: gpus: unknown field, it was ignored (did you mean resources.gpus?)."
         " (1 more request likewise)"
     )
-    assert beside == "request 2: inputs: it was ignored beside input_data."
+    assert beside == "request 2: inputs: it was ignored, since input_data was given."
     for refused in ({"dryrun": True}, {"strict": True, "gpus": 1}):
         with pytest.raises(CommandError, match=r"request 0: \w+: unknown field; expected"):
             await try_policy(PolicyTestJob(own, [{**ONE, **refused}]))

@@ -142,7 +142,7 @@ async def test_a_fact_of_another_ledger_is_noticed(path: Path):
     connection.execute("REPLACE INTO fact SELECT * FROM other.fact WHERE seq = 40")
     connection.commit()
     connection.close()
-    with pytest.raises(LedgerCorrupt, match=r"fact 40 is not linked to the one before"):
+    with pytest.raises(LedgerCorrupt, match=r"fact 40 is not linked to the fact before"):
         await read_back(path)
 
 

@@ -171,8 +171,8 @@ async def test_a_misplaced_fact_costs_no_other_fact(path: Path):
     rename_in_its_page(path, 60, 120)
     change(path, "DELETE FROM fact WHERE seq = 110")
     assert repair(path)[:2] == [
-        "fact 60 of the history: `why` and backtests do without.",
-        "facts 110 to 200: everything that was promised or ended since.",
+        "fact 60 of the history: `why` and backtests lack them.",
+        "facts 110 to 200: all later grants and ends of leases.",
     ]
     assert (await read_back(path))[0] == facts[:10]
 
@@ -207,7 +207,7 @@ async def test_a_ledger_without_its_header_loses_no_fact(path: Path, statement: 
     facts = await write_and_kill(path)
     change(path, statement)
     if "format" in statement:
-        with pytest.raises(LedgerCorrupt, match="does not say that it is a ledger"):
+        with pytest.raises(LedgerCorrupt, match="lacks the mark of a ledger"):
             await StoredLedger(SqliteFacts(path)).open()
     assert walk(path).findings
     assert repair(path) == []
@@ -218,7 +218,7 @@ async def test_a_lost_header_page_loses_no_facts(path: Path):
     facts = await write_and_kill(path)
     change(path, "PRAGMA journal_mode=DELETE")
     blank_root(path, "meta")
-    assert any("does not say what it is" in each for each in walk(path).findings)
+    assert any("lacks its own format and version" in each for each in walk(path).findings)
     assert repair(path) == []
     assert (await read_back(path))[0] == facts
 
@@ -275,7 +275,7 @@ async def test_a_ledger_with_only_its_reserved_numbers_counts_as_lost(path: Path
     for file in path.parent.iterdir():
         if file.name.startswith("ledger.db") or file.name == "ledger.mark":
             file.unlink()
-    with pytest.raises(LedgerCorrupt, match=r"numbers up to [0-9]+ were given"):
+    with pytest.raises(LedgerCorrupt, match=r"numbers up to [0-9]+ were used"):
         await StoredLedger(SqliteFacts(path)).open()
     assert "every lease" in repair(path)[0]
     assert (await read_back(path))[1] >= COMMITS

@@ -273,7 +273,7 @@ def test_with_given_typical_requests_the_context_does_not_change():
     assert context == {}
 
 
-def test_a_request_with_very_many_models_is_served_and_not_learnt():
+def test_a_request_with_very_many_models_is_placed_but_not_counted_as_typical():
     policy, context, fleet = new_policy(), {}, fleet_of([(64, "A" * 8)])
     demand = Demand(1, models=("A", *(f"model-{number}" for number in range(100))))
     for _ in range(fgd.Learner.BATCH):

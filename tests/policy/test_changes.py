@@ -128,7 +128,7 @@ def test_place_returns_the_taken_share():
     fleet = found["fleet"]
     with pytest.raises(TypeError, match=r"^place: expected `input_data` as `eval` got it, got F"):
         place(fleet, lambda view, _: np.arange(len(view)))
-    with pytest.raises(TypeError, match=r"given; a score is called with the fleet and the demand"):
+    with pytest.raises(TypeError, match=r"given; a score function gets the fleet and the demand"):
         place(found, lambda view: np.arange(len(view)))
     with pytest.raises(ValueError, match=r"^gang: expected one of pack, spread, got 'apart'"):
         place(found, lambda view, _: np.arange(len(view)), gang="apart")

@@ -235,9 +235,9 @@ def test_a_misplaced_field_gets_a_hint_at_its_place(name: str, meant: str) -> No
 @pytest.mark.parametrize(
     ("resources", "said"),
     [
-        ({}, "resources: they ask for nothing; give `gpus`, `cpu_milli` or `memory_mib`."),
-        ({"gpu_milli": 500}, "resources.gpu_milli: no GPU is asked for; say how many, such as "),
-        ({"models": ["A100"], "cpu_milli": 1}, "resources.models: no GPU is asked for; "),
+        ({}, "resources: they request nothing; give `gpus`, `cpu_milli` or `memory_mib`."),
+        ({"gpu_milli": 500}, "resources.gpu_milli: the request has no GPUs; give a number, "),
+        ({"models": ["A100"], "cpu_milli": 1}, "resources.models: the request has no GPUs; "),
         ({"gpus": 1, "gpu_milli": 500}, ""),
         ({"memory_mib": 1}, ""),
         (None, ""),
@@ -487,7 +487,7 @@ def test_a_wrong_field_is_named_with_the_expected_type(
 def test_alternatives_may_come_with_resources() -> None:
     error = refusal_of(text(alternatives=[{"gpus": 1}]))
     assert (error.code, error.field) == (Code.BAD_MESSAGE, "")
-    assert error.reason.startswith("alternatives: expected `resources` beside it")
+    assert error.reason.startswith("alternatives: expected `resources` as well")
 
 
 def test_the_reason_is_the_documented_sentence() -> None:

@@ -175,7 +175,7 @@ def test_a_refusal_names_the_origin_and_the_remedy():
     found = OURS.refusal("/", [("host", "evil.example")], HERE)
     assert found is not None
     assert "'evil.example'" in found.reason
-    assert found.advice == f"{found.reason}; setting `allowed_hosts` lets it in"
+    assert found.advice == f"{found.reason}; setting `allowed_hosts` allows it"
     found = OURS.refusal("/", [("host", "localhost"), ("origin", "null")], HERE)
     assert found is not None
     assert found.advice == found.reason  # Nothing lets a hidden origin in.

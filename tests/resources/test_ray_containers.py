@@ -112,7 +112,7 @@ async def test_a_node_without_a_container_engine_is_an_error(engine, engines, co
     (engines / "podman").write_text(FAILS)
     (engines / "podman").chmod(0o755)
     try:
-        with pytest.raises(BackendError, match=r"needs a docker or podman that works.* has none"):
+        with pytest.raises(BackendError, match=r"needs a working docker or podman.* has none"):
             await engine.acquire("a", ContainerResourceSpec(image=container_image), "ray")
     finally:
         away.rename(engines / "podman")

@@ -243,7 +243,7 @@ async def test_start_makes_missing_resources_concurrently(engine, workshop):
 
 
 async def test_start_beyond_the_cap_warns(engine):
-    with pytest.warns(UserWarning, match="5 more wanted, 2 made: max_global_num"):
+    with pytest.warns(UserWarning, match="5 more resources wanted, 2 created: max_global_num"):
         await engine.start(Spec(max_global_num=2), size=5)
     assert await counts(engine) == (2, 2, 0)
 
@@ -586,7 +586,7 @@ async def test_a_service_that_stopped_answering_is_ended_and_not_handed_out(tmp_
 
 async def test_a_limit_above_the_size_of_the_machine_is_refused():
     spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=4096)
-    with pytest.raises(BackendError, match=r"this machine has not got that: .*cpus"):
+    with pytest.raises(BackendError, match=r"this machine does not have that: .*cpus"):
         await ResourceEngine.acquire("a", spec)
     assert await ResourceEngine.monitor() == {}
 
@@ -596,7 +596,7 @@ async def test_processors_are_not_assigned_twice():
     spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=count)
     await ResourceEngine.acquire("all of them", spec)
     one = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=1)
-    with pytest.raises(BackendError, match="not got that now"):
+    with pytest.raises(BackendError, match="does not have that at present"):
         await ResourceEngine.acquire("one more", one)
     await ResourceEngine.end("all of them")
     await ResourceEngine.acquire("one more", one)

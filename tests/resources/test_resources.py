@@ -75,9 +75,9 @@ def process(**fields: object) -> ProcessResourceSpec:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("echo cannot open /model; exit 4", "exit status 4.*It wrote:\ncannot open /model$"),
-        ("echo done", "exit status 0.*It wrote:\ndone$"),
-        ("exit 3", "exit status 3.*It wrote nothing"),
+        ("echo cannot open /model; exit 4", "exit status 4.*Its output:\ncannot open /model$"),
+        ("echo done", "exit status 0.*Its output:\ndone$"),
+        ("exit 3", "exit status 3.*Its output: none"),
     ],
 )
 async def test_a_command_that_ends_at_once_is_an_error_with_its_output(engine, script, reason):

@@ -43,7 +43,7 @@ def raises(error):
         (Unpicklable("this", "that"), "Unpicklable: this and that"),
         (UnpicklableThere("this", "that"), "UnpicklableThere: this and that"),
         (ValueError("half a \ud800 surrogate"), r"ValueError: half a \ud800 surrogate"),
-        (Mute(), "Mute: it cannot say what it is"),
+        (Mute(), "Mute: the actor cannot describe itself"),
     ],
 )
 def test_a_failed_task_reports_its_reason(error, text):

@@ -47,7 +47,7 @@ async def test_parameters_have_the_types_of_the_signature(client, query, limit, 
 
 
 @pytest.mark.parametrize("text", ["x", "", "5.5"])
-async def test_text_in_place_of_a_number_is_refused_by_name(client, text):
+async def test_text_in_place_of_a_number_is_refused_with_the_name_of_its_field(client, text):
     answer = await client.get(f"/things/x1?limit={text}")
     assert answer.status_code == 400
     assert answer.json()["error"]["field"] == "query.limit"

@@ -27,9 +27,9 @@ from moorage_client.text_files import read_text
 if TYPE_CHECKING:
     from moorage_client.client import Client
 
-_of_resources = partial(typer.Option, rich_help_panel="What must fit")
+_of_resources = partial(typer.Option, rich_help_panel="Resources that must fit")
 _of_lease = partial(typer.Option, rich_help_panel="Lease")
-_for_policy = partial(typer.Option, rich_help_panel="For the policy")
+_for_policy = partial(typer.Option, rich_help_panel="Input and settings of the policy")
 
 LOOK_SECONDS: Final = 0.1
 """Seconds between two checks of a lease that starts or ends."""
@@ -66,7 +66,7 @@ _Alternatives = Annotated[
     _of_resources(
         "--or",
         metavar="JSON",
-        help="What would do, too, in this order: '{\"gpus\": 4}' changes that alone",
+        help="Acceptable instead, in this order; '{\"gpus\": 4}' changes only this field",
     ),
 ]
 _ClusterOption = Annotated[
@@ -74,19 +74,21 @@ _ClusterOption = Annotated[
 ]
 _HoldSeconds = Annotated[
     float | None,
-    _of_lease(min=1, max=TTL_SECONDS_MAX, help=f"Hold it for seconds (else {TTL_SECONDS:g})"),
+    _of_lease(min=1, max=TTL_SECONDS_MAX, help=f"Hold it for these seconds (else {TTL_SECONDS:g})"),
 ]
 _WaitSeconds = Annotated[
-    float | None, _of_lease(min=0, max=WAIT_SECONDS_MAX, help="Wait for seconds")
+    float | None, _of_lease(min=0, max=WAIT_SECONDS_MAX, help="Wait for these seconds")
 ]
-Preemptible = Annotated[bool, _of_lease("--preemptible", help="May give way to higher priority")]
+Preemptible = Annotated[
+    bool, _of_lease("--preemptible", help="Let it give way to a higher priority")
+]
 _RuntimeMin = Annotated[
     float,
     _of_lease(
         min=0,
         max=WAIT_SECONDS_MAX,
         metavar="SECONDS",
-        help="With --preemptible: not before it has lasted these seconds",
+        help="With --preemptible: seconds that it lasts in any case",
     ),
 ]
 _Notice = Annotated[
@@ -95,7 +97,7 @@ _Notice = Annotated[
         min=0,
         max=WAIT_SECONDS_MAX,
         metavar="SECONDS",
-        help="With --preemptible: how long it stays after the notice",
+        help="With --preemptible: seconds from the notice to its end",
     ),
 ]
 _Apart = Annotated[
@@ -111,14 +113,14 @@ _TtlMin = Annotated[
         min=0,
         max=TTL_SECONDS_MAX,
         metavar="SECONDS",
-        help="So short will do where others reserved it after that",
+        help="Shortest acceptable seconds if a reservation begins earlier",
     ),
 ]
-_Project = Annotated[str, _of_lease(help="Whose quota it counts for")]
+_Project = Annotated[str, _of_lease(help="Project whose quota it counts for")]
 
 
 def requirement(text: str) -> JsonObject:
-    """Return a requirement of `where`, from a label selector in the syntax of `kubectl get -l`.
+    """Convert a label selector, in the syntax of `kubectl get -l`, to a requirement of `where`.
 
     Raises:
         typer.BadParameter: The selector is invalid.
@@ -162,7 +164,7 @@ def ask(
     policy: _PolicyArgument,
     gpus: Annotated[int | None, _of_resources(min=0, help="GPUs on each node")] = None,
     gpu_milli: Annotated[
-        int | None, _of_resources(min=1, max=1000, help="Thousandths of each")
+        int | None, _of_resources(min=1, max=1000, help="Thousandths of each GPU")
     ] = None,
     model: Annotated[list[str] | None, _of_resources(help="Accepted GPU model")] = None,
     gpu_memory_mib: Annotated[int | None, _of_resources(min=0, help="Memory of each GPU")] = None,
@@ -180,23 +182,23 @@ def ask(
         str | None, _for_policy(help="Query that selects clusters")
     ] = None,
     search: Annotated[str | None, _for_policy(help="Similarity query")] = None,
-    lease: Annotated[bool, _of_lease("--lease", help="Hold it; else advice")] = False,
+    lease: Annotated[bool, _of_lease("--lease", help="Hold it (else only advice)")] = False,
     ttl: _HoldSeconds = None,
     ttl_min: _TtlMin = 0.0,
     apart: _Apart = "",
     wait: _WaitSeconds = None,
-    priority: Annotated[int | None, _of_lease(help="Higher goes first")] = None,
+    priority: Annotated[int | None, _of_lease(help="Higher priorities go first")] = None,
     preemptible: Preemptible = False,
     runtime_min: _RuntimeMin = 0.0,
     notice: _Notice = 0.0,
     key: Annotated[str | None, _of_lease(help="Idempotency key: same key, same lease")] = None,
     project: _Project = "",
-    provision: Annotated[str | None, _of_lease(help="What to start: JSON, @file")] = None,
+    provision: Annotated[str | None, _of_lease(help="Workload to start: JSON, @file")] = None,
     until: Annotated[
-        Until, _of_lease(help="Return once it is granted, or once what --provision starts is ready")
+        Until, _of_lease(help="Return when it is granted, or when its workload is ready")
     ] = Until.GRANTED,
     explain: Annotated[bool, typer.Option("--explain", help="Show the reasons")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but hold nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only decide; hold nothing")] = False,
 ) -> None:
     """Ask a policy for a placement, and with --lease or --ttl for a lease on it."""
     more = _gives_way(preemptible, runtime_min, notice) | _shorter(ttl_min) | _apart(apart)
@@ -245,7 +247,7 @@ def ask(
 
 
 async def _active(client: "Client", lease: Lease, *, quiet: bool) -> Lease:
-    """Wait until the workload of a lease is ready; return the lease with that state."""
+    """Wait until the workload of a lease is ready; return the lease."""
     last = ""
     while True:
         now = read_lease({**await client.status(lease.id), "token": lease.token})
@@ -267,7 +269,7 @@ def renew(
     lease: LeaseArgument,
     ttl: Annotated[
         float | None,
-        typer.Option(min=1, max=TTL_SECONDS_MAX, help="Seconds from now (else the lease's own)"),
+        typer.Option(min=1, max=TTL_SECONDS_MAX, help="Seconds from now (else the lease's TTL)"),
     ] = None,
     lease_token: Annotated[
         str | None, typer.Option(help="Token of the lease (else the one that `moorage ask` stored)")
@@ -285,10 +287,10 @@ def release(
     session: CommandSession,
     lease: LeaseArgument,
     lease_token: Annotated[
-        str | None, typer.Option(help="Token of the lease, where it is of another tenant")
+        str | None, typer.Option(help="Token of the lease, if it is another tenant's")
     ] = None,
 ) -> None:
-    """End a lease of your tenant; a second release changes nothing and prints the same."""
+    """End a lease; repeating the command changes nothing and prints the same."""
     token = lease_token or read_stored_token(lease)
     released = session.run(lambda client: client.release(lease, token))
     # The token stays, so that the second release answers the same; it is forgotten with time.
@@ -297,7 +299,7 @@ def release(
 
 def flush(
     session: CommandSession,
-    cluster: Annotated[str, typer.Option(help="Only those on this cluster")] = "",
+    cluster: Annotated[str, typer.Option(help="Only leases on this cluster")] = "",
 ) -> None:
     """End your warm leases."""
     flushed = session.run(lambda client: client.flush(cluster))
@@ -399,15 +401,18 @@ def _show(session: CommandSession, answer: Answer, stored: bool) -> None:
     else:
         say(f"{lease.id}  {where(lease.placement)}")
         if lease.choice:
-            note(f"It is alternative {lease.choice} of those given with --or.")
+            note(f"The placement is for alternative {lease.choice} of --or.")
         if lease.ttl_max_seconds is not None:
-            note(f"It lasts {lease.ttl_max_seconds:.0f} s at most: its nodes are reserved then.")
+            note(
+                f"It lasts {lease.ttl_max_seconds:.0f} s at most: then its nodes are reserved or"
+                " drained."
+            )
         note(
             f"{lease.state}; ends in {ends_in(lease.expires_at)} unless renewed; fencing number "
             f"{lease.fencing}. Release it with: moorage release {lease.id}"
         )
         if not stored:
-            note(f"Note its token, it was not stored: {lease.token}")
+            note(f"Write down its token, which was not stored: {lease.token}")
     if answer.reasons:
         fields(answer.reasons)
 
@@ -427,7 +432,7 @@ def _envelope(answer: Answer) -> JsonObject:
 
 
 def read_stored_token(lease: str) -> str | None:
-    """Return the stored token of a lease, or None: your tenant's own leases need no token."""
+    """Return the stored token of a lease, or None: the caller's own leases need no token."""
     try:
         return TokenFile(state_path()).token(lease)
     except StateUnusable:
@@ -438,7 +443,7 @@ def token_of(lease: str, given: str | None) -> str:
     """Return the token of a lease, from the option or from the file.
 
     Raises:
-        TokenMissing: Neither the option nor the file has it.
+        TokenMissing: Neither the option nor the file has the token.
     """
     if given:
         return given

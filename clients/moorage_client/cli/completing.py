@@ -1,7 +1,7 @@
 """Shell completions of values: ids of leases and requests, URIs of policies, and clusters.
 
-A completion asks the server and waits a moment for it. Where it gets no answer it completes
-nothing, and says nothing: the user is in the middle of a line.
+A completion asks the server and waits a moment for the answer. Without an answer it completes
+nothing, and prints nothing: the user is in the middle of a line.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from moorage_client.client import Client
 
 SECONDS_MAX: Final = 1.5
-"""Most seconds that a completion takes after Tab."""
+"""Longest time of a completion after Tab, in seconds."""
 SHOWN_MAX: Final = 200
 
 Names = list[tuple[str, str]]
-"""Completions, each with a word that describes it."""
+"""Completions, each with a description of one word."""
 
 
 def leases(context: typer.Context, incomplete: str) -> Names:

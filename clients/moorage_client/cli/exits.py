@@ -1,4 +1,4 @@
-"""Exit codes, which scripts rely on, and the errors that lead to each."""
+"""Exit codes, on which scripts rely, and the errors for each code."""
 
 from enum import IntEnum
 from typing import Final
@@ -47,7 +47,7 @@ MEANINGS: Final = {
     Exit.UNREACHABLE: "no Moorage server answers (in time) at the URL",
     Exit.UNKNOWN: "no such lease, request, policy or cluster; or wrong or missing token",
     Exit.RULE_FAILED: "the policy itself failed",
-    Exit.LEASE_LOST: "the lease is over",
+    Exit.LEASE_LOST: "the lease has ended",
     Exit.INTERNAL: "a defect, of the server or of this program",
     Exit.UNWRITABLE: "the result cannot be written to stdout",
     Exit.INTERRUPTED: "interrupted with Ctrl-C",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moorage_client.client import Client
 
 FETCHED_BYTES_MAX: Final = 1 << 30
-"""Bytes of all files of a run together."""
+"""Most bytes of all files of a run together."""
 _SHOWN_MAX: Final = 10
 
 
@@ -38,7 +38,7 @@ def check_folder(folder: Path) -> Path:
 async def fetch(client: "Client", lease: str, token: str, folder: Path) -> bool:
     """Download the files of a lease's last start; print skipped ones; return if none was skipped.
 
-    The paths come from the machine of the run, and none of them leads out of the folder.
+    The paths come from the machine of the run; a path that leads out of the folder is skipped.
     """
     message = {"op": "files", "lease": lease, "token": token}
     try:
@@ -48,7 +48,7 @@ async def fetch(client: "Client", lease: str, token: str, folder: Path) -> bool:
         for each in found.files:
             size += each.size
             if size > FETCHED_BYTES_MAX:
-                left_out.insert(0, f"{each.path} and what follows: more than 1 GiB is not fetched")
+                left_out.insert(0, f"{each.path} and the files after it: at most 1 GiB is fetched")
                 break
             await _file(client, message | {"attempt": found.attempt}, each.path, folder)
     except (MoorageError, OSError) as error:

@@ -1,6 +1,6 @@
 """The commands about the fleet: `moorage fleet [CLUSTER]` shows it, `fleet import` registers it.
 
-`cordon`, `drain`, `uncordon`, `forget` and `delete` take parts of it out of service, and put
+`cordon`, `drain`, `uncordon`, `forget` and `delete` take clusters and nodes out of service, and put
 them back.
 """
 
@@ -50,7 +50,7 @@ class FleetGroup(typer.core.TyperGroup):
 
 
 class _Count(Struct):
-    """A number of things in a cluster; for CPUs it may be a fraction."""
+    """A number of nodes, GPUs or CPUs in a cluster; for CPUs it may be a fraction."""
 
     count: int | float = 0
 
@@ -78,27 +78,28 @@ def import_fleet(
         ),
     ],
     cluster_id: Annotated[
-        str, typer.Option(help="Id of the cluster that the sources together are")
+        str, typer.Option(help="Id of the one cluster to make of all sources")
     ] = "",
     replace: Annotated[
-        bool, typer.Option("--replace", help="A cluster that exists becomes what was imported")
+        bool, typer.Option("--replace", help="Replace an existing cluster by the imported one")
     ] = False,
     merge: Annotated[
         bool,
-        typer.Option("--merge", help="A cluster that exists keeps its other nodes and its fields"),
+        typer.Option("--merge", help="Add the nodes to an existing cluster, and keep the rest"),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the documents, and change nothing")
     ] = False,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Of Kubernetes: go on, and register every change at once"),
+        typer.Option(
+            "--watch", help="For Kubernetes: keep running, and register every change at once"
+        ),
     ] = False,
 ) -> None:
     """Register the machines of a site as clusters, from files or systems that list them.
 
-    A cluster that exists is left alone, and the import refused, unless --replace or --merge says
-    what to do with it.
+    If a cluster exists already, the import is refused, unless --replace or --merge is given.
     """
     from moorage_client.inventory import InventoryError, collect  # noqa: PLC0415  # Slow to import.
 
@@ -121,8 +122,8 @@ def import_fleet(
         if known and not merge:
             raise refusal(
                 Code.ALREADY_EXISTS,
-                f"{', '.join(sorted(known))}: registered already, and nothing was changed; give"
-                " --replace to replace them, or --merge to add its nodes",
+                f"{', '.join(sorted(known))}: registered already, so nothing was changed; give "
+                "--replace, or --merge to add nodes",
                 field="id",
             )
         if dry_run:
@@ -146,7 +147,7 @@ def _watch(
 
     if otherwise or not all(map(is_live, sources)) or (cluster_id and len(sources) > 1):
         wanted = "kubernetes or kubernetes:CONTEXT as sources, and neither --merge nor --dry-run"
-        raise typer.BadParameter(f"--watch: expected {wanted}; --cluster-id is for a single one")
+        raise typer.BadParameter(f"--watch: expected {wanted}; --cluster-id needs a single source")
     try:
         follow(session, sources, cluster_id, replace=replace)
     except InventoryError as error:
@@ -177,7 +178,7 @@ def _register(
     replace: bool,
     merge: bool,
 ) -> list[JsonObject]:
-    """Store the documents one by one, and return the outcome of each."""
+    """Store the documents one by one, and return each outcome."""
     done: list[JsonObject] = []
     try:
         for document in documents:
@@ -225,11 +226,11 @@ def _report(done: Mapping[str, list[JsonObject]]) -> None:
 
 PLACE: Final = typer.Argument(
     metavar="CLUSTER[/NODE]",
-    help="A node, or a whole cluster",
+    help="A node (CLUSTER/NODE), or a whole cluster",
     show_default=False,
     autocompletion=completing.clusters,
 )
-REASON: Final = typer.Option(help="Said to everyone who asks why nothing is placed there")
+REASON: Final = typer.Option(help="Reason to show when a request finds no place there")
 
 
 def cordon(
@@ -251,15 +252,14 @@ def drain(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="End leases there after these seconds, renew none beyond; else they last until "
-            "they are released",
+            help="End the leases after these seconds; otherwise they last until they are released",
         ),
     ] = None,
 ) -> None:
     """Place no new leases on a node or cluster, and end or move existing ones.
 
-    Warm leases end, and what may be requeued starts elsewhere. Run it again to see what is
-    left.
+    Warm leases end, and leases that may be requeued start elsewhere. Run the command again to see
+    the remaining leases.
     """
 
     async def work(client: "Client") -> JsonValue:
@@ -284,7 +284,7 @@ def forget(
 ) -> None:
     """Remove a machine whose agent will not come back: its leases fail, its node is removed.
 
-    Only where nothing runs there any more: a workload of a lease that ends so is not stopped.
+    Only do this if nothing runs there any more: the machine's workloads are not stopped.
     """
     if "/" not in node:
         raise typer.BadParameter(f"expected CLUSTER/NODE, as `moored agent list` has it: {node}")

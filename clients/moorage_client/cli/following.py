@@ -49,7 +49,7 @@ def follow(
         while True:
             name, line = lines.get()
             if not line:
-                raise refusal(Code.INTERNAL, f"{name} is no longer followed; see above")
+                raise refusal(Code.INTERNAL, f"{name} is no longer followed; the reason is above")
             said: JsonObject = json.loads(line)
             latest[name] = said.get("document") or {
                 **(
@@ -74,7 +74,7 @@ def _read_clusters_of(services: "Services", names: Sequence[str]) -> dict[str, D
 
 
 def _register(services: "Services", document: Document) -> None:
-    """Store a document; try again until the server answers."""
+    """Store a document; repeat until the server answers."""
     noted = False
     while True:
         try:
@@ -88,7 +88,7 @@ def _register(services: "Services", document: Document) -> None:
         else:
             return
         if not noted:
-            note(f"{document['id']}: {reason}; it is tried again")
+            note(f"{document['id']}: {reason}; trying again")
         noted = True
         time.sleep(RETRY_SECONDS)  # A server that comes back says so to no client.
 

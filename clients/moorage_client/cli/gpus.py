@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moorage_client.client import Client
 
 SIZES: Final = (1, 2, 4, 8)
-"""Shown request sizes, in GPUs of one node."""
+"""Request sizes to show, in GPUs of one node."""
 AT_ONCE: Final = 8
 """Clusters read at the same time."""
 WHOLE: Final = 1000
@@ -30,9 +30,9 @@ class _Model:
 
     Attributes:
         total: Whole GPUs.
-        free: GPUs of which nothing is held.
+        free: GPUs that are free as a whole.
         part_milli: Free thousandths of partly held GPUs.
-        fits: How many requests fit, by size: whole GPUs of one node (`SIZES`).
+        fits: The number of requests that fit, by size in whole GPUs of one node (`SIZES`).
         clusters: The clusters that have such GPUs.
     """
 
@@ -55,16 +55,15 @@ class _Model:
 
 def gpus(
     session: CommandSession,
-    model: Annotated[str, typer.Argument(help="Only models whose name has this in it")] = "",
+    model: Annotated[str, typer.Argument(help="Only models whose name contains this")] = "",
     cluster: Annotated[
-        str, typer.Option(help="Only of this cluster", autocompletion=complete_clusters)
+        str, typer.Option(help="Only GPUs of this cluster", autocompletion=complete_clusters)
     ] = "",
     watch: WatchFlag = False,
 ) -> None:
     """Show the free GPUs per model, and how many requests of each size fit now.
 
-    A request that wants several GPUs wants them on one node. Nodes that take nothing new count as
-    full.
+    All GPUs of a request are on one node. Nodes that accept no new leases count as full.
     """
 
     async def work(client: "Client") -> list[JsonObject]:
@@ -84,9 +83,9 @@ def gpus(
         [*columns, *(["clusters"] if session.wide else [])],
         lambda rows: [_cells(row, wide=session.wide) for row in rows],
         empty=(
-            f"No GPUs whose model has {model!r} in its name; `moorage gpus` has all models."
+            f"No GPU model has {model!r} in its name; `moorage gpus` lists all models."
             if model
-            else "No GPUs. Import machines that have some: moorage fleet import SOURCE"
+            else "No GPUs. Import machines with GPUs: moorage fleet import SOURCE"
         ),
         watch=watch,
     )

@@ -1,7 +1,7 @@
 """Listings: printed once, or with `--watch` again after each change.
 
-On a terminal the table is drawn in its place; elsewhere each state follows the one before it, as a
-table with its time or as one line of JSON.
+On a terminal the table is redrawn in place; elsewhere each state is printed after the previous one,
+as a table with its time or as one line of JSON.
 """
 
 import asyncio
@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 REFRESH_SECONDS: Final = 2.0
 """Seconds after which a listing is drawn again without news, since "ends in 5 s" changes."""
 PAUSE_SECONDS: Final = 0.25
-"""Least seconds between two updates, since news comes in bursts."""
+"""Shortest time between two updates, in seconds, since news comes in bursts."""
 RETRY_SECONDS: Final = 1.0
 """Seconds before the next attempt to reach a lost server."""
 
 Fetch = Callable[["Client"], Coroutine[object, object, list[JsonObject]]]
 """Returns the rows of a listing, which are documents, from a client."""
 WatchFlag = Annotated[
-    bool, typer.Option("--watch", "-w", help="Show it again whenever it changes, until interrupted")
+    bool,
+    typer.Option("--watch", "-w", help="Repeat the listing after each change, until interrupted"),
 ]
 
 
@@ -62,10 +63,10 @@ def show_listing(
 
     Args:
         session: The server and the output format.
-        fetch: Returns the rows.
+        fetch: Gets the rows from a client.
         columns: As for `table`.
         cells: Returns the cells of rows, by column.
-        empty: The sentence if there are no rows.
+        empty: The sentence to print if there are no rows.
         watch: Whether to print again after changes.
         notes: Returns the lines below the table.
     """

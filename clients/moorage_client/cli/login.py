@@ -45,8 +45,8 @@ def login(session: CommandSession) -> None:
             services.check_token()
         except Unauthorized as error:
             raise SignInFailed(
-                f"{offered['issuer']} knows you, but gives you no valid token for {server}: you "
-                "may have no tenant or no role there; the server's log says which"
+                f"{offered['issuer']} knows you, but its token is not valid for {server}: you may "
+                "have no tenant or no role there; the server's log has the reason"
             ) from error
     more = {
         **form,
@@ -76,7 +76,7 @@ def logout(session: CommandSession) -> None:
 
 
 def _origins(session: CommandSession, server: str) -> list[str]:
-    """Return the addresses at which a login is valid: those of the servers in the options."""
+    """Return the addresses at which a login is valid: the servers in the options."""
     named = [
         setting(session.http_url, "MOORAGE_HTTP_URL", default=server),
         setting(session.url, "MOORAGE_URL", default=server),
@@ -132,6 +132,9 @@ def _authorize(
 
 
 def _reason(code: str, answer: JsonMapping) -> str:
-    known = {"access_denied": "it was refused there", "expired_token": "the code is over"}
-    said = known.get(code) or answer.get("error_description") or "the issuer refuses"
+    known = {
+        "access_denied": "the login was refused there",
+        "expired_token": "the code has expired",
+    }
+    said = known.get(code) or answer.get("error_description") or "the issuer refuses the login"
     return f"not signed in: {said} [{code}]"

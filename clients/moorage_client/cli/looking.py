@@ -49,9 +49,11 @@ SubjectArgument = Annotated[
 
 def leases(
     session: CommandSession,
-    state: Annotated[str, typer.Option(help="Only those in this state, e.g. active or ended")] = "",
+    state: Annotated[
+        str, typer.Option(help="Only leases in this state, e.g. active or ended")
+    ] = "",
     cluster: Annotated[
-        str, typer.Option(help="Only those on this cluster", autocompletion=completing.clusters)
+        str, typer.Option(help="Only leases on this cluster", autocompletion=completing.clusters)
     ] = "",
     watch: WatchFlag = False,
 ) -> None:
@@ -107,7 +109,7 @@ def why(
     session: CommandSession,
     subject: SubjectArgument,
     nodes: Annotated[
-        bool, typer.Option("--nodes", help="Also say what each node lacks, the nearest first")
+        bool, typer.Option("--nodes", help="Also show what each node lacks, the best nodes first")
     ] = False,
 ) -> None:
     """Show the reasons for the answer to a request, or for the end of a lease."""
@@ -121,7 +123,7 @@ def why(
     for row in rows:
         say(f"  {row.cluster_id}: {row.text}")
     if more:
-        say(f"  and more; the first {len(rows)} are listed")
+        say(f"  only the first {len(rows)} are listed")
 
 
 class Became(StrEnum):
@@ -137,9 +139,9 @@ class Became(StrEnum):
 def history(
     session: CommandSession,
     state: Annotated[
-        Became | None, typer.Option(help="Only these (else what ended or was refused)")
+        Became | None, typer.Option(help="Only decisions of this kind (else ended and refused)")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=HISTORY_MAX, help="Rows at most")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=HISTORY_MAX, help="Most rows to show")] = 20,
 ) -> None:
     """Show recently ended leases and refused requests with their reasons, newest first."""
     wanted = {Became.ENDED, Became.REFUSED} if state is None else {state}
@@ -171,7 +173,7 @@ def history(
             ]
             for row in read_as(list[DecisionRow], rows)
         ],
-        empty="Nothing yet. What holds: moorage leases; what waits: moorage queue",
+        empty="Nothing yet. Held leases: moorage leases; waiting requests: moorage queue",
         watch=False,
     )
 
@@ -213,7 +215,7 @@ def queue(session: CommandSession, watch: WatchFlag = False) -> None:
             *(("since",) if session.wide else ()),
         ],
         lambda rows: [cells(each) for each in read_as(list[QueuedWaiter], rows)],
-        empty="Nothing of yours waits.",
+        empty="No request of yours is waiting.",
         watch=watch,
     )
 
@@ -277,9 +279,9 @@ def _node_notes(rows: list[JsonObject]) -> list[str]:
     for node in read_as(list[NodeCapacity], rows):
         if node.duplicate_of:
             same = f"{short_name(node.node_id)} is the same machine as {node.duplicate_of}"
-            said.append(f"{same}: it counts there.")
+            said.append(f"{same}, and counts there.")
         if node.unavailable:
-            said.append(f"{short_name(node.node_id)} takes nothing new: {node.unavailable}")
+            said.append(f"{short_name(node.node_id)} gets no new leases: {node.unavailable}")
     return said
 
 
@@ -312,7 +314,9 @@ def watch(
     topics: Annotated[
         list[str] | None, typer.Argument(help="policies, leases, fleet; all of them if left out")
     ] = None,
-    count: Annotated[int, typer.Option(min=0, help="End after as many events; 0: never")] = 0,
+    count: Annotated[
+        int, typer.Option(min=0, help="End after this number of events; 0: never")
+    ] = 0,
 ) -> None:
     """Print events as they happen, one JSON object per line, until interrupted."""
 
@@ -361,7 +365,7 @@ def _thousandths(free: int | None, total: int | None) -> str:
 
 
 def _free(gpus: Mapping[str, int]) -> str:
-    """Return the devices with free capacity; for partly free ones, with the free milli."""
+    """Return the devices with free capacity; partly free devices with their free milli."""
     some = {gpu: free for gpu, free in gpus.items() if free}
     return " ".join(gpu if free == 1000 else f"{gpu}:{free}" for gpu, free in some.items())  # noqa: PLR2004  # A whole GPU.
 

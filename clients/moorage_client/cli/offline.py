@@ -1,6 +1,6 @@
 """The commands that test policies without a server: test, backtest.
 
-They need the server's own sandbox and core, which a client does not import: see `server_program`.
+They need the server's sandbox and core, which a client does not import; see `server_program`.
 """
 
 import sys
@@ -21,16 +21,16 @@ from moorage_client.cli.testing import FINDINGS_SHOWN, policy_name, test_file_of
 
 SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
 LINES_SHOWN: Final = 12
-"""Lines that a profile shows."""
+"""Most lines in a profile."""
 SHARE_SHOWN: Final = 0.001
-"""Least share of the time for a line to be shown."""
+"""Smallest share of the time of a line in a profile."""
 
 SEED_MAX: Final = 2**31 - 1
 """Largest seed: a request's own seed is this seed and the request's number, in 63 bits together."""
 
 
 class Stays(StrEnum):
-    """The distribution of how long requests stay."""
+    """The distribution of the lifetimes of leases in a replay."""
 
     MEMORYLESS = "memoryless"
     LOGNORMAL = "lognormal"
@@ -45,20 +45,20 @@ class Mode(StrEnum):
 
 
 Sandbox = Annotated[
-    Mode, typer.Option(help="`unsafe` only for policies that you trust as yourself, without a jail")
+    Mode, typer.Option(help="`jail`; or `unsafe`, only for policies that you trust")
 ]
 
 
 def try_policy(
     session: CommandSession,
-    path: Annotated[Path, typer.Argument(help="What `policy push` takes")],
+    path: Annotated[Path, typer.Argument(help="A policy, as for `policy push`")],
     requests: Annotated[
         Path | None,
-        typer.Option(help="Messages to ask it instead of the built-in ones: a JSON list"),
+        typer.Option(help="Requests in place of the built-in ones: a JSON list of messages"),
     ] = None,
     clusters: Annotated[
         Path | None,
-        typer.Option(help="Cluster documents to ask about instead of the built-in ones"),
+        typer.Option(help="Cluster documents in place of the built-in ones"),
     ] = None,
     parameters: Annotated[
         str | None, typer.Option(help="Default parameters: JSON, @file or @-")
@@ -67,14 +67,15 @@ def try_policy(
         str | None, typer.Option(help="Default settings: JSON, @file or @-")
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=SEED_MAX, help="Of what the policy draws at random")
+        int, typer.Option(min=0, max=SEED_MAX, help="Seed of the policy's random numbers")
     ] = 1,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Show what its lines take, even if it is quick")
+        bool,
+        typer.Option("--profile", help="Show the time of each line, even if the policy is quick"),
     ] = False,
     sandbox: Sandbox = Mode.JAIL,
 ) -> None:
-    """Test a policy without a server, in the same jail as on one; exit 6 if it is not sound."""
+    """Test a policy without a server, in the server's jail; exit 6 if it is not sound."""
     report = test_file_of(
         path,
         {
@@ -93,7 +94,7 @@ def try_policy(
 def policy_document(
     path: Path, parameters: str | None = None, settings: str | None = None
 ) -> JsonObject:
-    """Return the PolicyRule document of a file; by default it has the name of the file."""
+    """Return the PolicyRule document of a file; its default name is that of the file."""
     document = document_of(path)
     if not document.get("policy_rule_uri"):
         name = policy_name(path)
@@ -173,40 +174,43 @@ def backtest(
     ],
     trace: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="NODES PODS", help="Replay a trace of the openb form"),
+        typer.Option(metavar="NODES PODS", help="Replay a trace in the openb format"),
     ] = None,
     ledger: Annotated[
         Path | None,
         typer.Option(help="Replay the history in a daemon's data directory; it may be running"),
     ] = None,
     arrive: Annotated[
-        float, typer.Option(min=0.01, max=100, help="GPU demand of a trace / capacity")
+        float, typer.Option(min=0.01, max=100, help="GPU demand, as a multiple of the capacity")
     ] = 1.3,
     timed: Annotated[
-        bool, typer.Option("--timed", help="By the trace's own times, each request once")
+        bool, typer.Option("--timed", help="Use the trace's own times, each request once")
     ] = False,
     churn: Annotated[
         float | None,
-        typer.Option(min=0.01, max=100, metavar="LOAD", help="A trace's requests come and go"),
+        typer.Option(
+            min=0.01, max=100, metavar="LOAD", help="Let the trace's requests end and be replaced"
+        ),
     ] = None,
     stays: Annotated[
-        Stays, typer.Option(help="With --churn: how long they stay, an hour on the average")
+        Stays, typer.Option(help="With --churn: distribution of lifetimes, one hour on average")
     ] = Stays.MEMORYLESS,
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds that requests of a trace may wait")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, max=SEED_MAX, help="Of all that is random")] = 42,
+    seed: Annotated[int, typer.Option(min=0, max=SEED_MAX, help="Seed of all random numbers")] = 42,
     limit: Annotated[int | None, typer.Option(min=1, help="Requests at most")] = None,
     plot: Annotated[
-        list[Path] | None, typer.Option(help="Draw to this .png or .svg file; may be repeated")
+        list[Path] | None,
+        typer.Option(help="Write a chart to this .png or .svg file; may be repeated"),
     ] = None,
     sandbox: Sandbox = Mode.JAIL,
 ) -> None:
-    """Replay a trace, or a daemon's own ledger, with several policies, and compare them."""
+    """Replay a trace, or a daemon's ledger, with several policies, and compare the outcomes."""
     if (trace is None) == (ledger is None):
         raise typer.BadParameter("give --trace NODES PODS, or --ledger DIR")
     if churn is not None and (ledger is not None or timed):
-        raise typer.BadParameter("--churn draws its own times: leave out --timed, and --ledger")
+        raise typer.BadParameter("--churn draws its own times: omit --timed and --ledger")
     nodes, pods = trace or ("", "")
     outcome = run(
         "backtest",

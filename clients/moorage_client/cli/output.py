@@ -1,7 +1,7 @@
 """Prints the commands' output: one JSON document, or tables and sentences for people.
 
 Results go to stdout, everything else to stderr. Text from the server is shown without control
-characters: a policy's words must not drive anybody's terminal.
+characters: a policy's text must not control a user's terminal.
 """
 
 import codecs
@@ -50,15 +50,15 @@ _TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at"
 """Fields with seconds since the epoch, which are shown as local time."""
 
 _LEVELS: Final = 8
-"""Nesting depth to which times are searched in a server's values."""
+"""Nesting depth to which times in a server's values are found."""
 
 SHORT_CHARS: Final = 12
-"""Characters of a node's hash that are shown; `fleet cordon` accepts these, too."""
+"""Shown characters of a node's hash; `fleet cordon` accepts them as a name."""
 _HASH: Final = re.compile(r"[0-9a-f]{40,64}")
 _RESOURCES: Final = re.compile(r"; field: (resources|policy_rule_uri)(?![\w.])")
-"""Finds, in an error, the fields for which the command line has options of its own."""
+"""Finds the fields in an error for which the command line has options."""
 _DETAILS: Final = ("fits_if", "largest", "misfits", "binding")
-"""Fields of a refusal that contain sentences, never JSON."""
+"""Fields of a refusal that contain sentences and never JSON."""
 _CHANGE: Final = frozenset({"field", "asked", "fits"})
 """Fields of a change that would make a request fit."""
 
@@ -67,18 +67,18 @@ _FAR_SECONDS: Final = 1e12
 
 _MISSING: Final[Mapping[str, str]] = {
     Code.UNKNOWN_POLICY: (
-        "Register one with `moorage policy push FILE`, or one that ships, such as"
-        " `moorage policy push best_fit`; `moorage policy list` has those there are."
+        "Register a policy with `moorage policy push FILE`, or a shipped one, such as `moorage "
+        "policy push best_fit`; `moorage policy list` lists the registered ones."
     ),
     Code.UNKNOWN_CLUSTERS: (
-        "Register machines with `moorage fleet import SOURCE`, or start the server with"
-        " --here for its own; `moorage fleet` has the clusters there are."
+        "Register machines with `moorage fleet import SOURCE`, or start the server with --here to "
+        "use its machine; `moorage fleet` lists the clusters."
     ),
 }
-"""The advice if something does not exist and no name is similar."""
+"""The advice for each code, if a name does not exist and no name is similar."""
 
 _PIPE_COLUMNS: Final = 160
-"""Width of tables that are written to a pipe, since the reader's width is unknown."""
+"""Width of tables in a pipe, whose reader's width is unknown."""
 
 
 class OutputFormat(StrEnum):
@@ -91,7 +91,7 @@ class OutputFormat(StrEnum):
 
 
 as_yaml: ContextVar[bool] = ContextVar("as_yaml", default=False)
-"""Whether documents are printed as YAML, by `-o yaml` of the current command."""
+"""Whether the current command prints documents as YAML, by `-o yaml`."""
 
 _STATES: Final = {
     "granted": "green",
@@ -150,7 +150,7 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr, outside the result."""
+    """Print a remark on stderr, apart from the result."""
     sys.stderr.write(plain(text) + "\n")
 
 
@@ -163,8 +163,8 @@ class Passed:
     """Writes a workload's output: unchanged to a file or pipe, without controls to a terminal.
 
     On a terminal, control characters other than line ends and tabs are shown as `�`, as `ls` and
-    `journalctl` do: a workload's words, which may be a stranger's, could else set the terminal's
-    title, answer in the user's name, or hide lines.
+    `journalctl` do. Otherwise a workload's output, perhaps a stranger's, could set the terminal's
+    title, send input in the user's name, or hide lines.
     """
 
     def __init__(self) -> None:
@@ -200,10 +200,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) 
     """Print a table, or the sentence `empty` if there are no rows.
 
     Args:
-        columns: Headings; one that ends in `>` is set to the right, and one that ends in `?` is
-            shown only where its cells differ.
+        columns: Headings. A heading that ends in `>` aligns its column to the right; a column whose
+            heading ends in `?` is shown only if its cells differ.
         rows: Cells by row.
-        empty: What to say instead of an empty table.
+        empty: The sentence in place of an empty table.
     """
     shown = make_table(columns, rows)
     if shown.rows:
@@ -247,7 +247,7 @@ def console() -> "Console":
 
 
 def render(shown: "RenderableType") -> str:
-    """Render an object of rich as text; printed by rich, a closed pipe would end the process."""
+    """Render an object of rich as text; if rich printed it, a closed pipe would end the process."""
     ours = console()
     with ours.capture() as captured:
         ours.print(shown)
@@ -345,7 +345,7 @@ def short_name(node: str) -> str:
 
 
 def ends_in(expires_at: float) -> str:
-    """Return the time left until a moment of the server's clock, in words."""
+    """Return the time until a moment of the server's clock, in words."""
     if expires_at > _FAR_SECONDS:
         return "never"
     seconds = round(expires_at - time.time())
@@ -385,7 +385,7 @@ def failure(code: str, message: str) -> JsonObject:
 
 
 def explain_failure(error: MoorageError) -> None:
-    """Print the error and its remedy for people on stderr."""
+    """Print an error and its remedy for people on stderr."""
     note(f"moorage: {_message(error)}")
     match error:
         case ConnectionFailed():
@@ -403,7 +403,7 @@ def explain_failure(error: MoorageError) -> None:
 
 
 def _message(error: MoorageError) -> str:
-    """Return the message of an error, with the command's options in place of client parameters."""
+    """Return the message of an error, with options of the command in place of client parameters."""
     if isinstance(error, SettingRefused) and error.setting.islower():
         return f"--{error.setting.replace('_', '-')}: {error.expected}"
     text = str(error).replace(CA_PARAMETER, "--ca-file")
@@ -419,12 +419,12 @@ def _explain_place(error: ConnectionFailed) -> None:
             note("That is the issuer of this server's tokens. Try again, or use --token.")
         case AddressesFailed(url=url):
             option = "--http-url" if url.startswith("http") else "--url"
-            note(f"See whether the addresses of {option} are right, and whether servers run there.")
+            note(f"Check the addresses in {option}, and whether servers run there.")
         case ProtocolViolated(url=url):
             option = "--http-url" if url.startswith("http") else "--url"
-            note(f"What answers at {url} is no Moorage server of this version; check {option}.")
+            note(f"The program at {url} is no Moorage server of this version; check {option}.")
         case ConnectionFailed(url=url) if url.startswith(("uds:", "tcp:")):
-            note("Serve a pool with `moorage pool serve`, or name one with --address.")
+            note("Serve a pool with `moorage pool serve`, or give its address with --address.")
         case ConnectionFailed(url=url):
             http = url.startswith("http")
             option, variable, default = (
@@ -433,11 +433,11 @@ def _explain_place(error: ConnectionFailed) -> None:
                 else ("--url", "MOORAGE_URL", URL_DEFAULT)
             )
             if Endpoint(url, None).is_here and error.reason == os.strerror(errno.ECONNREFUSED):
-                note(f"Start a server with `moored serve --here`, or name one with {option}.")
+                note(f"Start a server with `moored serve --here`, or give its URL with {option}.")
             elif http and error.reason.endswith("without response"):
-                note("The port of the WebSocket closes so; HTTP has a port of its own.")
+                note("The WebSocket's port ends connections like this; HTTP has a port of its own.")
             else:
-                note(f"See whether {option} is right, and whether the server runs there.")
+                note(f"Check {option}, and whether the server runs there.")
             note(f"({option} defaults to {variable}, else {default})")
 
 

@@ -34,7 +34,7 @@ ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
 """Suffixes of archives that the server accepts."""
 
 FILES_MAX: Final = 256
-"""Most files of a policy's folder; with more, nothing is read."""
+"""Most files in a policy's folder; a larger folder is not read."""
 
 ENTRY: Final = "function.py"
 
@@ -58,13 +58,13 @@ def push(
         Path,
         typer.Argument(
             help=f"{ENTRY}, a directory with code/{ENTRY}, an archive of one,"
-            " a PolicyRule document (.json), or the name of a policy that ships"
+            " a PolicyRule document (.json), or the name of a shipped policy"
         ),
     ],
     uri: Annotated[str | None, typer.Option(help="Register it as name:version-tag")] = None,
-    name: Annotated[str | None, typer.Option(help="… or its name")] = None,
-    version: Annotated[str | None, typer.Option(help="… and its version")] = None,
-    tag: Annotated[str | None, typer.Option(help="… and its release tag")] = None,
+    name: Annotated[str | None, typer.Option(help="… or give its name")] = None,
+    version: Annotated[str | None, typer.Option(help="… and version")] = None,
+    tag: Annotated[str | None, typer.Option(help="… and release tag")] = None,
     parameters: Annotated[
         str | None, typer.Option(help="Default parameters: JSON, @file or @-")
     ] = None,
@@ -72,11 +72,14 @@ def push(
         str | None, typer.Option(help="Default settings: JSON, @file or @-")
     ] = None,
     examples: Annotated[
-        Path | None, typer.Option(help="JSON file of examples that it must pass first")
+        Path | None, typer.Option(help="JSON file of examples that the policy must pass first")
     ] = None,
-    description: Annotated[str, typer.Option(help="What it does, in a sentence")] = "",
+    description: Annotated[str, typer.Option(help="One sentence that describes the policy")] = "",
     test: Annotated[
-        bool, typer.Option("--test/--no-test", help="Try it here first; not one that ships")
+        bool,
+        typer.Option(
+            "--test/--no-test", help="Test it here first; shipped policies are not tested"
+        ),
     ] = True,
     force: Annotated[
         bool, typer.Option("--force", help="Register it even if it is not sound")
@@ -136,7 +139,9 @@ def show(
     uri: Annotated[
         str, typer.Argument(help="URI of the policy", autocompletion=completing.policies)
     ],
-    history: Annotated[bool, typer.Option("--history", help="Who changed it, and when")] = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="Show its changes, with author and time")
+    ] = False,
 ) -> None:
     """Show the document of a policy with its code, or its history."""
     with session.services() as services:
@@ -160,7 +165,7 @@ def show(
 
 
 def _changes_of(services: "Services", uri: str) -> JsonObject:
-    """Return the changes by `management`; none if the server does not run policies."""
+    """Return the changes by `management`; empty if the server does not run policies."""
     try:
         return read_as(PolicyOutput, services.policy_logs(uri)).changed or {}
     except RequestRefused as refused:
@@ -177,12 +182,12 @@ def delete(
     ],
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Also what an alias would fall back to")
+        bool, typer.Option("--force", help="Also remove the fallback version of an alias")
     ] = False,
 ) -> None:
     """Remove a version. A version to which an alias sends requests cannot be removed.
 
-    What it would fall back to, the last that answered well under it, is removed only with --force.
+    An alias's fallback version, the last one that worked well, is removed only with --force.
     """
     with session.services() as services:
         services.delete_policy(uri, force=force)
@@ -199,8 +204,8 @@ def document_of(path: Path) -> JsonObject:
             raise typer.BadParameter(f"{path} is no PolicyRule document (a JSON object)")
         if not document.get("code"):
             raise typer.BadParameter(
-                f"{path} has no `code`; put the text there, or push the directory"
-                f" that has it beside code/{ENTRY}"
+                f"{path} has no `code`; put the code there, or push the directory with {path} and "
+                f"code/{ENTRY}"
             )
         return document
     beside = path / DOCUMENT
@@ -268,12 +273,12 @@ def _code(path: Path) -> dict[str, str]:
     except (SyntaxError, UnicodeDecodeError) as error:
         kinds = ", ".join(ARCHIVE_TYPES)
         raise typer.BadParameter(
-            f"{path} is neither Python source, in UTF-8 or the encoding that it names, nor {kinds}"
+            f"{path} is neither Python source (UTF-8, or the encoding that it declares) nor {kinds}"
         ) from error
 
 
 def _members(path: Path) -> list[str]:
-    """Return the names in an archive; none if the server will refuse the archive."""
+    """Return the names in an archive; empty if the server will refuse the archive."""
     try:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as zipped:
@@ -295,12 +300,12 @@ def _directory(path: Path) -> dict[str, str]:
     sources = [each.name for each in root.glob("*.py")]
     if ENTRY not in sources and len(sources) != 1:
         raise typer.BadParameter(
-            f"{path} has no code/{ENTRY} and no {ENTRY}: of several files, the one with the class"
-            " AIOSv1PolicyRule must have this name"
+            f"{path} has neither code/{ENTRY} nor {ENTRY}: the file with the class "
+            "AIOSv1PolicyRule must have this name"
         )
     for name in ("requirements.txt", "examples.json"):
         if root != path and (path / name).is_file() and not (root / name).exists():
-            raise typer.BadParameter(f"{path / name} would not be read; put it into {root}")
+            raise typer.BadParameter(f"{path / name} would not be uploaded; put it into {root}")
     files = sorted(
         file
         for file in root.rglob("*")

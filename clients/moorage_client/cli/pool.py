@@ -68,7 +68,9 @@ def serve(
     address: AddressOption = None,
     resource_pool_file: Annotated[
         Path | None,
-        typer.Option(help="What there is, in YAML or JSON (default: this machine's CPUs and GPUs)"),
+        typer.Option(
+            help="YAML or JSON file of the instances (default: this machine's CPUs and GPUs)"
+        ),
     ] = None,
     resource: Annotated[
         list[str] | None,
@@ -82,13 +84,13 @@ def serve(
     ] = None,
     ttl: Annotated[
         float,
-        typer.Option(help="Seconds that a checkout lasts which names neither a process nor a time"),
+        typer.Option(help="Lifetime in seconds of a checkout without a process and without --ttl"),
     ] = 86_400,
 ) -> None:
     """Serve a pool of this machine's resources until SIGTERM or Ctrl-C.
 
-    It prints one line of JSON when it answers. What it knows is in memory: before it is started
-    again, let those who hold something of it end.
+    It prints one line of JSON when it answers. Its state is in memory: before a restart, end the
+    processes that hold slots.
     """
     counts = _amounts(resource, "--resource")
     slots = {  # Also written `-r slots_per_TYPE=N`, which existing scripts have.
@@ -143,7 +145,7 @@ def checkout(
         list[str],
         typer.Argument(
             metavar="TYPE[=COUNT[xSLOTS]]...",
-            help="What is wanted: gpus, cpus=4, gpus=2x0.5 (two halves)",
+            help="Instances to take: gpus, cpus=4, gpus=2x0.5 (two halves)",
             show_default=False,
         ),
     ],
@@ -151,15 +153,15 @@ def checkout(
     pid: Annotated[
         int | None,
         typer.Option(
-            help="Process that it is for; when it dies, all is given back (default: the one that "
-            "runs this command; 0: none, and --ttl counts)"
+            help="Process whose end gives the slots back (default: the one that runs this"
+            " command; 0: none, only --ttl counts)"
         ),
     ] = None,
     ttl: Annotated[
-        float | None, typer.Option(help="Seconds after which it is given back in any case")
+        float | None, typer.Option(help="Seconds after which the slots are given back in any case")
     ] = None,
 ) -> None:
-    """Take all requested slots, or none, and print their ids and the transaction."""
+    """Take all requested slots or none; print their ids and the id of the transaction."""
     request = [member for each in wanted for member in _members(each)]
     holder = os.getppid() if pid is None else pid
     adapter = _adapter(session, address)
@@ -175,7 +177,7 @@ def checkout(
 
 def checkin(
     session: CommandSession,
-    transaction: Annotated[str, typer.Argument(help="As checkout printed it")],
+    transaction: Annotated[str, typer.Argument(help="Id of the transaction, from `checkout`")],
     address: AddressOption = None,
 ) -> None:
     """Give back the slots of a transaction."""

@@ -56,7 +56,7 @@ _EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {said}" for code, said in MEA
 
 app = typer.Typer(
     name="moorage",
-    help="Ask a Moorage server where a workload should run, and hold the GPUs it names.",
+    help="Ask a Moorage server where to run a workload, and hold the GPUs there.",
     epilog=_EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -92,18 +92,18 @@ def _read_options(
     context.obj = CommandSession(url, http_url, token, json, timeout, output, ca_file)
 
 
-policy = typer.Typer(help="Write policies, register them, and look at them.", no_args_is_help=True)
+policy = typer.Typer(help="Write, test, register and show policies.", no_args_is_help=True)
 app.add_typer(policy, name="policy")
 machines = typer.Typer(
     cls=fleet.FleetGroup,
-    help="Look at the fleet (`fleet` or `fleet CLUSTER`), and import machines into it.",
+    help="Show the fleet (`fleet` or `fleet CLUSTER`), and import machines into it.",
 )
 app.add_typer(machines, name="fleet")
 
-quota = typer.Typer(help="Say what tenants and projects may hold.", no_args_is_help=True)
+quota = typer.Typer(help="Show and set the quotas of tenants and projects.", no_args_is_help=True)
 app.add_typer(quota, name="quota")
 
-reservation = typer.Typer(help="Keep nodes for a tenant, for a time.", no_args_is_help=True)
+reservation = typer.Typer(help="Reserve nodes for a tenant, for a time.", no_args_is_help=True)
 app.add_typer(reservation, name="reservation")
 
 shared = typer.Typer(help="Share this machine's slots among processes.", no_args_is_help=True)
@@ -168,7 +168,7 @@ def audit(
         typer.Argument(help="`moored audit --help` lists them.", show_default=False),
     ] = None,
 ) -> None:
-    """Read who did what at the server of this machine, as `moored audit` does."""
+    """Print the audit log of the server on this machine, as `moored audit` does."""
     server_program.check_installation()
     shared: CommandSession = context.ensure_object(CommandSession)
     given = [*(options or ()), *(["--json"] if shared.json else ())]

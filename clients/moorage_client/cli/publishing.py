@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from moorage_client.services import Services
 
 SAMPLES_SHOWN: Final = 10
-"""Latest differences that are printed for people; --json has all of the server's."""
+"""Most recent differences that are printed for people; --json has all."""
 
 AliasArgument = Annotated[
     str,
@@ -43,7 +43,7 @@ AliasArgument = Annotated[
 CandidateArgument = Annotated[
     str,
     typer.Argument(
-        help="The candidate; leave it out with the others", autocompletion=completing.policies
+        help="The candidate; omit it with the other options", autocompletion=completing.policies
     ),
 ]
 PolicyArgument = Annotated[
@@ -66,20 +66,18 @@ def activate(
         typer.Argument(help="The version, name:version-tag", autocompletion=completing.policies),
     ],
     alias: Annotated[
-        str, typer.Option(help="The alias that shall mean it: a word, or name:word")
+        str, typer.Option(help="The alias to point at it: a word, or name:word")
     ] = "stable",
     force: Annotated[
         bool,
-        typer.Option(
-            "--force", help="Also a version that is not sound, or fails as the alias's shadow"
-        ),
+        typer.Option("--force", help="Even if it is not sound, or fails as the alias's shadow"),
     ] = False,
-    test: Annotated[bool, typer.Option("--test/--no-test", help="Try it here first")] = True,
+    test: Annotated[bool, typer.Option("--test/--no-test", help="Test it here first")] = True,
 ) -> None:
     """Make an alias point at a version. Open requests finish with the old version.
 
-    It is tried first, as `policy test` does, where the server is installed here. One that is not
-    sound is refused, and so is one that fails as the alias's shadow.
+    If the server is installed here, the version is tested first, as by `policy test`. A version
+    that is not sound, or fails as the alias's shadow, is refused.
     """
     name = alias if ":" in alias else f"{uri.partition(':')[0]}:{alias}"
     with session.services() as services:
@@ -108,9 +106,7 @@ def aliases(
     session: CommandSession,
     alias: Annotated[
         str,
-        typer.Argument(
-            help="An alias, to see who changed it and when", autocompletion=completing.policies
-        ),
+        typer.Argument(help="An alias whose history to show", autocompletion=completing.policies),
     ] = "",
     delete: Annotated[bool, typer.Option("--delete", help="Delete it; the versions stay")] = False,
 ) -> None:
@@ -131,18 +127,20 @@ def canary(
     alias: AliasArgument,
     uri: CandidateArgument = "",
     percent: Annotated[
-        float, typer.Option(help="Its share of the requests: more than 0, at most 100")
+        float, typer.Option(help="The candidate's share of the requests: more than 0, at most 100")
     ] = 10.0,
-    by: Annotated[By, typer.Option(help="What decides which request goes where")] = By.REQUEST,
+    by: Annotated[By, typer.Option(help="What decides the version of a request")] = By.REQUEST,
     seed: Annotated[int, typer.Option(help="Another seed is another draw")] = 0,
-    report: Annotated[bool, typer.Option("--report", help="How the versions do")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Show the outcomes of both versions")
+    ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also one that is not sound")] = False,
-    test: Annotated[bool, typer.Option("--test/--no-test", help="Try it here first")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Even if it is not sound")] = False,
+    test: Annotated[bool, typer.Option("--test/--no-test", help="Test it here first")] = True,
 ) -> None:
-    """Send a share of an alias's requests to another version, show the results, or end that.
+    """Send a share of an alias's requests to another version, show the results, or stop it.
 
-    It is tried first, as `activate` does, and refused where it is not sound.
+    The version is tested first, as by `activate`, and refused if it is not sound.
     """
     _one_of(uri, report, stop)
     if not 0 < percent <= 100:  # noqa: PLR2004  # As its help says; nan is neither.
@@ -165,10 +163,10 @@ def shadow(
     session: CommandSession,
     alias: AliasArgument,
     uri: CandidateArgument = "",
-    report: Annotated[bool, typer.Option("--report", help="Where it differs")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Show the differences")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
 ) -> None:
-    """Run a candidate on an alias's requests without effect, show the differences, or end that."""
+    """Run a candidate on an alias's requests without effect, show the differences, or stop it."""
     _one_of(uri, report, stop)
     with session.services() as services:
         if report:
@@ -182,8 +180,8 @@ def shadow(
 def manage(
     session: CommandSession,
     policy: PolicyArgument,
-    action: Annotated[str, typer.Argument(help="The action, as the policy knows it")],
-    data: Annotated[str | None, typer.Option(help="For it: JSON, @file or @-")] = None,
+    action: Annotated[str, typer.Argument(help="An action that the policy's `management` knows")],
+    data: Annotated[str | None, typer.Option(help="Data for the action: JSON, @file or @-")] = None,
 ) -> None:
     """Call the `management` of a policy and print its result as JSON."""
     with session.services() as services:
@@ -203,9 +201,10 @@ def _print_output(found: JsonObject) -> None:
     shown = read_as(PolicyOutput, found)
     if circuit := shown.rests:
         note(
-            f"{shown.policy_rule_uri} rests for another {circuit.get('retry_after_seconds', 0):g}"
-            f" s: {circuit.get('overruns', 0):g} of its latest evaluations for you were stopped at"
-            " their deadline."
+            f"The circuit of {shown.policy_rule_uri} is open for another "
+            f"{circuit.get('retry_after_seconds', 0):g}"
+            f" s: {circuit.get('overruns', 0):g} of its latest evaluations for your tenant were "
+            "stopped at their deadline."
         )
     if not shown.printed:
         note(f"{shown.policy_rule_uri} has printed nothing lately.")
@@ -225,11 +224,11 @@ def _differences(document: JsonObject) -> None:
     say(
         f"{report.asked} asked, {report.compared} compared: {report.same} the same,"
         f" {report.differ} different"
-        + ("" if alone is UNSET else f" ({alone} of them while no other request was decided)")
+        + ("" if alone is UNSET else f" ({alone} of them with no other decision in between)")
         + f"; {report.dropped} dropped"
     )
     if not report.whole:
-        note("The alias is another tenant's: figures move in steps, and samples are your own.")
+        note("The alias is another tenant's: figures change in steps, samples are your own.")
     table(
         ("policy", "placed>", "refused>", "GPUs opened>", "nodes opened>", "p50 ms>", "p99 ms>"),
         (

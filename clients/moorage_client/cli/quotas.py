@@ -25,7 +25,7 @@ WHO: Final = typer.Argument(
 
 
 def list_quotas(session: CommandSession) -> None:
-    """Show all quotas, and the resources held in each."""
+    """Show all quotas, and the held resources of each."""
     found = session.run(_all)
     if session.json:
         print_json(found)
@@ -45,26 +45,30 @@ def list_quotas(session: CommandSession) -> None:
             for row in found
             for name, use in _limits(row).items()
         ),
-        empty="No quotas: every tenant may hold what there is. Set one: moorage quota set TENANT",
+        empty="No quotas: every tenant may hold the whole fleet. Set one: moorage quota set TENANT",
     )
 
 
 def set_quota(  # Each is an option of the command.
     session: CommandSession,
     who: Annotated[str, WHO],
-    weight: Annotated[float, typer.Option(help="Twice the weight: twice as much in turn")] = 1.0,
-    gpus: Annotated[float | None, typer.Option(help="GPUs of its own; else no limit")] = None,
+    weight: Annotated[
+        float, typer.Option(help="A tenant with twice the weight gets twice as much")
+    ] = 1.0,
+    gpus: Annotated[float | None, typer.Option(help="GPUs of its own (else no limit)")] = None,
     cpu_milli: Annotated[int | None, typer.Option(help="Thousandths of a core")] = None,
     memory_mib: Annotated[int | None, typer.Option(help="Memory")] = None,
     borrow_gpus: Annotated[
-        float | None, typer.Option(help="GPUs of others that it may hold while they do not")
+        float | None, typer.Option(help="Unused GPUs of others that it may hold")
     ] = None,
     lend_gpus: Annotated[
-        float | None, typer.Option(help="GPUs of its own that others may; else all of them")
+        float | None, typer.Option(help="Unused GPUs of its own that others may hold (else all)")
     ] = None,
     notice: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="How long who borrowed may stay when it wants them"),
+        typer.Option(
+            metavar="SECONDS", help="Seconds that borrowed leases may stay once it needs its quota"
+        ),
     ] = 0.0,
 ) -> None:
     """Set the quota of a tenant, or of one of its projects; omitted resources have no limit."""
@@ -91,7 +95,7 @@ def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
     session.show(session.run(lambda client: client.call(change)), _print_limits)
     if who not in with_quota:
         near = get_close_matches(who, with_quota, 1)
-        note(f"It had no quota{''.join(f' (did you mean {each}?)' for each in near)}.")
+        note(f"There was no such quota{''.join(f' (did you mean {each}?)' for each in near)}.")
 
 
 async def _all(client: "Client") -> list[JsonObject]:
@@ -108,7 +112,7 @@ def _print_limits(row: JsonObject) -> None:
 
 
 def _limits(row: JsonMapping) -> dict[str, JsonMapping]:
-    """Return the limits of each resource to show; for `*`, the limits of each tenant."""
+    """Return the limits of each resource as texts; for `*`, the limits of each tenant."""
     if "resources" in row:
         found: dict[str, JsonMapping] = row["resources"]
         return found

@@ -25,9 +25,9 @@ def moment(text: str, option: str, now: float) -> float:
     """Return a time in seconds since the epoch.
 
     Args:
-        text: A time as ISO 8601 has it, of this machine's time zone where it names none; or `+`, a
-            number and `s`, `m`, `h` or `d`.
-        option: The option that has the text.
+        text: An ISO 8601 time, by default in this machine's time zone; or `+`, a number and `s`,
+            `m`, `h` or `d`.
+        option: The option whose value the text is.
         now: The time to which `+` adds.
 
     Raises:
@@ -68,7 +68,7 @@ def list_reservations(session: CommandSession) -> None:
             )
             for row in found
         ),
-        empty="No node is reserved. Reserve some: moorage reservation add",
+        empty="No node is reserved. Reserve nodes: moorage reservation add",
     )
 
 
@@ -76,13 +76,13 @@ def add(  # Each is an option of the command.
     session: CommandSession,
     starts: Annotated[str, typer.Option("--from", metavar="TIME", help=_MOMENT)],
     ends: Annotated[str, typer.Option("--to", metavar="TIME", help="As --from")],
-    tenant: Annotated[str, typer.Option(help="For whom; else for yourself")] = "",
+    tenant: Annotated[str, typer.Option(help="Tenant of the reservation (else your own)")] = "",
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of each node; 0: whole nodes")] = 1,
     model: Annotated[list[str] | None, typer.Option(help="Accepted GPU model")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes")] = 1,
     label: Annotated[
         list[str] | None,
-        typer.Option("--where", metavar="LABEL", help="Label of the nodes, as of `moorage ask`"),
+        typer.Option("--where", metavar="LABEL", help="Label of the nodes, as for `moorage ask`"),
     ] = None,
     cluster: Annotated[
         list[str] | None, typer.Option(help="Candidate cluster", autocompletion=completing.clusters)
@@ -96,10 +96,10 @@ def add(  # Each is an option of the command.
         ),
     ] = 0.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say which nodes it would be; reserve none")
+        bool, typer.Option("--dry-run", help="Only show the nodes; reserve none")
     ] = False,
 ) -> None:
-    """Reserve GPUs, with their part of the node, for a tenant from one time to another."""
+    """Reserve GPUs, with their part of a node, for a tenant from one time to another."""
     now = time.time()
     resources: JsonObject = {"gpus": gpus, "nodes": nodes, "models": model or []}
     resources["where"] = [requirement(each) for each in label or ()]

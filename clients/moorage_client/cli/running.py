@@ -38,9 +38,9 @@ DEFAULT_POLICY: Final = "best_fit:1.0-stable"
 DEFAULT_BACKEND: Final = "local"
 CONTAINERS_ONLY: Final = frozenset({"kubernetes"})
 FOLLOW_SECONDS: Final = 10.0
-"""Seconds that one request for more output waits at the server."""
+"""Longest wait of one request for more output, in seconds."""
 END_SECONDS_MAX: Final = 30.0
-"""Seconds that a lease may take to end after its workload."""
+"""Longest time between the end of a workload and the end of its lease, in seconds."""
 LEAVE_SECONDS: Final = 2.0
 """Seconds after a first Ctrl-C from which on the next one exits at once."""
 _OVER: Final = frozenset({"succeeded", "failed", "stopped"})
@@ -48,7 +48,7 @@ _STARTS_AGAIN: Final = frozenset({"failing", "queued"})
 """States of a lease whose workload failed and has attempts left."""
 """Phases of workloads that run no more."""
 SPARE_SECONDS: Final = 30.0
-"""Extra seconds for a command's answer, beyond the command's time limit."""
+"""Extra seconds for the answer about a command, beyond the command's time limit."""
 REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
 """Most restarts of a workload, the first start not counted."""
 NOT_FETCHED: Final = 1
@@ -56,14 +56,14 @@ NOT_FETCHED: Final = 1
 _NOT_RUN: Final = (126, 127)
 """Exit codes of a program that cannot be run or does not exist, and so printed nothing."""
 _UNHEARD: Final = "had not heard the server"
-"""In the reason of a workload that its machine ended, whatever its exit code; see the supervisor of
+"""Part of the reason if a machine ended its own workload, with any exit code; see the supervisor of
 the backend `local`."""
 _SIGNALLED: Final = 128
 """Base of a shell's exit code for a command that a signal ended: add the signal's number."""
 
 _Command = Annotated[list[str], typer.Argument(help="The command, after `--`")]
 _LeaseToken = Annotated[
-    str | None, typer.Option(help="Token of the lease, where it is of another tenant")
+    str | None, typer.Option(help="Token of the lease, if it is another tenant's")
 ]
 
 
@@ -74,11 +74,11 @@ def run(
     gpu_milli: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Thousandths of each GPU (else 1000)")
     ] = None,
-    model: Annotated[list[str] | None, typer.Option(help="GPU models, any of them")] = None,
-    cpu_milli: Annotated[int | None, typer.Option(min=0, help="Thousandths of a core")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Accepted GPU model")] = None,
+    cpu_milli: Annotated[int | None, typer.Option(min=0, help="Thousandths of CPU cores")] = None,
     memory_mib: Annotated[int | None, typer.Option(min=0, help="Memory in MiB")] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Number of nodes, each with all of this: a gang")
+        int | None, typer.Option(min=1, help="Number of nodes of a gang, each with these resources")
     ] = None,
     policy: Annotated[
         str,
@@ -86,22 +86,22 @@ def run(
             "--policy",
             "-p",
             envvar="MOORAGE_POLICY",
-            help=f"The policy that decides (else {DEFAULT_POLICY}, or one that there is)",
+            help=f"The policy (else {DEFAULT_POLICY}, or another registered one)",
         ),
     ] = "",
     cluster: Annotated[list[str] | None, typer.Option(help="Cluster to choose from")] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait in the queue")] = 0.0,
-    priority: Annotated[int, typer.Option(help="Higher goes first")] = 0,
+    priority: Annotated[int, typer.Option(help="Higher priorities go first")] = 0,
     preemptible: Preemptible = False,
     image: Annotated[
         str | None, typer.Option(help="Run it in a container of this image (else as a process)")
     ] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the command")] = None,
     workdir: Annotated[
-        Path | None, typer.Option(help="Where it runs (else here; not for containers)")
+        Path | None, typer.Option(help="Working directory (else this one; not for containers)")
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="What starts it (else local, or the only one that there is)")
+        str, typer.Option(help="Backend that starts it (else local, or the server's only one)")
     ] = "",
     requeue: Annotated[
         int,
@@ -111,13 +111,13 @@ def run(
     ] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Run it in a folder of its own, and fetch its files into this empty one"),
+        typer.Option(help="Run it in a new folder, and fetch its files into this empty one"),
     ] = None,
 ) -> None:
     """Hold GPUs while a command runs on them; print its output and exit with its exit code.
 
-    The command gets no input. What it writes comes out as it was written, also what is no text and
-    what drives a terminal: it is your own command. With --json it comes as text.
+    The command gets no input. Its output is printed unchanged, including binary data and control
+    characters, since it is your own command. With --json the output is text.
     """
     if image is not None and workdir is not None:
         raise typer.BadParameter(
@@ -187,7 +187,7 @@ class _Choice:
 
 
 def _name_option(refused: RequestRefused) -> None:
-    """Let a refusal name the command's option instead of the field."""
+    """Make a refusal name the option in place of the field."""
     reason = refused.reason.replace("provision.backend: ", "--backend: ", 1)
     if reason != refused.reason:
         refused.reason, refused.field = reason, ""
@@ -200,12 +200,15 @@ def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str
     if refused.code == Code.UNKNOWN_POLICY and not policy and there:
         if choice.policy in there:
             return None
-        note(f"moorage: {there[0]} decides: no {choice.policy} here (--policy says another)")
+        note(
+            f"moorage: using the policy {there[0]}, since {choice.policy} is not registered"
+            " (--policy chooses another)"
+        )
         return replace(choice, policy=there[0])
     if refused.field == "provision.backend" and not backend and known.backends:
         if len(known.backends) > 1:
             listed = ", ".join(known.backends)
-            raise typer.BadParameter(f"--backend: expected one that this server has: {listed}")
+            raise typer.BadParameter(f"--backend: expected a backend of this server: {listed}")
         return replace(choice, backend=known.backends[0])
     return None
 
@@ -215,7 +218,7 @@ def _place(backend: str, image: str | None, folder: str) -> JsonObject:
     if image is not None:
         return {"category": "container", "image": image}
     if backend in CONTAINERS_ONLY:
-        expected = f"the image to run it in: the backend {backend} starts containers only"
+        expected = f"an image, since the backend {backend} only starts containers"
         raise typer.BadParameter(f"--image: expected {expected}")
     return {"workdir": folder} if backend == DEFAULT_BACKEND and folder else {}
 
@@ -262,7 +265,7 @@ async def _hold(
 async def _say_why(client: "Client", lease: str, code: int) -> None:
     """Print why a workload was ended, for example by a preemption, or why it never ran.
 
-    A command that ends by itself with an exit code says why itself.
+    A command that ends by itself with an exit code needs no such reason.
     """
     with contextlib.suppress(MoorageError):  # It has ended all the same.
         reason = str((await client.status(lease)).get("reason") or "")
@@ -280,9 +283,9 @@ async def _wait_end(client: "Client", lease: str, reader: "_Reader") -> None:
                 pause = LOOK_SECONDS  # The server tells it only to those who watch.
                 await asyncio.sleep(pause)
     except TimeoutError:
-        note(f"moorage: lease {lease} still ends after {END_SECONDS_MAX:g} s")
+        note(f"moorage: lease {lease} is still ending after {END_SECONDS_MAX:g} s")
     except MoorageError as error:
-        note(f"moorage: lease {lease} was not seen to end: {error}")
+        note(f"moorage: it is not known whether lease {lease} ended: {error}")
 
 
 def execute(
@@ -290,16 +293,16 @@ def execute(
     lease: LeaseArgument,
     command: _Command,
     limit: Annotated[
-        float, typer.Option(min=0.001, max=3600, help="Seconds that it may take")
+        float, typer.Option(min=0.001, max=3600, help="Seconds that the command may take")
     ] = 60.0,
-    workdir: Annotated[str, typer.Option(help="Where it runs")] = "",
-    user: Annotated[str, typer.Option(help="As whom, in a container")] = "",
+    workdir: Annotated[str, typer.Option(help="Working directory")] = "",
+    user: Annotated[str, typer.Option(help="User, in a container")] = "",
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the command")] = None,
     lease_token: _LeaseToken = None,
 ) -> None:
     """Run a command inside the workload of a lease, and exit with its exit code.
 
-    A terminal is shown no control characters of it; a file or a pipe gets every byte.
+    A terminal gets the output without control characters; a file or a pipe gets every byte.
     """
     message = {
         "op": "exec",
@@ -330,21 +333,21 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on until the workload ends")
     ] = False,
     tail: Annotated[
-        int | None, typer.Option(min=0, help="Only the last bytes (of the last start)")
+        int | None, typer.Option(min=0, help="Only this many last bytes (of the last start)")
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Only what this start of it wrote (else every one)")
+        int | None, typer.Option(min=1, help="Only the output of this start (else of every start)")
     ] = None,
     lease_token: _LeaseToken = None,
 ) -> None:
     """Print the output of a lease's workload; if it was started again, one start after the other.
 
-    A terminal is shown no control characters of it; a file or a pipe gets every byte. With --json
-    it comes as text, at the end.
+    A terminal gets the output without control characters; a file or a pipe gets every byte. With
+    --json the output is text, printed at the end.
     """
     if follow and attempt is not None:
         raise typer.BadParameter(
-            "--attempt shows one start, --follow also later ones: give only one of them"
+            "--attempt shows one start, --follow also later ones: give only one of these options"
         )
     token = lease_token or read_stored_token(lease)
 
@@ -401,7 +404,7 @@ class _Reader:
         """Print the output until the workload ends; return the workload's exit code.
 
         Raises:
-            LeaseLost: The workload never started, or its end was not seen; the reason tells more.
+            LeaseLost: The workload never started, or its end is not known; the reason has details.
         """
         trouble = ""
         while True:
@@ -421,7 +424,7 @@ class _Reader:
                 continue
             if part.over:
                 if part.exit_code is None:  # It never ran, or its end was not seen.
-                    raise await self._lost("it is not known how it ended")
+                    raise await self._lost("it is not known how the workload ended")
                 return part.exit_code
             self._go_on(part)
 
@@ -436,7 +439,7 @@ class _Reader:
                 later = [attempt for attempt in attempts if attempt > self.attempt]
                 if not (skip and later):
                     raise
-                note(f"of attempt {self.attempt} there is no output")
+                note(f"there is no output of attempt {self.attempt}")
                 self.attempt, self.offset = min(later), 0
             else:
                 self._write(_decode(part.base64 or ""))
@@ -477,7 +480,9 @@ def _variables(given: list[str]) -> dict[str, str]:
     for each in given:
         name, equals, value = each.partition("=")
         if not name:
-            raise typer.BadParameter(f"--env {each!r}: expected NAME=VALUE, or NAME as it is here")
+            raise typer.BadParameter(
+                f"--env {each!r}: expected NAME=VALUE, or NAME of a variable here"
+            )
         variables[name] = value if equals else os.environ.get(name, "")
     return variables
 
@@ -485,9 +490,9 @@ def _variables(given: list[str]) -> dict[str, str]:
 def _stop_on_signals() -> list[signal.Signals]:
     """Let signals cancel this command, so that its lease is released; return these signals.
 
-    Only the first does: Ctrl-C comes twice, and a session that closes sends SIGHUP and SIGTERM. The
-    next one must not cut off the release that the first began. A Ctrl-C some seconds later leaves
-    at once: the server may be gone, and the lease then ends with its time.
+    Only the first signal does: Ctrl-C comes twice, and a session that closes sends SIGHUP and
+    SIGTERM. The second signal must not cut off the release that the first one began. A Ctrl-C some
+    seconds later exits at once: the server may be gone, and the lease then ends with its TTL.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -502,10 +507,10 @@ def _stop_on_signals() -> list[signal.Signals]:
             first_at = loop.time()
             task.cancel()
         elif number is signal.SIGINT and loop.time() - first_at >= LEAVE_SECONDS:
-            note("moorage: left before the lease was seen to end; it ends with its time")
+            note("moorage: exiting before the lease has ended; it ends with its TTL")
             os._exit(_SIGNALLED + number)
         else:
-            note(f"moorage: {number.name}: it is being ended already")
+            note(f"moorage: {number.name}: the lease is being released already")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop, number)

@@ -24,8 +24,8 @@ _MISFITS: Final = {
 """Phrases for the constraints that a node fails, after "has" or "have"."""
 _VERDICTS: Final = {
     "never": "Waiting does not help: it would not fit an empty fleet either.",
-    "not_now": "It may succeed later; `--wait SECONDS` waits for that, where a command has it.",
-    "not_you": "Others may do this, but you or your tenant may not at present.",
+    "not_now": "It may succeed later; `--wait SECONDS` waits for that, if the command has it.",
+    "not_you": "Your role or your tenant's quota does not allow this at present.",
 }
 
 
@@ -74,11 +74,11 @@ _BEFORE: Final = {
     "binding": "What rules out most nodes: ",
     "fits_if": "It would fit ",
     "known": "There are: ",
-    "largest": "The most that there is: ",
+    "largest": "The largest amounts: ",
     "missing": "Missing: ",
-    "models": "GPU models there are: ",
-    "nearest": "Names like it: ",
-    "nodes": "Nodes looked at: ",
+    "models": "Existing GPU models: ",
+    "nearest": "Similar names: ",
+    "nodes": "Examined nodes: ",
     "registered": "Registered here: ",
     "unknown": "Not there: ",
 }

@@ -27,7 +27,7 @@ def check_installation() -> None:
 
 
 def become_server(program: str, *arguments: str) -> NoReturn:
-    """Replace this process by a program of the server package, which then gets its signals."""
+    """Replace this process by a program of the server package, which then gets the signals."""
     sys.stdout.flush()
     sys.stderr.flush()
     command = launch.command(program, *arguments)
@@ -58,7 +58,7 @@ def run(command: str, job: JsonObject) -> JsonObject:
             child.terminate()
             raise
     if child.returncode:
-        raise RuntimeError(f"{PROGRAM} ended with {child.returncode}; its last words are above")
+        raise RuntimeError(f"{PROGRAM} ended with {child.returncode}; its last output is above")
     outcome: JsonObject = json.loads(written)
     if "error" in outcome:
         raise typer.BadParameter(outcome["error"])

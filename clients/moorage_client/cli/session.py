@@ -1,7 +1,7 @@
 """The common part of all commands: server, token, output, and the registration of a command.
 
 Every command of `program` is a function of a `CommandSession` and its own options; `command` adds
-the shared options to it, so that they can stand before and after the command's name.
+the shared options to the function, so that users can write them before or after the command's name.
 """
 
 import asyncio
@@ -32,21 +32,21 @@ _DEFAULT = re.compile(r"ws://(127\.0\.0\.1|localhost|\[::1\]):8765/?")
 Url = Annotated[
     str | None,
     _shared_option(
-        help="WebSocket of the server, or of several: URL,URL (MOORAGE_URL, else ws://127.0.0.1:8765)",
+        help="WebSocket URL of the server, or of several: URL,URL (MOORAGE_URL, else ws://127.0.0.1:8765)",
         metavar="URL",
     ),
 ]
 HttpUrl = Annotated[
     str | None,
     _shared_option(
-        help="HTTP of the server, or of several (MOORAGE_HTTP_URL, else http://127.0.0.1:8080)",
+        help="HTTP URL of the server, or of several (MOORAGE_HTTP_URL, else http://127.0.0.1:8080)",
         metavar="URL",
     ),
 ]
 Token = Annotated[
     str | None,
     _shared_option(
-        help="Who you are, where the server asks (MOORAGE_TOKEN, else MOORAGE_TOKEN_FILE)",
+        help="Your token, if the server needs one (MOORAGE_TOKEN, else MOORAGE_TOKEN_FILE)",
         metavar="TOKEN",
     ),
 ]
@@ -54,7 +54,7 @@ Json = Annotated[bool, _shared_option("--json", help="Print exactly one JSON doc
 Timeout = Annotated[
     float | None,
     _shared_option(
-        help="Seconds until an answer must be here, beyond --wait (else 30)",
+        help="Most seconds to wait for an answer, in addition to --wait (else 30)",
         min=0.001,
         metavar="SECONDS",
     ),
@@ -86,7 +86,7 @@ class CommandSession:
         url: WebSocket URL of the server, or of several, separated by commas.
         http_url: HTTP URL of the server, or of several, separated by commas.
         json: Print exactly one JSON document on stdout.
-        timeout: Seconds until an answer must be here, beyond `--wait`.
+        timeout: Longest time for an answer in seconds, in addition to `--wait`.
         output: The output format, unless `json` is set.
         ca_file: File of the authority that signed the server's certificate.
     """
@@ -140,8 +140,8 @@ class CommandSession:
         """Return a client of the HTTP side, to be used in a `with`.
 
         Raises:
-            typer.BadParameter: Only the WebSocket is named, so the default HTTP URL may be another
-                server.
+            typer.BadParameter: Only the WebSocket's URL is given, so the default HTTP URL may be
+            another server's.
         """
         from moorage_client.services import SECONDS_MAX, Services  # noqa: PLC0415  # Slow to import.
 
@@ -170,7 +170,7 @@ def _refuse_blanks(context: typer.Context, options: JsonMapping) -> None:
     for each in context.command.params:
         given = options.get(each.name or "") if each.param_type_name == "option" else None
         if isinstance(given, list) and any(isinstance(v, str) and not v.strip() for v in given):
-            wanted = "expected a name, got a blank; leave the option out where you mean any"
+            wanted = "expected a name, got a blank; omit the option to allow any name"
             raise typer.BadParameter(f"{each.opts[0]}: {wanted}")
 
 
@@ -185,7 +185,8 @@ def command(
     Args:
         app: The program to add the command to.
         name: The command's name.
-        options_first: The first argument ends the options; the rest belongs to another command.
+        options_first: Whether the first argument ends the options; the rest then belongs to another
+            command.
 
     Returns:
         A decorator; the function's first parameter is the session.

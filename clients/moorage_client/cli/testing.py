@@ -62,10 +62,10 @@ def test_first(path: Path, document: JsonMapping, done: str, *, quiet: bool, for
     """Test a policy before a server gets it, if the server package is installed here.
 
     Args:
-        path: The author's file or folder; for one on a server, its URI.
+        path: The author's file or folder, or the URI of a policy on a server.
         document: The policy's PolicyRule document.
-        done: What follows a success, in a word such as `registered`.
-        quiet: Print only faults that stop it, as one JSON document.
+        done: The action after a success, in a word such as `registered`.
+        quiet: Only print faults that stop it, as one JSON document.
         force: Continue even if the policy is not sound.
 
     Raises:
@@ -88,11 +88,11 @@ def test_first(path: Path, document: JsonMapping, done: str, *, quiet: bool, for
         tell(finding)
     more = f"More: moorage policy test {shlex.quote(str(path))}" if path.exists() else ""
     if force:
-        tell(f"It is {done} all the same. {more}".rstrip())
+        tell(f"The policy is {done} all the same. {more}".rstrip())
         return
     reason = (
-        f"{report['uri']} is NOT SOUND and was not {done}. Mend it, give it examples of what it is"
-        f" for, or say --force. {more}"
+        f"{report['uri']} is NOT SOUND and was not {done}. Correct it, add examples of requests "
+        f"that it places, or use --force. {more}"
     ).rstrip()
     if quiet:
         refused = failure(Code.BAD_POLICY, reason)
@@ -111,7 +111,7 @@ def own_names(path: Path) -> Iterator[None]:
         path: The author's path of the policy.
 
     Raises:
-        RequestRefused: As it was raised in the block.
+        RequestRefused: The error of the block, with the author's names.
     """
     try:
         yield

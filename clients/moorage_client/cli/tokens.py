@@ -10,7 +10,7 @@ from moorage_client.home import HomeMissing
 from moorage_client.state_file import Entries, StateFile, StateUnusable, state_folder
 
 LEASES_MAX: Final = 10_000
-"""Leases in the file; beyond it those that ended first are dropped."""
+"""Most leases in the file; beyond it the leases that ended first are dropped."""
 
 KEPT_SECONDS: Final = 7 * 24 * 3600.0
 """Seconds after a lease's end until its entry is dropped: another program may have renewed it."""
@@ -20,7 +20,7 @@ def state_path() -> Path:
     """Return the file: `MOORAGE_STATE`, else `leases.json` under `XDG_STATE_HOME`/moorage.
 
     Raises:
-        StateUnusable: It would lie in the home folder, and this user has none.
+        StateUnusable: The file would be in the home folder, but this user has none.
     """
     if given := setting(None, "MOORAGE_STATE"):
         return Path(given)
@@ -46,7 +46,7 @@ class TokenFile:
         """Return the token of a lease, or None.
 
         Raises:
-            StateUnusable: The file is there, but cannot be read.
+            StateUnusable: The file exists but cannot be read.
         """
         token = self._file.read().get(lease, {}).get("token")
         return None if token is None else str(token)

@@ -14,7 +14,7 @@ from moorage_client.cli.quotas import finite, milli
 from moorage_client.cli.session import CommandSession
 
 _of_request = partial(typer.Option, rich_help_panel="A request to submit")
-_of_change = partial(typer.Option, rich_help_panel="What would be different")
+_of_change = partial(typer.Option, rich_help_panel="Changes to assume")
 _AMOUNTS: Final = {"gpus": "gpu_milli", "cpu_milli": "cpu_milli", "memory_mib": "memory_mib"}
 _QUOTA: Final = (
     "TENANT or TENANT/PROJECT, and weight=, gpus=, cpu_milli=, memory_mib=, borrow_gpus=, …"
@@ -28,16 +28,16 @@ def whatif(
         _of_request(
             "--policy",
             "-p",
-            help="Submit a request to this policy",
+            help="Policy of the request",
             autocompletion=completing.policies,
         ),
     ] = "",
     gpus: Annotated[int, _of_request("--gpus", "-g", min=0, help="GPUs")] = 1,
-    wait: Annotated[float, _of_request(min=0, help="Seconds it would wait")] = 0.0,
-    priority: Annotated[int, _of_request(help="Higher goes first")] = 0,
+    wait: Annotated[float, _of_request(min=0, help="Seconds that the request would wait")] = 0.0,
+    priority: Annotated[int, _of_request(help="Higher priorities go first")] = 0,
     request: Annotated[str | None, _of_request(help="The whole request: JSON, @file or @-")] = None,
     add_nodes: Annotated[
-        list[str] | None, _of_change(metavar="CLUSTER/NODE[:N]", help="N like NODE")
+        list[str] | None, _of_change(metavar="CLUSTER/NODE[:N]", help="Add N nodes like NODE")
     ] = None,
     cordon: Annotated[
         list[str] | None, _of_change(metavar="CLUSTER[/NODE]", help="Cordon it")
@@ -50,7 +50,7 @@ def whatif(
     ] = None,
     quota: Annotated[list[str] | None, _of_change(help=_QUOTA)] = None,
     swap: Annotated[
-        list[str] | None, _of_change(metavar="OLD=NEW", help="Policy NEW for OLD")
+        list[str] | None, _of_change(metavar="OLD=NEW", help="Use policy NEW in place of OLD")
     ] = None,
 ) -> None:
     """Show the effects of a change, or the answer to a request, without making the change."""
@@ -69,7 +69,7 @@ def whatif(
     }
     change = {name: each for name, each in change.items() if each}
     if wanted is None and not change:
-        raise typer.BadParameter("give a request (--policy or --request), or a change, or both")
+        raise typer.BadParameter("give a request (--policy or --request), a change, or both")
     message: JsonObject = {"op": "whatif", "change": change}
     if wanted is not None:
         message["request"] = wanted
@@ -94,12 +94,12 @@ def _show(outcome: JsonObject) -> None:
         ),
     ]
     if rows or answer is None:
-        empty = "Nothing that you may see would differ"
-        table(("what", "lease or request", "what becomes of it"), rows, empty=empty)
+        empty = "Nothing that you may see would change"
+        table(("what", "lease or request", "effect"), rows, empty=empty)
     for kind, many in outcome["others"].items():
-        say(f"of others: {many} {kind}")
+        say(f"other tenants: {many} {kind}")
     if tenants := outcome.get("other_tenants"):  # Servers of old do not count them.
-        say(f"they are of {tenants} other tenant{'s' if tenants > 1 else ''}")
+        say(f"these belong to {tenants} other tenant{'s' if tenants > 1 else ''}")
 
 
 def _about(answer: JsonObject) -> str:
@@ -145,7 +145,7 @@ def _read_swap(given: str) -> tuple[str, str]:
 
 
 def _read_quota_change(given: str) -> JsonObject:
-    """Return the quota in `TENANT key=value …`, the format of the setting `quotas`."""
+    """Return the quota of a text `TENANT key=value …`, the format of the setting `quotas`."""
     who, *terms = given.split()
     tenant, slash, project = who.partition("/")
     change: JsonObject = {"tenant": tenant} | ({"project": project} if slash else {})

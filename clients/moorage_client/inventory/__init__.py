@@ -12,7 +12,7 @@ A source is one of:
 - `kubernetes`, or `kubernetes:CONTEXT`: a Kubernetes cluster, as the kubeconfig says;
 - `ray`, or `ray:URL`: the dashboard of a Ray cluster.
 
-What can go wrong is one tree, below `MoorageError`:
+All errors are one tree, below `MoorageError`:
 
     InventoryError    a source cannot be read, or the sources contradict each other
     └── TableError    a line of a CSV file is not what its header says

@@ -55,7 +55,7 @@ def kubernetes_inventory(source: str, document: JsonMapping, cluster_id: str) ->
         for why, names in left_out.items()
     ]
     if copies:
-        notes.append(f"{source}: {copies} nodes share their machine id, which then tells nothing")
+        notes.append(f"{source}: {copies} nodes share a machine id, which is then ignored")
     if not nodes:  # With --replace, it would empty a cluster.
         raise InventoryError(source, "", "; ".join(["at least one node to import", *notes]))
     regions = {node.get("labels", {}).get(REGION_LABEL, "") for node in nodes}

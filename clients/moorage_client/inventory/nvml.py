@@ -49,7 +49,9 @@ def devices_here(source: str) -> tuple[list[Document], str, str]:
         ]
         driver = str(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError as error:
-        raise InventoryError(source, "NVML", f"to read its GPUs, but NVML says: {error}") from error
+        raise InventoryError(
+            source, "NVML", f"to read its GPUs, but NVML reports: {error}"
+        ) from error
     finally:
         nvml.nvmlShutdown()
     return found, driver, "" if found else f"{source}: no NVIDIA GPUs: the driver knows none"

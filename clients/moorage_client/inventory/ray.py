@@ -201,7 +201,7 @@ def _get(source: str, url: str) -> JsonMapping:
                     expected = f"a reply of at most {REPLY_BYTES_MAX} bytes from {url}"
                     raise InventoryError(source, "", expected)
     except requests.RequestException as error:
-        hint = "name its dashboard as ray:http://HOST:8265"
+        hint = "give its dashboard as ray:http://HOST:8265"
         cause = session.failure(error).reason
         raise InventoryError(source, "", f"a Ray dashboard at {url}; {hint} ({cause})") from error
     try:

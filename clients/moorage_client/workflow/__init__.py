@@ -3,7 +3,7 @@
 It stands on its own, with counted resources (`ResourcePool`), and on a Moorage server, where each
 node holds a lease while it runs (`LeasedPool`). README.md beside this file shows how.
 
-What can go wrong is one tree, below `MoorageError`:
+All errors are one tree, below `MoorageError`:
 
     WorkflowError          a workflow, its resources or its journal
     ├── GraphError         no graph: a cycle, a taken name, a missing node (also a ValueError)

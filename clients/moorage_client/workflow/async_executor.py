@@ -40,19 +40,19 @@ _ON_THREAD: Final = 1
 class AsyncResourceAwareExecutor(BaseExecutor):
     """Like `ResourceAwareExecutor`, for programs with an event loop and for async tasks.
 
-    Tasks are async functions, functions that return an awaitable, or plain functions. Those that
-    need the running loop when they are called must be async functions: the others are called on
-    threads, so that they cannot stall the loop.
+    Tasks are async functions, functions that return an awaitable, or plain functions. A task that
+    needs the running loop when it is called must be an async function: all other functions are
+    called on threads, so that they cannot stall the loop.
     """
 
     async def execute(self, tasks: Mapping[str, Task]) -> ExecutionResult:
         """Run every node once and return the results.
 
-        Where this is cancelled, the run is: what runs gets a stop signal, and has
-        `stop_seconds` at most before the cancellation goes on.
+        A cancellation of this call cancels the run: running tasks get a stop signal, and at most
+        `stop_seconds` to end before the cancellation continues.
 
         Args:
-            tasks: By node. A node without a task is SKIPPED, and holds up nothing.
+            tasks: By node. A node without a task is SKIPPED, and delays no other node.
 
         Raises:
             ResourceError: The pool can never satisfy a requirement; nothing was run (ValueError).
@@ -76,12 +76,11 @@ class AsyncDAGExecutor(AsyncResourceAwareExecutor):
     """Like `DAGExecutor`, for programs with an event loop and for async tasks.
 
     Args:
-        dag: As of `DAGExecutor`, like all that follows.
-        max_workers: Tasks that run at a time, on the loop or on threads; default: all that are
-            ready.
-        costs: Which of those that are ready goes first.
-        callbacks: What to call as nodes come and go.
-        fail_fast: Skip what comes after a node that failed.
+        dag: As in `DAGExecutor`, like all other arguments.
+        max_workers: Most tasks at a time, on the loop or on threads; default: all ready tasks.
+        costs: Decide which ready node starts first.
+        callbacks: Functions to call when nodes start and end.
+        fail_fast: Skip the successors of a failed node.
         enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on.
     """

@@ -52,32 +52,32 @@ class BaseExecutor:
     Args:
         dag: The graph of the nodes.
         resource_pool: The resources: a `ResourcePool` or a `LeasedPool`.
-        requirements: What each node needs, by name; a node without an entry needs nothing.
-        costs: How long each node takes, in any unit, 1.0 by default. Of the nodes that are ready,
-            the one with the most expensive path to an end goes first.
-        callbacks: What to call as nodes come and go.
-        fail_fast: Skip what comes after a node that failed; otherwise it runs all the same.
+        requirements: The resources of each node, by name; a node without an entry needs none.
+        costs: The duration of each node, in any unit, 1.0 by default. Among ready nodes, the node
+            with the most expensive path to an end starts first.
+        callbacks: Functions to call when nodes start and end.
+        fail_fast: Skip the successors of a failed node; otherwise they run nevertheless.
         enable_tracing: Record a trace, in `ExecutionResult.trace`.
-        max_workers: Tasks that run on threads at a time; by default as many as the graph has nodes,
+        max_workers: Most tasks on threads at a time; by default as many as the graph has nodes,
             but no more than 32 or, on large machines, four per core.
-        timeouts: Seconds that an attempt may take: one number, or by name.
-        retries: How often a node that failed or timed out is tried again: a number, or by name.
+        timeouts: Longest time of an attempt in seconds: one number, or numbers by name.
+        retries: How often a failed or timed-out node is tried again: one number, or numbers by
+            name.
         retry_seconds: How long to wait before each further attempt.
-        stop_seconds: How long to wait for a task after its stop signal. One that goes on even then
-            is left behind, on a daemon thread, and holds its resources until it ends.
-        journal: Remembers what completed, so that a later run goes on from there.
-        gates: By name, nodes that wait until they are approved. They hold what they need meanwhile,
-            and their `timeouts` count it.
-        run_in: Where tasks are called instead of on the threads of the executor, which then only
-            wait: a `ProcessPoolExecutor`, for tasks that compute in Python. They and what they
-            return must be picklable; `current_node()` is not there for them, but the variables of
-            `current_node().environment` are set in their process while they run. A process that is
-            killed breaks its pool, and all that run in it fail. Retries help only where a function
-            is given that makes such a pool: a run makes one, another where that breaks, and ends
-            them.
+        stop_seconds: How long to wait for a task after its stop signal. A task that runs on even
+            then is left behind on a daemon thread, and holds its resources until it ends.
+        journal: Stores which nodes have completed, so that a later run continues from there.
+        gates: Gates of nodes, by name; such a node waits until it is approved. Meanwhile it holds
+            its resources, and the wait counts for its `timeouts`.
+        run_in: A `ProcessPoolExecutor` that runs the tasks, for tasks that compute in Python; the
+            threads of the executor then only wait. Tasks and their results must be picklable. In
+            such a task `current_node()` does not work, but the variables of
+            `current_node().environment` are set in its process. A killed process breaks its pool,
+            and all tasks in the pool fail. Retries only help if you pass a function that makes a
+            pool: a run makes a pool, makes another one if it breaks, and ends both.
 
     Raises:
-        WorkflowError: A number is none, or out of its range; the message names it.
+        WorkflowError: A number is invalid or out of its range; the message names it.
         ResourceError: A requirement is no `ResourceRequirements` (a ValueError).
         GraphError: `timeouts` or `retries` name a node that does not exist (a ValueError).
     """

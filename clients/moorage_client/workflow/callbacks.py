@@ -12,7 +12,7 @@ class ExecutionCallbacks:
 
     The sync executor calls them on the thread that runs the node, the async one on its event loop;
     they should return quickly. An exception never leaks resources. In `on_start`, `on_complete` and
-    those of gates it fails the node; anywhere else it is stored in
+    the callbacks of gates it fails the node; in any other callback it is stored in
     `ExecutionResult.callback_errors`.
 
     The order for one node: `on_resource_acquired`, `on_start`, the task, then `on_complete` or
@@ -20,15 +20,17 @@ class ExecutionCallbacks:
     attempt; a node that times out or is cancelled while it runs has failed.
 
     Args:
-        on_start: `(name)`: its task starts.
-        on_complete: `(name, value)`: its task returned.
-        on_failure: `(name, exception)`: it failed for good.
-        on_skip: `(name)`: it will not run, since it has no task or something before it failed.
-        on_gate_waiting: `(name)`: it waits at its gate, see `gates`.
-        on_gate_resolved: `(name, status)`: its gate is `approved`, `rejected` or `timed_out`.
-        on_dynamic_expand: `(name, modification)`: it changed the graph, see `DynamicExecutor`.
-        on_resource_acquired: `(name, resources)`: it holds what it requires.
-        on_resource_released: `(name, resources)`: it holds nothing any more.
+        on_start: `(name)`: the node's task starts.
+        on_complete: `(name, value)`: the node's task returned `value`.
+        on_failure: `(name, exception)`: the node failed, and is not tried again.
+        on_skip: `(name)`: the node will not run, since it has no task or a node before it failed.
+        on_gate_waiting: `(name)`: the node waits at its gate, see `gates`.
+        on_gate_resolved: `(name, status)`: the node's gate is `approved`, `rejected` or
+            `timed_out`.
+        on_dynamic_expand: `(name, modification)`: the node changed the graph, see
+            `DynamicExecutor`.
+        on_resource_acquired: `(name, resources)`: the node holds its resources.
+        on_resource_released: `(name, resources)`: the node has released its resources.
     """
 
     on_start: Callable[[str], object] | None = None

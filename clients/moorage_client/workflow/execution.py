@@ -1,8 +1,8 @@
 """One run of a graph: the common part of the sync and the async executor.
 
 The shells differ in who runs the tasks, and in nothing else: both ask `next` what to run, call
-`open` before the task and `close` after it, and tell `settle` that it is over. What is here needs
-the shell's lock where its docstring says so; it never waits.
+`open` before the task and `close` after it, and tell `settle` that it is over. Functions here need
+the shell's lock if their docstring says so; they never wait.
 """
 
 import time
@@ -197,8 +197,8 @@ class Execution:
     def settle(self, node: RunningNode, result: NodeResult | None) -> list[int]:
         """Record the end of a node, and release its requirements; return the nodes skipped by it.
 
-        What follows it is ready before anything is released: so what it held goes to the best
-        node, be that its own successor. The shell calls `tell` afterwards.
+        Its successors are ready before its resources are released, so the resources go to the best
+        node, which may be a successor. The shell calls `tell` afterwards.
 
         Args:
             node: The node that ended.

@@ -42,17 +42,17 @@ _END: Final = "end"
 class ResourceAwareExecutor(BaseExecutor):
     """Runs a graph on threads, each node while the pool has its requirements.
 
-    A task is called without arguments; within it `current_node()` tells what it holds. Where it
-    returns an awaitable, that is run to completion.
+    A task is called without arguments; within it, `current_node()` has its resources. If it returns
+    an awaitable, the awaitable is run to completion.
     """
 
     def execute(self, tasks: Mapping[str, Task]) -> ExecutionResult:
         """Run every node once and return the results.
 
-        Ctrl-C cancels the run, waits at most `stop_seconds` for what runs, and is raised again.
+        Ctrl-C cancels the run, waits at most `stop_seconds` for running tasks, and is raised again.
 
         Args:
-            tasks: By node. A node without a task is SKIPPED, and holds up nothing.
+            tasks: By node. A node without a task is SKIPPED, and delays no other node.
 
         Raises:
             ResourceError: The pool can never satisfy a requirement; nothing was run (ValueError).
@@ -77,10 +77,10 @@ class DAGExecutor(ResourceAwareExecutor):
 
     Args:
         dag: As in `BaseExecutor`, like all other arguments.
-        max_workers: Tasks that run at a time; default: all that are ready.
-        costs: Which of those that are ready goes first.
-        callbacks: What to call as nodes come and go.
-        fail_fast: Skip what comes after a node that failed.
+        max_workers: Most tasks at a time; default: all ready tasks.
+        costs: Decide which ready node starts first.
+        callbacks: Functions to call when nodes start and end.
+        fail_fast: Skip the successors of a failed node.
         enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on.
     """
@@ -118,10 +118,10 @@ class DAGExecutor(ResourceAwareExecutor):
         """Run every node once and return the results, as `ResourceAwareExecutor.execute`.
 
         Args:
-            tasks: By node. A node without a task is SKIPPED, and holds up nothing.
-            timeout: Seconds that an attempt at any node may take.
-            cancel_event: Once it is set no node is started, and the rest is CANCELLED; what runs
-                goes on. `cancel()` stops that, too.
+            tasks: By node. A node without a task is SKIPPED, and delays no other node.
+            timeout: Longest time of an attempt at any node, in seconds.
+            cancel_event: Once it is set, no node is started, and nodes that wait are CANCELLED;
+                running tasks continue. `cancel()` also stops running tasks.
         """
         return self._execute(self._settings_of(timeout, cancel_event), tasks)
 
@@ -130,13 +130,13 @@ class DynamicExecutor(DAGExecutor):
     """Runs a copy of a graph, which expanders may change during the run.
 
     Args:
-        dag: As of `BaseExecutor`, like all that has no text here.
+        dag: As in `BaseExecutor`, like all arguments without a text here.
         expanders: By node, what is called when it has completed, with its name and what it
             returned: it returns the nodes to add and to remove, or None. Nodes that were added may
             have one, too. Where it raises, or the graph cannot change so, the node has failed.
         max_workers: Tasks that run at a time; default: 32.
         callbacks: What to call as nodes come and go; `on_dynamic_expand` when the graph changed.
-        fail_fast: Skip what comes after a node that failed.
+        fail_fast: Skip the successors of a failed node.
         enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on, but no `journal`.
     """
@@ -152,7 +152,7 @@ class DynamicExecutor(DAGExecutor):
         **more: Unpack[RunOptions],
     ) -> None:
         if more.get("journal") is not None:
-            raise WorkflowError("a journal cannot go on with a graph that changes while it runs")
+            raise WorkflowError("a journal does not support a graph that changes while it runs")
         workers = WORKERS_MIN if max_workers is None else max_workers
         super().__init__(dag, workers, None, callbacks, fail_fast, enable_tracing, **more)
         self._settings = replace(self._settings, expanders=dict(expanders or {}))

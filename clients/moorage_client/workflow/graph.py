@@ -341,7 +341,7 @@ class DAG:
     def topological_sort_dfs(self) -> list[NodeId]:
         """Return all nodes, each after its predecessors, and depth first.
 
-        What follows a node comes before its siblings, as far as the edges allow.
+        The successors of a node come before its siblings, as far as the edges allow.
         """
         shape = self.shape
         after: list[int] = []  # Each node behind all that follow it.

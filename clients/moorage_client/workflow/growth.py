@@ -32,8 +32,8 @@ class DynamicModification:
 
     Args:
         add_nodes: Nodes to add; they may depend on each other.
-        remove_nodes: Nodes that are not to run, and have not started. What waited for them does not
-            any more.
+        remove_nodes: Nodes that are not to run, and have not started. Nodes that waited for them no
+            longer wait.
     """
 
     add_nodes: list[DynamicNodeSpec] = field(default_factory=list)

@@ -92,9 +92,9 @@ class Leftover:
 class RunJournal:
     """The journal of one graph: `with RunJournal("training.journal") as journal:`.
 
-    Give it to an executor. What completed in an earlier run with it is CACHE_HIT and is not run
-    again; what ran when the program was killed runs again, under the lease that it still has.
-    One program at a time may have it open. Safe to use from any thread.
+    Give it to an executor. Nodes that completed in an earlier run with this journal are CACHE_HIT
+    and do not run again. Nodes that were running when the program was killed run again, under the
+    lease that they still have. One program at a time may have it open. Safe to use from any thread.
 
     Args:
         path: The file, made readable for its owner only where there is none.

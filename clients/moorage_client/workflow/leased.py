@@ -1,12 +1,11 @@
 """A pool backed by a Moorage server: each node holds a lease while it runs.
 
-The executors use it as they use `ResourcePool`. Who gets what, and in which order, the server
-decides, by the policy that is named; up to `claims_max` nodes of a run stand in its queue at a
-time.
+The executors use it like `ResourcePool`. The server and the named policy decide the place and the
+order of grants; up to `claims_max` nodes of a run wait in the server's queue at a time.
 
 | Requirement | Asked for |
 |---|---|
-| `gpu` | whole GPUs of one node, or below 1 a share of one |
+| `gpu` | whole GPUs of one node, or, below 1, a share of one GPU |
 | `cpu`, `cpu_slots` | cores |
 | `memory_mb` | MiB |
 """
@@ -80,11 +79,12 @@ class LeasedPool:
 
     Args:
         policy_rule_uri: The policy that decides, `name:version-tag`.
-        url: Of the server, or of several, separated by commas; default `MOORAGE_URL`, else
+        url: URL of the server, or of several, separated by commas; default `MOORAGE_URL`, else
             `ws://127.0.0.1:8765`.
-        token: Who we are; default `MOORAGE_TOKEN`, else the file `MOORAGE_TOKEN_FILE`, else none.
+        token: The token of the caller; default `MOORAGE_TOKEN`, else the file `MOORAGE_TOKEN_FILE`,
+            else none.
         ca_file: PEM file of the authority that signed the server's certificate; default
-            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
+            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else the authorities that this machine knows.
         ttl_seconds: How long GPUs stay held after this program died.
         wait_seconds: How long a node waits in the server's queue; then it fails with `NoCapacity`.
         priority: Of the leases; higher goes first.

@@ -33,9 +33,9 @@ _NO_VARIABLES: Final[Mapping[str, str]] = {}
 class ResourcePool:
     """Named resources with finite capacities.
 
-    Waiters are served in order: others may go first while they fit and it does not, but
-    at most `waiting.OVERTAKEN_MAX` times; then what is freed is reserved for it. So `try_acquire`
-    may be False although enough is available: it is spoken for.
+    Waiters are served in order. A later waiter that fits may overtake a waiter that does not fit,
+    but at most `waiting.OVERTAKEN_MAX` times; then freed resources are reserved for the overtaken
+    one. So `try_acquire` may return False although enough is free: it is reserved.
 
     Args:
         capacities: Amounts by name, such as `{"gpu": 4, "cpu": 16, "memory_mb": 32000}`.
@@ -43,7 +43,7 @@ class ResourcePool:
 
     Raises:
         ResourceError: A capacity is negative, no finite number, or so small that it would count as
-            nothing (a ValueError).
+            0 (a ValueError).
     """
 
     claims_max = 1  # A run stands in line for the best of its nodes that do not fit now.

@@ -1,12 +1,12 @@
 """The amounts of a pool, and the order in which its waiters are served.
 
 Pure: amounts are units by resource number, and nothing sleeps here. `ResourcePool` puts a lock
-around it and wakes whom it serves.
+around it and wakes the waiters that it serves.
 
-The policy. Waiters stand in a line. One that fits may go before one that does not fit yet, which
-keeps the pool busy; but a waiter that was delayed so `OVERTAKEN_MAX` times has waited its turn:
-from then on nothing is granted that would leave less than it needs of anything. What is freed adds
-up, and it is served as soon as those who hold something now have let go.
+The policy. Waiters stand in a line. A waiter that fits may overtake one that does not fit yet,
+which keeps the pool busy. After a waiter was overtaken `OVERTAKEN_MAX` times, no request is granted
+that would leave less than this waiter needs. Freed resources add up, and the waiter is served at
+the latest when all present holders have released theirs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -90,7 +90,9 @@ class Account:
         """Free amounts, and serve the queue; return the served tickets."""
         for number, count in amounts:
             self.free[number] += count
-            assert self.free[number] <= self.capacities[number], "more came back than was taken"
+            assert self.free[number] <= self.capacities[number], (
+                "more resources were returned than taken"
+            )
         return self._serve() if self._line else []
 
     def exchange(self, ticket: Ticket, new: Ticket) -> list[Ticket]:

@@ -354,16 +354,16 @@ class Backend(Protocol):
     async def discover(self) -> Collection[WorkloadReport]:
         """Return all workloads of this backend, also those that an earlier daemon started.
 
-        What ended by itself is named until it is stopped, so that a daemon that was away learns
-        how it ended.
+        A workload that ended by itself is listed until it is stopped, so that a restarted daemon
+        learns how it ended.
         """
 
     async def start(self, order: Order) -> WorkloadReport:
         """Start a workload, unless it runs already, and wait until it is ready.
 
         Cancelled, it leaves nothing behind: `task.cancel(seconds)` bounds how long that takes, as
-        `stop_seconds_max` of `stop` does. One that ended since it was started is not started again:
-        it is returned as it ended.
+        `stop_seconds_max` of `stop` does. A workload that has ended since its start is not started
+        again: its end is returned.
 
         Raises:
             BackendError: It did not get ready; nothing of it is left.
@@ -392,7 +392,7 @@ class Backend(Protocol):
     async def probe(self, workload: str) -> WorkloadReport:
         """Return the report of a workload; if it is ready, run its readiness check first.
 
-        One that does not is `STARTING` again; so is one that is paused.
+        A workload that does not answer is `STARTING` again, as is a paused one.
 
         Raises:
             UnknownWorkloadError: There is none of that name.

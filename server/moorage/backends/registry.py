@@ -184,7 +184,7 @@ class BackendKind(ABC, Generic[S]):
         if wanted:
             yield DoctorFinding(name, "ok", found)
         else:
-            yield DoctorFinding(name, "missing", f"{found}; the setting backends has it not")
+            yield DoctorFinding(name, "missing", f"{found}; the setting backends does not list it")
 
     @property
     def installed(self) -> bool:

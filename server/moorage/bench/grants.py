@@ -5,7 +5,7 @@ on the same socket stack with the same client, and the processor time of each. `
 evaluation in the jail, against the same call in-process. `kubernetes`: grants, beside pods of
 kube-scheduler on the same nodes.
 
-What only developers of Moorage measure is in `benchmarks/` of the source tree.
+Benchmarks for developers of Moorage are in `benchmarks/` of the source tree.
 """
 
 import sys

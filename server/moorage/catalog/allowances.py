@@ -6,8 +6,8 @@ from typing import Final
 REQUESTS_MAX: Final = 2
 """Requests that one ask may cause at external services, whatever its candidates."""
 SPENT: Final = (
-    f"An ask makes at most {REQUESTS_MAX} requests to external services, and this one made them;"
-    " the next one finds what these brought."
+    f"A request may cause at most {REQUESTS_MAX} requests to external services, and this one "
+    "caused them. Their answers are stored for the next request."
 )
 """The text of a warning or refusal for an external request that was not sent."""
 

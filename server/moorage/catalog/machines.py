@@ -91,7 +91,7 @@ def _twice(name: str, number: int, other: str, owner: str) -> ServiceError:
     move = f"take it out of {cluster} first"
     if owner:
         whose = "the server" if owner == SERVER_ITSELF else f"the tenant “{owner}”"
-        move = f"ask an operator to take it out of {cluster} first, which is of {whose}"
+        move = f"ask an operator to take it out of {cluster} first, which belongs to {whose}"
     return ServiceError(
         Code.CONFLICT,
         f"nodes.nodeData[{number}]: {name} is the machine that is registered as {other} (the same"

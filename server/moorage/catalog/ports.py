@@ -31,7 +31,8 @@ class Blocks(BlockDocuments, Protocol):
     async def fetch(self, allowance: Allowance) -> list[str]:
         """Read the metrics again if an external service has them; return warnings.
 
-        What `matching` and `encoding` then find is at most `metrics_fresh_seconds` old.
+        The metrics that `matching` and `encoding` then find are at most `metrics_fresh_seconds`
+        old.
         """
 
     async def matching(self, wanted: Filter) -> Sequence[str]:

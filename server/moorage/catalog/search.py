@@ -75,7 +75,7 @@ class ClusterSearch:
         if self._elsewhere is None:
             return None
         spent = allowance.spend()
-        assert spent, "a search comes after a policy at most"
+        assert spent, "expected a policy or nothing before a search"
         return await self._elsewhere(action, body)
 
 
@@ -178,7 +178,9 @@ class DocumentSearch:
             ServiceError: `busy`, `shutting_down`; or what `QueryError` the work raised says.
         """
         if self._closed:
-            raise ServiceError(Code.SHUTTING_DOWN, "the catalog is closed; ask again when it is up")
+            raise ServiceError(
+                Code.SHUTTING_DOWN, "the catalog is closed; try again when the server runs"
+            )
         if self._waiting >= WAITING_MAX:
             raise ServiceError(Code.BUSY, f"{WAITING_MAX} searches wait; ask again in a moment")
         if self._changed is None or self._changed:

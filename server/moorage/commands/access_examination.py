@@ -18,7 +18,7 @@ from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
 
 SOON_SECONDS: Final = 14 * 86_400.0
-"""Seconds before its end from which a certificate or token is reported."""
+"""A certificate or token is reported in these seconds before it expires."""
 DISK_BYTES_MIN: Final = 64 << 20
 """Free bytes of the disk below which the server soon grants nothing."""
 _MIB: Final = 1 << 20
@@ -53,16 +53,16 @@ def _tls(config: Config) -> list[DoctorFinding]:
         return [DoctorFinding("tls", "broken", f"{reason}; {advice}")]
     left = ends - time.time()
     if left < SOON_SECONDS:
-        advice = f"{config.tls_cert} ends {_in(left)}: replace it and its key"
+        advice = f"{config.tls_cert} expires {_in(left)}: replace it and its key"
         return [DoctorFinding("tls", "missing", advice)]
-    return [DoctorFinding("tls", "ok", f"{config.tls_cert} ends {_in(left)}")]
+    return [DoctorFinding("tls", "ok", f"{config.tls_cert} expires {_in(left)}")]
 
 
 def _peer(tls: ServerTls, certificate: Path) -> dict[str, str]:
     """Return the server's certificate as a client sees it, unverified.
 
     Raises:
-        OSError: It does not take it: it is over, say.
+        OSError: The handshake fails, for example because the certificate has expired.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -100,10 +100,10 @@ def _tokens(config: Config) -> DoctorFinding:
         if each.expires_at is not None and each.expires_at < now + SOON_SECONDS
     ]
     if not (named or config.tokens or config.oidc_issuer):
-        return DoctorFinding("tokens", "ok", "none: every program of this machine is admin")
+        return DoctorFinding("tokens", "ok", "none: every local program has the role admin")
     counted = f"{len(valid)} of {len(named)} named ones are valid, {len(config.tokens)} in settings"
     if soon:
-        return DoctorFinding("tokens", "missing", f"{counted}; these end: {', '.join(soon)}")
+        return DoctorFinding("tokens", "missing", f"{counted}; these expire: {', '.join(soon)}")
     return DoctorFinding("tokens", "ok", counted)
 
 
@@ -119,7 +119,7 @@ def _issuer(config: Config) -> list[DoctorFinding]:
     try:
         found = asyncio.run(keys.fetch())
     except oidc_keys.KeysUnavailableError as error:
-        return [DoctorFinding("issuer", "missing", f"no token of it can be verified: {error}")]
+        return [DoctorFinding("issuer", "missing", f"none of its tokens can be verified: {error}")]
     return [DoctorFinding("issuer", "ok", f"{config.oidc_issuer} has {len(found)} keys")]
 
 
@@ -140,12 +140,12 @@ def _audit_log(config: Config) -> DoctorFinding:
 
 
 def _disk(config: Config) -> DoctorFinding:
-    """Check the free space of the disk with the data folder, also before that exists."""
+    """Check the free space of the data folder's disk, even if the folder does not exist yet."""
     folder = next(each for each in (config.data_dir, *config.data_dir.parents) if each.exists())
     free = shutil.disk_usage(folder).free
     detail = f"{free // _MIB} MiB are free for {config.data_dir}"
     if free < DISK_BYTES_MIN:
-        return DoctorFinding("disk", "broken", f"{detail}: make room, or it grants nothing")
+        return DoctorFinding("disk", "broken", f"{detail}: make room, or the server grants nothing")
     return DoctorFinding("disk", "ok", detail)
 
 

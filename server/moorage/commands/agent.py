@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from moorage.daemon.agents.agent_store import AgentStore
 
 agent = typer.Typer(
-    help="Make this machine part of a fleet; or let machines join, list and remove them.",
+    help="Run the agent that joins this machine to a fleet; or let machines join, list and remove"
+    " them.",
     invoke_without_command=True,
 )
 
 MINUTES_MAX: Final = 1_440
 UNHEARD_SECONDS_MAX: Final = 3_600
-"""Longest time without the server: in it, two clocks drift less than the server's margin."""
+"""Longest time without contact to the server in which two clocks drift less than its margin."""
 _ClusterNode = Annotated[str, typer.Argument(help="CLUSTER/NODE, as `moored agent list` has it.")]
 
 
@@ -50,7 +51,7 @@ def agent_run(
         str | None,
         typer.Option(
             envvar="MOORAGE_URL",
-            help="The server's WebSocket, or those of several, separated by commas; "
+            help="The WebSocket URL of the server, or of several, separated by commas; "
             "default `ws://127.0.0.1:8765`.",
         ),
     ] = None,
@@ -64,39 +65,40 @@ def agent_run(
         Path | None,
         typer.Option(
             envvar="MOORAGE_AGENT_DATA",
-            help="Folder of its key and of what runs; default `~/.local/state/moored-agent`.",
+            help="Folder of the agent's key and workloads; default `~/.local/state/moored-agent`.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the node; default the machine's own name.")
+        str | None, typer.Option(help="Name of the node; default: the machine's own name.")
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE, a label of the node; may be repeated.")
+        list[str] | None, typer.Option(help="A label of the node, KEY=VALUE; may be repeated.")
     ] = None,
     no_machine_id: Annotated[
         bool,
         typer.Option(
-            "--no-machine-id", help="Where several machines, or agents of one, have one machine id."
+            "--no-machine-id",
+            help="Do not send the machine id: for machines, or agents, that share one.",
         ),
     ] = False,
     unheard_seconds: Annotated[
         float,
         typer.Option(
             envvar="MOORAGE_AGENT_UNHEARD_SECONDS",
-            help="End what runs here after these seconds without a word of the server; 0: never.",
+            help="End the workloads here after these seconds without the server; 0: never.",
         ),
     ] = 0.0,
     address: Annotated[
         str,
         typer.Option(
             envvar="MOORAGE_AGENT_ADDRESS",
-            help="Where members of a gang find this machine; default: as it reaches the server.",
+            help="This machine's address for gangs; default: the one that the server sees.",
         ),
     ] = "",
 ) -> None:
     """Run the agent of this machine until SIGTERM or Ctrl-C; its workloads keep running.
 
-    It connects to the server, never the other way. Prints one JSON line when it is connected.
+    Only the agent opens connections. It prints one JSON line when it is connected.
     """
     if context.invoked_subcommand is not None:
         return
@@ -116,21 +118,21 @@ def agent_run(
 
 
 def _default_folder() -> Path:
-    """Return the folder of an agent that names none; end the command without a home for it."""
+    """Return the default folder of an agent; end the command if the user has no home folder."""
     try:
         return default_data_dir(os.environ).with_name("moored-agent")
     except ConfigError:
         refuse_option("--data", "a folder: this user has no home folder")
 
 
-@agent.command("token", short_help="Make a token with which one machine may join.")
+@agent.command("token", short_help="Create a token that lets one machine join.")
 def agent_token(
-    cluster: Annotated[str, typer.Option(help="Id of the cluster that it joins.")],
-    minutes: Annotated[int, typer.Option(help="How long it may be used.")] = 10,
+    cluster: Annotated[str, typer.Option(help="Id of the cluster that the machine joins.")],
+    minutes: Annotated[int, typer.Option(help="Minutes in which the token can be used.")] = 10,
     data: DataOption = None,
     config: FileOption = None,
 ) -> None:
-    """Create a token and print it. One machine can join with it, once, also at a running server."""
+    """Create a token and print it. One machine can join with it; the server may be running."""
     if not 0 < minutes <= MINUTES_MAX:
         refuse_option("--minutes", f"1 to {MINUTES_MAX}")
     _check_name("--cluster", cluster, "the id of a cluster")
@@ -180,7 +182,7 @@ def agent_list(
 def agent_revoke(name: _ClusterNode, data: DataOption = None, config: FileOption = None) -> None:
     """Refuse the key of an agent; a running server ends its connection within a second.
 
-    What runs there goes on, and its leases hold. With a new token it may join again.
+    The workloads there run on, and their leases hold. With a new token the machine may join again.
     """
     with _store(data, config) as (store, settings):
         gone = store.revoke(name)
@@ -188,11 +190,11 @@ def agent_revoke(name: _ClusterNode, data: DataOption = None, config: FileOption
     typer.echo(f"The key of {name} is revoked.")
 
 
-@agent.command("forget", short_help="Give up a machine that will not come back.")
+@agent.command("forget", short_help="Remove a machine that will not come back.")
 def agent_forget(name: _ClusterNode, data: DataOption = None, config: FileOption = None) -> None:
     """Remove a machine that is not connected: its leases end, and its node leaves the cluster.
 
-    Only where nothing runs there any more: a workload of a lease that ends so is not stopped.
+    Only do this if nothing runs there any more: the machine's workloads are not stopped.
     """
     with _store(data, config) as (store, settings):
         gone = store.forget(name)
@@ -204,8 +206,9 @@ def agent_forget(name: _ClusterNode, data: DataOption = None, config: FileOption
 def agent_reclaim(data: DataOption = None, config: FileOption = None) -> None:
     """Make agents accept orders from this server, although another server has led them since.
 
-    For a server whose storage was restored from a backup, or moved: agents refuse the orders of a
-    server that another one has followed. First make sure that the other one is gone for good.
+    Use this after a server's storage was restored from a backup, or moved: agents refuse orders
+    from a server that another server has replaced. First make sure that the other server never runs
+    again.
     """
     with _store(data, config) as (store, settings):
         epoch = store.reclaim(time.time())

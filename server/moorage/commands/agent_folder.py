@@ -1,6 +1,6 @@
-"""Says what distinguishes the data folder of this machine's agent from a copy of the folder.
+"""Reads marks that distinguish the data folder of this machine's agent from a copy of the folder.
 
-`agent_program` sends it in each hello, and the server compares it with the last one.
+`agent_program` sends them in each hello, and the server compares them with the last ones.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from moorage.backends.agents.wire import ADDRESSES_MAX, AgentFolder
 
 _INTERFACES: Final = Path("/sys/class/net")
 _OWN_ADDRESS: Final = {"type": "1", "addr_assign_type": "0"}
-"""Files of an interface: it is an Ethernet one, whose address is that of its hardware."""
+"""Files of a network interface that show that it is Ethernet, and has its hardware's address."""
 _CHANGING: Final = frozenset({"usb", "vmbus"})
-"""Buses whose addresses may be others after a reboot: of docks and of the board's controller, and
-of WSL2."""
+"""Buses whose addresses may change at a reboot: of docks, of the board's controller, and of
+WSL2."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _BIRTH_TIME: Final = 0x800
 """`STATX_BTIME`: asks for it, and says that there is one."""
@@ -28,7 +28,7 @@ _BIRTH_TIME_AT: Final = 80
 
 
 def describe_folder(folder: Path) -> AgentFolder:
-    """Return what is known of a data folder and its machine."""
+    """Return the marks of a data folder and its machine."""
     addresses = sorted(filter(None, map(_address, _INTERFACES.glob("*"))))
     boot = ""
     with contextlib.suppress(OSError):
@@ -37,7 +37,7 @@ def describe_folder(folder: Path) -> AgentFolder:
 
 
 def _made_at(folder: Path) -> int:
-    """Return when a folder was made, in nanoseconds since the epoch; 0: that is not known."""
+    """Return when a folder was created, in nanoseconds since the epoch; 0: not known."""
     statx = getattr(ctypes.CDLL(None), "statx", None)
     found = ctypes.create_string_buffer(_STATX_BYTES)
     if statx is None or statx(_HERE, os.fsencode(folder), 0, _BIRTH_TIME, found):

@@ -1,7 +1,7 @@
 """The program of `moored agent`: connects to the server and carries out its orders.
 
-The server's orders go to an ordinary backend `local` over the agent's own data folder. So what
-runs outlives the agent, and the next one over the folder finds it.
+The server's orders go to an ordinary backend `local` over the agent's own data folder. So workloads
+outlive the agent, and the next agent of the folder finds them.
 """
 
 import asyncio
@@ -46,11 +46,12 @@ from moorage_client.inventory.documents import nodes_of
 from moorage_client.inventory.this_machine import machine_inventory
 
 EXIT_CANNOT_START: Final = 3
-"""Exit code, the same as the daemon's: something here must be fixed first."""
+"""Exit code, the same as the daemon's: the user must correct something first."""
 PAUSE_SECONDS: Final = (0.2, 30.0)
 """Shortest and longest mean pause before the agent reconnects, in seconds."""
 PAUSE_SECONDS_OF_SEVERAL: Final = (0.1, 2.0)
-"""Pauses, in seconds, after each round of several addresses: another server takes over soon."""
+"""Pauses, in seconds, after each round of several addresses, since another server soon takes
+over."""
 PING_SECONDS_OF_SEVERAL: Final = 2.0
 """Seconds between two pings, and for a ping's answer, if another server may have taken over. With a
 single server, the answers to beats suffice."""
@@ -70,11 +71,11 @@ class AgentOptions:
 
     Args:
         server: URL of the WebSocket, or of several, separated by commas; None: as clients find it.
-        token: Lets it join; None: it has joined.
-        name: Of the node; empty: the machine's own.
-        machine_id: Whether the machine says which one it is.
-        unheard_seconds: How long what runs goes on unheard; 0: as long as it likes.
-        address: Where other machines find it; empty: at that with which it reaches the server.
+        token: The token to join with; None: the machine has joined.
+        name: Name of the node; empty: the machine's own name.
+        machine_id: Whether the agent sends the machine id.
+        unheard_seconds: How long workloads run without contact to the server; 0: without limit.
+        address: This machine's address for other machines; empty: its address towards the server.
     """
 
     server: str | None
@@ -142,7 +143,7 @@ def _node(options: AgentOptions) -> JsonObject:
 
 
 class _HttpRefusal(msgspec.Struct):
-    """The body of a refusal by a standby or by the HTTP port."""
+    """The body with which a standby or the HTTP port refuses the connection."""
 
     error: JsonObject
 
@@ -162,8 +163,7 @@ class _Agent:
         if 0 < options.unheard_seconds < UNHEARD_SECONDS_ADVISED:
             log.warning(
                 "unheard_seconds_short",
-                reason="a busy machine, or a busy server, may be silent for as long: "
-                "then what runs here ends",
+                reason="a busy machine or server may be silent for as long; then the workloads end",
                 unheard_seconds=options.unheard_seconds,
                 advised_seconds=UNHEARD_SECONDS_ADVISED,
             )
@@ -238,7 +238,7 @@ class _Agent:
         """Serve one connection until it is lost."""
         shown = [each for each in (self._known.get("key"), self._options.token) if each]
         if not shown:
-            reason = "this machine has not joined: give it a --token of `moored agent token`"
+            reason = "this machine has not joined: give --token, as `moored agent token` prints it"
             raise _Refused(reason, final=True)
         for secret in shown:
             try:
@@ -289,7 +289,7 @@ class _Agent:
                         await host.cancel_starts()
                     self._deadline.note_agreement(sent_at)
                     silence = await host.serve(socket, welcome.beat_seconds, welcome.epoch)
-                    reason = f"connection lost {silence:.1f} s after the server's last word"
+                    reason = f"connection lost {silence:.1f} s after the server's last message"
                     log.warning("agent_disconnected", reason=reason, server=at.shown)
                     self._addresses.note_loss(
                         at, ConnectionFailed(at.shown, "the server went away")
@@ -297,12 +297,10 @@ class _Agent:
                 case wire.AgentFarewell(reason, final):
                     raise _Refused(reason, final=final)
                 case None:
-                    reason = f"{at.shown} hung up, as a standby does, and a server that stops"
+                    reason = f"{at.shown} closed the connection: a standby, or a server that stops"
                     raise _Standby(reason, names_another=False)
                 case _:  # An order, before it was welcomed.
-                    raise _Refused(
-                        "the server's answer is not that of a Moorage server", final=False
-                    )
+                    raise _Refused("the answer does not come from a Moorage server", final=False)
 
     def _not_let_in(self, at: Endpoint, error: InvalidStatus) -> Exception:
         """Return the error for a handshake's HTTP status."""
@@ -327,10 +325,9 @@ class _Agent:
     def _note_welcome(self, welcome: wire.AgentWelcome) -> None:
         if welcome.epoch < self._known.get("epoch", 0):
             reason = f"the server's epoch, {welcome.epoch}, is older than {self._known['epoch']}"
-            reason += (
-                ", that of another server; it takes no orders. Where its storage was restored "
-            )
-            reason += "or moved, and the other server is gone, run `moored agent reclaim` beside it"
+            reason += ", that of another server, so this agent obeys no order. If the storage was "
+            reason += "restored or moved, and the other server is gone, "
+            reason += "run `moored agent reclaim` beside this one"
             raise _Refused(reason, final=False)
         self._note(epoch=welcome.epoch, **({"key": welcome.key} if welcome.key else {}))
         place = {"cluster_id": welcome.cluster_id, "node_id": welcome.node_id}

@@ -21,7 +21,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 from moorage.storage.base import AuditRows, StorageError
 from moorage.storage.opening import open_storage
 
-audit = typer.Typer(help="Read who did what, or verify that the log is whole.")
+audit = typer.Typer(help="Print the audit log, or verify that it is complete and unchanged.")
 
 _FOLLOW_SECONDS: Final = 0.5
 _HASH: Final = re.compile("[0-9a-f]{64}")
@@ -30,10 +30,10 @@ _HASH: Final = re.compile("[0-9a-f]{64}")
 @audit.callback(invoke_without_command=True)
 def audit_list(
     context: typer.Context,
-    who: Annotated[str, typer.Option(help="Tenant or name of a token.")] = "",
-    what: Annotated[str, typer.Option(help="What was done, such as `lease.*`.")] = "*",
+    who: Annotated[str, typer.Option(help="A tenant, or the name of a token.")] = "",
+    what: Annotated[str, typer.Option(help="A kind of action, such as `lease.*`.")] = "*",
     since: Annotated[str, typer.Option(help="`2h`, `3d`, or a date such as `2026-12-01`.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with new entries.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep printing new entries.")] = False,
     data: DataOption = None,
     config: FileOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, as stored.")] = False,
@@ -55,7 +55,7 @@ def audit_verify(
     noted: Annotated[
         str,
         typer.Option(
-            help="NUMBER:HASH that an earlier call printed: the log must still have that entry."
+            help="NUMBER:HASH from an earlier call: the log must still contain this entry."
         ),
     ] = "",
     data: DataOption = None,
@@ -80,8 +80,8 @@ def audit_verify(
     elif not end.number:
         typer.echo(f"{place}: no audit log")
     else:
-        typer.echo(f"{place}: entries {first} to {end.number} are as written")
-        typer.echo(f"note elsewhere: {end.number}:{end.hash}")
+        typer.echo(f"{place}: entries {first} to {end.number} are unchanged")
+        typer.echo(f"store this elsewhere: {end.number}:{end.hash}")
 
 
 @contextlib.contextmanager

@@ -20,9 +20,10 @@ def backup(
     data: DataOption = None,
     config: FileOption = None,
 ) -> None:
-    """Copy ledger, catalog, tokens, agents and secret, and check the copy. A server may run.
+    """Copy ledger, catalog, tokens, agents and secret of a server, and check the copy.
 
-    The copy is a data folder. It has secrets, and only its owner may read it.
+    The server may be running. The copy is a data folder. It contains secrets, so only its owner
+    can read it.
     """
     settings = load_config({"data_dir": data}, config)
     from moorage.commands.folder_copies import back_up  # noqa: PLC0415  # As in serve.
@@ -32,23 +33,26 @@ def backup(
         if settings.storage and data is None:
             _say_pg_dump(settings.storage)
         made = back_up(settings.data_dir, folder)
-    typer.echo(f"{folder}: {made.facts} facts and {made.records} records, all as they were written")
+    typer.echo(f"{folder}: {made.facts} facts and {made.records} records, all undamaged")
 
 
 def restore(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `moored backup` made.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder that `moored backup` made.")
+    ],
     data: DataOption = None,
     config: FileOption = None,
 ) -> None:
     """Make a new data folder from a backup, after a check of the whole backup.
 
-    Its fencing numbers go on far above all that may have been given out since the backup.
+    Its fencing numbers continue far above all numbers that the server may have used since the
+    backup.
     """
     settings = load_config({"data_dir": data}, config)
     if settings.storage and data is None:
         fail(
-            "this server keeps everything in PostgreSQL, whose own tool restores it: "
-            "pg_restore, and then, before a server starts: " + _SKIP_FENCING.format(FENCING_SKIP)
+            "this server keeps everything in PostgreSQL, so restore it with pg_restore; then, "
+            "before a server starts, run: " + _SKIP_FENCING.format(FENCING_SKIP)
         )
     from moorage.commands.folder_copies import restore_folder  # noqa: PLC0415  # As in serve.
     from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
@@ -57,12 +61,12 @@ def restore(
         made = restore_folder(folder, settings.data_dir)
     moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(made.newest_at))
     typer.echo(f"{settings.data_dir}: {made.facts} facts and {made.records} records")
-    typer.echo(f"Fencing numbers go on above {made.fencing}.")
+    typer.echo(f"Fencing numbers continue above {made.fencing}.")
     typer.echo(
         f"Leases that were granted after {moment}, the last fact of the backup, are unknown here, "
         "and their GPUs may be granted again: end their workloads before you start the server. "
-        "Leases that ended since are there again, until their time is up. Tokens that were "
-        "revoked since are valid again."
+        "Leases that ended after it are held again until they expire. Tokens that were revoked "
+        "after it are valid again."
     )
 
 
@@ -72,6 +76,6 @@ def _say_pg_dump(address: str) -> NoReturn:
 
     way = f"--dbname={shlex.quote(without_password(address))}"
     fail(
-        "this server keeps everything in PostgreSQL, whose own tool copies it while it runs: "
-        f"pg_dump --format=custom --schema=moorage --file=moorage.dump {way}"
+        "this server keeps everything in PostgreSQL, so copy it with its own tool, while the "
+        f"server runs: pg_dump --format=custom --schema=moorage --file=moorage.dump {way}"
     )

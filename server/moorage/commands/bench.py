@@ -12,12 +12,14 @@ from moorage.commands.options import JsonFlag
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="grants, sandbox; only where it is named: kubernetes."),
+        typer.Argument(help="grants or sandbox (default: both), or kubernetes."),
     ] = None,
     nodes: Annotated[
         Path | None, typer.Option(help="Node file of a trace, for `grants` and `kubernetes`.")
     ] = None,
-    pods: Annotated[Path | None, typer.Option(help="Its request file, for `grants`.")] = None,
+    pods: Annotated[
+        Path | None, typer.Option(help="Request file of the trace, for `grants`.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure the costs of the server. Figures are ratios to a baseline of the same run."""

@@ -46,17 +46,17 @@ def demo(started: float, data: Path | None = None, options: tuple[str, ...] = ()
 
     Args:
         started: `time.perf_counter()` when the program began.
-        data: Data directory; a temporary one where none is given.
+        data: Data directory; None: a temporary one.
         options: Further flags for `moored serve`.
 
     Raises:
-        CommandError: Something of it did not work.
+        CommandError: A step of the demo failed.
     """
     with daemon(data, options=options) as running:
         uri = _prepare(running.http)
         with connect(running.ws, compression=None, proxy=None) as socket:
             exchanges = [
-                _ask(socket, "One GPU with 80 GB, as a lease", _request(uri, _BIG, lease=True))
+                _ask(socket, "A lease of one GPU with 80 GB", _request(uri, _BIG, lease=True))
             ]
             lease = exchanges[0].reply.get("lease")
             if lease is None:
@@ -64,7 +64,7 @@ def demo(started: float, data: Path | None = None, options: tuple[str, ...] = ()
             first = time.perf_counter() - started
             for title, proposed in (
                 ("Why there?", {"op": "why", "lease": lease["id"]}),
-                ("40 % of an L4, as advice: nothing is held", _request(uri, _SHARE, lease=False)),
+                ("Advice on 40 % of an L4, without a lease", _request(uri, _SHARE, lease=False)),
                 ("Nine GPUs on one node: can that ever fit?", _request(uri, _NEVER, lease=True)),
                 ("Release", {"op": "release", "lease": lease["id"], "token": lease["token"]}),
             ):

@@ -160,9 +160,9 @@ def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_jso
     """Run benchmarks and show their figures.
 
     Args:
-        names: Which; all that need no naming where empty.
+        names: The benchmarks; empty: all but those that must be named.
         nodes: Node file of a trace.
-        pods: Its request file.
+        pods: Request file of the trace.
         as_json: Print one JSON document.
     """
     from moorage.bench.grants import BENCHMARKS, ON_REQUEST  # noqa: PLC0415  # The others start in half the time.
@@ -170,7 +170,7 @@ def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_jso
     if unknown := [name for name in names if name not in BENCHMARKS]:
         raise CommandError(
             f"there is no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}; "
-            "a checkout of the source has others: python -m benchmarks"
+            "a checkout of the source has more: python -m benchmarks"
         )
     given = {"grants": {"nodes": nodes, "pods": pods}, "kubernetes": {"nodes": nodes}}
     report: JsonObject = {}

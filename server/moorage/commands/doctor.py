@@ -10,7 +10,7 @@ from moorage.commands.errors import load_config
 from moorage.commands.options import DataOption, FileOption, JsonFlag
 from moorage.config.sources import ConfigError, default_data_dir
 
-_ADVICE: Final = "; of a server with another folder: moored doctor --data DIR"
+_ADVICE: Final = "; for a server with another folder: moored doctor --data DIR"
 
 
 def doctor(

@@ -19,7 +19,7 @@ EXIT_USAGE = 2
 
 
 def load_config(flags: Mapping[str, object], file: Path | None) -> Config:
-    """Return the settings, or end the command with a message about their fault."""
+    """Return the settings; if they are invalid, end the command with a message."""
     try:
         return Config.load(flags, os.environ, file)
     except ConfigError as error:
@@ -54,8 +54,7 @@ def refuse_option(option: str, expected: str) -> NoReturn:
 def refuse_root(folder: Path) -> None:
     """End the command if root runs it in the data folder of another user.
 
-    Files that it makes there are root's, so the server could not read tokens or go on with the
-    audit log.
+    The server could not read or append to files there that belong to root.
     """
     if os.geteuid() != 0 or not folder.is_dir():
         return
@@ -68,8 +67,8 @@ def refuse_root(folder: Path) -> None:
     except KeyError:
         name = f"#{owner}"
     fail(
-        f"{folder} belongs to another user: run this as the one that the server runs as, "
-        f"such as `sudo -u {name} {shlex.join(['moored', *sys.argv[1:]])}`",
+        f"{folder} belongs to another user: run this command as the server's user, such as "
+        f"`sudo -u {name} {shlex.join(['moored', *sys.argv[1:]])}`",
         EXIT_USAGE,
     )
 

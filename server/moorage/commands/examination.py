@@ -1,7 +1,7 @@
 """`moored doctor`: finds out what works on this machine, and why something does not.
 
-Looks at the sandbox layers by building them, at the data directory by writing a fact, and at the
-ports by listening on them. `access_examination` has what is about access.
+It builds the sandbox layers, writes a fact in the data directory, and listens on the ports.
+`access_examination` examines access.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ ANSWER_SECONDS_MAX: Final = 2.0
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
-    """Check all parts; findings about the data folder get the advice. None raises an error."""
+    """Check all parts; append the advice to findings about the data folder. Raises nothing."""
     findings = [
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
@@ -63,14 +63,14 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
 
 
 class _NoServices:
-    """Services for the self-test's policy, which must not call any."""
+    """Services for the policy of the self-test, which must not call any of them."""
 
     async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
         """Refuse the call."""
         raise AssertionError((client, method, arguments))
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
-        """Return no prepared answers, so that the policy's calls go to `call`."""
+        """Return no prepared answers, so that the policy's calls reach `call`."""
         del client, method, ids
         return {}
 
@@ -150,7 +150,7 @@ def _sizes() -> DoctorFinding:
 
 
 def _is_served(config: Config, port: int) -> bool:
-    """Return whether the server at a port is that of these settings, as far as one can see."""
+    """Return whether the server at a port seems to have these settings."""
     own = has_folder_open(port, config.data_dir)
     if own is not None:
         return own
@@ -190,9 +190,9 @@ def _port(config: Config, name: str, settings: tuple[str, str], advice: str) -> 
             reason = f"{error.strerror}; {expected}"
             if error.errno == errno.EADDRINUSE and _answers(config, host, port):
                 if _is_served(config, port):
-                    detail = f"{host}:{port}: a healthy server is there already"
+                    detail = f"{host}:{port}: a healthy server runs there already"
                     return DoctorFinding(name, "ok", detail)
-                other = f"a server is there, but none serves {config.data_dir}"
+                other = f"a server runs there, but no server uses {config.data_dir}"
                 reason = f"{other}; {expected}{advice}"
             return DoctorFinding(name, "broken", f"{host}:{port}: {reason}")
     return DoctorFinding(name, "ok", f"{host}:{port} is free")

@@ -13,8 +13,8 @@ class FolderCopy:
     """The contents of a new folder.
 
     Args:
-        newest_at: When the last fact was appended; 0 if there is none.
-        fencing: New fencing numbers are above this one.
+        newest_at: When the last fact was appended; 0: there is no fact.
+        fencing: New fencing numbers are larger than this number.
     """
 
     facts: int
@@ -27,8 +27,8 @@ def back_up(data: Path, target: Path) -> FolderCopy:
     """Copy a data folder, while its server may be running.
 
     Raises:
-        StorageError: The target has something in it, or the data folder is damaged.
-        LedgerError: Another release wrote it.
+        StorageError: The target is not empty, or the data folder is damaged.
+        LedgerError: Another release wrote the data folder.
         OSError: A file cannot be read or written.
     """
     with stage(target) as new:
@@ -40,8 +40,8 @@ def restore_folder(backup: Path, data: Path) -> FolderCopy:
     """Make a data folder from a backup; skip fencing numbers that were used since.
 
     Raises:
-        StorageError: The data folder has something in it, or the backup is damaged.
-        LedgerError: Another release wrote it.
+        StorageError: The data folder is not empty, or the backup is damaged.
+        LedgerError: Another release wrote the backup.
         OSError: A file cannot be read or written.
     """
     with stage(data) as new:
@@ -52,7 +52,7 @@ def restore_folder(backup: Path, data: Path) -> FolderCopy:
 def _whole(folder: Path, shown: Path) -> LedgerFindings:
     found = verify(folder)
     if found.findings:
-        raise StorageError(f"{shown} is damaged, and was not copied: {' '.join(found.findings)}")
+        raise StorageError(f"{shown} is damaged and was not copied: {' '.join(found.findings)}")
     return found
 
 

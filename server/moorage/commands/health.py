@@ -22,7 +22,7 @@ def health(
 ) -> None:
     """Check once whether the server on this machine answers; exit 1 if it does not.
 
-    Where clients need certificates, this only sees that the port is open.
+    If clients need certificates, it only checks that the port is open.
     """
     settings = load_config({"http_port": http_port}, config)
     host = _address(settings)

@@ -1,7 +1,7 @@
 """`moored serve --here`: registers this machine, and publishes the shipped policies.
 
-`daemon.main` calls it in a thread before it says that it is ready. It publishes policies as any
-client does.
+`daemon.main` calls it in a thread before the daemon reports that it is ready. It publishes policies
+as any client does.
 """
 
 from pathlib import Path
@@ -23,13 +23,13 @@ log = structlog.get_logger("moored")
 
 
 def stock(config: Config, url: str, token: str, register: Register) -> None:
-    """Register and publish the missing documents; log those that fail."""
+    """Register this machine and publish missing policies; log failures."""
     registered: list[str] = []
     published: list[str] = []
     try:
         registered.append(_register(register, config.data_dir / "local"))
     except (InventoryError, ServiceError) as error:
-        log.warning("here", finding=f"this machine is not registered: {error}")
+        log.warning("here", finding=f"this machine could not be registered: {error}")
     with Services(url, token) as services:
         try:
             known = {each["policy_rule_uri"] for each in services.policies()}
@@ -38,7 +38,7 @@ def stock(config: Config, url: str, token: str, register: Register) -> None:
                     services.publish_policy(document)
                     published.append(uri)
         except MoorageError as error:
-            log.warning("here", finding=f"a policy that ships is not published: {error}")
+            log.warning("here", finding=f"a shipped policy could not be published: {error}")
     log.info("here", registered=", ".join(registered), published=", ".join(published))
 
 

@@ -15,19 +15,19 @@ from moorage.storage.opening import need_postgres
 
 def lead(
     resign: Annotated[
-        bool, typer.Option("--resign", help="Have the server that leads let another one lead.")
+        bool, typer.Option("--resign", help="Make the leading server hand over to a standby.")
     ] = False,
     as_json: JsonFlag = False,
     config: FileOption = None,
 ) -> None:
-    """Show which of several servers on one database leads, and which ones stand by.
+    """Show which of several servers on one database leads, and which stand by.
 
-    Run it where `storage` names that database. A server that resigns ends with exit code 75, and
+    The setting `storage` must name the database. A server that resigns ends with exit code 75, and
     stands by once its supervisor starts it again.
     """
     settings = load_config({}, config)
     if not settings.storage:
-        fail("set `storage` (MOORAGE_STORAGE) to the database; a folder has one server")
+        fail("set `storage` (MOORAGE_STORAGE) to the database; a data folder has only one server")
     with fail_on(StorageError):
         need_postgres()
         from moorage.storage.postgres.leadership import ask_to_resign, look_around  # noqa: PLC0415  # An extra.
@@ -35,9 +35,9 @@ def lead(
         leader, standbys = look_around(settings.storage)
         if resign:
             if leader is None:
-                fail("no server leads this database")
+                fail("no server leads on this database")
             if not standbys:
-                fail("no server stands by: none would lead then")
+                fail("no server stands by: after --resign none would lead")
             ask_to_resign(settings.storage)
     if as_json:
         typer.echo(json.dumps(_describe(leader, standbys)))

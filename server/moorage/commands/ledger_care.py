@@ -1,6 +1,6 @@
 """`moored ledger verify` and `moored ledger repair`: find and repair damage in a data folder.
 
-Both look at the ledger and at the catalog, and at all of it: a start looks at what it needs.
+Both check the whole ledger and catalog; a start only checks what it reads.
 """
 
 import shutil
@@ -50,8 +50,7 @@ def verify(data: Path) -> LedgerFindings:
     """Check all files; the daemon may be running.
 
     Raises:
-        LedgerError: There is no ledger, or it has another name, or a newer release wrote it or the
-            catalog.
+        LedgerError: There is no ledger, it was renamed, or a newer release wrote ledger or catalog.
         OSError: A file cannot be read at all.
     """
     try:
@@ -61,7 +60,9 @@ def verify(data: Path) -> LedgerFindings:
     if not found.ledger.rows and found.ledger.findings:
         _refuse_renamed_file(data)
     if found.ledger.rows and not found.catalog.mark.exists and not (data / CATALOG_FILE).exists():
-        found.catalog.say(f"{CATALOG_FILE} is missing, with all its records: a server makes both.")
+        found.catalog.say(
+            f"{CATALOG_FILE} is missing, with all its records; a server creates it with the ledger."
+        )
     return found
 
 
@@ -74,9 +75,9 @@ def _refuse_renamed_file(data: Path) -> None:
     for file in sorted(data.iterdir()):
         if file.name != LEDGER_FILE and file.suffix != ".new" and is_ledger(file):
             raise LedgerError(
-                f"{data / LEDGER_FILE} is no ledger, and {file.name} beside it is one. Nothing was "
-                f"changed. Give {file.name} and what begins with its name the name {LEDGER_FILE} "
-                "again, or move it elsewhere."
+                f"{data / LEDGER_FILE} is no ledger, but {file.name} beside it is one. Nothing was "
+                f"changed. Rename {file.name}, and the files whose names begin with its name, to "
+                f"{LEDGER_FILE}, or move it elsewhere."
             )
 
 
@@ -105,7 +106,7 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
         accept_loss: Whether to repair; otherwise only report the losses.
 
     Raises:
-        LedgerError: A daemon is running, or a newer release wrote what is there.
+        LedgerError: A daemon is running, or a newer release wrote the data directory.
         OSError: A file cannot be written.
     """
     lock = WriterLock(data / LEDGER_FILE)

@@ -1,4 +1,4 @@
-"""Records changes by commands in the audit log, with the user of the command."""
+"""Records the changes of commands in the audit log, with the command's user."""
 
 import os
 import time

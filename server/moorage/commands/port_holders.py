@@ -1,7 +1,7 @@
-"""Finds the process that listens at a port, and what files it has open, for `moored doctor`.
+"""Finds the process that listens at a port, and its open files, for `moored doctor`.
 
-The kernel says it. A server could say it itself, but not to a client without its certificate, and
-each server would say it to every stranger.
+The kernel has this information. A server could send it, but not to a client without its
+certificate, and it would send it to every stranger.
 """
 
 import contextlib
@@ -12,13 +12,13 @@ from typing import Final
 
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTENS: Final = "0A"
-"""State of a socket that listens, as the kernel writes it."""
+"""The kernel's text for the state of a listening socket."""
 
 
 def has_folder_open(port: int, folder: Path) -> bool | None:
     """Return whether the process that listens at a port has a folder, or a file in it, open.
 
-    None: this user may not look, or the process is not of this machine or container.
+    None: this user may not see it, or the process is on another machine or in another container.
     """
     listening = {f"socket:[{inode}]" for inode in _listening(port)}
     own = os.path.realpath(folder)

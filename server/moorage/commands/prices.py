@@ -14,9 +14,9 @@ def prices(
     data: DataOption = None,
     config: FileOption = None,
 ) -> None:
-    """Fetch the instance types of a region and their prices from AWS, for the backend aws.
+    """Fetch a region's instance types and their prices from AWS, for the backend aws.
 
-    A daemon that runs uses them from then on. Needs the extra aws, and credentials that may do
+    A running daemon uses them at once. Needs the extra aws, and credentials for
     ec2:DescribeInstanceTypes and pricing:GetProducts.
     """
     folder = load_config({"data_dir": data}, config).data_dir / "aws"

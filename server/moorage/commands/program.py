@@ -64,15 +64,15 @@ def _read_options(
 
 
 app.command(epilog=settings_help(), short_help="Run the daemon.")(serve)
-app.command(short_help="Play the main job with everything embedded.")(demo)
-app.command(short_help="Drive a trace through a real daemon.")(replay)
-app.command(short_help="Ask a running server whether it answers.")(health)
-app.command(short_help="Tell what works here, and why not.")(doctor)
-app.command(short_help="Measure, as ratios to a baseline of the same run.")(bench)
-app.command(short_help="Ask AWS for instance types and prices.")(prices)
-app.command(short_help="Copy what a server must not lose, while it runs.")(backup)
-app.command(short_help="Make a data folder of a backup.")(restore)
-app.command(short_help="Tell which of several servers leads, or change it.")(lead)
+app.command(short_help="Show a request and its lease on this machine, without preparation.")(demo)
+app.command(short_help="Replay a trace of requests with a real daemon.")(replay)
+app.command(short_help="Check whether a running server answers.")(health)
+app.command(short_help="Show what works on this machine, and why other things do not.")(doctor)
+app.command(short_help="Measure the server's costs, as ratios to a baseline.")(bench)
+app.command(short_help="Fetch instance types and prices from AWS.")(prices)
+app.command(short_help="Copy a data folder, while its server may be running.")(backup)
+app.command(short_help="Make a data folder from a backup.")(restore)
+app.command(short_help="Show which of several servers leads, or make another one lead.")(lead)
 app.add_typer(ledger, name="ledger")
 app.add_typer(storage, name="storage")
 app.add_typer(token, name="token")
@@ -81,11 +81,11 @@ app.add_typer(audit, name="audit")
 
 
 def run() -> int:
-    """Run the command line of this process and return its exit code."""
+    """Run this process's command line and return its exit code."""
     for file, name in find_hidden_modules():
         typer.echo(
-            f"moored: {file} has the name of Python's own module {name}, and is left aside; "
-            "rename it, or take its folder out of PYTHONPATH",
+            f"moored: {file} has the name of Python's own module {name} and is ignored; rename it, "
+            "or remove its folder from PYTHONPATH",
             err=True,
         )
     if server_extra.missing():

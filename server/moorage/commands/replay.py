@@ -14,11 +14,17 @@ def replay(
     pods: Annotated[
         Path, typer.Option(help="CSV: name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec]")
     ],
-    policy: Annotated[str, typer.Option(help="Shipped policy that decides.")] = "expected_fill",
-    arrive: Annotated[float, typer.Option(min=0.01, max=100, help="GPU demand / capacity.")] = 1.3,
-    seed: Annotated[int, typer.Option(help="Of the order of nodes and requests.")] = 42,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds, from --seed on; reports means.")] = 1,
-    limit: Annotated[int | None, typer.Option(min=1, help="Requests at most.")] = None,
+    policy: Annotated[
+        str, typer.Option(help="Shipped policy that places the requests.")
+    ] = "expected_fill",
+    arrive: Annotated[
+        float, typer.Option(min=0.01, max=100, help="GPU demand, as a multiple of the capacity.")
+    ] = 1.3,
+    seed: Annotated[int, typer.Option(help="Seed of the order of nodes and requests.")] = 42,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of seeds, from --seed on; the report has means.")
+    ] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most requests to replay.")] = None,
     connections: Annotated[int, typer.Option(min=1, max=1000, help="WebSockets.")] = 1,
     sandbox: SandboxOption = None,
     as_json: JsonFlag = False,

@@ -21,20 +21,23 @@ def serve(
     data: DataOption = None,
     config: FileOption = None,
     sandbox: Annotated[
-        str | None, typer.Option(help="`jail`, or `unsafe` for trusted policies.")
+        str | None, typer.Option(help="`jail`; or `unsafe`, if you trust all policies.")
     ] = None,
     insecure_plaintext: Annotated[
-        bool, typer.Option("--insecure-plaintext", help="Serve beyond loopback without TLS.")
+        bool,
+        typer.Option(
+            "--insecure-plaintext", help="Allow other addresses than loopback without TLS."
+        ),
     ] = False,
     here: Annotated[
         bool,
-        typer.Option("--here", help="Register this machine, and publish the policies that ship."),
+        typer.Option("--here", help="Register this machine, and publish the shipped policies."),
     ] = False,
 ) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
-    Prints one JSON line with its addresses when it accepts requests. Every other setting comes
-    from the environment or the file:
+    Prints one JSON line with its addresses when it accepts requests. Set all other settings in the
+    environment or in the file:
     """
     flags = {
         "host": host,

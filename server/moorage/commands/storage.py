@@ -10,22 +10,23 @@ from moorage.storage.base import StorageError
 from moorage.storage.opening import need_postgres
 
 storage = typer.Typer(
-    help="Prepare the database of the setting `storage`, or move a server there and back.",
+    help="Prepare the database of the setting `storage`, or copy a server's data to it or back.",
     no_args_is_help=True,
 )
 
 
-@storage.command("prepare", short_help="Make the tables in PostgreSQL, or bring them up to date.")
+@storage.command("prepare", short_help="Create or update the tables in PostgreSQL.")
 def storage_prepare(
     role: Annotated[
-        str | None, typer.Option("--for", help="Role that serves, which may only use the tables.")
+        str | None,
+        typer.Option("--for", help="PostgreSQL role of the server, which may only use the tables."),
     ] = None,
     config: FileOption = None,
 ) -> None:
     """Create the tables in the database in `storage`. Stop all servers on it first.
 
-    The role in `storage` will own them, and needs the right to make a schema. A server that is
-    let in as that role makes them itself.
+    The role in `storage` will own the tables, and needs the right to create a schema. A server that
+    connects as this role creates them itself.
     """
     settings = load_config({}, config)
     if not settings.storage:
@@ -38,15 +39,19 @@ def storage_prepare(
             typer.echo(sentence)
 
 
-@storage.command("copy", short_help="Copy a server from its folder to PostgreSQL, or back.")
+@storage.command("copy", short_help="Copy a server's data from its folder to PostgreSQL, or back.")
 def storage_copy(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="Data folder, or postgresql://…")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="The other one: empty, or new.")],
+    source: Annotated[
+        str, typer.Argument(metavar="FROM", help="Source: a data folder, or postgresql://…")
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TO", help="Target of the other kind: empty or new.")
+    ],
 ) -> None:
     """Copy all data between a data folder and a PostgreSQL database. Stop all servers first.
 
-    What was copied is read again and compared. Where that was interrupted, run it again. Leave
-    the password to PGPASSWORD or a password file.
+    The copy is read again and compared. If the command was interrupted, run it again. Give the
+    password in PGPASSWORD or in a password file.
     """
     from moorage.commands.storage_copy import copy  # noqa: PLC0415  # As in serve.
 
@@ -56,4 +61,4 @@ def storage_copy(
         f"{done.facts} facts, {done.records} records, {done.tokens} tokens and {done.agents} "
         f"agents {'were copied, and are' if done.is_new else 'were there, and are'} the same."
     )
-    typer.echo("Start a server on one of the two only: both have the same leases.")
+    typer.echo("Start a server on only one of the two: both have the same leases.")

@@ -15,7 +15,7 @@ from moorage.storage.sqlite.backup import is_filled, stage
 
 @dataclass(slots=True)
 class CopyReport:
-    """The number of copied records, and of records that existed before.
+    """The amounts of copied data, or of data that the target had already.
 
     Attributes:
         is_new: Whether the target did not exist before.
@@ -32,11 +32,11 @@ class CopyReport:
 def copy(source: str, target: str) -> CopyReport:
     """Copy a storage to an empty one of the other kind, and compare both.
 
-    The target is filled in one transaction, or beside its place: whatever ends the copy before
-    its end leaves nothing that a server would start on, and the next call starts clean.
+    The target is filled in one transaction, or beside its place. So an interrupted copy leaves
+    nothing that a server would start on, and the next call starts clean.
 
     Raises:
-        StorageError: A server uses one of them, the source is damaged, or the target has something.
+        StorageError: A server uses one of them, the source is damaged, or the target is not empty.
         OSError: A file cannot be written.
     """
     if is_address(source) == is_address(target):
@@ -99,7 +99,8 @@ def _refuse_gaps(source: Contents) -> None:
         if last > pruned:
             raise StorageError(
                 f"{source.place} lacks {run(first, last)}, whose loss was accepted in a repair. "
-                "PostgreSQL has no place for that. Copy it once these facts are pruned by age."
+                "The tables in PostgreSQL cannot have such a gap. "
+                "Copy the folder once the facts around the gap are pruned by age."
             )
 
 
@@ -118,7 +119,7 @@ def _compare(report: CopyReport, source: Contents, target: Contents) -> None:
     )
     if not same:
         raise StorageError(
-            f"{target.place} has something else than {source.place}, and was not changed. Name an "
+            f"{target.place} has other data than {source.place}, and was not changed. Name an "
             "empty database, or a new folder."
         )
     report.tokens, report.agents = len(source.tokens), len(source.agents)
@@ -134,7 +135,7 @@ def _same_facts(report: CopyReport, source: Contents, target: Contents) -> bool:
         seq, linked = before
         follows = linked is None or row.chain == link(row.checksum, linked)
         if not (is_sealed(row) and row.seq == seq + 1 and follows):
-            finding = f"fact {row.seq} is not what was written, or not linked to the one before"
+            finding = f"fact {row.seq} was changed, or is not linked to the fact before"
             raise StorageCorrupt(source.place, finding)
         before = (row.seq, row.chain)
         report.facts += 1
@@ -144,7 +145,7 @@ def _same_facts(report: CopyReport, source: Contents, target: Contents) -> bool:
 def _same_records(report: CopyReport, source: Contents, target: Contents) -> bool:
     for kind, tally in source.records.tallies().items():
         if tally[:2] != tally[2:]:
-            finding = f"the records of kind {kind} are not those that were stored"
+            finding = f"the records of kind {kind} were changed"
             raise StorageCorrupt(source.place, finding)
     for mine, theirs in zip_longest(source.records_by_age(), target.records_by_age()):
         if mine is None or mine != theirs:

@@ -27,11 +27,13 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TENANT_CHARS_MAX: Final = 200
 
 
-@token.command("create", short_help="Make a token and print it, once.")
+@token.command("create", short_help="Create a token and print it once.")
 def token_create(
     name: Annotated[str, typer.Argument(help="Name for lists and logs, e.g. `ci`.")],
-    role: Annotated[Role, typer.Option(help="What its holder may do.")],
-    tenant: Annotated[str, typer.Option(help="Whose leases and policies its holder works with.")],
+    role: Annotated[
+        Role, typer.Option(help="Role of the token, which decides its holder's rights.")
+    ],
+    tenant: Annotated[str, typer.Option(help="Tenant whose leases and policies its holder uses.")],
     expires: Annotated[
         str, typer.Option(help="Lifetime, such as `12h`, `30d` or `8w`; `never` for none.")
     ] = "never",
@@ -39,7 +41,7 @@ def token_create(
     config: FileOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a token and print it. Only its digest is stored. It works at once."""
+    """Create a token and print it. Only its digest is stored. The token is valid at once."""
     if not _NAME.fullmatch(name):
         refuse_option(
             "NAME", "up to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit"
@@ -65,7 +67,7 @@ def token_create(
     typer.echo(f"Token “{name}”: {_terms(role, tenant, expires_at)}. Shown once.", err=True)
 
 
-@token.command("list", short_help="List tokens; none is shown itself.")
+@token.command("list", short_help="List tokens by name, without their secrets.")
 def token_list(
     data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
 ) -> None:
@@ -112,7 +114,7 @@ def token_revoke(
             note(settings, "token.revoked", {"token": name})
             typer.echo(f"Token “{name}” is revoked.")
         else:
-            typer.echo(f"Token “{name}” was revoked before.")
+            typer.echo(f"Token “{name}” was already revoked.")
 
 
 @contextlib.contextmanager

@@ -109,8 +109,8 @@ class Config:
         tuple[str, ...],
         Setting(
             NAMES,
-            "Tenants that see what all hold, set quotas, cordon and drain, and change clusters on "
-            "which others have leases.",
+            "Tenants that may see the leases of all tenants, set quotas, cordon and drain, and "
+            "change clusters with leases of other tenants.",
             default="none",
         ),
     ] = ()
@@ -118,8 +118,8 @@ class Config:
         tuple[QuotaSetting, ...],
         Setting(
             QUOTAS,
-            "What tenants and their projects may hold, set at each start; `*` is each tenant that "
-            "has no quota of its own.",
+            "Quotas of tenants and projects, set at each start; `*` is each tenant without a "
+            "quota of its own.",
             default="none",
         ),
     ] = ()
@@ -127,23 +127,23 @@ class Config:
         float,
         Setting(
             seconds(0, 31_536_000),
-            "After how long what a tenant held counts half as much when it waits; 0: only what it "
-            "holds now counts.",
+            "Time after which a tenant's past leases count half as much in fair share; 0: only "
+            "present leases count.",
         ),
     ] = 0.0
     overtaken_max: Annotated[
         int,
         Setting(
             whole(1, 1_000_000),
-            "Later requests of its priority or below that may go before a waiter; then it goes "
-            "before all others of its priority, whatever its tenant holds.",
+            "How often later requests of the same or a lower priority may overtake a waiter. "
+            "After that it is first in its priority; fair share no longer counts.",
         ),
     ] = OVERTAKEN_MAX
     host: Annotated[
         str,
         Setting(
             HOST,
-            "Address of the WebSocket. Any but a loopback address needs `tokens`, and "
+            "Address of the WebSocket. An address other than loopback needs `tokens`, and "
             "`tls_cert` or `insecure_plaintext`.",
             flag="--host",
         ),
@@ -153,7 +153,11 @@ class Config:
     ] = 8765
     http_host: Annotated[
         str,
-        Setting(HOST, "Address of the HTTP services, under the same rule.", default="as `host`"),
+        Setting(
+            HOST,
+            "Address of the HTTP services, with the same needs as `host`.",
+            default="as `host`",
+        ),
     ] = ""
     http_port: Annotated[
         int, Setting(PORT, "Port of the HTTP services; 0 takes a free one.", flag="--http-port")
@@ -169,14 +173,18 @@ class Config:
     ] = None
     tls_key: Annotated[
         Path | None,
-        Setting(FILE, "PEM file with its private key, without a passphrase.", default="none"),
+        Setting(
+            FILE,
+            "PEM file with the private key of `tls_cert`, without a passphrase.",
+            default="none",
+        ),
     ] = None
     tls_client_ca: Annotated[
         Path | None,
         Setting(
             FILE,
-            "PEM file with the authorities of clients' certificates: then clients need one, beside "
-            "their token.",
+            "PEM file with the authorities of clients' certificates; if set, clients need a "
+            "certificate as well as a token.",
             default="none",
         ),
     ] = None
@@ -184,8 +192,8 @@ class Config:
         bool,
         Setting(
             SWITCH,
-            "Serve addresses beyond loopback without TLS, as behind a proxy that has it: tokens "
-            "can be read on the way.",
+            "Serve addresses other than loopback without TLS, for example behind a proxy with "
+            "TLS. Tokens on this network are then readable.",
             flag="--insecure-plaintext",
         ),
     ] = False
@@ -193,7 +201,8 @@ class Config:
         Path,
         Setting(
             FOLDER,
-            "Folder of the ledger and the catalog; made if missing. One daemon at a time.",
+            "Folder of the ledger and the catalog, created if missing. Only one daemon at a time "
+            "may use it.",
             flag="--data",
             default="`$XDG_STATE_HOME/moored`, else `~/.local/state/moored`",
         ),
@@ -202,8 +211,8 @@ class Config:
         str,
         Setting(
             STORAGE,
-            "Database that takes the place of the files for ledger, catalog, tokens and secret; "
-            "of several servers one writes, the others stand by. Needs "
+            "Database in place of the files for ledger, catalog, tokens and secret. If several "
+            "servers use it, one writes and the others stand by. Needs "
             "`pip install '.[postgres]'` in a checkout.",
             default="SQLite files in `data_dir`",
         ),
@@ -212,8 +221,9 @@ class Config:
         str,
         Setting(
             WEBSOCKET_URL,
-            "Where clients reach this server's WebSocket when another one on the same `storage` "
-            "names it, as the one that leads. HTTP is on the same host, at this server's own port.",
+            "URL of this server's WebSocket that other servers on the same `storage` give to "
+            "clients while this server leads. HTTP is on the same host, at this server's HTTP "
+            "port.",
             default="of `host` and `port`",
         ),
     ] = ""
@@ -221,9 +231,9 @@ class Config:
         str,
         Setting(
             NAME,
-            "What servers of one roll-out have in common, such as the hash of a pod's template. A "
-            "standby whose leader has another one is ready (`/readyz`), so that the roll-out goes "
-            "on and stops the old leader.",
+            "Name of the roll-out of this server, such as the hash of a pod's template. A standby "
+            "is ready (`/readyz`) if its leader has another name, so that the roll-out continues "
+            "and stops the old leader.",
             default="none",
         ),
     ] = ""
@@ -231,7 +241,7 @@ class Config:
         Mapping[str, str],
         Setting(
             TOKENS,
-            "Who may connect, and as which tenant. Where there are none, all programs of "
+            "Tokens of the clients that may connect, by tenant. Without tokens, all programs on "
             "this machine are one tenant.",
             default="none",
         ),
@@ -240,29 +250,33 @@ class Config:
         str,
         Setting(
             ISSUER,
-            "Issuer of OpenID Connect whose tokens let in, beside `tokens`. Needs "
+            "Issuer of OpenID Connect whose tokens are accepted in addition to `tokens`. Needs "
             "`pip install '.[oidc]'` in a checkout.",
             default="none",
         ),
     ] = ""
     oidc_audience: Annotated[
-        str, Setting(NAME, "What such a token must have in its claim `aud`.", default="none")
+        str,
+        Setting(
+            NAME, "Value that a token of the issuer must have in its claim `aud`.", default="none"
+        ),
     ] = ""
     oidc_tenant_claim: Annotated[
         str,
-        Setting(
-            NAME, "Claim with the tenant; `a.b` is also `b` in the object `a`, as with the next."
-        ),
+        Setting(NAME, "Claim with the tenant; `a.b` also means `b` in the object `a`."),
     ] = "moorage_tenant"
     oidc_role_claim: Annotated[
         str,
-        Setting(NAME, "Claim with a role, or with a list of roles, of which the highest counts."),
+        Setting(
+            NAME,
+            "Claim with a role, or a list of roles, of which the highest counts; `a.b` as above.",
+        ),
     ] = "moorage_role"
     oidc_roles: Annotated[
         Mapping[str, Role],
         Setting(
             ROLES,
-            "Roles by values of that claim; other values count for nothing.",
+            "Roles by the values of `oidc_role_claim`; other values give no role.",
             default="the names of the roles",
         ),
     ] = field(default_factory=dict)
@@ -270,52 +284,59 @@ class Config:
         str,
         Setting(
             NAME,
-            "Public client at the issuer by which people sign in; `GET /sign-in` names it.",
+            "Id of the public client at the issuer with which people sign in; `GET /sign-in` "
+            "returns it.",
             default="none",
         ),
     ] = ""
-    oidc_scopes: Annotated[str, Setting(NAME, "Scopes that it asks for, separated by spaces.")] = (
-        "openid offline_access"
-    )
+    oidc_scopes: Annotated[
+        str, Setting(NAME, "Scopes that the client requests, separated by spaces.")
+    ] = "openid offline_access"
     allowed_hosts: Annotated[
         tuple[str, ...],
         Setting(
             HOSTS,
-            "Names to answer to, besides `host`, loopback ones and the address that a request came "
-            "to; any other may be a web page's.",
+            "Accepted host names, in addition to `host`, loopback names and the address that a "
+            "request came to. A request with another name may come from a web page.",
             default="none",
         ),
     ] = ()
     allowed_origins: Annotated[
         tuple[str, ...],
         Setting(
-            ORIGINS, "Other sites whose pages may ask, besides the daemon's own.", default="none"
+            ORIGINS,
+            "Other sites whose web pages may send requests, in addition to the daemon's own pages.",
+            default="none",
         ),
     ] = ()
     console: Annotated[
         bool, Setting(SWITCH, "Serve the web console at `/console` of the HTTP services.")
     ] = True
     console_login_seconds: Annotated[
-        float, Setting(seconds(1, 2_592_000), "How long a login, and its sockets, last.")
+        float,
+        Setting(seconds(1, 2_592_000), "How long a login to the console, and its sockets, last."),
     ] = 28_800.0
     sandbox: Annotated[
         Sandbox,
         Setting(
             choice(*get_args(Sandbox)),
-            "`jail` refuses to start where policies cannot be locked in; `unsafe` runs them as "
-            "plain processes: only for policies that you trust as much as the daemon itself.",
+            "`jail` refuses to start if it cannot restrict policies; `unsafe` runs them as plain "
+            "processes, which is only for policies that you trust as much as the daemon itself.",
             flag="--sandbox",
         ),
     ] = "jail"
     isolation: Annotated[
         Isolation,
-        Setting(choice(*get_args(Isolation)), "Who shares a process: all tenants, one, or none."),
+        Setting(
+            choice(*get_args(Isolation)),
+            "Which evaluations share a process: those of a version, those of a tenant, or none.",
+        ),
     ] = "per_policy_version"
     policy_deadline_seconds: Annotated[
         float,
         Setting(
             seconds(0.01, DEADLINE_SECONDS_MAX),
-            "Time of an evaluation that names no `deadline_seconds`.",
+            "Time limit of an evaluation without `deadline_seconds`.",
         ),
     ] = 10.0
     policy_deadline_seconds_max: Annotated[
@@ -326,14 +347,19 @@ class Config:
         ),
     ] = 60.0
     policy_memory_mib: Annotated[
-        int, Setting(whole(16, 65536), "What a policy's process may use beyond its start, in MiB.")
+        int,
+        Setting(
+            whole(16, 65536),
+            "Memory that a policy's process may use in addition to that at its start, in MiB.",
+        ),
     ] = 256
     policy_workers: Annotated[
         str,
         Setting(
             RAY,
-            "Ray cluster on whose nodes policies are evaluated; this machine goes on where it is "
-            "gone. Needs `pip install '.[ray]'` in a checkout, here and on the nodes.",
+            "Ray cluster on whose nodes policies are evaluated; without contact to it, this "
+            "machine evaluates them. Needs `pip install '.[ray]'` in a checkout, here and on the "
+            "nodes.",
             default="none: on this machine",
         ),
     ] = ""
@@ -341,16 +367,16 @@ class Config:
         int,
         Setting(
             whole(1, 256),
-            "Processes of policies on each of its nodes, as far as it has processors: one is "
-            "reserved for each.",
+            "Processes of policies on each Ray node, with one reserved processor each; fewer if "
+            "the node has too few processors.",
         ),
     ] = 4
     policy_fallback_failures: Annotated[
         int,
         Setting(
             whole(0, 1_000_000),
-            "Requests in a row that a version may fail at before its alias falls back to the last "
-            "good version; 0 never does.",
+            "Consecutive failed requests of a version after which its alias falls back to the "
+            "last good version; 0: never.",
         ),
     ] = 5
     backends: Annotated[
@@ -359,7 +385,7 @@ class Config:
             choices(*kinds()),
             " ".join(
                 (
-                    "What `provision.backend` may name.",
+                    "Backends that requests may name in `provision.backend`.",
                     *(x.about for x in kinds().values() if x.about),
                 )
             ),
@@ -370,8 +396,8 @@ class Config:
         Path | None,
         Setting(
             FOLDER,
-            "Policies registered with a local path as their `code` must lie in this folder; "
-            "without it local paths are refused.",
+            "Folder from which policies may be registered with a local path as their `code`; if "
+            "not set, local paths are refused.",
             default="none",
         ),
     ] = None
@@ -379,28 +405,35 @@ class Config:
         tuple[str, ...],
         Setting(
             HOSTS,
-            "Policies registered with a URL as their `code` must have it on one of these hosts, "
-            "whose addresses may be private.",
+            "Hosts from which policies may be registered with a URL as their `code`; their "
+            "addresses may be private.",
             default="all with public addresses only",
         ),
     ] = ()
     allocate_over_http: Annotated[
-        bool, Setting(SWITCH, "Serve `POST /allocate`, the WebSocket's request over HTTP.")
+        bool,
+        Setting(
+            SWITCH, "Serve `POST /allocate`, which takes over HTTP the request of the WebSocket."
+        ),
     ] = True
     candidates_max: Annotated[
-        int, Setting(whole(1, 10_000), "Clusters one request may name or find.")
+        int, Setting(whole(1, 10_000), "Most clusters that one request may name or find.")
     ] = 10_000
     sessions_max: Annotated[
-        int, Setting(whole(1, 1_000_000), "WebSockets open at once; further ones are turned away.")
+        int, Setting(whole(1, 1_000_000), "Most open WebSockets; further ones are refused.")
     ] = 10_000
     session_resume_seconds: Annotated[
-        float, Setting(seconds(0, 3_600), "How long a lost session may be resumed; 0: not at all.")
+        float, Setting(seconds(0, 3_600), "Time in which a lost session may be resumed; 0: never.")
     ] = 30.0
     message_bytes_max: Annotated[
-        int, Setting(whole(1024, 1 << 26), "Size of one message on the WebSocket, in bytes.")
+        int, Setting(whole(1024, 1 << 26), "Largest message on the WebSocket, in bytes.")
     ] = 1 << 20
     deflate: Annotated[
-        bool, Setting(SWITCH, "Offer compression on the WebSocket, at some 40 KiB more a session.")
+        bool,
+        Setting(
+            SWITCH,
+            "Offer compression on the WebSocket; it takes about 40 KiB of memory per session.",
+        ),
     ] = False
     lease_ttl_seconds_max: Annotated[
         float, Setting(seconds(1, TTL_SECONDS_MAX), "Longest `ttl_seconds` of a request.")
@@ -416,71 +449,83 @@ class Config:
         float,
         Setting(
             seconds(0, 3_600),
-            "Longest that a workload has between SIGTERM and SIGKILL, whatever `stop_seconds` or a "
-            "manifest says; of a lease that gives way, its notice at most.",
+            "Longest time between SIGTERM and SIGKILL for a workload, whatever `stop_seconds` or "
+            "a manifest says. If the lease gives way, the time is at most its notice.",
         ),
     ] = 120.0
     agent_lost_seconds: Annotated[
         float,
         Setting(
             seconds(1, 86_400),
-            "How long a machine with an agent may be unheard of before it is `lost`: then nothing "
-            "more is placed there, and what runs there goes on. At least 10 s longer than any "
-            "agent's `--unheard-seconds`, after which what runs there ends, so that leases move.",
+            "Time without contact after which a machine with an agent is `lost`: it gets no new "
+            "leases, and its workloads run on. It must be at least 10 s longer than any agent's "
+            "`--unheard-seconds`, after which the agent ends its workloads, so that their leases "
+            "move.",
         ),
     ] = 60.0
     restart_grace_seconds: Annotated[
         float,
         Setting(
             seconds(0, 86_400),
-            "After a restart, or after two seconds in which the server stood still, what ran "
-            "out meanwhile gets this long: leases, waits, warm workloads and unused reservations.",
+            "Extra time after a restart, or after the server stood still for two seconds, for all "
+            "that expired meanwhile: leases, waits, warm workloads and unused reservations.",
         ),
     ] = 30.0
     requeue_pause_seconds: Annotated[
         float,
         Setting(
             seconds(0, REQUEUE_PAUSE_SECONDS_MAX),
-            "Pause before a workload that failed is started for the second time; twice as long "
-            f"before each start after that, {REQUEUE_PAUSE_SECONDS_MAX:g} s at most. 0: none.",
+            "Pause before the second start of a failed workload; each later pause is twice as "
+            f"long, but at most {REQUEUE_PAUSE_SECONDS_MAX:g} s. 0: no pause.",
         ),
     ] = REQUEUE_PAUSE_SECONDS
     checkpoint_every_facts: Annotated[
-        int, Setting(whole(100, 100_000_000), "Facts after which the ledger writes a checkpoint.")
+        int,
+        Setting(
+            whole(100, 100_000_000), "Number of facts after which the ledger writes a checkpoint."
+        ),
     ] = 20_000
-    history_days: Annotated[
-        int, Setting(whole(0, 36_500), "Days that the ledger's history goes back.")
-    ] = 30
+    history_days: Annotated[int, Setting(whole(0, 36_500), "Days of history in the ledger.")] = 30
     history_mib_max: Annotated[
-        int, Setting(whole(1, 1 << 24), "MiB of the ledger; beyond it the oldest history goes.")
+        int,
+        Setting(
+            whole(1, 1 << 24),
+            "Largest size of the ledger in MiB; beyond it the oldest history is deleted.",
+        ),
     ] = 4096
     tenant_requests_per_second: Annotated[
         int,
         Setting(
             whole(0, 1_000_000),
-            "Messages that one tenant may send in a second on the WebSocket and their HTTP twins; "
-            "0: any number.",
+            "Most messages of one tenant per second, on the WebSocket or over HTTP; 0: no limit.",
         ),
     ] = 0
     tenant_uploads_per_minute: Annotated[
-        int, Setting(whole(0, 100_000), "Policies that one tenant may publish; 0: any number.")
+        int,
+        Setting(
+            whole(0, 100_000), "Most policies that one tenant may publish per minute; 0: no limit."
+        ),
     ] = 0
     tenant_evaluation_seconds_per_minute: Annotated[
         int,
         Setting(
             whole(0, 1_000_000),
-            "Seconds of processor time a minute that policies may burn for one tenant; beyond it "
-            "new requests are refused; 0: any number.",
+            "Processor time per minute that policies may use for one tenant, in seconds; beyond "
+            "it new requests are refused. 0: no limit.",
         ),
     ] = 0
     tenant_watchers_max: Annotated[
-        int, Setting(whole(0, 100_000), "Sessions of one tenant that may watch; 0: any number.")
+        int, Setting(whole(0, 100_000), "Most sessions of one tenant that may watch; 0: no limit.")
     ] = 0
     audit_days: Annotated[
-        int, Setting(whole(0, 36_500), "Days that the audit log goes back; 0: there is none.")
+        int, Setting(whole(0, 36_500), "Days of entries in the audit log; 0: no audit log.")
     ] = 400
     audit_mib_max: Annotated[
-        int, Setting(whole(32, 1 << 24), "MiB of the audit log; beyond it the oldest goes.")
+        int,
+        Setting(
+            whole(32, 1 << 24),
+            "Largest size of the audit log in MiB; beyond it the oldest entries are deleted.",
+        ),
     ] = 1024
     cluster_service_url: Annotated[
         str,
@@ -504,7 +549,7 @@ class Config:
         str,
         Setting(
             URL,
-            "Block metrics service to ask instead of keeping those here. Also read from "
+            "Block metrics service to ask instead of keeping block metrics here. Also read from "
             "`GLOBAL_BLOCK_METRICS_URL`.",
             default="none",
         ),
@@ -531,62 +576,73 @@ class Config:
         str,
         Setting(
             NAME,
-            "Where policies decide about requests: `local` is the sandbox here, anything else the "
-            "executor below. Also read from `POLICY_EXECUTION_MODE`.",
+            "Where policies are evaluated: `local` is the sandbox of this server; any other value "
+            "means `policy_executor_host_url`. Also read from `POLICY_EXECUTION_MODE`.",
         ),
     ] = "local"
     policy_executor_host_url: Annotated[
         str,
         Setting(
             URL,
-            "Server that executes policies where the mode is not `local`. Also read from "
+            "Server that evaluates policies if `policy_execution_mode` is not `local`. Also read "
+            "from "
             "`POLICY_EXECUTOR_HOST_URL`.",
             default="none",
         ),
     ] = field(default="", repr=False)
     policy_executor_id: Annotated[
-        str, Setting(NAME, "The executor's id there. Also read from `POLICY_SYSTEM_EXECUTOR_ID`.")
+        str,
+        Setting(
+            NAME,
+            "Id of the executor at `policy_executor_host_url`. Also read from "
+            "`POLICY_SYSTEM_EXECUTOR_ID`.",
+        ),
     ] = "moorage"
     external_timeout_seconds: Annotated[
         float,
         Setting(
-            seconds(0.05, 60), "Time of one question to an external service, repetitions included."
+            seconds(0.05, 60),
+            "Time limit of one request to an external service, including repetitions.",
         ),
     ] = 5.0
     cluster_refresh_seconds: Annotated[
         float,
         Setting(
             seconds(0.1, 3600),
-            "How often an external registry is read: what changes there is seen within this.",
+            "Interval in which an external registry is read; changes are seen within this time.",
         ),
     ] = 30.0
     metrics_fresh_seconds: Annotated[
         float,
-        Setting(seconds(0, 3600), "Metrics of an external service that are older are read again."),
+        Setting(seconds(0, 3600), "Age at which metrics of an external service are read again."),
     ] = 5.0
     policy_fresh_seconds: Annotated[
         float,
-        Setting(seconds(0, 3600), "Policies of an external store that are older are read again."),
+        Setting(seconds(0, 3600), "Age at which policies of an external store are read again."),
     ] = 30.0
     external_stale_seconds_max: Annotated[
         float,
         Setting(
             seconds(0, 86_400),
-            "How long known clusters and policies are served, with a warning, while the external "
-            "service that has them does not answer.",
+            "How long known clusters and policies are used, with a warning, while their external "
+            "service does not answer.",
         ),
     ] = 300.0
     prometheus_url: Annotated[
         str, Setting(URL, "Prometheus server to take metrics of the fleet from.", default="none")
     ] = field(default="", repr=False)
     prometheus_interval_seconds: Annotated[
-        float, Setting(seconds(0.1, 3600), "Pause between two rounds of questions to it.")
+        float, Setting(seconds(0.1, 3600), "Pause between two rounds of queries to Prometheus.")
     ] = 30.0
     prometheus_stale_seconds: Annotated[
-        float, Setting(seconds(1, 86_400), "Metrics of a node that are older say `stale: true`.")
+        float,
+        Setting(
+            seconds(1, 86_400),
+            "Age from which a node's metrics from Prometheus are marked `stale: true`.",
+        ),
     ] = 120.0
     prometheus_cluster: Annotated[
-        str, Setting(NAME, "Cluster of series without a label that says so.", default="none")
+        str, Setting(NAME, "Cluster of series that have no label with a cluster.", default="none")
     ] = ""
     prometheus_cluster_label: Annotated[
         str, Setting(LABEL, "Label that holds the id of a series' cluster.")
@@ -604,14 +660,14 @@ class Config:
         ),
     ] = False
     log_level: Annotated[
-        LogLevel, Setting(choice(*get_args(LogLevel)), "What the log on stderr tells.")
+        LogLevel, Setting(choice(*get_args(LogLevel)), "Lowest level of the log on stderr.")
     ] = "info"
     log_format: Annotated[
         LogFormat,
         Setting(
             choice(*get_args(LogFormat)),
-            "One JSON object per line, or lines for people (`console`); `auto`: the latter where "
-            "stderr is a terminal.",
+            "`json`: one JSON object per line; `console`: lines for people; `auto`: `console` if "
+            "stderr is a terminal, else `json`.",
         ),
     ] = "auto"
 
@@ -755,7 +811,7 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
             "expected `local`, or `policy_executor_host_url` to say which server executes policies",
         )
     if chosen["prometheus_url"] and chosen["global_cluster_metrics_url"]:
-        refuse("prometheus_url", "expected one place for metrics: leave out the metrics service")
+        refuse("prometheus_url", "expected one source of metrics: omit the metrics service")
     addresses = [(chosen["host"], chosen["port"]), (chosen["http_host"], http_port)]
     if chosen["port"] and addresses[0] == addresses[1]:
         refuse("http_port", f"expected another port than the WebSocket's, {chosen['port']}")
@@ -768,7 +824,10 @@ def _check_tls(
         missing = "tls_key" if chosen["tls_key"] is None else "tls_cert"
         refuse(missing, "expected both `tls_cert` and `tls_key`, or neither")
     if chosen["tls_client_ca"] is not None and chosen["tls_cert"] is None:
-        refuse("tls_client_ca", "expected `tls_cert` and `tls_key`, too: without, there is no TLS")
+        refuse(
+            "tls_client_ca",
+            "expected `tls_cert` and `tls_key` as well: without them there is no TLS",
+        )
     for setting in ("host", "http_host"):
         host = chosen[setting]
         if not (is_loopback(host) or chosen["tls_cert"] or chosen["insecure_plaintext"]):
@@ -782,10 +841,10 @@ def _check_tls(
 
 def _check_issuer(chosen: Mapping[str, Any], refuse: Callable[[str, str], NoReturn]) -> None:
     if chosen["oidc_issuer"] and not chosen["oidc_audience"]:
-        refuse("oidc_audience", "expected what the issuer's tokens for this server have as `aud`")
+        refuse("oidc_audience", "expected the claim `aud` of the issuer's tokens for this server")
     for setting in ("oidc_audience", "oidc_client_id", "oidc_roles"):
         if chosen[setting] and not chosen["oidc_issuer"]:
-            refuse(setting, "expected `oidc_issuer`, too: without, no token has claims")
+            refuse(setting, "expected `oidc_issuer` as well: without it no token has claims")
 
 
 def _is_here(host: str, chosen: Mapping[str, Any]) -> bool:

@@ -43,8 +43,8 @@ READ_SECONDS: Final = 1.0
 """Least seconds to read sockets after a stall before anything expires."""
 FULL: Final = Refusal(
     Code.UNAVAILABLE,
-    "The disk of the server is full, so it grants no leases; those it has can be renewed and "
-    "released. Its operator must make room.",
+    "The disk of the server is full, so it grants no leases. Existing leases can be renewed and "
+    "released. The server's operator must free space.",
 )
 
 log = structlog.get_logger("moored")

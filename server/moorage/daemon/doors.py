@@ -164,7 +164,7 @@ def make_entrance(
     issuer, browsers = _issuer(config, tasks)
     tokens = Tokens(config.tokens, config.operators, named_tokens, issuer)
     if not (tokens.required or (is_loopback(config.host) and is_loopback(config.http_host))):
-        reason = "no tokens are in the database, and other machines reach this server: make one"
+        reason = "the database has no tokens, but other machines can reach this server: create one"
         raise ServiceError(Code.UNAVAILABLE, f"{reason} with `moored token create`")
     logins = None
     if config.console:
@@ -194,7 +194,7 @@ def _issuer(config: Config, tasks: Tasks) -> tuple[IssuerTokens | None, SignInFl
     try:
         from moorage.daemon.access import oidc, oidc_keys, oidc_sign_in  # noqa: PLC0415  # They need an extra.
     except ModuleNotFoundError as error:
-        way = f"{install_command('oidc')}, or leave out oidc_issuer"
+        way = f"{install_command('oidc')}, or remove the setting oidc_issuer"
         raise ServiceError(Code.UNAVAILABLE, f"oidc_issuer needs {error.name}: {way}") from error
     claims = oidc.ClaimSettings(
         config.oidc_issuer,
@@ -222,7 +222,7 @@ def sign_in(config: Config) -> dict[str, str]:
 def _tls(config: Config) -> ServerTls | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
-    with naming("mend tls_cert, tls_key or tls_client_ca"):
+    with naming("correct tls_cert, tls_key or tls_client_ca"):
         return ServerTls(config.tls_cert, config.tls_key, config.tls_client_ca)
 
 
@@ -238,7 +238,11 @@ def naming(advice: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = f"stop what listens there, or {advice}" if error.errno == EADDRINUSE else advice
+        advice = (
+            f"stop the program that listens there, or {advice}"
+            if error.errno == EADDRINUSE
+            else advice
+        )
         raise OSError(error.errno, f"{error.strerror or error}: {advice}") from error
 
 

@@ -157,7 +157,7 @@ class Follower:
         """Yield the number of applied facts, and the seconds by which this standby lags."""
         yield gauge("moorage_standby_revision", "Facts that a standby has applied", self.revision)
         behind = time.monotonic() - self._looked
-        about = "Seconds since a standby last knew all facts that there were"
+        about = "Seconds since a standby last knew all facts"
         yield gauge("moorage_standby_behind_seconds", about, behind)
 
 

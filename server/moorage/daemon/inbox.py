@@ -1,9 +1,9 @@
 """The queue of events for the core: all parts post, only the commit loop takes.
 
-What ends or keeps leases goes ahead of what asks for new ones: a release that stood behind
-thousands of requests would hold back just what they wait for. So does what policies answered: it
-is about the fleet of a moment ago, and the longer it waits the more often it is outdated.
-All else is taken from one tenant after the other: what one sends in thousands delays no other.
+Events that end or renew leases go ahead of requests for new ones: a release behind thousands of
+requests would hold back the capacity that they wait for. So does what policies answered: it is
+about the fleet of a moment ago, and the longer it waits the more often it is outdated. All else is
+taken from one tenant after the other: what one sends in thousands delays no other.
 
 Clients whose requests are refused as too many wait for the commit loop before they are read on,
 else reading and refusing would take all the time that granting needs.

@@ -81,7 +81,7 @@ def serve(
     """
     configure_log(config, log)
     if links:
-        finding = "left aside: they are of a Service or a container of that name, and no settings"
+        finding = "ignored: a Service or a container of this name set them, so they are no settings"
         structlog.get_logger("moored").info(
             "service_links", variables=sorted(links), finding=finding
         )
@@ -118,7 +118,7 @@ async def _serve(
     except Stopped:
         return EXIT_OK
     except _CANNOT_START as failure:
-        advice = " (exit code 3: mend this, then start again)"
+        advice = " (exit code 3: correct this, then start again)"
         if isinstance(failure, LedgerLocked):
             advice = ""
         reason = getattr(failure, "strerror", None) or failure
@@ -185,7 +185,7 @@ def _code(daemon: Daemon, error: BaseException | None) -> int:
     election = daemon.trust.election
     if election is not None and election.is_deposed:
         sys.stderr.write(
-            "moored: ended, since another server leads: what was not acknowledged is not stored. "
+            "moored: ended, since another server leads: unacknowledged changes are not stored. "
             "Start again, to stand by (exit code 75)\n"
         )
         return EXIT_NOT_LEADER
@@ -193,7 +193,7 @@ def _code(daemon: Daemon, error: BaseException | None) -> int:
         return _explain_end(error)
     if daemon.trust.wanted.is_set():
         sys.stderr.write(
-            "moored: resigned, as `moored lead --resign` wants it. Start again, to stand by "
+            "moored: resigned on the order of `moored lead --resign`. Start again, to stand by "
             "(exit code 75)\n"
         )
         return EXIT_NOT_LEADER

@@ -50,7 +50,7 @@ async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
     if len(output) > OUTCOME_BYTES_MAX:
-        raise ServiceError(Code.TOO_LARGE, "its outcome is too large; try less")
+        raise ServiceError(Code.TOO_LARGE, "its outcome is too large; try a smaller job")
     try:
         outcome: JsonObject = msgspec.json.decode(output, type=JsonObject)
     except msgspec.DecodeError as error:

@@ -140,10 +140,10 @@ class Standby:
             log.warning("leader_not_followed", finding=finding)
         self._finding = finding
 
-    def refusal(self, why: str = "needs the server that leads") -> ServiceError:
+    def refusal(self, why: str = "needs the leading server") -> ServiceError:
         """Return the refusal of requests that only the leader answers."""
         leader = self._election.leader
-        where = "none leads at the moment; try again" if leader is None else leader.seat.ws
+        where = "no server leads at the moment; try again" if leader is None else leader.seat.ws
         reason = f"This server stands by, and this request {why}: {where}."
         return ServiceError(Code.NOT_LEADER, reason, details=self._addresses())
 

@@ -318,7 +318,7 @@ async def _stand_by(
     gc.disable()
     if not standby.leads:
         raise Stopped
-    log.info("leads", finding="the former leader is gone, and this server replaces it")
+    log.info("leads", finding="the former leader ended, and this server replaces it")
     return prepared
 
 
@@ -344,9 +344,13 @@ async def _read_on(
                         entrance.doors.give_way()
                         entrance.gateway.change(standby, standby)  # What watches begins again.
         except (LedgerError, ServiceError, StorageError) as error:
-            log.warning("standby_read_failed", finding=f"it does not follow: {error}")
+            log.warning(
+                "standby_read_failed", finding=f"this standby does not follow the leader: {error}"
+            )
         except Exception:  # A defect here must not cost a takeover.
-            log.exception("standby_read_failed", finding="a defect; it follows afresh")
+            log.exception(
+                "standby_read_failed", finding="a defect; this standby follows again from the start"
+            )
         await asyncio.sleep(FOLLOW_PAUSE_SECONDS)
 
 
@@ -532,8 +536,10 @@ async def _open_stores(
     allocator.replay(recovery.facts, recovery.fencing)
     records = storage.records()
     if recovery.last_seq and not storage.has_records():
-        lost = "the clusters, policies, aliases and executors that this server had are gone"
-        mend = "stop it and put the file back from a backup, or register and publish them again"
+        lost = "this server's clusters, policies, aliases and executors are lost"
+        mend = (
+            "stop the server and restore the file from a backup, or register and publish them again"
+        )
         log.error(
             "damage_found", finding=f"{records.place} is not there, beside a ledger: {lost}; {mend}"
         )
@@ -789,7 +795,7 @@ def _traces(config: Config, measures: Measures, stack: AsyncExitStack) -> Reques
     try:
         from moorage.daemon.observability.otlp import Spans  # noqa: PLC0415  # It needs an extra.
     except ModuleNotFoundError as error:
-        way = f"{install_command('otel')}, or leave out traces"
+        way = f"{install_command('otel')}, or remove the setting traces"
         raise ServiceError(Code.UNAVAILABLE, f"traces needs {error.name}: {way}") from error
     try:
         spans = Spans()

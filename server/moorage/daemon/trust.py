@@ -65,7 +65,7 @@ class Trust:
             LedgerFailed: This server does not lead.
         """
         if not self.holds():
-            raise LedgerFailed("this server does not lead any more, so that nothing leaves it")
+            raise LedgerFailed("this server no longer leads, so it answers no request")
 
     async def run(self) -> None:
         """Renew the heartbeat from the event loop, so that a server that hangs renews nothing.

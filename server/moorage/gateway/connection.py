@@ -64,14 +64,15 @@ class GatewayConnection(ServerConnection):
         self.received = received
         self._shares = shares
         self._unread = memoryview(b"")
-        """What has come in, and waits for the next turn of its tenant."""
+        """Received messages that wait for their tenant's next turn."""
         self._turn: asyncio.Future[None] | None = None
         self._eof = self._lost = False
-        """What happened while something was unread."""
+        """Whether the client ended its side, or the connection was lost, while messages were
+        unread."""
         self._large: Frame | None = None
-        """The last large one that came in. The library holds it until the next frame has come."""
+        """The last large message. The library holds it until the next frame comes."""
         self._queued_bytes = 0
-        """Of a large message that waits to be taken; nothing is read behind it meanwhile."""
+        """Bytes of a large message that waits to be taken; nothing after it is read meanwhile."""
         self._taken_bytes = 0
         self._noted_bytes = 0
         self._held_back = False

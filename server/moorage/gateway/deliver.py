@@ -15,7 +15,7 @@ from moorage.records.rights import Caller
 
 Request = AllocationRequest | BlockRequest | Operation
 Taking = asyncio.Future[None] | Coroutine[object, object, None] | None
-"""What is left to do of taking a request: see `Deliver.request`."""
+"""The remaining steps of accepting a request: see `Deliver.request`."""
 
 
 class AgentDoor(Protocol):

@@ -170,8 +170,8 @@ class Doorman:
     def _find_login(self, connection: GatewayConnection, request: Request) -> Caller | None:
         """Return the caller whose console cookie a page sends.
 
-        A browser says where the page comes from, and that has been looked at. Who does not say so
-        is no page, and shows a token.
+        A browser says where the page comes from, and that has been looked at. A client without this
+        header is no web page, and needs a token.
         """
         if self._logins is None or not request.headers.get_all("Origin"):
             return None

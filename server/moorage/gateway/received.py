@@ -8,8 +8,8 @@ from collections import Counter
 from typing import Final, Protocol
 
 RECEIVED_BYTES_MAX: Final = 128 * 1024 * 1024
-"""What is held of messages that are not complete, three quarters of it of one tenant. Beyond it,
-those that have begun are read no further until there is room."""
+"""Most bytes of incomplete messages, of which one tenant may use three quarters. Beyond it,
+incomplete messages are read no further until there is room."""
 PART_BYTES_MIN: Final = 64 * 1024
 """Messages below this size are not counted: they are read at once."""
 

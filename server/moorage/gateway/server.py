@@ -94,7 +94,7 @@ class Gateway:
         self._open: Peers[GatewayConnection] = Peers()
         self._sessions: dict[SessionId, Session] = {}
         self._resumable: Peers[Session] = Peers()
-        """Those of them that lost their connection, and may be resumed."""
+        """The sessions that lost their connection and may be resumed."""
         self._dropping: set[asyncio.Task[None]] = set()
         self._looks: dict[SessionId, asyncio.TimerHandle] = {}
         self._doorman = Doorman(
@@ -183,7 +183,7 @@ class Gateway:
                 session.deliver = deliver
                 deliver.open_session(session.id, session.caller)
             else:
-                self._drop(session, Close.RESTART, "another server answers from now on")
+                self._drop(session, Close.RESTART, "another server leads from now on")
         self._deliver, self._doorman.agents = deliver, agents
 
     async def drain(self, *, patient: bool = True) -> None:
@@ -291,7 +291,7 @@ class Gateway:
             return
         login = self._logins.find(connection.cookies)
         if login is None or login.caller != session.caller:
-            self._drop(session, Close.UNAUTHORIZED, "the login is over; log in again")
+            self._drop(session, Close.UNAUTHORIZED, "the login has ended; log in again")
             return
         pause = min(max(login.expires_at - time.time(), 0.0), _LOGIN_LOOK_SECONDS)
         self._forget_login(session)
@@ -366,7 +366,9 @@ class Gateway:
         """Return the session that continues over the connection of `session`."""
         found = self._sessions.get(SessionId(message.session))
         if found is None or found is session or not found.is_for(session.caller):
-            reason = "session: none of yours has this id, or it is over; ask again for what waited."
+            reason = (
+                "session: no session of yours has this id, or it has ended; repeat open requests."
+            )
             session.tell(1, failure(Code.NOT_FOUND, reason, field="session", id=message.id))
             return session
         self._resumable.remove(found)

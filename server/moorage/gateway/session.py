@@ -80,10 +80,10 @@ class Counts:
 _LISTINGS: Final = frozenset(
     {DecisionFleet, DecisionListing, FleetListing, LeaseListing, PastFleet, QueueListing}
 )
-"""What a session asks for one after the other."""
+"""The messages of a session that are answered one after the other."""
 
 _READS: Final = _LISTINGS | {Logs, QuotaListing, ReservationListing, Status, WhatIf, Why}
-"""What changes nothing."""
+"""The messages that change nothing."""
 
 _BINARY = failure(
     Code.BAD_MESSAGE,
@@ -97,7 +97,7 @@ _STOPPING = "The server is stopping; connect again in a moment."
 class Session:
     """A session, from the opening handshake until its last message can arrive.
 
-    One that loses its connection holds what is to be sent, until it is resumed over another one.
+    A session that loses its connection buffers its messages until it is resumed over another one.
 
     Args:
         connection: Its connection, already open.
@@ -360,7 +360,7 @@ class Session:
     @property
     def _waiting_too(self) -> str:
         most = self._settings.parked_max
-        return f"{most} requests of this connection may wait already, and no more may; try later."
+        return f"{most} requests of this connection wait already, the most that may; try later."
 
     def _expect(self, number: int, identity: str | int | None) -> None:
         self._unanswered[number] = identity
@@ -418,7 +418,7 @@ class Session:
     def push(self, news: bytes) -> None:
         """Send news. A client that leaves too many unread misses some, and learns how many.
 
-        One that reads nothing at all is dropped, as for replies: see `slow_seconds_max`.
+        A client that reads nothing at all is disconnected, as for replies: see `slow_seconds_max`.
         """
         if self._gone and not self.lasts:
             return
@@ -448,7 +448,7 @@ class Session:
         """Count replies that wait for a resume; if there are too many, end the session."""
         self._held += len(reply)
         if self.lasts and self._held > HELD_BYTES_MAX:
-            self._drop(self, Close.TRY_LATER, "too many replies were held for the client")
+            self._drop(self, Close.TRY_LATER, "too many replies were waiting for the client")
 
     def _flush_soon(self) -> None:
         # Once per turn of the loop: replies that become known together leave together.

@@ -16,7 +16,7 @@ INFLIGHT_MAX: Final = 256
 PARKED_MAX: Final = 4_096
 EVENTS_MAX: Final = 1_024
 HELD_BYTES_MAX: Final = 262_144
-"""What a session without a connection holds. Beyond it: replies end it, news are missed."""
+"""The limits of a session without a connection. Beyond it: replies end it, news are missed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class SizeOutcome:
 class BacktestRun:
     """One policy's results.
 
-    What came before the fleet was warm (`Timeline.measured_from`) is not in it.
+    It excludes requests before the fleet was in steady state (`Timeline.measured_from`).
 
     Attributes:
         name: The policy's URI.
@@ -152,7 +152,7 @@ async def backtest(job: BacktestJob) -> JsonObject:
 
 async def _line(job: BacktestJob) -> timeline.Timeline:
     if job.churn and (job.ledger or job.timed):
-        raise CommandError("churn draws its own times: leave out the ledger, and timed")
+        raise CommandError("churn draws its own times: omit the ledger and `timed`")
     if job.ledger:
         return await timeline.of_ledger(Path(job.ledger), seed=job.seed, limit=job.limit)
     return timeline.of_trace(
@@ -228,8 +228,8 @@ def _document(policy: JsonObject, line: timeline.Timeline) -> JsonObject:
         return policy
     if name not in shipped.shipped():
         raise CommandError(
-            f"{unknown(name, shipped.shipped())} A policy on a server is named by its URI,"
-            f" or by an alias with its word, as {name}:stable"
+            f"{unknown(name, shipped.shipped())} To name a policy on a server, give its URI, or an "
+            f"alias such as {name}:stable"
         )
     return shipped.document(name, typical_of(name, line.pods))
 

@@ -261,7 +261,7 @@ async def _play(
             for document in examples.clusters():
                 await rehearsal.add_cluster(document, measured.get(document["id"]))
     except ServiceError as error:
-        raise CommandError(f"a cluster document is not one: {error.reason}") from error
+        raise CommandError(f"a cluster document is invalid: {error.reason}") from error
     # Loading the policy is not part of the first evaluation's time.
     if timeouts_max > 1:
         await rehearsal.ask(ask_of(record, {"inputs": {}, "dry_run": True}, -1, job.seed))
@@ -367,7 +367,7 @@ def _collect_warnings(requests: Sequence[JsonObject]) -> list[str]:
     warned: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
         if "input_data" in request:
-            beside = [f"{name}: it was ignored beside input_data." for name in request]
+            beside = [f"{name}: it was ignored, since input_data was given." for name in request]
             warnings = [each for each in beside if not each.startswith("input_data:")]
         else:
             body = msgspec.json.encode({"inputs": {}, **request, "policy_rule_uri": "a:1-b"})
@@ -429,7 +429,7 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
         report.find(f"no request could be sent: {report.requests[0].detail}. Give --requests")
     elif len(sent) < len(report.requests):
         left = len(report.requests) - len(sent)
-        report.notes.append(f"{left} requests do not keep to its schemas and were not sent")
+        report.notes.append(f"{left} requests do not match the policy's schemas and were not sent")
     _check_declines(report, sent, builtin=builtin)
     seconds = [each.seconds for each in sent if each.seconds]
     if seconds:
@@ -463,7 +463,7 @@ def _check_declines(report: PolicyTestReport, tried: Sequence[Tried], *, builtin
             " If it is right to decline, give --requests and --clusters that are what it is for"
         )
     elif declined:
-        report.notes.append(f"it declined {declined} requests that would have fitted")
+        report.notes.append(f"it declined {declined} requests that would fit")
 
 
 def _is_unexplained(tried: Tried) -> bool:

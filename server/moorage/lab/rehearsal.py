@@ -2,8 +2,8 @@
 
 The catalog takes in clusters and policies, jailed cells evaluate the policies, and the allocator's
 core verifies and grants, each as in the daemon. Time is what the caller says, and consultations are
-answered in the order of their numbers; so the same input gives the same decisions. What can still
-differ is what a policy does with its own clock or dice, and a deadline that it misses.
+answered in the order of their numbers; so the same input gives the same decisions. Outcomes can
+still differ if a policy uses its own clock or random numbers, or misses a deadline.
 
 `policy_test` asks examples of one policy, `backtest` a trace of several.
 """

@@ -4,10 +4,11 @@ A trace of the openb kind is replayed either in the published packing protocol (
 departures, demand beyond the capacity), or by the times that it has itself, or as requests that
 come and go (`lab.churn`).
 
-A ledger holds facts, not requests, so this is what can be known of the asks behind them. Those that
-waited are there as they were made. Those that were granted at once are known by what they were
-granted: how much, on how many nodes, for how long; their models, memory per GPU, topology, inputs
-and candidates are not. Those that were refused at once, and advice, left nothing.
+A ledger holds facts, not requests, so this is what can be known of the asks behind them. Requests
+that waited are in the ledger as they were sent. Those that were granted at once are known by what
+they were granted: how much, on how many nodes, for how long; their models, memory per GPU,
+topology, inputs and candidates are not. Requests that were refused at once, and advice, are not in
+the ledger.
 """
 
 import asyncio
@@ -37,12 +38,13 @@ from moorage.storage.sqlite.facts import SqliteFacts, copy_ledger
 FOR_EVER_SECONDS: Final = 1e9
 """Seconds that a lease lasts whose release is not known."""
 LIMITS_OF_A_LEDGER: Final = (
-    "asks granted at once are known by what they were granted: models, memory per GPU, topology, "
-    "inputs and candidates are not in the ledger; asks refused at once are not there at all"
+    "for requests that were granted at once, the ledger only has the granted resources: not "
+    "models, memory per GPU, topology, inputs or candidates. It does not have requests that were "
+    "refused at once"
 )
 PRUNED: Final = (
-    "the ledger's older history was pruned: the clusters it began with are those of its last "
-    "checkpoint, and leases that were granted before are not held"
+    "the ledger's older history was pruned: the replay starts with the clusters of its last "
+    "checkpoint, and without leases that were granted before"
 )
 _NO_POLICY: Final = PolicyRef("", "")
 
@@ -101,7 +103,7 @@ def of_trace(
     machines, wanted = trace.read_nodes(nodes), trace.read_pods(pods)
     capacity = trace.capacity_milli(machines)
     if not wanted or not capacity:
-        raise CommandError("a backtest needs at least one request, and one GPU to give away")
+        raise CommandError("a backtest needs at least one request and one GPU")
     asks: list[tuple[float, Ask]] = []
     if timed:
         spans = _spans(pods)

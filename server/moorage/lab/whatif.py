@@ -173,7 +173,7 @@ class CopiedDocuments:
         del client
         found = self._packed.get(str(arguments[0]))
         if method not in {"read_cluster", "get_cluster"}:
-            reason = f"a what-if answers no {method}"
+            reason = f"a what-if does not support {method}"
             raise contract.CallRefusedError(reason, 503)
         part = "data" if method == "read_cluster" else "cluster_metrics"
         content = None if found is None else msgspec.msgpack.decode(found.blob)[part]

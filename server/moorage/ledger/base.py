@@ -100,9 +100,9 @@ class FactUnwritable(LedgerError):  # noqa: N818  # As LedgerLocked.
 
     def __init__(self, kind: str, finding: str) -> None:
         super().__init__(
-            f"a {kind} cannot be stored: {finding}. Facts hold plain JSON values: text, whole "
-            "and finite numbers, lists, and objects with text keys. What made this fact let "
-            "something else in; that is where to refuse it."
+            f"a {kind} cannot be stored: {finding}. Facts hold plain JSON values: text, whole and "
+            "finite numbers, lists, and objects with text keys. The code that made this fact must "
+            "refuse other values."
         )
 
 

@@ -38,6 +38,8 @@ def check_links(
                 finding = f"fact {before + 1} is missing; {row.seq} follows"
                 raise LedgerCorrupt(place, finding)
         elif chain is not None and row.chain != link(row.checksum, chain):
-            finding = f"fact {row.seq} is not linked to the one before: one of them was exchanged"
+            finding = (
+                f"fact {row.seq} is not linked to the fact before: one of the two was replaced"
+            )
             raise LedgerCorrupt(place, finding)
         before, chain = row.seq, row.chain

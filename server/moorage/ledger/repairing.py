@@ -102,18 +102,18 @@ def _loss(
     found: LedgerWalk, stays: Sequence[HeldFacts], base: int | None, last: int | None
 ) -> list[str]:
     sentences = [
-        f"{run(first, end)} of the history: `why` and backtests do without."
+        f"{run(first, end)} of the history: `why` and backtests lack them."
         for first, end in _gaps(stays, found.pruned)
     ]
     if found.rows and not found.mark.known:
-        sentences.append(f"what came after fact {found.rows[-1].seq}, if there was anything.")
+        sentences.append(f"the facts after fact {found.rows[-1].seq}, if there were any.")
     end = max([found.mark.first, last or 0, *(row.seq for row in found.rows)])
     if base is None:
         sentences.append("every lease, waiting request and cluster: no checkpoint can be read.")
     elif last is not None and end > last:
-        sentences.append(f"{run(last + 1, end)}: everything that was promised or ended since.")
+        sentences.append(f"{run(last + 1, end)}: all later grants and ends of leases.")
     elif found.unread and not found.rows and not found.checkpoints:
-        sentences.append("every lease, waiting request and cluster: nothing of it can be read.")
+        sentences.append("every lease, waiting request and cluster: no fact can be read.")
     else:
         return sentences
     after = LedgerContents() if base is None else _contents(found, stays)

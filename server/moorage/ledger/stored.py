@@ -253,8 +253,8 @@ class StoredLedger(StoredHistory):
 
     def _fail(self, finding: str) -> LedgerFailed:
         self._failure = LedgerFailed(
-            f"{self._place} failed: {finding}. Repair the disk, then start again: what was "
-            "acknowledged is safe."
+            f"{self._place} failed: {finding}. Repair the disk, then start again: acknowledged "
+            "changes are safe."
         )
         self._space.set()
         return self._failure

@@ -105,8 +105,8 @@ def walk(ledger: Path) -> LedgerWalk:
         _look_at(tables, ledger, found)
     if 0 < found.fencing.first < found.fencing_seen:
         found.say(
-            f"{fencing_path(ledger).name} has numbers up to {found.fencing.first} reserved, and "
-            f"{found.fencing_seen} was given out."
+            f"{fencing_path(ledger).name} reserves numbers up to {found.fencing.first}, but number "
+            f"{found.fencing_seen} was used."
         )
     return found
 
@@ -130,7 +130,7 @@ def _look_at(tables: FactTables, ledger: Path, found: LedgerWalk) -> None:
             found.say(f"{ledger.name} is empty; {run(1, found.mark.first)} should be there.")
         elif found.fencing.first and not found.mark.exists:
             found.unread = True
-            found.say(f"{ledger.name} is empty; fencing numbers were given out.")
+            found.say(f"{ledger.name} is empty; fencing numbers were used.")
         return
     with _continue_after_errors(ledger, found):
         if lacking := missing(tables, found.mark, new=False):
@@ -167,7 +167,7 @@ def _is_new(tables: FactTables, ledger: Path, found: LedgerWalk) -> bool:
         found.say(f"{ledger.name}: {no.finding}.")
     except UNREADABLE as no:  # The facts lie in other pages.
         found.unread = True
-        found.say(f"{ledger.name} does not say what it is: {no}.")
+        found.say(f"{ledger.name} lacks its own format and version: {no}.")
     return False
 
 
@@ -201,7 +201,7 @@ def _walk_facts(tables: FactTables, ledger: Path, found: LedgerWalk) -> None:
             found.say(f"{ledger.name}: {run(expected, row.seq - 1)} cannot be read.")
         follows = before is not None and before.seq == row.seq - 1
         if follows and before is not None and row.chain != link(row.checksum, before.chain):
-            found.say(f"{ledger.name}: fact {row.seq} is not linked to the one before.")
+            found.say(f"{ledger.name}: fact {row.seq} is not linked to the fact before.")
         changes = changes_of(entry.fact)
         found.rows.append(HeldFacts(row.seq, row.at, row.checksum, row.chain, changes))
         found.fencing_seen = max(found.fencing_seen, fencing_of(entry.fact))

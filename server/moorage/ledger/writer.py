@@ -62,7 +62,7 @@ class GroupCommit:
         self._ended = self._loop.create_future()
         self._failure: LedgerFailed | None = None
         self._finished: queue.SimpleQueue[_Finished] = queue.SimpleQueue()
-        """What the thread has committed, and the event loop has not settled."""
+        """Facts that the thread has committed, and the event loop has not processed yet."""
         self._unsettled = 0
         """Submitted jobs whose futures are not resolved yet. Of the event loop."""
         self._seconds = 0.0

@@ -75,7 +75,7 @@ def place(
     except TypeError as error:
         if error.__traceback__ is None or error.__traceback__.tb_next is not None:
             raise  # Of the score itself.
-        raise TypeError(f"{error}; a score is called with the fleet and the demand") from None
+        raise TypeError(f"{error}; a score function gets the fleet and the demand") from None
     total = sum_terms(fleet, found) if isinstance(found, Mapping) else found
     scores = fitting_scores(fleet, demand, total)
     rows = (best_rows if gang == "pack" else spread_rows)(fleet, demand, scores)

@@ -93,7 +93,7 @@ def sum_terms(fleet: FleetView, terms: Mapping[str, npt.ArrayLike]) -> npt.NDArr
         ValueError: There are none, or one has another length.
     """
     if not terms:
-        raise ValueError("a score has no terms: name at least one")
+        raise ValueError("a score has no terms: give at least one")
     columns = {}
     for name, given in terms.items():
         column = np.asarray(given, np.float64)
@@ -240,7 +240,7 @@ def decline(demand: Demand | None) -> dict[str, str]:
     """
     if demand is None:
         return {
-            "declined": 'the request does not say what must fit: give `resources`, e.g. {"gpus": '
+            "declined": 'the request names no resources: give `resources`, e.g. {"gpus": '
             "1}, or the same keys in `inputs` (whole numbers; gpu_milli 1 to 1000)"
         }
     gang = f"{demand.nodes} different nodes, each with " if demand.nodes > 1 else ""

@@ -137,7 +137,7 @@ class Holdings:
         return holding
 
     def close(self) -> None:
-        """Stop watching the processes. What is held stays so, until the pool is gone."""
+        """Stop watching the processes. Held slots stay held until the pool is gone."""
         for holding in self._holdings.values():
             if holding.timer:
                 holding.timer.cancel()
@@ -151,12 +151,12 @@ class Holdings:
             if named is None or resources not in (None, named.allocation):
                 raise InvalidCheckin(
                     f"transaction {transaction!r} does not hold this (any more): it was checked "
-                    "in, its time was up, its process died, or the server was started again"
+                    "in, its time was up, its process died, or the server was restarted"
                 )
             return named
         same = [each for each in self._holdings.values() if each.allocation == resources]
         if not same:
-            raise InvalidCheckin(f"no checkout holds just this: {resources!r}")
+            raise InvalidCheckin(f"no checkout holds exactly this: {resources!r}")
         # Who names no transaction named no process either, most likely.
         return min(same, key=lambda each: (each.pid is not None, each.since))
 

@@ -135,12 +135,14 @@ def _hold_lock(path: Path) -> Iterator[None]:
         file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(error.errno, "is a link, and is not followed; remove it", lock) from error
+            raise OSError(
+                error.errno, "is a link, which is not followed; remove it", lock
+            ) from error
         raise
     try:
         seen = os.fstat(file)
         if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
-            raise OSError(errno.EPERM, "expected a file of yours; remove it", str(lock))
+            raise OSError(errno.EPERM, "expected a file of this user; remove it", str(lock))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -161,7 +163,9 @@ def _remove_stale_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(seen.st_mode):
-        raise OSError(errno.EEXIST, "is no socket, and was left alone; name another", str(path))
+        raise OSError(
+            errno.EEXIST, "is no socket, and was not changed; give another path", str(path)
+        )
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)  # noqa: FBT003  # The socket module's own signature.
         try:
@@ -171,7 +175,7 @@ def _remove_stale_socket(path: Path) -> None:
             return
         except BlockingIOError:
             pass  # Its queue is full: a server has it.
-    raise OSError(errno.EADDRINUSE, "another program listens there; name another", str(path))
+    raise OSError(errno.EADDRINUSE, "another program listens there; give another path", str(path))
 
 
 def _identity(path: Path) -> tuple[int, int]:

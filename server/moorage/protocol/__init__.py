@@ -1,8 +1,8 @@
 """Every message on the WebSocket, and every code that a reply may have.
 
 The gateway, the web room and the daemon read requests and write replies with it; the client
-package does the reverse. `messages`: what clients say. `replies`: what the server says. `codes`:
-why not. `errors`: the exceptions of this package:
+package does the reverse. `messages`: the messages of clients. `replies`: the replies of the server.
+`codes`: the codes of refusals. `errors`: the exceptions of this package:
 
     ProtocolError(ValueError)
     ├── BadMessage    the server could not read a client's message

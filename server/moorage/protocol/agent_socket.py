@@ -1,4 +1,4 @@
-"""The connection between an agent and its server, frame by frame. Both ends use it."""
+"""The connection between an agent and its server, frame by frame. Agent and server use it."""
 
 from contextlib import suppress
 from typing import Final
@@ -12,9 +12,10 @@ from websockets.protocol import State
 AGENT_PATH: Final = "/agent"
 """Where agents connect, on the port of the WebSocket."""
 FRAME_BYTES_MAX: Final = 8 << 20
-"""One frame; the largest is what a command wrote, or a machine of very many devices."""
+"""Most bytes of one frame; the largest frames have a command's output, or a machine with very many
+devices."""
 _NO_REQUEST: Final = Request("", Headers())
-"""In the place of one that was answered: the library takes its absence for a handshake to come."""
+"""In place of an answered request: without one, the library would expect a handshake."""
 
 
 class AgentSocket:
@@ -30,7 +31,7 @@ class AgentSocket:
         return str(self._connection.local_address[0])
 
     def rely_on_beats(self) -> None:
-        """Free the memory of handshake and pings: a server has thousands of these connections."""
+        """Free the memory of handshake and pings: a server has thousands of connections."""
         connection = self._connection
         connection.request, connection.response = _NO_REQUEST, None
         if connection.keepalive_task is not None:

@@ -1,4 +1,4 @@
-"""Block documents as clients send them: bare, or in the envelope of their specification."""
+"""Block documents from clients: bare, or in the envelope of their specification."""
 
 from moorage.records.json_values import JsonValue
 

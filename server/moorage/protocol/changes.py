@@ -1,6 +1,6 @@
-"""`change` of a what-if: what would be different. The daemon reads it with `read_change`.
+"""`change` of a what-if: the changes to assume. The daemon reads it with `read_change`.
 
-In the message it is any object, as before what-ifs were served; here is what it may say.
+In the message, `change` is any object, as before what-ifs existed; this module has its schema.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from moorage.records.json_values import JsonObject
 from moorage.records.requests import QuotaChange
 
 CHANGES_MAX: Final = 100
-"""Of each kind, in one what-if."""
+"""Most changes of each kind in one what-if."""
 _FEW = Meta(max_length=CHANGES_MAX, description=f"a list of at most {CHANGES_MAX} changes")
 _FEW_POLICIES = Meta(
     max_length=CHANGES_MAX, description=f"an object of at most {CHANGES_MAX} policies' URIs"
@@ -25,7 +25,7 @@ CordonMode = Literal["uncordon", "cordon", "drain"]
 
 
 class AddedNodes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Nodes that a cluster would have, too: `like` one it has, or as `node` of its document."""
+    """Nodes to add to a cluster: `like` an existing node, or as a `node` of its document."""
 
     cluster: f.Name
     like: f.OptionalName = ""
@@ -41,7 +41,7 @@ class ChangedPlace(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class ChangedQuota(QuotaChange, frozen=True, kw_only=True):
-    """A quota that would be set, with the fields of `set_quota`, or removed."""
+    """A quota to set, with the fields of `set_quota`, or to remove."""
 
     tenant: f.Name
     project: f.OptionalIdentifier | None = None
@@ -49,7 +49,7 @@ class ChangedQuota(QuotaChange, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The changes to try, applied in this order. `policies`: which one stands for which."""
+    """The changes to try, applied in this order. `policies`: replacements, by policy."""
 
     add_nodes: Annotated[tuple[AddedNodes, ...], _FEW] = ()
     quotas: Annotated[tuple[ChangedQuota, ...], _FEW] = ()
@@ -59,7 +59,7 @@ class Change(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     drain: Annotated[tuple[ChangedPlace, ...], _FEW] = ()
 
     def places(self) -> Iterator[tuple[CordonMode, int, ChangedPlace]]:
-        """Yield what would be cordoned, drained or neither any more; its mode and number, too."""
+        """Yield the places to cordon, drain or uncordon, each with its mode and its index."""
         modes: tuple[CordonMode, ...] = ("uncordon", "cordon", "drain")
         for mode in modes:
             for number, place in enumerate(getattr(self, mode)):
@@ -74,10 +74,10 @@ _decode: Final = msgspec.json.Decoder(_Part).decode
 
 
 def read_change(document: JsonObject) -> Change:
-    """Return what `change` of a what-if says.
+    """Return the changes in `change` of a what-if.
 
     Raises:
-        BadMessage: It names the field that is wrong, and what was expected there.
+        BadMessage: A field is wrong; the error names it, and the expected value.
     """
     text = msgspec.json.encode({"change": document})
     try:

@@ -1,8 +1,8 @@
 """Builds cluster documents for readers of inventory: devices, nodes, clusters of nodes.
 
 The client's imports (`moorage_client.inventory`) and the backends that watch a cluster make the
-same documents with these functions. Numbers of memory are MiB in fields that are documented in MB,
-as everywhere in Moorage; what a source gives in another unit is converted once, by its reader.
+same documents with these functions. Memory is in MiB, also in fields that are documented in MB, as
+everywhere in Moorage. The reader of a source converts other units once.
 """
 
 import hmac
@@ -16,7 +16,7 @@ MIB: Final = 1 << 20
 """Bytes."""
 
 _TOTALS: Final = ("gpus", "vcpus", "memory", "swap", "storage", "network")
-"""Sums over the nodes; the server adds up those that a document lacks."""
+"""Sums over the nodes; the server computes the sums that a document lacks."""
 
 _MACHINE_ID_BYTES: Final = 16
 _APPLICATION: Final = bytes.fromhex("6f1d4f0c8d5b4b0f9f0c2b7a3e5d8c41")
@@ -36,9 +36,9 @@ def device(
 ) -> Document:
     """Return a device for `gpus.gpus`; arguments as those of `moorage.model.Gpu`.
 
-    `uuid` tells it from all other devices, `parent_uuid` says whose part it is.
+    `uuid` distinguishes it from all other devices; `parent_uuid` names the device whose part it is.
 
-    What is unknown is left out: a device without a name is called by its index.
+    Unknown fields are left out: a device without a name is named by its index.
     """
     known: Document = {"modelName": model, "memory": memory_mib}
     known |= {"id": name} if name else {}
@@ -64,8 +64,8 @@ def node_document(
 ) -> Document:
     """Return a machine for `nodes.nodeData`; the sizes are its totals.
 
-    `machine_id`, as `machine_key` makes it, and `provider_id` say which machine it is, whatever it
-    is called: the server registers none twice.
+    `machine_id`, as `machine_key` makes it, and `provider_id` identify the machine under any name:
+    the server registers no machine twice.
     """
     node: Document = {
         "id": name,
@@ -94,10 +94,10 @@ def gpu_group(devices: Sequence[Document]) -> Document:
 def machine_key(machine_id: str) -> str:
     """Return a digest that identifies a machine; the machine id itself stays secret.
 
-    As `sd_id128_get_machine_app_specific` does it: what holds one cannot find out the other.
+    As in `sd_id128_get_machine_app_specific`: the machine id cannot be computed from the digest.
 
     Args:
-        machine_id: As `/etc/machine-id` has it; anything else gives nothing.
+        machine_id: The content of `/etc/machine-id`; for any other text the digest is empty.
     """
     try:
         key = bytes.fromhex(machine_id.replace("-", ""))
@@ -116,9 +116,9 @@ def cluster_document(
     Args:
         cluster_id: Its id; empty if the caller is yet to choose one.
         nodes: Its machines, as `node_document` makes them.
-        tag: What kind of source they came from.
-        description: The same for a person.
-        region: Where it stands; empty: not known.
+        tag: The kind of their source.
+        description: The kind of their source, for people.
+        region: The region of the cluster; empty: not known.
     """
     region_id = {"regionId": region} if region else {}
     return {
@@ -149,12 +149,13 @@ def nodes_of(document: JsonMapping) -> list[Document]:
 def merge_documents(old: JsonMapping, new: JsonMapping) -> Document:
     """Return the document of a cluster with the nodes of a second document added.
 
-    A node that both list is as the second one says; those that only one lists stay. Everything
-    else is as in the first, but for the totals, which the server adds up again over all nodes.
+    For a node in both documents, the second document counts; nodes in only one document stay. All
+    other fields come from the first document, except for the totals, which the server computes
+    again over all nodes.
 
     Args:
         old: The document that the cluster has.
-        new: The document with the nodes to add or replace; it is not written to, nor is `old`.
+        new: The document with the nodes to add or replace; neither it nor `old` is changed.
     """
     fresh = {str(node.get("id")): node for node in nodes_of(new)}
     nodes = [fresh.pop(str(node.get("id")), node) for node in nodes_of(old)]
@@ -166,7 +167,7 @@ def without(document: JsonMapping, names: Collection[str]) -> Document:
 
     Args:
         document: The document that the cluster has.
-        names: Of the nodes that are taken out.
+        names: The nodes to leave out.
     """
     return _without_totals(
         document, [node for node in nodes_of(document) if node.get("id") not in names]

@@ -1,12 +1,12 @@
 """Reads the credentials of a request, for both ports.
 
-A program sends its token in an `Authorization` header. Existing ones have credentials in their URLs
-(`http://user:TOKEN@host`), which arrive as Basic: there, the password is the token, and the user
-may be anybody.
+A program sends its token in an `Authorization` header. Existing programs have credentials in their
+URLs (`http://user:TOKEN@host`), which arrive as Basic: there, the password is the token, and the
+user name is ignored.
 
-A page of a browser cannot set that header on a WebSocket. One of the console has exchanged the
-token for a cookie. Any other names two subprotocols, `moorage` and one that lets it in:
-`moorage.ticket.TICKET`, of `POST /websocket-ticket`, or `moorage.bearer.TOKEN`, the token in
+A page in a browser cannot set this header on a WebSocket. A page of the console has exchanged the
+token for a cookie. Any other page names two subprotocols, `moorage` and one with its credentials:
+`moorage.ticket.TICKET`, from `POST /websocket-ticket`, or `moorage.bearer.TOKEN`, the token in
 base64url without padding. The server chooses `moorage`, so that no secret is sent back.
 """
 
@@ -16,22 +16,22 @@ from collections.abc import Sequence
 from typing import Final
 
 SUBPROTOCOL: Final = "moorage"
-"""What the server chooses of the subprotocols that a client offers."""
+"""The subprotocol that the server chooses from those that a client offers."""
 BEARER_PREFIX: Final = "moorage.bearer."
 TICKET_PREFIX: Final = "moorage.ticket."
 
 CONSOLE_COOKIE: Final = "moorage-console-"
 """Cookies of the console start with it; their port follows, since browsers keep cookies by host."""
 COOKIES_MAX: Final = 16
-"""Of one request, beyond which the rest is not looked at."""
+"""Most cookies of one request that are examined; the rest is ignored."""
 
 
 def token_of(headers: Sequence[str]) -> tuple[str | None, bool]:
     """Return the token, and whether the header is valid or missing.
 
     Args:
-        headers: The values of all `Authorization` headers: of several, a proxy may have looked at
-            another one, so they are not readable.
+        headers: The values of all `Authorization` headers. Several headers are refused, since a
+            proxy may have checked another one.
     """
     if not headers:
         return None, True

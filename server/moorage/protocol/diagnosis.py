@@ -1,7 +1,7 @@
 """Explains why a message could not be read, so that its author can correct it.
 
-`messages` calls `diagnose` where typed decoding said no. Reading the message a second time costs
-nothing that matters there, and keeps every word of explanation off the fast path.
+`messages` calls `diagnose` if typed decoding failed. There, reading the message a second time costs
+little, and keeps all explanations off the fast path.
 """
 
 import difflib
@@ -27,7 +27,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 QUOTED_CHARS_MAX: Final = 64
 """Characters of a client's own words that a failure reply repeats."""
 IGNORED_MAX: Final = 20
-"""Unknown fields that are warned of one by one; the rest are counted."""
+"""Unknown fields with a warning each; further ones are only counted."""
 _INTEGERS: Final = "numbers that fit 64 bits"
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -36,11 +36,11 @@ _BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _STEP: Final = re.compile(r"[^.\[\]]+")
 _QUOTED: Final = re.compile(r'"(\w+)"')
 _HALF_AT_END: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
-"""Of a surrogate pair: what is too short for one, the parser says to be cut off."""
+"""Characters of an escaped surrogate pair; the parser reports a shorter one as cut off."""
 _PAIR_CHARS: Final = 12
 _MILLI: Final = 1000
 LOOKED_AT_MAX: Final = 10_000
-"""Values looked at for the one that cannot be carried any further; then only its field is named."""
+"""Values that are searched for the one that cannot be packed; beyond it only the field is named."""
 _ABSENT: Final = (None, msgspec.Raw(b"null"), msgspec.Raw(b'""'))
 
 
@@ -56,9 +56,9 @@ def check_bounds(text: str) -> None:
     """Refuse a message that would take too long to read, before it is read.
 
     Raises:
-        BadMessage: Arrays and objects lie deeper in one another than `DEPTH_MAX` (`bad_message`);
-            it has more parts than `PARTS_MAX`, more values than `VALUES_MAX`, or more numbers that
-            take long to read than `SLOW_NUMBERS_MAX` (`too_large`).
+        BadMessage: Arrays and objects are nested deeper than `DEPTH_MAX` (`bad_message`); the
+            message has more parts than `PARTS_MAX`, more values than `VALUES_MAX`, or more numbers
+            that take long to read than `SLOW_NUMBERS_MAX` (`too_large`).
     """
     many = len(text) > min(bounds.PARTS_MAX, 4 * bounds.SLOW_NUMBERS_MAX)
     if not many and text.count("{") + text.count("[") <= f.DEPTH_MAX:
@@ -79,7 +79,7 @@ def check_names(text: str) -> AbstractSet[str]:
     """Refuse a message with a duplicate field: JSON readers differ on which one counts.
 
     Args:
-        text: A JSON object, read already. Its own fields are looked at, not those within them.
+        text: A JSON object that was read already. Only its own fields are checked, not nested ones.
 
     Returns:
         Their names.
@@ -112,15 +112,15 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
 
     Args:
         frame: The message.
-        kind: What it was read as.
-        error: What typed decoding said.
-        also: Required fields that `kind` does not show, named before its own.
+        kind: The type that it was decoded to.
+        error: The error of typed decoding.
+        also: Required fields that `kind` does not have, named before its own.
 
     Returns:
-        The one error to answer with; the first of those that there are.
+        The error to answer with, the first one found.
 
     Raises:
-        BadMessage: It has a duplicate field, so that none knows what is meant.
+        BadMessage: The message has a duplicate field, so its meaning is unclear.
     """
     if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
         return _not_json(frame, error)
@@ -154,8 +154,9 @@ def warn_of_unknown(
     """Return a warning for each unknown field of a message.
 
     Raises:
-        BadMessage: There is one, and the message is `strict`; or it is nearly called `dry_run`, or
-            with a lease means or says it, and to ignore it would grant a lease by mistake.
+        BadMessage: There is an unknown field, and the message is `strict`. Or the field's name is
+            close to `dry_run`, or it says `dry_run` in a request for a lease, so that ignoring it
+            would grant a lease by mistake.
     """
     raw = _fields(frame)
     if raw.keys() <= known:
@@ -185,7 +186,7 @@ def warn_of_unknown(
 
 
 def message_id(frame: str | bytes) -> str | int | None:
-    """Return the `id` of a message whose other parts may be wrong, or None."""
+    """Return the `id` of a message that may have wrong parts, or None."""
     try:
         return _identified(frame).id
     except (ValueError, RecursionError):
@@ -359,11 +360,11 @@ def _not_json(frame: str, error: Exception) -> BadMessage:
     cause = str(error).removeprefix("JSON is malformed: ")
     position = _BYTE.search(cause)
     if isinstance(error, UnicodeError):
-        cause = "it holds characters that are not Unicode text"
+        cause = "it contains characters that are not Unicode text"
     elif not frame.strip():
         cause = "it is empty"
     elif "surrogate" in cause or _HALF_AT_END.search(frame[-_PAIR_CHARS:]):
-        cause = "it holds half of a surrogate pair"
+        cause = "it contains half of a surrogate pair"
     elif position:
         # The parser counts some bytes from 0 and some from 1.
         cause = _BYTE.sub(f"near byte {position[1]}", cause)

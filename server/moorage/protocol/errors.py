@@ -16,14 +16,14 @@ class ProtocolError(ValueError):
 
 
 class BadMessage(ProtocolError):  # noqa: N818  # The term of the wire, as in the code `bad_message`.
-    """A message cannot be read; the error has all that the failure reply needs.
+    """A message cannot be read; the error has all data for the failure reply.
 
     Args:
         code: Machine-readable.
         reason: One sentence for a person, naming the field.
         field: Path of the wrong field, e.g. `resources.gpus`; empty for the whole message.
-        expected: What was expected there.
-        id: The message's own `id`, where that much could be read.
+        expected: The expected value.
+        id: The message's own `id`, if it could be read.
         details: More data for the `error` object, e.g. `missing`.
     """
 

@@ -2,9 +2,9 @@
 
 Uploads and rechecks of policies take seconds each: they are unpacked, loaded, and run their own
 examples. Large messages and bodies take up to twenty milliseconds of the event loop each. A tenant
-may send any number of either: it never has all turns where there are several, and where the
-waiting room is full, the latest of the tenant with most there makes way. So another tenant waits
-for as many turns as there are tenants that hold as little, and never behind a flood.
+may send any number of both. It never has all turns, unless there is only one. If too many callers
+wait, the tenant with the most waiters loses its latest one. So another tenant only waits for
+tenants that hold as little as itself, and never behind a flood.
 """
 
 import asyncio
@@ -22,12 +22,11 @@ class FairSemaphore:
     """Gives a limited number of callers a turn; all others wait.
 
     Args:
-        at_once_max: Turns that are held at one time; of one tenant, one less where there are
-            several.
-        waiting_max: How many wait; None: any number.
-        busy: The refusal of one more, after their number.
-        rests: Whether a turn stays taken for as long again as it was held. Work on the event loop
-            then gets at most half of its time.
+        at_once_max: Most turns at one time; if there are several, one tenant may hold one less.
+        waiting_max: Most waiting callers; None: no limit.
+        busy: The text of the refusal of a further caller, after the number.
+        rests: Whether a turn stays taken for as long again as it was held, so that this work gets
+            at most half of the event loop's time.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class FairSemaphore:
         self._closed = False
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, dict[_Place, None]] = {}
-        """Served in this order where tenants hold equally many; who was served goes to its end."""
+        """The order of tenants that hold equally many turns; a served tenant goes to its end."""
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:

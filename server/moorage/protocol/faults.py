@@ -1,8 +1,8 @@
 """The exception for a refusal by a service, for `web` and for the packages behind it.
 
 `catalog` and the daemon raise it, `web` turns it into a failure body and a status; the gateway may
-turn it into a failure reply. It carries what `Refusal` of the core carries, spelled out, because
-this floor lies below the core.
+turn it into a failure reply. It has the same fields as `Refusal` of the core, since this layer is
+below the core and cannot use that class.
 """
 
 from collections.abc import Mapping
@@ -55,11 +55,11 @@ class ServiceError(Exception):
 
     Args:
         code: Machine-readable.
-        reason: One sentence for a person: which field, what was expected, what to do.
+        reason: One sentence for a person, with the field, the expected value and the remedy.
         field: The field that was wrong, as a dotted path, or empty.
-        expected: What was expected there, or empty.
+        expected: The expected value, or empty.
         details: More data.
-        status: HTTP status; the one of `STATUS_BY_CODE` where none is given.
+        status: HTTP status; by default the one in `STATUS_BY_CODE`.
     """
 
     def __init__(

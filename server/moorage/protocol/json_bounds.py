@@ -1,8 +1,8 @@
 """Counts the values of a JSON text, in a few passes in C, before it is decoded.
 
 A mebibyte of `[],` is a third of a million lists, which take a third of a second to build, and
-`1e290` takes a hundred times as long to read as `1e280`. So `messages` and the HTTP side refuse a
-text by what is counted here. Nothing is built, and copies are of some kilobytes each.
+`1e290` takes a hundred times as long to read as `1e280`. So `messages` and the HTTP side refuse
+texts by these counts. Counting builds no objects, and copies only some kilobytes at a time.
 """
 
 import re
@@ -11,13 +11,14 @@ from itertools import accumulate, chain, islice
 from typing import Final
 
 LARGE_BYTES: Final = 32 * 1024
-"""What is larger is read in a turn of a `FairSemaphore`: it may hold the loop for a while."""
+"""Larger texts are read in a turn of a `FairSemaphore`, since they may hold the loop for a
+while."""
 PARTS_MAX: Final = 32_768
 """Arrays, objects and named fields of one message: some ten milliseconds to build."""
 VALUES_MAX: Final = 131_072
 """Values of one message."""
 SLOW_NUMBERS_MAX: Final = 512
-"""Numbers of one message that take ten microseconds each, and more: with an exponent from 200 to
+"""Most numbers in one message that take ten microseconds or more each: with an exponent from 200 to
 399, or with 190 digits in a row."""
 _SLOW_DIGITS: Final = b"0" * 190
 _PIECE_BYTES: Final = 64 * 1024
@@ -43,7 +44,7 @@ def has_more_values(encoded: bytes, most: int) -> bool:
 def is_deeper(encoded: bytes, levels: int) -> bool:
     """Return whether arrays and objects are nested deeper than the bound.
 
-    Only the first `PARTS_MAX` brackets are looked at: a text with more of them is refused.
+    Only the first `PARTS_MAX` brackets are checked: a text with more brackets is refused.
     """
     if encoded.count(b"{") + encoded.count(b"[") <= levels:
         return False

@@ -1,8 +1,8 @@
 """Converts a Node of the Kubernetes API to the document of a machine.
 
 Called by the client's import of `kubectl get nodes -o json` and by the backend that watches a
-cluster: both give a machine the same ids, labels and sizes. Sizes are what pods can have
-(`status.allocatable`, else `status.capacity`). Devices are what a device plugin advertises:
+cluster: both give a machine the same ids, labels and sizes. Sizes are the amounts that pods can
+have (`status.allocatable`, else `status.capacity`). Devices are the resources of a device plugin:
 resources whose name ends in `/gpu`, and NVIDIA's MIG instances (`nvidia.com/mig-1g.10gb`). Their
 model and memory are in labels that GPU feature discovery, AMD's labeller, GKE or Karpenter put on
 the node.
@@ -37,7 +37,7 @@ REGION_LABEL: Final = "topology.kubernetes.io/region"
 REPLICAS_LABEL: Final = "nvidia.com/gpu.replicas"
 """How often the device plugin advertises each device, where it lets pods take turns."""
 WHOLE_DEVICES: Final = ("/gpu", "/gpu.shared")
-"""How the names of resources end that count whole devices."""
+"""Endings of the names of resources that count whole devices."""
 
 _KEEPS_PODS_AWAY: Final = frozenset({"NoSchedule", "NoExecute"})
 _LABELS_LEFT_OUT: Final = ("feature.node.kubernetes.io/", "beta.kubernetes.io/")
@@ -90,7 +90,7 @@ class NodeReading:
     """A Node, from which the document of its machine is made.
 
     Raises:
-        WrongNodeError: In any method: a field is not what the API documents.
+        WrongNodeError: In any method: a field does not match the API's documentation.
     """
 
     item: JsonValue
@@ -239,7 +239,7 @@ class NodeReading:
 def without_copies(nodes: Iterable[Document]) -> tuple[list[Document], int]:
     """Remove machine ids that several nodes share, as copies of a disk do; count these nodes.
 
-    Such an id tells nothing, and the server registers no machine twice.
+    Such an id does not identify a machine, and the server registers no machine twice.
     """
     found = list(nodes)
     known = Counter(node.get("machineId") for node in found)

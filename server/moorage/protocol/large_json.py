@@ -2,7 +2,7 @@
 
 The decoder holds the interpreter's lock from the first byte to the last, so a thread alone does not
 help: a document of 16 MiB stops the event loop for as long as it takes to decode. `web` and
-`catalog` call this in a thread for what is large; small values are decoded where they arrive.
+`catalog` call this in a thread for large values; small values are decoded where they arrive.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,15 @@ import msgspec
 from moorage.records.json_values import JsonObject, JsonValue
 
 PART_BYTES_MAX: Final = 64 * 1024
-"""What is decoded in one go, some two milliseconds; larger values are taken apart."""
+"""Bytes that are decoded in one step, some two milliseconds; larger values are split."""
 LEVELS_MAX: Final = 8
-"""How deep values are taken apart, each level being one more look at all bytes. The nodes of a
-cluster document, which are most of it, lie on the third."""
+"""Number of levels on which values are split; each level reads all bytes once more. The nodes of a
+cluster document, its largest part, are on the third level."""
 
 VALUES_MAX: Final = 2_000
-"""Values that are encoded in one go; a text counts as one more for each 64 characters."""
+"""Values that are encoded in one step; a text counts as one more for each 64 characters."""
 ROWS_MAX: Final = 64
-"""Members of a list that are encoded in one go, where the first of them is small."""
+"""Members of a list that are encoded in one step if the first of them is small."""
 
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _elements: Final = msgspec.json.Decoder(list[msgspec.Raw])
@@ -31,8 +31,8 @@ _elements: Final = msgspec.json.Decoder(list[msgspec.Raw])
 def decode_in_parts(encoded: bytes) -> JsonValue:
     """Return the value of a JSON text; other threads run between its parts.
 
-    To find where the parts end takes about a tenth of the time that it takes to decode them: that
-    is how long the interpreter's lock is held at most.
+    Finding the ends of the parts takes about a tenth of the time of decoding them; this is the
+    longest time that the interpreter's lock is held.
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: As `msgspec.json.decode`.
@@ -65,8 +65,8 @@ def encode_in_parts(value: JsonValue) -> Iterator[bytes]:
     """Yield the JSON text of a value in parts, each encoded when the caller takes it.
 
     Args:
-        value: Not changed meanwhile; all that `msgspec.json.encode` takes, but the members
-            of what is large are lists, tuples, and dicts with texts as keys.
+        value: A value that `msgspec.json.encode` accepts, and that is not changed meanwhile. Large
+            values may only contain lists, tuples, and dicts with texts as keys.
     """
     part = bytearray()
     for piece in _pieces(value):

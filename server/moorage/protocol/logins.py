@@ -15,10 +15,10 @@ class Login:
     """The login of a person, who got a cookie for a token.
 
     Args:
-        caller: Whom the token stands for.
+        caller: The caller of the token.
         token: The token.
-        csrf: What changing requests must carry, which no page of another site can read.
-        expires_at: When it is over, in seconds since the epoch.
+        csrf: The value that requests for changes must carry; pages of other sites cannot read it.
+        expires_at: End of the login, in seconds since the epoch.
     """
 
     caller: Caller

@@ -19,7 +19,7 @@ class LoopShares:
     def __init__(self) -> None:
         self._spent: dict[Tenant, float] = {}
         self._waiting: dict[Tenant, deque[asyncio.Future[None]]] = {}
-        """The first of each tenant is read on in the next turn."""
+        """In the next turn, the first connection of each tenant is read further."""
 
     def turn(self, tenant: Tenant) -> asyncio.Future[None] | None:
         """Return an awaitable before more of a tenant is read; None: read more at once."""

@@ -5,7 +5,8 @@ package makes them and writes them with `encode`. The shapes are those of
 docs/reference/allocation-server.md, "Requests and replies" (existing clients), and of the `op`
 messages beside them.
 
-The fast path is decoding in C; where it says no, `diagnosis` names the field and what is expected.
+The fast path is decoding in C; if that fails, `diagnosis` names the field and the value expected
+there.
 """
 
 from collections.abc import Callable
@@ -49,9 +50,9 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request for a placement (`adhoc: true`).
 
     Empty or null `clusters`, `filter`, `search`, `parameters` and `settings` mean the same as
-    leaving them out, and read as None here. Cluster ids that came as numbers read as
-    strings, each id once. Unknown keys are ignored, since existing clients may send them, and
-    `ignored_fields` names them; with `strict` they are refused.
+    omitted ones; here they are None. Numeric cluster ids become strings, without duplicates.
+    Unknown keys are ignored, since existing clients may send them, and `ignored_fields` names them;
+    with `strict` they are refused.
     """
 
     policy_rule_uri: f.Uri
@@ -74,9 +75,9 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     traceparent: f.TraceParent = ""
 
     def __post_init__(self) -> None:
-        """Give every spelling of "absent" one form."""
+        """Set empty optional fields to None, and make cluster ids unique strings."""
         if self.alternatives and self.resources is None:
-            raise ValueError("alternatives: expected `resources` beside it, which is tried first")
+            raise ValueError("alternatives: expected `resources` as well, which are tried first")
         if self.clusters is not None:
             names = tuple(dict.fromkeys(map(str, self.clusters)))
             force_setattr(self, "clusters", names or None)
@@ -90,31 +91,31 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
             force_setattr(self, "settings", None)
 
     def candidates(self) -> tuple[model.ClusterId, ...] | None:
-        """Return the clusters it may go to, or None if it names none."""
+        """Return the ids in `clusters`, or None if the request names none."""
         return cluster_ids(self.clusters)
 
     def demand(self) -> model.Demand | None:
-        """Return `resources` as the core knows it, or None."""
+        """Return `resources` in the form of the core, or None."""
         return None if self.resources is None else self.resources.demand()
 
     def demands(self) -> tuple[model.Demand, ...]:
-        """Return all that would do, the preferred one first, where there are several."""
+        """Return all acceptable demands, the preferred one first; empty without alternatives."""
         if self.resources is None or not self.alternatives:
             return ()
         each = (self.resources, *self.alternatives)
         return tuple(dict.fromkeys(resources.demand() for resources in each))
 
     def terms(self) -> model.LeaseTerms | None:
-        """Return `lease` as the core knows it, or None for advice."""
+        """Return `lease` in the form of the core, or None for advice."""
         return None if self.lease is None else self.lease.terms()
 
     def provisioning(self) -> model.Provision | None:
-        """Return `provision` as the core knows it, or None."""
+        """Return `provision` in the form of the core, or None."""
         return None if self.provision is None else self.provision.provisioning()
 
 
 class BlockRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A block-level request: no `adhoc`, but an `input`."""
+    """A block-level request: it has `input` and no `adhoc`."""
 
     input: f.Document
     id: f.MessageId = None
@@ -133,9 +134,9 @@ class OpMessage(
     forbid_unknown_fields=True,
     tag_field="op",
 ):
-    """What all `op` messages share. Unknown fields are refused, with `strict` or without.
+    """The common fields of all `op` messages. Unknown fields are always refused.
 
-    To ignore one would do more than its sender means: a drain without its `node` is of all nodes.
+    A misspelt field could widen the operation: a drain without `node` drains all nodes.
     """
 
     id: f.MessageId = None
@@ -143,9 +144,9 @@ class OpMessage(
 
 
 class ListingMessage(OpMessage, frozen=True, kw_only=True):
-    """One page of a list: `filters` are equalities, `after` is the `next` of the page before.
+    """One page of a list: rows must equal `filters`; `after` is the `next` of the previous page.
 
-    A standby answers once it knows of the fact `min_revision`, or says soon that it does not.
+    A standby waits a short time for the fact `min_revision`, and refuses if it does not come.
     """
 
     min_revision: f.Revision = 0
@@ -161,15 +162,15 @@ class ListingMessage(OpMessage, frozen=True, kw_only=True):
         return self.after or self.next
 
     def equalities(self) -> dict[str, str | int | float | bool]:
-        """Return all filters, `cluster` among them where it was given."""
+        """Return all filters, with `cluster` if it was given."""
         return {**self.filters, "cluster": self.cluster} if self.cluster else dict(self.filters)
 
 
 class Release(OpMessage, frozen=True, kw_only=True, tag="release"):
-    """End a lease. Without `token`, one of the caller's own tenant.
+    """End a lease. Without `token`, it must be a lease of the caller's own tenant.
 
-    With `dry_run`, `reasons` of the reply say which requests then have their turn; leases of
-    `beside` are taken to end, too.
+    With `dry_run`, nothing ends, and `reasons` of the reply names the requests that would be served
+    next. The leases in `beside` are assumed to end, too.
     """
 
     lease: f.Identifier
@@ -194,7 +195,7 @@ class Flush(OpMessage, frozen=True, kw_only=True, tag="flush"):
 
 
 class _Place(OpMessage, frozen=True, kw_only=True):
-    """A cluster, or a node of it. With `dry_run`, it is only said what would come of it."""
+    """A cluster or one of its nodes. With `dry_run`, the reply only reports the effects."""
 
     cluster: f.Name
     node: f.OptionalName = ""
@@ -202,30 +203,30 @@ class _Place(OpMessage, frozen=True, kw_only=True):
 
 
 class Cordon(_Place, frozen=True, kw_only=True, tag="cordon"):
-    """Place nothing new there."""
+    """Place no new leases on a node or cluster."""
 
     reason: f.OptionalName = ""
 
 
 class Drain(Cordon, frozen=True, kw_only=True, tag="drain"):
-    """Place nothing new there, and end or move what runs there, within `seconds` where given."""
+    """Cordon a node or cluster, and end or move its leases, after `seconds` if given."""
 
     seconds: f.WaitSeconds | None = None
 
 
 class Uncordon(_Place, frozen=True, kw_only=True, tag="uncordon"):
-    """Place something there again."""
+    """Place new leases on a node or cluster again."""
 
 
 class ForgetMachine(OpMessage, frozen=True, kw_only=True, tag="forget"):
-    """Give up a machine whose agent will not come back: its leases fail, and its node goes."""
+    """Remove a machine whose agent will not come back: its leases fail, its node is removed."""
 
     cluster: f.Name
     node: f.Name
 
 
 class ReserveNodes(OpMessage, frozen=True, kw_only=True, tag="reserve"):
-    """Keep nodes for a tenant, from one moment to another: such as `resources` fits on."""
+    """Reserve nodes that fit `resources` for a tenant, from `starts_at` to `ends_at`."""
 
     resources: Resources
     starts_at: f.Moment
@@ -247,14 +248,14 @@ class UnreserveNodes(OpMessage, frozen=True, kw_only=True, tag="unreserve"):
 
 
 class RemoveQuota(OpMessage, frozen=True, kw_only=True, tag="remove_quota"):
-    """Remove the quota of a tenant, or of one of its projects: that of all holds then."""
+    """Remove the quota of a tenant or project; then the quota `*` holds for a tenant."""
 
     tenant: f.Name
     project: f.Identifier | None = None
 
 
 class SetQuota(OpMessage, frozen=True, kw_only=True, tag="set_quota"):
-    """Set the quota of a tenant or of one of its projects. A field left out is as at first."""
+    """Set the quota of a tenant or of one of its projects. Omitted fields have their defaults."""
 
     tenant: f.Name
     project: f.Identifier | None = None
@@ -265,13 +266,13 @@ class SetQuota(OpMessage, frozen=True, kw_only=True, tag="set_quota"):
     notice_seconds: f.WaitSeconds = 0.0
 
     def quota(self) -> model.Quota:
-        """Return it as the core knows it."""
+        """Return the quota in the form of the core."""
         limits = (self.nominal.amounts(), self.borrow.amounts(), self.lend.amounts())
         return model.Quota(self.weight, *limits, self.notice_seconds)
 
 
 class _Inquiry(OpMessage, frozen=True, kw_only=True):
-    """About one lease or one request; the two share their ids."""
+    """A question about one lease or one request; a lease has the id of its request."""
 
     min_revision: f.Revision = 0
     lease: f.OptionalIdentifier = ""
@@ -288,7 +289,7 @@ class Status(_Inquiry, frozen=True, kw_only=True, tag="status"):
 
 
 class Why(_Inquiry, frozen=True, kw_only=True, tag="why"):
-    """The reasons for what became of a lease or request; `nodes`: and what each node lacks now."""
+    """Return why a lease or request is in its state; with `nodes`, what each node lacks."""
 
     nodes: f.Flag = False
     after: f.OptionalName = ""
@@ -296,58 +297,58 @@ class Why(_Inquiry, frozen=True, kw_only=True, tag="why"):
 
 
 class Cancel(OpMessage, frozen=True, kw_only=True, tag="cancel"):
-    """Give up waiting."""
+    """Cancel a waiting request."""
 
     request: f.Identifier
     dry_run: f.Flag = False
 
 
 class QueueListing(ListingMessage, frozen=True, kw_only=True, tag="queue"):
-    """Who waits: the tenant's own; for operators, all."""
+    """List the tenant's waiting requests; for operators, those of all tenants."""
 
 
 class LeaseListing(ListingMessage, frozen=True, kw_only=True, tag="leases"):
-    """Who holds what: the tenant's own; for operators, all. With `sort`, and how many in all."""
+    """List the tenant's leases; for operators, all leases. With `sort`, also their total number."""
 
     state: f.OptionalName = ""
     sort: f.LeaseOrder = ""
 
     def equalities(self) -> dict[str, str | int | float | bool]:
-        """Return all filters, `cluster` and `state` among them where they were given."""
+        """Return all filters, with `cluster` and `state` if they were given."""
         filters = super().equalities()
         return {**filters, "state": self.state} if self.state else filters
 
 
 class FleetListing(ListingMessage, frozen=True, kw_only=True, tag="fleet"):
-    """What there is and what of it is free: the clusters, or the nodes of `cluster`."""
+    """List the clusters, or the nodes of `cluster`, with their total and free capacity."""
 
 
 class QuotaListing(ListingMessage, frozen=True, kw_only=True, tag="quotas"):
-    """What tenants and projects may hold, and what they hold of it."""
+    """List the quotas of tenants and projects, and how much of each is held."""
 
 
 class ReservationListing(ListingMessage, frozen=True, kw_only=True, tag="reservations"):
-    """What is reserved, and when: the tenant's own; for operators, all."""
+    """List the tenant's reservations; for operators, those of all tenants."""
 
 
 class DecisionListing(ListingMessage, frozen=True, kw_only=True, tag="decisions"):
-    """What was decided of late, newest first: the tenant's own; for operators, all."""
+    """List the tenant's recent decisions, newest first; for operators, those of all tenants."""
 
 
 class DecisionFleet(OpMessage, frozen=True, kw_only=True, tag="decision_fleet"):
-    """The fleet as it was when a request was decided, and the request."""
+    """Return the fleet at the time when a request was decided, and the request."""
 
     request: f.Identifier
 
 
 class PastFleet(OpMessage, frozen=True, kw_only=True, tag="past_fleet"):
-    """The fleet as it was at a time."""
+    """Return the fleet at the time `at`."""
 
     at: f.Moment
 
 
 class Manage(OpMessage, frozen=True, kw_only=True, tag="manage"):
-    """Call `management` of a policy."""
+    """Call `management` of a policy with `action` and `data`."""
 
     policy_rule_uri: f.Uri
     action: f.Name
@@ -355,12 +356,12 @@ class Manage(OpMessage, frozen=True, kw_only=True, tag="manage"):
 
 
 class Logs(OpMessage, frozen=True, kw_only=True, tag="logs"):
-    """What the workload of a lease wrote, from a byte offset on; a negative one is from the end.
+    """Return a workload's output from a byte offset on; a negative offset counts from the end.
 
-    Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
-    offset counts in what the start number `attempt` wrote, and starts again with the next one; 0
-    means the last start. Text that is no UTF-8 comes unaltered as `base64` only. Without `token`,
-    the lease is one of the caller's own tenant.
+    If there is no output at the offset yet, the reply waits up to `wait_seconds` for it. Each start
+    of the workload has its own output and offsets; `attempt` 0 means the last start. Only `base64`
+    returns output that is not UTF-8 unchanged. Without `token`, it must be a lease of the caller's
+    own tenant.
     """
 
     lease: f.Identifier
@@ -372,7 +373,7 @@ class Logs(OpMessage, frozen=True, kw_only=True, tag="logs"):
 
 
 class Exec(OpMessage, frozen=True, kw_only=True, tag="exec"):
-    """Run a command inside of the workload of a lease; about `token` as `logs`."""
+    """Run a command inside the workload of a lease; `token` is as for `logs`."""
 
     lease: f.Identifier
     token: f.Identifier | None = None
@@ -386,8 +387,8 @@ class Exec(OpMessage, frozen=True, kw_only=True, tag="exec"):
 class Files(OpMessage, frozen=True, kw_only=True, tag="files"):
     """List the files that the workload of a lease left in its own folder, or read one of them.
 
-    Without `path` the reply lists them; with it, the reply is a piece of that file from `offset`
-    on. `attempt` and `token` are as with `logs`.
+    Without `path` the reply lists the files; with `path` it has a piece of that file, from `offset`
+    on. `attempt` and `token` are as for `logs`.
     """
 
     lease: f.Identifier
@@ -398,19 +399,19 @@ class Files(OpMessage, frozen=True, kw_only=True, tag="files"):
 
 
 class WatchTopics(OpMessage, frozen=True, kw_only=True, tag="watch"):
-    """Get the news of these topics from now on."""
+    """Push the news of these topics to this session from now on."""
 
     topics: f.Topics
 
 
 class Resume(OpMessage, frozen=True, kw_only=True, tag="resume"):
-    """Go on with a session that lost its connection; the first message of a connection."""
+    """Resume a session that lost its connection; must be the first message of a connection."""
 
     session: f.Identifier
 
 
 class WhatIf(OpMessage, frozen=True, kw_only=True, tag="whatif"):
-    """The answer that `request` would get if `change` had happened, and what else would differ."""
+    """Return the answer that `request` would get after `change`, and the change's other effects."""
 
     request: AllocationRequest | msgspec.UnsetType = msgspec.UNSET
     change: f.Document = {}  # msgspec copies it.
@@ -457,7 +458,7 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
 
 
 class _Requested(Struct):
-    """The request of a what-if, as it came."""
+    """The request of a what-if, not decoded."""
 
     request: msgspec.Raw
 
@@ -495,15 +496,15 @@ def decode(frame: str | bytes) -> Message:
         frame: The text of the message.
 
     Raises:
-        BadMessage: It is not JSON, not an object, or no message of the protocol. The one error
-            names the field and what was expected there. Nothing else is ever raised.
+        BadMessage: It is not JSON, not an object, or no message of the protocol. The error names
+            the field and the expected value. No other error is raised.
     """
     text = _text(frame)
     return _read(text, _kind_of(text))[0]
 
 
 def decode_and_warn(frame: str | bytes) -> tuple[Message, list[str]]:
-    """Read one message, with what `ignored_fields` says of it; errors as of both."""
+    """Read one message, and return it with the result of `ignored_fields`; errors as of both."""
     text = _text(frame)
     kind = _kind_of(text)
     message, names = _read(text, kind)
@@ -531,7 +532,7 @@ def _kind_of(text: str) -> type[Message]:
 
 
 def decode_allocation(body: str | bytes) -> AllocationRequest:
-    """Read the body of `POST /allocate`: as `decode`, but `adhoc` need not be said.
+    """Read the body of `POST /allocate`: as `decode`, but `adhoc` may be missing.
 
     Raises:
         BadMessage: As in `decode`.
@@ -540,7 +541,7 @@ def decode_allocation(body: str | bytes) -> AllocationRequest:
 
 
 def operation_of(body: bytes) -> str:
-    """Return the `op` of a message that names one and is no request, or an empty text."""
+    """Return the `op` of a message; empty if the message has none or is a request."""
     try:
         head = _head(_text(body))
     except (BadMessage, ValueError, RecursionError):
@@ -549,16 +550,17 @@ def operation_of(body: bytes) -> str:
 
 
 def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
-    """Return a warning for each field of a message that was read and that means nothing.
+    """Return a warning for each field of a message that has no meaning.
 
-    That is a field that is unknown, and resources that ask for none.
+    These are unknown fields, and resources that request nothing.
 
     Args:
         frame: The text of the message.
-        message: What it was read as. Operations have no such fields: they are refused.
+        message: The decoded message; operations get no warning, as `decode` refuses such fields.
 
     Raises:
-        BadMessage: The message is `strict` or a what-if, or the field is nearly called `dry_run`.
+        BadMessage: There is such a field, and the message is `strict` or a what-if, or the field's
+            name is close to `dry_run`.
     """
     if isinstance(message, WhatIf) and message.request:
         request = _requested(frame).request
@@ -578,16 +580,16 @@ def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
 
 
 def _without_use(message: Message) -> list[str]:
-    """Return a warning for resources that say how GPUs are to be, but not that any is wanted."""
+    """Return a warning for resources that request nothing, or describe GPUs but request none."""
     wanted = message.resources if isinstance(message, AllocationRequest) else None
     if wanted is None or wanted.gpus:
         return []
     said = [name for name in _OF_GPUS if getattr(wanted, name) != getattr(_NO_RESOURCES, name)]
     if said:
-        return [f"resources.{said[0]}: no GPU is asked for; say how many, such as `gpus` 1."]
+        return [f"resources.{said[0]}: the request has no GPUs; give a number, such as `gpus` 1."]
     if wanted.cpu_milli or wanted.memory_mib:
         return []
-    return ["resources: they ask for nothing; give `gpus`, `cpu_milli` or `memory_mib`."]
+    return ["resources: they request nothing; give `gpus`, `cpu_milli` or `memory_mib`."]
 
 
 def encode(message: Message) -> str:

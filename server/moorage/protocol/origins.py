@@ -1,17 +1,19 @@
 """Decides who may send HTTP requests: programs and our own pages, but no page of another site.
 
 `gateway`, `web` and served slot pools ask `Origins.refusal` about every request, the handshakes of
-WebSockets included. A browser reaches every port of its machine, and any page may tell it to: a
-form or a WebSocket asks no permission first. Three headers that no page can set say so:
+WebSockets included. A browser reaches every port of its machine, and any page can make it send
+requests there: a form or a WebSocket needs no permission. Three headers that no page can set show
+this:
 
-* `Host` is the name in the URL (RFC 9110, 7.2). A page whose own name its owner lets point to
-  127.0.0.1 (DNS rebinding) is of one origin with us to the browser, and reads answers; only the
-  name gives it away. No address can be rebound, so the one that the request came to is fine too.
-* `Origin` is where the page comes from (RFC 6454, 7). Browsers send it with WebSockets and with
-  all that changes anything; programs rarely do. It is ours where it names the server as `Host`
-  does, or the port of our pages. `null`, a page that hides its origin, is not ours.
-* `Sec-Fetch-Site` (W3C, Fetch Metadata) says the same of what has no `Origin`: images, links,
-  frames. `same-site` is another port of this machine, and so another origin.
+* `Host` is the name in the URL (RFC 9110, 7.2). If the owner of a page lets its name point to
+127.0.0.1 (DNS rebinding), the browser treats the page as one of ours, and the page reads answers;
+only the name reveals it. An address cannot be rebound, so the address that the request came to is
+accepted, too.
+* `Origin` is where the page comes from (RFC 6454, 7). Browsers send it with WebSockets and with all
+requests that change something; programs rarely do. It is ours if it names the same server as
+`Host`, or the port of our pages. `null`, a page that hides its origin, is not ours.
+* `Sec-Fetch-Site` (W3C, Fetch Metadata) gives the same information for requests without `Origin`:
+images, links, frames. `same-site` is another port of this machine, and so another origin.
 
 The port in `Host` does not count: tunnels change it, and it protects nothing. A request without
 `Host` is HTTP/1.0, which no browser speaks.
@@ -45,7 +47,7 @@ class Foreign:
     Args:
         header: The name of the header with the foreign origin.
         reason: A sentence for the sender.
-        setting: The daemon's setting that would let it in; empty if none does.
+        setting: The daemon's setting that would allow it; empty: no setting does.
     """
 
     header: str
@@ -55,9 +57,7 @@ class Foreign:
     @property
     def advice(self) -> str:
         """The reason, and the remedy for the operator of a daemon."""
-        return (
-            f"{self.reason}; setting `{self.setting}` lets it in" if self.setting else self.reason
-        )
+        return f"{self.reason}; setting `{self.setting}` allows it" if self.setting else self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,10 @@ class Origins:
     """The host names and origins that a server accepts.
 
     Args:
-        hosts: Its names beside those of loopback: what it listens on, and what operators add.
-        origins: Other sites whose pages may ask, each as `read_origin` takes it.
-        pages_port: Where its own pages come from; 0: nowhere but from this port.
+        hosts: The server's names, in addition to loopback names: the host that it listens on, and
+            names from operators.
+        origins: Other sites whose pages may send requests, each in the form of `read_origin`.
+        pages_port: The port of the server's own pages; 0: only this port.
     """
 
     hosts: tuple[str, ...] = ()
@@ -80,8 +81,8 @@ class Origins:
         """Return why a request is refused, or None if it is accepted.
 
         Args:
-            target: What stands after the method; where it names a host, that counts as well.
-            headers: All of them; names in lower case.
+            target: The target in the request line; a host in it is checked, too.
+            headers: All headers, with names in lower case.
             here: The address of this machine that the request came to.
         """
         found: dict[str, list[str]] = {"host": [], "origin": [], "sec-fetch-site": []}
@@ -95,14 +96,14 @@ class Origins:
         for host in hosts:
             place = _place("", host, 0)
             if place is None or not _is_ours(place.name, names):
-                reason = f"Host: {host!r} is no name of this server; a page may be behind it"
+                reason = f"Host: {host!r} is no name of this server; a web page may have sent it"
                 return Foreign("host", reason, "allowed_hosts")
         for origin in origins:
             if not self._may_ask(origin, hosts, names):
-                reason = f"Origin: a page of {origin!r} may not ask this server"
+                reason = f"Origin: a page of {origin!r} may not send requests to this server"
                 return Foreign("origin", reason, "" if origin == "null" else "allowed_origins")
         if not origins and not _OWN_SITES.issuperset(found["sec-fetch-site"]):
-            reason = "Sec-Fetch-Site: a page of another site may not ask this server"
+            reason = "Sec-Fetch-Site: a page of another site may not send requests to this server"
             return Foreign("sec-fetch-site", reason)
         return None
 
@@ -148,7 +149,7 @@ def _place(scheme: str, authority: str, default_port: int) -> WebOrigin | None:
 
 @lru_cache(maxsize=64)
 def _plain(name: str) -> str:
-    """Return a name or an address in the form in which two of them are compared."""
+    """Return the canonical form of a name or an address, for comparisons."""
     name = name.strip("[]").lower().removesuffix(".")
     try:
         address = ipaddress.ip_address(name.partition("%")[0])  # The zone is this machine's affair.

@@ -1,7 +1,7 @@
 """Counts connections by address, for the limits of both ports.
 
-`gateway` and `web` keep their connections in it, each those that do something apart from those that
-do nothing; of the latter, the one that has done nothing for longest gives way.
+`gateway` and `web` count their busy and their idle connections with it, separately. Beyond a limit,
+the connection that was idle longest is closed.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ class Peers(Generic[T]):
         return len(self._address)
 
     def add(self, member: T, address: str) -> None:
-        """Add a member at the end; a member that exists already keeps its place."""
+        """Add a member at the end; an existing member keeps its place."""
         place = _place(address)
         self._address.setdefault(member, place)
         self._members[place][member] = None
@@ -41,19 +41,19 @@ class Peers(Generic[T]):
         return len(self._members.get(_place(address), ()))
 
     def oldest(self, address: str | None = None) -> T | None:
-        """Return the member that came first, of all or of an address."""
+        """Return the first member, of all members or of an address."""
         members = self._address if address is None else self._members.get(_place(address), {})
         return next(iter(members), None)
 
 
 def most_of_one(limit: int) -> int:
-    """Return three quarters of a limit: one address may use that much, the rest is for others."""
+    """Return three quarters of a limit, the most that one address may use."""
     return -(-limit * 3 // 4)
 
 
 @lru_cache(maxsize=1024)  # Each connection asks about its own several times per request.
 def _place(address: str) -> str:
-    """Return the address that counts as one peer: of IPv4 the address, of IPv6 the network."""
+    """Return the address that counts as one peer: an IPv4 address, or an IPv6 network."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:  # No network: a socket of this machine.

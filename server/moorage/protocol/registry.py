@@ -1,7 +1,7 @@
 """The interface of the documents that `web` serves and `catalog` stores.
 
-An operation is declared here, served by its endpoint, and done by the catalog's part that has the
-documents. Every refusal is a `protocol.faults.ServiceError`.
+An operation is declared here, served by its endpoint, and implemented by the part of the catalog
+that has the documents. Every refusal is a `protocol.faults.ServiceError`.
 """
 
 from collections.abc import Collection
@@ -12,7 +12,8 @@ from msgspec import Meta, Struct
 from moorage.records.json_values import JsonObject, JsonValue
 
 Document = JsonObject
-"""A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
+"""A JSON object. Objects that a catalog returns belong to the catalog: read them, never write to
+them."""
 
 BlockKind = Literal["block", "block_metrics"]
 """Documents of blocks, and documents of their metrics."""
@@ -25,7 +26,7 @@ class DocumentCollection(Protocol):
         """Store a new document.
 
         Returns:
-            The document as stored: every field given, plus what is derived where it was omitted.
+            The stored document: all given fields, and derived values for omitted ones.
 
         Raises:
             ServiceError: `already_exists` (409), `bad_message` naming the field, `too_large`.
@@ -40,7 +41,7 @@ class DocumentCollection(Protocol):
         Args:
             name: Its id.
             change: Fields and their new values, by name or dotted path, also under `$set`;
-                `$unset`, `$inc` and `$push` beside them. What is not named stays.
+                `$unset`, `$inc` and `$push` beside them. Other fields stay.
 
         Raises:
             ServiceError: `not_found`, `bad_message` naming the field, `too_large`.
@@ -60,8 +61,8 @@ class ClusterDocuments(DocumentCollection, Protocol):
         """Store a new document, as `DocumentCollection.create` does.
 
         Args:
-            document: Of a cluster.
-            owner: The tenant that it belongs to from then on; empty: to all.
+            document: A cluster document.
+            owner: The tenant that owns it from then on; empty: all tenants.
         """
 
     async def add_nodes(
@@ -69,12 +70,13 @@ class ClusterDocuments(DocumentCollection, Protocol):
     ) -> tuple[Document, bool]:
         """Add the nodes of a document to a cluster; nodes with the same ids are replaced.
 
-        Read and written at once, so that no machine is lost where several join at one time.
+        The document is read and written in one step, so that no machine is lost if several join at
+        the same time.
 
         Args:
-            cluster_id: The cluster; it becomes the document where there is none.
-            document: Of a cluster. Only its nodes count where the cluster exists.
-            owner: As for `create`, where there is none.
+            cluster_id: The cluster; it is created from the document if it does not exist.
+            document: A cluster document. If the cluster exists, only its nodes count.
+            owner: As for `create`, if the cluster is new.
 
         Returns:
             The document as stored, and whether it is new.
@@ -88,7 +90,7 @@ class ClusterDocuments(DocumentCollection, Protocol):
 
         Args:
             cluster_id: The cluster.
-            names: Of the nodes; those that it has not count for nothing.
+            names: The nodes; unknown names are ignored.
 
         Returns:
             The document as stored.
@@ -135,7 +137,7 @@ class Metrics(Protocol):
         """Return the result of an aggregation pipeline over all metrics documents.
 
         Args:
-            stages: As `query.parse_pipeline` reads them.
+            stages: In the format of `query.parse_pipeline`.
 
         Raises:
             ServiceError: `bad_message` or `unsupported` naming the place; `too_large`; `busy`.
@@ -216,9 +218,10 @@ class CanaryStart(Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         policy_rule_uri: The URI of a registered version, the candidate.
-        percent: Of the requests, more than 0 and at most 100.
-        by: What decides: `request` (its idempotency key), or `tenant` (all or none of one).
-        seed: Mixed into the decision; another seed is another draw.
+        percent: The share of the requests, more than 0 and at most 100.
+        by: The basis of the decision: `request` (its idempotency key), or `tenant` (all requests of
+            a tenant, or none).
+        seed: Part of the decision; another seed chooses other requests.
     """
 
     policy_rule_uri: Annotated[str, Meta(min_length=1, description="a text")]
@@ -234,7 +237,7 @@ class Activation(Struct, frozen=True):
 
     Args:
         policy_rule_uri: The URI of a registered version of the alias's policy.
-        force: Also where it fails as the alias's shadow.
+        force: Activate it even if it fails as the alias's shadow.
     """
 
     policy_rule_uri: Annotated[str, Meta(min_length=1, description="a text")]

@@ -2,8 +2,8 @@
 
 The daemon and the web room write with `success`, `failure`, `raw` and `event`; the client package
 reads with `decode_reply`. Shapes: docs/reference/allocation-server.md, "Requests and
-replies" and "Decisions", with `lease`, `warnings`, `reasons`, `request` and `error` beside what
-existing clients look for.
+replies" and "Decisions", with `lease`, `warnings`, `reasons`, `request` and `error` in addition to
+the fields for existing clients.
 """
 
 import math
@@ -39,21 +39,21 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     """A reply, success or failure, as the server writes it and a client reads it.
 
     Args:
-        success: Which kind it is.
-        data: Of a success: what the policy returned, or what the operation answers.
+        success: Whether it is a success.
+        data: Of a success: the policy's return value, or the answer of the operation.
         message: Of a failure: one sentence for a person.
         details: `error` of a failure, with further data of the refusal.
-        id: That of the message.
+        id: The id of the message.
         request: The server's id of the request.
         lease: The lease, if any.
         warnings: Sentences for a person.
-        reasons: Why it was decided so.
-        policy_rule_uri: The version that answered, where the request named an alias.
-        revision: The answer knows of all facts up to this one; for `min_revision`. Servers with
-            PostgreSQL say it.
-        as_of: Of a standby's answer: what it knows was all there was then, in seconds since the
+        reasons: The reasons for the decision.
+        policy_rule_uri: The version that answered, if the request named an alias.
+        revision: The answer includes all facts up to this one; for `min_revision`. Only servers
+            with PostgreSQL set it.
+        as_of: Of a standby's answer: the last time at which it had all facts, in seconds since the
             epoch.
-        leader: Likewise: the address of the server that writes; empty while none does.
+        leader: Of a standby's answer: the address of the leader; empty while there is none.
     """
 
     success: Annotated[bool, ESSENTIAL]
@@ -106,12 +106,12 @@ def success(data: JsonValue, **shared: Unpack[Shared]) -> bytes:
     """Write a success reply.
 
     Args:
-        data: What the policy returned, or what the operation answers.
+        data: The policy's return value, or the answer of the operation.
         **shared: Further fields.
 
     Returns:
-        JSON. Where `data` or `reasons` hold what JSON cannot say (NaN, infinity, objects), a
-        failure reply with `policy_bad_output` instead; it then still carries the lease.
+        JSON. If `data` or `reasons` have values that JSON does not have (NaN, infinity, objects),
+        it is a failure reply with `policy_bad_output`, which still carries the lease.
     """
     try:
         text = _encode(Reply(success=True, data=data, **shared))
@@ -144,9 +144,9 @@ def failure(
         code: Machine-readable.
         reason: One sentence for a person.
         field: The field that was wrong, or empty.
-        expected: What was expected there, or empty.
+        expected: The expected value, or empty.
         details: More data for `error`; `code`, `reason`, `field` and `expected` win over it.
-        **shared: Further fields; a lease that exists all the same is there to be released.
+        **shared: Further fields; the lease, if it was granted, so that the client can release it.
     """
     error: JsonObject = {**(details or {}), "code": code, "reason": reason}
     for name, value in (("field", field), ("expected", expected)):
@@ -227,8 +227,8 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
     """Read a reply of the server.
 
     Args:
-        frame: The text of the message. The raw result that answers a block-level request is
-            not one of these; read it as plain JSON.
+        frame: The text of the message. The raw result of a block-level request is no such reply;
+            read it as plain JSON.
 
     Raises:
         BadReply: It is neither a reply nor an event.

@@ -26,7 +26,7 @@ MESSAGES: Final[dict[str, type[messages.Message]]] = {
     "block": BlockRequest,
     **messages.OPERATIONS,
 }
-"""What a client may send, by the name of the operation."""
+"""The messages that a client may send, by the name of the operation."""
 _PLACEMENT: Final = (Share, list[Share])
 ANSWERS: Final[dict[type[m.Message], tuple[JsonValue, ...]]] = {
     m.AllocationRequest: (Any,),
@@ -61,7 +61,7 @@ ANSWERS: Final[dict[type[m.Message], tuple[JsonValue, ...]]] = {
     m.WatchTopics: (replies.WatchedTopics,),
     m.Resume: (replies.ResumedSession,),
 }
-"""What `data` of the reply to each message may be; `Any` is what a policy returned."""
+"""The types of `data` in the reply to each message; `Any` is a policy's own answer."""
 _TYPES: Final = tuple(
     dict.fromkeys(
         (
@@ -76,87 +76,87 @@ _TYPES: Final = tuple(
 _WIRE_NAMES: Final = {"Lease": "LeaseAnswer", "Share": "ShareObject", "Workload": "WorkloadAnswer"}
 _SENT: Final = frozenset(kind.__name__ for kind in MESSAGES.values())
 _DESCRIPTION: Final = """\
-One JSON text message in, one out. A reply carries the `id` of its message; messages of one socket
-are answered concurrently where they have ids, else in order. Where tokens are configured, open the
-socket with `Authorization: Bearer <token>`.
+Each JSON text message gets one JSON reply, which carries the `id` of the message. The server
+answers a socket's messages with ids concurrently, and the others in order. If the server has
+tokens configured, open the socket with `Authorization: Bearer <token>`.
 """
 
 
 _OF_OPERATIONS: Final = {
-    "action": "What `management` is called with.",
-    "after": "The `next` of the page before.",
-    "at": "When.",
-    "attempt": "The number of the start; 0: the last one.",
-    "beside": "Leases that are taken to end with it, in a dry run.",
-    "borrow": "How much more it may hold of what others leave unused; left out: nothing.",
-    "change": "Nodes, cordons, drains, quotas, weights and policies.",
+    "action": "The `action` argument of the policy's `management`.",
+    "after": "The `next` of the previous page.",
+    "at": "The moment of the fleet to show.",
+    "attempt": "The number of the workload's start; 0: the last start.",
+    "beside": "Other leases that the dry run assumes to end, too.",
+    "borrow": "The unused quota of others that the tenant may hold as well; left out: nothing.",
+    "change": "The changes to assume: nodes, cordons, drains, quotas, weights and policies.",
     "cluster": "The id of a cluster.",
-    "clusters": "Those to choose from; left out: all.",
-    "command": "What to run, the program first.",
-    "data": "What `management` is called with.",
-    "dry_run": "Say what would come of it, and change nothing.",
-    "encoding": "How what was written comes.",
-    "ends_at": "When it ends.",
-    "environment": "Variables beside the workload's own.",
-    "filters": "What rows must be equal to, by the name of a field.",
+    "clusters": "The clusters to choose nodes from; left out: all.",
+    "command": "The program and its arguments.",
+    "data": "The `data` argument of the policy's `management`.",
+    "dry_run": "Report the effects, and change nothing.",
+    "encoding": "How the reply encodes the output.",
+    "ends_at": "The end of the reservation.",
+    "environment": "Environment variables to add to the workload's own.",
+    "filters": "The values that each listed row must have, by field name.",
     "id": "Echoed in the reply; messages with ids are answered concurrently.",
     "input": "The block, and the policies that place it.",
-    "lapse_seconds": "It ends these seconds after its start where no lease uses it; 0: never.",
+    "lapse_seconds": "It ends these seconds after its start if no lease uses it; 0: never.",
     "lease": "The id of the lease.",
-    "lend": "How much of its own others may hold while it does not; left out: all of it.",
+    "lend": "The tenant's unused quota that others may hold; left out: all of it.",
     "limit": "The most objects on a page.",
-    "min_revision": "A standby answers once it knows of this fact: `revision` of another answer.",
-    "mode": "Whether clusters are only selected, or the block is placed; nothing is held.",
+    "min_revision": "The `revision` of an earlier answer; a standby waits for that fact.",
+    "mode": "Whether to only select clusters, or also to place the block; neither holds anything.",
     "next": "Another name of `after`.",
-    "node": "The id of a node of the cluster; left out: all of it.",
-    "nodes": "Tell what each candidate node lacks, too, by pages.",
-    "nominal": "Its own; left out: no limit.",
-    "notice_seconds": "How long those who borrow may stay when it wants its own back.",
-    "offset": "Where to begin, in bytes.",
-    "path": "A file within the run's folder; left out: all are listed.",
+    "node": "The id of a node of the cluster; left out: the whole cluster.",
+    "nodes": "Also list what each candidate node lacks, in pages.",
+    "nominal": "The tenant's own quota; left out: no limit.",
+    "notice_seconds": "How long borrowed leases may stay once the tenant needs its quota.",
+    "offset": "The first byte to return.",
+    "path": "A file in the run's folder; left out: list all files.",
     "policy_rule_uri": "The policy, or an alias of it.",
     "project": "A project of the tenant; left out: the tenant as a whole.",
-    "reason": "Why, for people.",
-    "request": "The id of the request.",
-    "reservation": "Its id.",
-    "resources": "What must fit.",
-    "seconds": "How long leases may stay that do not move; left out: until their own end.",
-    "session": "What the header `Moorage-Session` of its handshake said.",
-    "sort": "What leases are ordered by, on all pages; left out: as they were granted.",
-    "starts_at": "When it begins.",
-    "state": "Those in this state alone.",
-    "strict": "As of requests; operations refuse unknown fields with `false`, too.",
-    "tenant": "Whose.",
-    "timeout_seconds": "What it may take, after which it is killed.",
-    "token": "That of the lease, from the reply that granted it.",
-    "topics": "Their names.",
-    "ttl_seconds": "How long it lasts from now on.",
-    "user": "As whom, in a container.",
-    "wait_seconds": "How long to wait for something to be written there.",
-    "weight": "With twice the weight it may hold twice as much before others go first.",
-    "workdir": "Where it runs; left out: where the workload does.",
+    "reason": "The reason that people are shown.",
+    "request": "The id of the request; in `whatif`, the request itself.",
+    "reservation": "The id of the reservation.",
+    "resources": "The resources to reserve.",
+    "seconds": "How long leases that do not move may stay; left out: until their own end.",
+    "session": "The session's id: the header `Moorage-Session` of its handshake.",
+    "sort": "The order of the leases over all pages; left out: by the time of the grant.",
+    "starts_at": "The start of the reservation.",
+    "state": "Only list leases in this state.",
+    "strict": "Refuse unknown fields; operations also refuse them with `false`.",
+    "tenant": "The tenant of the quota or of the reservation.",
+    "timeout_seconds": "The time limit of the command, after which it is killed.",
+    "token": "The lease's token, from the reply that granted the lease.",
+    "topics": "The names of the topics to watch.",
+    "ttl_seconds": "How long the lease lasts from now on.",
+    "user": "The user that runs the command in a container.",
+    "wait_seconds": "How long to wait for output at `offset`.",
+    "weight": "A tenant with twice the weight may hold twice as much before others go first.",
+    "workdir": "The command's working directory; left out: the workload's.",
 }
 _OF_REQUESTS: Final = {
-    "alternatives": "What would do in place of `resources`, in this order.",
-    "clusters": "Those to choose from; left out: all live ones.",
-    "deadline_seconds": "What one evaluation of the policy may take.",
+    "alternatives": "Other acceptable `resources`, in the order of preference.",
+    "clusters": "The clusters to choose from; left out: all live ones.",
+    "deadline_seconds": "The time limit of one evaluation of the policy.",
     "dry_run": "Decide, and hold nothing.",
-    "explain": "Say why, in `reasons`.",
-    "filter": "What the clusters to choose from are like, where none are named.",
+    "explain": "Give the reasons for the answer in `reasons`.",
+    "filter": "A filter that selects clusters if `clusters` names none.",
     "id": "Echoed in the reply; messages with ids are answered concurrently.",
-    "inputs": "What the policy itself wants to know.",
-    "lease": "Hold it; left out: the answer is advice.",
-    "parameters": "In place of the policy's defaults.",
+    "inputs": "The input of the policy.",
+    "lease": "Hold the placement as a lease; left out: the answer is advice.",
+    "parameters": "Parameters in place of the policy's defaults.",
     "policy_rule_uri": "The policy that decides, or an alias of it.",
-    "provision": "Start something on it.",
-    "resources": "What must fit; left out: what the policy says.",
-    "search": "A search for the clusters to choose from, where there is no filter.",
-    "settings": "In place of the policy's defaults.",
-    "stream": "Tell how far it is, in messages of their own.",
-    "strict": "Refuse the message where a field means nothing; else that is a warning.",
-    "traceparent": "The client's span, as W3C Trace Context writes it; its trace goes on here.",
+    "provision": "The workload to start on the placement.",
+    "resources": "The resources that must fit; left out: the policy decides.",
+    "search": "A search that selects clusters if there is no filter.",
+    "settings": "Settings in place of the policy's defaults.",
+    "stream": "Report the request's progress in separate messages.",
+    "strict": "Refuse the message if a field has no meaning; otherwise the reply has a warning.",
+    "traceparent": "The client's span in W3C Trace Context; the server continues its trace.",
 }
-"""What fields of messages mean; parts of messages say so in their docstrings."""
+"""Descriptions of message fields; the docstrings of message parts describe their own."""
 _LISTED: Final = "\nAttributes:\n"
 
 
@@ -235,7 +235,7 @@ def _reply(kind: type[messages.Message], reference: str) -> JsonObject:
         del shared[name]
     return {
         "title": f"{kind.__name__}Reply",
-        "description": f"The reply to `{kind.__name__}`, where it succeeds.",
+        "description": f"The successful reply to `{kind.__name__}`.",
         "type": "object",
         "properties": {"success": {"const": True}, "data": data, **shared},
         "required": ["success", "data"],
@@ -320,7 +320,7 @@ def asyncapi(version: str) -> JsonObject:
 
 def _message(name: str, schema: JsonObject | None) -> JsonObject:
     if schema is None:
-        summary = "What the policies of the block's document decided, without an envelope."
+        summary = "The decision of the policies in the block's document, without an envelope."
         return {"name": name, "summary": summary, "payload": {}}
     summary = schema["description"].partition("\n")[0]
     return {"name": name, "summary": summary, "payload": {"$ref": f"#/components/schemas/{name}"}}

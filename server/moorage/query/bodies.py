@@ -125,7 +125,7 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
     check_keys(rule, _RULE_KEYS, at)
     if rule.get("policyCodePath"):
         place, expected = under(at, "policyCodePath"), "the URI of a policy in policyRuleURI"
-        raise QueryError(place, expected, "runs code from a path", Code.UNSUPPORTED)
+        raise QueryError(place, expected, "would run code from a path", Code.UNSUPPORTED)
     uri = "" if rule.get("policyRuleURI") is None else rule["policyRuleURI"]
     if not isinstance(uri, str):
         raise wrong(uri, "the URI of a policy, name:version-tag", under(at, "policyRuleURI"))
@@ -216,7 +216,7 @@ def _limit(parameters: JsonMapping, at: str) -> int:
 def _like(parameters: JsonMapping, at: str) -> str | JsonMapping:
     place, expected = (
         under(at, "like"),
-        "an id, or a part of a document, to be ranked by likeness to",
+        "an id or a part of a document, to rank by similarity to it",
     )
     like = parameters.get("like")
     if like is None:

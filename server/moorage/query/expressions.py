@@ -123,7 +123,7 @@ class _Reader:
     def whole(self) -> _Tree:
         tree = self._choice(0)
         if self.at < len(self.text):
-            self._refuse("has a ) that opens nowhere")
+            self._refuse("has a ) without a (")
         return tree
 
     def _refuse(self, reason: str, code: Code = Code.BAD_MESSAGE) -> NoReturn:
@@ -156,7 +156,7 @@ class _Reader:
         if character in {"*", "+", "?", "{"}:
             self._refuse(f"is a {character} with nothing to repeat")
         if character in {"]", "}"}:
-            self._refuse(f"is a {character} that opens nowhere")
+            self._refuse(f"is a {character} without its opening bracket")
         if self._takes("("):
             return self._group(depth)
         if self._takes("["):

@@ -183,7 +183,7 @@ class Parser:
             return self._among(path, [value], at, at)
         operators = an_object(value, at, "an object of operators")
         if "$options" in operators and "$regex" not in operators:
-            raise missing(under(at, "$regex"), "a pattern for the $options beside it")
+            raise missing(under(at, "$regex"), "a pattern for $options to apply to")
         return _all(
             tuple(
                 self._operator(path, name, operand, at, depth, operators)
@@ -313,7 +313,7 @@ def _all(parts: tuple[Condition, ...]) -> Condition:
 
 def _unknown_operator(name: str, accepted: Sequence[str], place: str) -> QueryError:
     if name in _SCRIPTS:
-        reason = f"{name} would run code, which no query may"
+        reason = f"{name} would run code, which is not allowed in queries"
     else:
         reason = f"{name[:80]} is not an operator here"
     return QueryError(place, "one of " + ", ".join(accepted), reason, Code.UNSUPPORTED)

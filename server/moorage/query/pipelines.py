@@ -159,9 +159,11 @@ def _unwound(parser: Parser, value: JsonValue, at: str) -> Stage:
 
 
 def _group(parser: Parser, value: JsonValue, at: str) -> Stage:
-    given = an_object(value, at, "an object with _id and the fields to make")
+    given = an_object(value, at, "an object with _id and the fields to compute")
     if "_id" not in given:
-        raise missing(under(at, "_id"), "what to group by: $path, an object of them, or null")
+        raise missing(
+            under(at, "_id"), "the key of the groups: $path, an object of $paths, or null"
+        )
     key = _expression(parser, given["_id"], under(at, "_id"))
     made: dict[str, Callable[[list[JsonMapping]], JsonValue]] = {}
     for name, each in given.items():
@@ -234,7 +236,7 @@ def _project(parser: Parser, value: JsonValue, at: str) -> Stage:
             continue
         if each not in (1, True) and not (isinstance(each, str) and each.startswith("$")):
             raise wrong(
-                each, "1, or a $path; name the fields to include, not those to exclude", place
+                each, "1, or a $path; list the fields to include, not the fields to exclude", place
             )
         wanted = f"${name}" if each in (1, True) else each
         reads.append((path.split("."), _expression(parser, wanted, place)))
@@ -296,12 +298,12 @@ def _expression(parser: Parser, value: JsonValue, at: str, depth: int = 0) -> _E
         parts: dict[str, _Expression] = {}
         for name, each in value.items():
             if name.startswith("$"):
-                expected = "$path, a constant, or an object of them"
+                expected = "$path, a constant, or an object of $paths and constants"
                 raise QueryError(under(at, name), expected, "is not served", Code.UNSUPPORTED)
             parts[name] = _expression(parser, each, under(at, name), depth + 1)
         return lambda row: {name: read(row) for name, read in parts.items()}
     if isinstance(value, list):
-        raise wrong(value, "$path, a constant, or an object of them", at)
+        raise wrong(value, "$path, a constant, or an object of $paths and constants", at)
     return lambda _: value
 
 

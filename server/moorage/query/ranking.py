@@ -71,7 +71,7 @@ def nearest(
     index = documents if isinstance(documents, DocumentIndex) else _index(documents)
     like = index.get(reference) if isinstance(reference, str) else reference
     if like is None:
-        raise QueryError("like", "the id of a document that is there", f"{reference!r} is not")
+        raise QueryError("like", "the id of an existing document", f"{reference!r} is not")
     ids = [each for each in sorted(index) if each != reference]
     rows = np.array([index.rows()[each] for each in ids], np.intp)
     total, weight_total = np.zeros(len(ids)), 0.0

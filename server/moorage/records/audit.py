@@ -10,18 +10,19 @@ class AuditEntry(msgspec.Struct, gc=False, omit_defaults=True):
 
     Args:
         at: When it happened, in seconds since the epoch.
-        what: What was done, e.g. `lease.granted`.
+        what: The action, e.g. `lease.granted`.
         who: Tenant of the caller; `moored` for the server itself, empty if it is unknown.
         role: Role of the caller.
-        token: Name of the caller's token, where it has one.
-        remote: Address that the caller connects from.
-        about: What it was done to, by name: lease, policy, cluster, tenant, …
-        before: What held before, where that is known.
-        after: What holds now.
+        token: Name of the caller's token, if it has one.
+        remote: The caller's network address.
+        about: The objects of the action, by kind: lease, policy, cluster, tenant, …
+        before: The values before the action, if known.
+        after: The values after the action.
         why: Reason, such as the version of the policy that decided.
-        seq: Number of the fact in the ledger that it is about, known once that is durable. At a
-            start: of the last fact.
-        recovered: Noted at the next start, as a kill came before; the caller is unknown then.
+        seq: Number of the action's fact in the ledger, known once the fact is durable. At a start:
+            the number of the last fact.
+        recovered: Whether the next start recorded it, since the server was killed before; the
+            caller is unknown then.
     """
 
     at: float

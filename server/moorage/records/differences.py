@@ -9,9 +9,9 @@ from typing import Final
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 PATHS_MAX: Final = 32
-"""Changed fields that are listed; if there are more, only that fact is noted."""
+"""Most changed fields that are listed; beyond it, only a mark says that there are more."""
 CHARS_MAX: Final = 8_192
-"""Characters of the values on each side in total; beyond it containers are counted, not shown."""
+"""Most characters of all values on each side; beyond it, containers are counted, not shown."""
 TEXT_MAX: Final = 200
 """Characters of a text, or of a path."""
 ITEMS_MAX: Final = 16
@@ -31,13 +31,13 @@ _MISSING: Final = _Missing()
 def differences(
     before: JsonMapping | None, after: JsonMapping | None
 ) -> tuple[JsonObject | None, JsonObject | None]:
-    """Return the fields that differ, by path, as they were and as they are.
+    """Return the old and the new values of the fields that differ, by path.
 
-    Members of lists are matched by their `id` where all have one, otherwise by their places.
+    Members of lists are matched by their `id` if all have one, otherwise by their index.
 
     Args:
-        before: A document; None: there was none.
-        after: As it is now; None: there is none any more.
+        before: The old document; None: there was none.
+        after: The new document; None: it was deleted.
     """
     sides = _Sides()
     known: tuple[JsonValue, JsonValue] = (before or {}, after or {})

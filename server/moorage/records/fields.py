@@ -79,8 +79,8 @@ _UNSHOWN: Final = (
     r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
 )
 UNSHOWN: Final = f"[{_UNSHOWN}]"
-"""Control, zero-width and bidirectional characters, as a regular expression. A text that others
-come to see, in a log, a terminal, the console or a metric, has none of them."""
+"""Control, zero-width and bidirectional characters, as a regular expression. No text that other
+people see, in a log, terminal, console or metric, may have any of them."""
 _ALL_SHOWN: Final = rf"[^{_UNSHOWN}]*(?![\s\S])"
 SHOWN: Final = f"^{_ALL_SHOWN}"
 """A text without the characters in `UNSHOWN`."""
@@ -92,21 +92,21 @@ _OBJECT = Meta(description="an object")
 
 
 class Sparse(Struct, frozen=True, omit_defaults=True):
-    """A reply in which fields are left out where they have their defaults."""
+    """A reply that omits fields with their default values."""
 
 
 ESSENTIAL: Final = Meta(extra={"essential": True})
-"""Without such a field a record is none; a lenient reader leaves no other one missing."""
+"""Marks a field without which a record is invalid; a lenient reader fills in all others."""
 
 
 def values(*known: str) -> Meta:
-    """Describe the values that a text of a reply may have; those of newer servers are read, too."""
+    """List the known values of a text in a reply; clients also accept values of newer servers."""
     return Meta(extra_json_schema={"enum": sorted(known)})
 
 
 Seconds = Annotated[float, Meta(description="Seconds since the epoch.")]
 StartNumber = Annotated[int, Meta(ge=0, le=ATTEMPTS_MAX)]
-"""Which start of a workload a reply is about."""
+"""The number of the workload's start that a reply describes."""
 ExitCode = Annotated[int, Meta(ge=-64, le=255)]
 """Exit code of a process that ended; negative: the signal that ended it."""
 Next = Annotated[str | None, Meta(description="`after` of the next page; null: this is the last.")]
@@ -158,7 +158,7 @@ TraceParent = Annotated[
         description=f"a W3C traceparent, of at most {NAME_CHARS_MAX} characters",
     ),
 ]
-"""What is none begins a trace of its own, as W3C Trace Context says."""
+"""An invalid traceparent starts a new trace, as W3C Trace Context says."""
 Clusters = Annotated[
     Annotated[tuple[_NAMED | int, ...], Meta(max_length=CLUSTERS_MAX)] | None,
     Meta(description=f"a list of at most {CLUSTERS_MAX} cluster ids (strings or whole numbers)"),

@@ -6,12 +6,12 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One thing looked at.
+    """The finding about one thing that `moored doctor` examined.
 
     Args:
-        name: What.
-        state: `ok`; `missing` for what `moored serve` does without; `broken` for what it needs.
-        detail: What was found, or what to do.
+        name: The name of the thing.
+        state: `ok`; `missing` if `moored serve` can do without it; `broken` if not.
+        detail: The result, or the remedy.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The last day of a server in numbers, as `GET /history` answers it and the console draws it."""
+"""The last day of a server in numbers, for `GET /history` and the console."""
 
 from msgspec import Struct, field
 
@@ -10,8 +10,8 @@ from moorage.records.requests import Resources
 class GpuUse(Struct):
     """GPU milli of one model: total, held, and idle but out of service.
 
-    `largest` is how many GPUs are wholly free on one node, at most; `nodes_empty` counts the nodes
-    of which all are.
+    `largest` is the largest number of wholly free GPUs on one node; `nodes_empty` counts the nodes
+    with only free GPUs.
     """
 
     total: int
@@ -31,7 +31,7 @@ class GpuHistory(Struct):
 class Quantiles(Struct):
     """Half of the durations within a point were at most `p50`, 99 of 100 at most `p99`.
 
-    They are read from buckets, between whose bounds is interpolated; null: there was none.
+    They are interpolated between the bounds of histogram buckets; null: no duration.
     """
 
     p50: list[float | None]
@@ -39,7 +39,7 @@ class Quantiles(Struct):
 
 
 class OldestWaiter(Struct):
-    """A request that waits, since when, and for whom."""
+    """A waiting request, with its tenant and the start of its wait."""
 
     request: str
     tenant: str
@@ -64,7 +64,7 @@ class AbsentAgent(Struct):
 
 
 class AgentsNow(Struct):
-    """Agents of machines: how many are connected and not, and the first that are not."""
+    """Agents of machines: how many are connected and disconnected; the first disconnected ones."""
 
     connected: int = 0
     absent: int = 0
@@ -73,7 +73,7 @@ class AgentsNow(Struct):
 
 
 class ClusterOut(Struct):
-    """A cluster of which no node is in service, and why, as its first node says it."""
+    """A cluster without a node in service, and the reason of its first node."""
 
     cluster_id: str
     nodes: int
@@ -90,13 +90,13 @@ class NewsEvent(Struct):
 
 
 class HistoryNow(Struct):
-    """How it stands at this moment.
+    """The present state of the server.
 
     Attributes:
-        oldest: Who waits longest, of those that you may see.
-        ending: What ends within the hour, of what you may see.
-        agents: Of all machines, for those who see what all tenants hold.
-        clusters_out: Clusters of which no node is in service, the first of them.
+        oldest: The requests that have waited longest, of those that you may see.
+        ending: The leases that end within the hour, of those that you may see.
+        agents: The agents of all machines; only for callers that may see what all tenants hold.
+        clusters_out: The first clusters without a node in service.
     """
 
     at: Seconds
@@ -119,22 +119,22 @@ class HistoryNow(Struct):
 class History(Struct, kw_only=True):
     """Points of `minutes` samples each, oldest first; all lists have one entry a point.
 
-    A gauge is that of the last minute of its point, and `loop_seconds` and `longest_wait_seconds`
-    are the largest. `grants` and `refusals` count what happened within the point.
+    A gauge has the value of the last minute of its point; `loop_seconds` and `longest_wait_seconds`
+    have the largest value. `grants` and `refusals` count events within the point.
 
     Attributes:
         at: When each point ends.
         minutes: How many minutes each point has.
-        models: GPUs by model; those beyond the largest as `other`.
-        tenants: GPU milli held by tenant; `warm` waits for the next request. Who may not see
-            the others has its own, and `others`.
+        models: GPUs by model; models with few GPUs are summed up as `other`.
+        tenants: GPU milli held by tenant; `warm` is held for warm reuse. A caller that may not see
+            other tenants gets its own and their sum, `others`.
         failing: Leases whose workload failed.
-        grant: From a request to its grant.
-        evaluation: From a question to a policy to its answer.
-        commit: Making one group of facts durable.
+        grant: Time from a request to its grant.
+        evaluation: Time that a policy took for one evaluation.
+        commit: Time to make one group of facts durable.
         loop_seconds: How late the server's event loop was at most.
         refusals: Failure replies by code.
-        events: The last of the fleet and of policies that you may see, newest first.
+        events: The latest events of the fleet and of policies that you may see, newest first.
     """
 
     now: HistoryNow

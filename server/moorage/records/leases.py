@@ -1,7 +1,7 @@
-"""A lease as the wire has it, with its workload: the reply, the listings, the news, the clients.
+"""The lease and its workload on the wire: in replies, listings, news and clients.
 
-`Lease.of` is the only way from the core's lease to this one. What is at its default is left
-out on the wire, and a client that decodes it has the default again.
+Only `Lease.of` converts the core's lease to this one. The wire omits fields at their defaults, and
+a client that decodes the lease restores them.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from moorage.records.fields import ESSENTIAL, Seconds, Sparse, values
 from moorage.records.json_values import JsonObject
 
 EMPTY: Final = cast("str", Raw(b'""'))
-"""An empty text that is written out, although it is a default."""
+"""A default for texts that is written even if it is empty."""
 NEVER: Final = 0.0
 
 
@@ -29,15 +29,15 @@ class NodeName(Struct, frozen=True):
     # Programs of users know it as a pair.
 
     def __iter__(self) -> Iterator[str]:
-        """Yield both, for `cluster, node = name`."""
+        """Yield cluster and node, for `cluster, node = name`."""
         return iter((self.cluster_id, self.node_id))
 
     def __getitem__(self, place: int) -> str:
-        """Return one of the two."""
+        """Return cluster or node by its index."""
         return tuple(self)[place]
 
     def __eq__(self, other: object) -> bool:
-        """Compare it with another, or with a pair."""
+        """Compare with another name, or with a pair."""
         return isinstance(other, NodeName | tuple) and tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
@@ -45,13 +45,13 @@ class NodeName(Struct, frozen=True):
 
 
 class WorkloadEnd(Struct, frozen=True):
-    """How one start of a workload came to an end by itself.
+    """The end of one start of a workload, unless the server ended it.
 
     Attributes:
-        attempt: Which start of it this was, from 1.
+        attempt: The number of the start, from 1.
         phase: `succeeded` or `failed`.
         exit_code: Of a process; negative: a signal's number; null: not known.
-        log_tail: The last lines it wrote, where it failed.
+        log_tail: The last lines of output, if it failed.
     """
 
     attempt: int
@@ -77,18 +77,18 @@ class WorkloadEnd(Struct, frozen=True):
 
 
 class Workload(Sparse, frozen=True):
-    """How the workload of a lease is.
+    """The workload of a lease.
 
     Attributes:
-        backend: What starts it.
+        backend: The backend that starts it.
         phase: From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`;
-            `lost` while a machine of it is not heard of: it may run there, or not.
-        endpoint: Where it is reached; empty if nowhere, or not yet.
-        attempt: Which start of it this is, from 1.
-        attempts_max: Starts that there are in all, should it fail.
-        warm: It was running when the lease was granted.
-        outcome: How the last start that came to an end by itself did.
-        detail: What is going on while it starts, or which machine of it is lost.
+            `lost` while the server has no contact with one of its machines: it may still run there.
+        endpoint: Its network address; empty if it has none, or none yet.
+        attempt: The number of this start, from 1.
+        attempts_max: The most starts, if each one fails.
+        warm: Whether it was running when the lease was granted.
+        outcome: The end of the last start that the server did not end.
+        detail: The progress of its start, or the machine that is lost.
     """
 
     backend: str
@@ -102,7 +102,7 @@ class Workload(Sparse, frozen=True):
 
 
 class NoticeAnswer(Struct, frozen=True):
-    """A lease has to give way to a request, by then at the latest."""
+    """The notice that a lease must give way to the request `by`, before the time `until`."""
 
     by: str
     until: Seconds
@@ -112,24 +112,24 @@ class NoticeAnswer(Struct, frozen=True):
 class Lease(Sparse, frozen=True):
     """A lease. Only the reply to its owner has its `token`.
 
-    It ends at `expires_at`, by the server's clock, unless it is renewed. Where it is `queued` and
-    pauses after a failure, it is tried again at `retry_at`; 0 and absent: it does not pause.
-    `ttl_max_seconds` is there where it was not renewed for longer, since its nodes are reserved or
-    drained then. `choice` is there where the request had `alternatives`: 0 is `resources` itself.
-    `lost_devices`: UUIDs of GPUs that it holds, and that its nodes have no more.
+    It ends at `expires_at`, by the server's clock, unless it is renewed. A `queued` lease that
+    pauses after a failure is placed again at `retry_at`; 0 and absent: no pause. `ttl_max_seconds`
+    is present if the lease can last no longer, since a reservation or drain of its nodes begins
+    then. `choice` is present if the request had `alternatives`: 0 is `resources` itself.
+    `lost_devices`: UUIDs of GPUs of the lease that are no longer on its nodes.
 
     Attributes:
-        id: Its id, also that of the request it was granted to.
-        tenant: Whose it is.
-        placement: What is held: one share per node; nothing while it is `queued`.
+        id: The id of the lease, and of the request that it was granted to.
+        tenant: The owner of the lease.
+        placement: What the lease holds: one share per node; empty while it is `queued`.
         fencing: Grows with every grant; hand it to storage that must refuse earlier holders.
-        ttl_seconds: It ends this long after its grant or last renewal.
+        ttl_seconds: The lease ends this long after its grant or last renewal.
         policy_rule_uri: The policy that placed it.
-        reason: Why it is queued, ending or ended, and which machine of it is not heard of.
-        notice: That it has to give way, and to whom.
-        workload: What runs on it.
-        token: Its holder may renew and release.
-        project: Whose quota it counts for, within the tenant.
+        reason: Why it is queued, ending or ended, or which of its machines is lost.
+        notice: The notice that it must give way, if any.
+        workload: The workload on the placement.
+        token: The secret that lets a client renew and release the lease.
+        project: The tenant's project whose quota the lease counts for.
     """
 
     id: Annotated[str, ESSENTIAL]
@@ -160,13 +160,13 @@ class Lease(Sparse, frozen=True):
         ttl_max_seconds: float | None = None,
         lost: str = "",
     ) -> Self:
-        """Return a lease of the core; without its token as the listings show it.
+        """Convert a lease of the core; without `token`, the result is as in the listings.
 
         Args:
-            lease: As the core knows it.
-            token: For its owner.
-            ttl_max_seconds: How long it may last, where it was not renewed for longer.
-            lost: Which machine of it is not heard of.
+            lease: The lease of the core.
+            token: The lease's token, for replies to its owner.
+            ttl_max_seconds: How long the lease may last, if a reservation or drain limits it.
+            lost: The machine with which the server has no contact, in a sentence.
         """
         notice = lease.notice
         return cls(
@@ -192,7 +192,7 @@ class Lease(Sparse, frozen=True):
 
     @property
     def lasts_seconds(self) -> float:
-        """How long it lasts from the grant or renewal on that this tells of."""
+        """How long the lease lasts after its grant or last renewal."""
         return self.ttl_seconds if self.ttl_max_seconds is None else self.ttl_max_seconds
 
     def document(self) -> JsonObject:
@@ -205,7 +205,7 @@ class Lease(Sparse, frozen=True):
         return document
 
     def __repr__(self) -> str:
-        """Return it for people and logs, without its token."""
+        """Return the lease for people and logs, without its token."""
         shown = (name for name in self.__struct_fields__ if name != "token")
         return f"Lease({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
@@ -214,10 +214,10 @@ class ReleasePreview(Struct, frozen=True):
     """The capacity that a release would free, as `reasons` of a dry run.
 
     Attributes:
-        warm: Leases whose workload stays for the next request like theirs.
-        then_fit: Requests that have their turn once it has ended, of those that you may see.
-        then_fit_others: How many others have.
-        stop_seconds: The most that a workload has to end; null: none has any, or it is not known.
+        warm: Leases whose workload stays, for warm reuse.
+        then_fit: Requests that would be served after the release, of those that you may see.
+        then_fit_others: The number of other tenants' requests that would be served.
+        stop_seconds: The longest time that a workload may take to end; null: none, or not known.
     """
 
     warm: tuple[str, ...]
@@ -230,7 +230,7 @@ like_dataclasses(NodeName, NoticeAnswer, WorkloadEnd, Workload, Lease)
 
 
 def _workload(lease: model.Lease, provision: model.Provision, lost: str) -> Workload:
-    """Return the final facts about a lease's workload."""
+    """Return the workload of a lease of the core."""
     is_lost = bool(lost) and lease.state in {"starting", "active", "warm"}
     return Workload(
         provision.backend,
@@ -238,7 +238,7 @@ def _workload(lease: model.Lease, provision: model.Provision, lost: str) -> Work
         lease.endpoint,
         lease.attempt,
         provision.attempts_max if provision.on_failure == "requeue" else 1,
-        bool(lease.inherited),  # It was running when the lease was granted.
+        bool(lease.inherited),  # Whether it was running when the lease was granted.
         None if lease.outcome is None else WorkloadEnd.of(lease.outcome),
         lost if is_lost else "",
     )

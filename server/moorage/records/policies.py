@@ -23,7 +23,7 @@ class PolicyHistoryEntry(Struct):
 
 
 class PolicyOutput(Struct):
-    """The output and log of a version, and whether it rests for the caller's tenant."""
+    """The output and log of a version, and its open circuit for the caller's tenant, if any."""
 
     policy_rule_uri: str
     printed: dict[str, str]
@@ -32,7 +32,7 @@ class PolicyOutput(Struct):
 
 
 class CanaryShare(Struct):
-    """A share of the requests goes to another version."""
+    """The share of an alias's requests that goes to another version."""
 
     version: str
     percent: float
@@ -41,7 +41,7 @@ class CanaryShare(Struct):
 
 
 class AliasDocument(Struct):
-    """An alias and its versions. Lists of aliases leave out the histories."""
+    """An alias and its versions. Lists of aliases omit the histories."""
 
     alias: str
     policy_rule_uri: str
@@ -53,7 +53,7 @@ class AliasDocument(Struct):
 
 
 class VersionReport(Struct):
-    """How a version did under an alias."""
+    """The outcomes of a version under an alias."""
 
     policy_rule_uri: str
     asked: int
@@ -68,7 +68,7 @@ class VersionReport(Struct):
 
 
 class CanaryOutcomes(Struct):
-    """How the active version and the candidate do."""
+    """The outcomes of the active version and of the candidate."""
 
     alias: str
     canary: CanaryShare | None
@@ -89,7 +89,7 @@ class ComparedVersion(Struct, kw_only=True):
 
 
 class RefusedAnswer(Struct):
-    """Why a version said no."""
+    """Why a version refused a request."""
 
     code: str
     reason: str
@@ -112,7 +112,7 @@ class ComparedRequest(Struct):
 
 
 class ShadowComparison(Struct, frozen=True, kw_only=True):
-    """How the candidate differs; whole for the alias's owner, else figures of many requests."""
+    """How the candidate differs. `whole`: exact figures, which only the alias's owner gets."""
 
     alias: str
     since: float
@@ -137,4 +137,4 @@ OF_POLICIES: Final = (
     PolicyOutput,
     ShadowComparison,
 )
-"""All of them, with what they are made of."""
+"""The records that a reply about policies may have; they contain all others here."""

@@ -1,7 +1,7 @@
 """A lenient decoder for all records, which reads replies of other versions of the server.
 
 Clients call it. Unknown fields are ignored, fields that an older server does not know are empty,
-and a code that is newer than this client is left out. What is of the wrong kind is an error.
+and a code that is newer than this client is omitted. A value of the wrong type is an error.
 """
 
 from collections.abc import Hashable, Mapping
@@ -29,10 +29,10 @@ _EMPTY: Final[Mapping[type[inspect.Type], object]] = {
 
 
 def read_record(kind: type[T], document: JsonValue) -> T:
-    """Return a document as a record, or whatever else a type can say.
+    """Convert a document to a record, or to any other type.
 
     Raises:
-        msgspec.ValidationError: It is something else, or lacks what is essential.
+        msgspec.ValidationError: It has another type, or lacks an essential field.
     """
     try:
         return msgspec.convert(document, kind)
@@ -47,7 +47,7 @@ def _describe(kind: Hashable) -> inspect.Type:
 
 
 def _complete(document: JsonValue, kind: inspect.Type) -> JsonValue:
-    """Return a document with the fields that its kind needs, and without those it refuses."""
+    """Return a document with empty values for missing fields, and without surplus fields."""
     match kind:
         case inspect.Metadata(type=inner):
             return _complete(document, inner)
@@ -84,7 +84,7 @@ def _with_fields(document: JsonMapping, fields: tuple[inspect.Field, ...]) -> Js
 
 
 def _bare(kind: inspect.Type) -> inspect.Type:
-    """Return a type without its annotations; an essential field keeps them."""
+    """Return a type without its annotations; the type of an essential field keeps them."""
     while isinstance(kind, inspect.Metadata) and kind.extra != ESSENTIAL.extra:
         kind = kind.type
     return kind

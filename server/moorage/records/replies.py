@@ -16,8 +16,8 @@ from moorage.records.requests import QuotaAmounts, Resources
 Verdict = Annotated[
     Literal["never", "not_now", "not_you"],
     Meta(
-        description="never: not even when all is free; not_now: it may do later;"
-        " not_you: a quota is in the way, or a permission is missing."
+        description="never: it does not fit an empty fleet; not_now: it may fit later;"
+        " not_you: a quota or a missing permission prevents it."
     ),
 ]
 
@@ -31,7 +31,7 @@ class RequestChange(Struct):
 
 
 class LargestNode(Struct):
-    """How many candidate nodes there are, and the most that one of them has."""
+    """The number of candidate nodes, and the largest amount of each resource on one of them."""
 
     nodes: int
     models: list[str]
@@ -54,7 +54,7 @@ class NodeVerdict(Struct):
 
 
 class AwaitedLease(Struct):
-    """A lease whose end a request waits for, with its deadline; `lease` where you may see it."""
+    """A lease whose end a request waits for; `lease` is its id, if you may see it."""
 
     cluster_id: str
     node_id: str
@@ -63,7 +63,7 @@ class AwaitedLease(Struct):
 
 
 class FailureReason(Struct):
-    """Why not. `field` and `expected` are there where it is about one field."""
+    """The reason for a refusal. `field` and `expected` are present if it concerns one field."""
 
     code: Code
     reason: str
@@ -93,8 +93,8 @@ class WaiterAnswer(Struct):
 class QueuedWaiter(WaiterAnswer, kw_only=True):
     """A row of the queue.
 
-    `expected_at`: its turn, if leases last as long as like ones did. `overtaken`: how often
-    a request that came later went before it.
+    `expected_at`: its turn, if leases last as long as similar ones did. `overtaken`: how often
+    a later request was granted before it.
     """
 
     position: int
@@ -103,20 +103,20 @@ class QueuedWaiter(WaiterAnswer, kw_only=True):
 
 
 class WaiterStatus(WaiterAnswer, kw_only=True):
-    """How a request stands that is no lease yet."""
+    """The status of a request that has no lease yet."""
 
     state: Literal["waiting"]
 
 
 class CancelledRequest(Struct):
-    """A request that was given up; the fields of a waiter where it waited."""
+    """A cancelled request; if it was waiting, with the fields of a waiter."""
 
     request: str
     state: Literal["cancelled"]
 
 
 class Reasons(Struct):
-    """Why a request or lease is as it is, or waits now; further fields depend on that."""
+    """Why a request or lease is in its state, or waits; the other fields depend on the state."""
 
     request: str
     state: str | UnsetType = UNSET
@@ -138,16 +138,16 @@ class Reasons(Struct):
 
 
 class LeasesOfOthers(Struct):
-    """How many leases other tenants have, and how many tenants those are."""
+    """The number of other tenants' leases, and the number of these tenants."""
 
     leases: int
     tenants: int
 
 
 class OutOfService(Struct):
-    """How a cluster or a node stands, and the leases that hold something of it.
+    """A cluster or node with its state of service, and the leases on it.
 
-    `others`: in a dry run, what is there besides, for a tenant that does not see it.
+    `others`: in a dry run, counts of the leases that the tenant may not see.
     """
 
     cluster_id: str
@@ -208,7 +208,7 @@ class QueuePage(Struct):
 
 
 class LeasePage(Struct):
-    """One page of leases. `total`: how many there are on all pages, where `sort` was given."""
+    """One page of leases. `total`: the number of leases on all pages, if `sort` was given."""
 
     leases: list[LeaseAnswer]
     next: Next
@@ -218,8 +218,8 @@ class LeasePage(Struct):
 class ClusterCapacity(Struct):
     """A cluster, with total and free capacity.
 
-    `owner` is the tenant that registered it, `(server)` for those that the server maintains; null
-    where that was not noted.
+    `owner` is the tenant that registered it, or `(server)` for a cluster that the server maintains;
+    null: not recorded.
     """
 
     cluster_id: str
@@ -280,7 +280,7 @@ class DecisionRow(Struct):
 
 
 class DecisionPage(Struct):
-    """One page of decisions. `kept_since`: older decisions are pruned; null: none are."""
+    """One page of decisions. `kept_since`: older decisions are pruned; null: none is pruned."""
 
     decisions: list[DecisionRow]
     next: Next
@@ -288,7 +288,7 @@ class DecisionPage(Struct):
 
 
 class OutputPart(Struct):
-    """A piece of a workload's output; the next one starts at `offset`."""
+    """A piece of a workload's output; the next piece starts at `offset`."""
 
     offset: int
     attempt: StartNumber
@@ -328,7 +328,7 @@ class RunFileList(Struct):
 
 
 class FilePart(Struct):
-    """A piece of a file; the next one starts at `offset`."""
+    """A piece of a file; the next piece starts at `offset`."""
 
     base64: Annotated[str, ESSENTIAL]
     offset: int
@@ -354,16 +354,16 @@ class WhatIfAnswer(Struct):
 
 
 class WouldBeGranted(Struct):
-    """A waiter that would be granted a lease, or a lease that would go on elsewhere."""
+    """A waiter that would be granted a lease, or a lease that would move elsewhere."""
 
     request: str
     placement: list[Share]
 
 
 class WouldGiveWay(Struct):
-    """A lease that would have to give way, to whom, and until when it might stay.
+    """A lease that would have to give way to the request `by`, before the time `until`.
 
-    `by` is empty if another tenant's request is not shown.
+    `by` is empty if it is another tenant's request, which is not shown.
     """
 
     lease: str
@@ -372,7 +372,7 @@ class WouldGiveWay(Struct):
 
 
 class WouldLeave(Struct):
-    """A lease on what would be drained; `stays` until it ends, or `moves` elsewhere, or `waits`."""
+    """A lease on drained nodes: it stays until its end, moves, waits for a place, or ends."""
 
     lease: str
     becomes: Literal["stays", "moves", "waits", "ends"]
@@ -382,7 +382,8 @@ class WouldLeave(Struct):
 class Consequences(Struct):
     """The predicted effects of a change.
 
-    `others` counts what other tenants have and the reply leaves out, `other_tenants` these tenants.
+    `others` counts other tenants' requests and leases that the reply omits; `other_tenants` is the
+    number of these tenants.
     """
 
     at: Seconds
@@ -398,7 +399,7 @@ class Consequences(Struct):
 class ResumedWaiter(Struct):
     """A request without an answer; `message` is the `id` of its message.
 
-    `position`: its place in the queue, as of a moment ago; null: it has none, or it is not known.
+    `position`: its recent place in the queue; null: none, or not known.
     """
 
     request: str
@@ -407,7 +408,7 @@ class ResumedWaiter(Struct):
 
 
 class ResumedLease(Struct):
-    """A lease that the session was granted and that holds; `message` requested it."""
+    """A lease of the session that has not ended; `message` is the `id` of its request's message."""
 
     message: str | int | None
     lease: LeaseAnswer
@@ -416,8 +417,9 @@ class ResumedLease(Struct):
 class ResumedSession(Struct):
     """The open requests and leases of a resumed session.
 
-    `open` has the `id` of each message whose reply is to come; null: it had none. `topics` are
-    watched on. What was pushed while it was away comes next; `missed` says how much did not.
+    `open` has the `id` of each message without a reply yet; null: a message without `id`. The
+    session still watches `topics`. The news since the interruption follow; `missed` counts
+    lost news.
     """
 
     session: str
@@ -428,7 +430,7 @@ class ResumedSession(Struct):
 
 
 class ReservedNode(Struct):
-    """The reserved part of a node: all of it if `whole`, else devices and amounts."""
+    """The reserved part of a node: the whole node if `whole`, else devices and amounts."""
 
     cluster_id: str
     node_id: str
@@ -440,7 +442,7 @@ class ReservedNode(Struct):
 
 
 class ReservationAnswer(Struct):
-    """A reservation of nodes for one tenant. `used`: the tenant has had a lease there."""
+    """A reservation of nodes for one tenant. `used`: whether the tenant has had a lease on it."""
 
     reservation: str
     tenant: str
@@ -460,7 +462,7 @@ class ReservationPage(Struct):
 
 
 class RecalledFleet(Struct):
-    """The fleet before a decision, as topic `map` packs it, and the message to ask again."""
+    """The fleet before a decision, packed as in topic `map`, and the message that was decided."""
 
     at: Seconds
     seq: int
@@ -469,7 +471,7 @@ class RecalledFleet(Struct):
 
 
 class PastFleetAnswer(Struct):
-    """The fleet at a time, as topic `map` packs it, after the fact `seq`; 0: before the first."""
+    """The fleet at a time, packed as in topic `map`, after the fact `seq`; 0: before the first."""
 
     at: Seconds
     seq: int
@@ -494,9 +496,9 @@ class FailureMessage(Struct):
 
 
 class NewsMessage(Struct):
-    """A pushed message: news of a topic, or with `id` how far a request with `stream` is.
+    """A pushed message: news of a topic, or, with `id`, the progress of a request with `stream`.
 
-    `missed` counts those that were lost.
+    `missed` counts lost messages.
     """
 
     event: str

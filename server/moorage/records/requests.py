@@ -18,8 +18,8 @@ class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     Attributes:
         key: The name of the label.
-        operator: What must hold of its value.
-        values: What it is compared with; of `In` and `NotIn` alone.
+        operator: The condition on the value.
+        values: The values to compare with; only for `In` and `NotIn`.
     """
 
     key: f.Name
@@ -27,7 +27,7 @@ class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_def
     values: f.LabelValues = ()
 
     def __post_init__(self) -> None:
-        """Refuse what Kubernetes refuses: values where none are compared, none if some are."""
+        """Refuse values for operators that compare none, and no values for the others."""
         compared = self.operator in {"In", "NotIn"}
         if compared and not self.values:
             raise ValueError(f"`values` beside {self.operator}, at least one")
@@ -36,18 +36,18 @@ class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`resources` of a request: what must fit. Units as in `model.Demand`.
+    """`resources` of a request: the resources that must fit. Units as in `model.Demand`.
 
     Attributes:
         gpus: GPUs of each node.
-        gpu_milli: Of each of these GPUs, 1000 for a whole one.
-        models: The GPUs are of one of these; empty: of any.
+        gpu_milli: The share of each of these GPUs; 1000 is a whole GPU.
+        models: Accepted GPU models; empty: any model.
         gpu_memory_mib: The least memory of each GPU.
         cpu_milli: CPU of each node.
         memory_mib: Memory of each node.
         nodes: The number of nodes; more than one are a gang, granted whole or not at all.
-        topology: What the GPUs of a node, or for `rack` and `zone` those of a gang, have in common.
-        where: What must hold of the labels of each node, all of it.
+        topology: The common domain of a node's GPUs, or for `rack` and `zone` of a gang's nodes.
+        where: Requirements on the labels of each node, all of which must hold.
     """
 
     gpus: f.Gpus = 0
@@ -78,7 +78,7 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 def resources_of(demand: model.Demand) -> JsonObject:
-    """Return a demand as the `resources` it came from, with all of its fields."""
+    """Return the `resources` of a demand, with all fields."""
     return asdict(demand) | {"where": [each._asdict() for each in demand.where]}
 
 
@@ -96,7 +96,7 @@ class AntiAffinityRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     Attributes:
         group: Any name; it is the tenant's own.
-        topology: What is not shared, as `topologyKey` of Kubernetes says it.
+        topology: The domain that is not shared, like `topologyKey` in Kubernetes.
     """
 
     group: f.Identifier
@@ -104,19 +104,19 @@ class AntiAffinityRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`.
+    """`lease` of a request: the terms of the lease. Units as in `model.LeaseTerms`.
 
     Attributes:
-        ttl_seconds: How long it lasts from the grant, or the last renewal, on.
-        wait_seconds: How long the request waits in the queue; 0 answers at once.
-        priority: Higher ones go first.
-        preemptible: It gives way to requests of a higher priority.
-        runtime_seconds_min: It gives way no sooner after the grant.
-        notice_seconds: What passes between the news that it gives way, and its end.
-        idempotency_key: The same request with the same key gets the same lease.
-        project: Whose quota it counts for, within the tenant.
-        anti_affinity: It is not placed near other leases of its group.
-        ttl_seconds_min: So short a lease will do where others reserved its nodes; 0: none will.
+        ttl_seconds: How long the lease lasts after the grant or the last renewal.
+        wait_seconds: How long the request may wait in the queue; 0 answers at once.
+        priority: Requests of a higher priority go first.
+        preemptible: Whether the lease gives way to requests of a higher priority.
+        runtime_seconds_min: How long after the grant the lease does not give way.
+        notice_seconds: The time between the notice that the lease gives way, and its end.
+        idempotency_key: A repeated request with the same key gets the same lease.
+        project: The tenant's project whose quota the lease counts for.
+        anti_affinity: Keeps the lease away from other leases of its group.
+        ttl_seconds_min: Shortest acceptable TTL if a reservation begins earlier; 0: never shorten.
     """
 
     ttl_seconds: f.TtlSeconds = f.TTL_SECONDS
@@ -131,7 +131,7 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     anti_affinity: AntiAffinityRequest | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a shortest time that is longer than the whole."""
+        """Refuse a shortest TTL that is longer than `ttl_seconds`."""
         if self.ttl_seconds_min > self.ttl_seconds:
             raise ValueError("`ttl_seconds_min` of at most `ttl_seconds`")
 
@@ -143,14 +143,14 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`provision` of a request: which backend starts what, and what becomes of it if that fails.
+    """`provision` of a request: the workload to start, its backend, and its retries.
 
     Attributes:
-        backend: The name of one that the server has, e.g. `local`.
-        spec: What to start, as that backend reads it.
-        on_failure: Whether the lease ends with a workload that fails, or waits for a new place.
-        attempts_max: The most starts in all, the first included.
-        keep_warm_seconds: How long the workload stays after the release, for a request like it.
+        backend: The name of a backend of the server, e.g. `local`.
+        spec: The workload, in the format of this backend.
+        on_failure: Whether the lease ends if its workload fails, or is placed again.
+        attempts_max: The most starts of the workload, including the first.
+        keep_warm_seconds: How long the workload stays after the release, for warm reuse.
     """
 
     backend: f.Name
@@ -166,11 +166,11 @@ class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The amount of each resource that is named.
+    """The amount of each resource that is given.
 
     Attributes:
-        gpu_milli: GPUs, 1000 for a whole one.
-        cpu_milli: CPU, 1000 for a core.
+        gpu_milli: GPUs; 1000 is a whole GPU.
+        cpu_milli: CPU; 1000 is a core.
         memory_mib: Memory.
     """
 
@@ -201,5 +201,5 @@ class QuotaChange(
 
 
 def cluster_ids(names: f.Clusters) -> tuple[model.ClusterId, ...] | None:
-    """Return the ids of clusters as the core knows them; None stays None."""
+    """Convert cluster ids to the form of the core; None stays None."""
     return None if names is None else tuple(map(model.ClusterId, map(str, names)))

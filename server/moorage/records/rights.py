@@ -1,4 +1,4 @@
-"""Roles, rights and callers: the one table of who may do what.
+"""Roles, rights and callers: the only table of each role's rights.
 
 Both doors, the console and the command line ask `Caller.may(Right.…)`. A new right is one line of
 `Right`.
@@ -21,7 +21,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
     ADMIN = "admin"
     METRICS = "metrics"
-    """A scraper of `/metrics`, which may do nothing else."""
+    """The role of a scraper, which may only read `/metrics`."""
 
 
 _LADDER: Final = (Role.VIEWER, Role.CLIENT, Role.AUTHOR, Role.OPERATOR, Role.ADMIN)
@@ -33,7 +33,7 @@ _VIEWER, _CLIENT, _AUTHOR, _OPERATOR, _ADMIN = (
 class Right(Enum):
     """A right: its name, the roles that have it, and its meaning after "may".
 
-    Names ending in `_all` extend a right to what belongs to other tenants.
+    Names ending in `_all` extend a right to other tenants' objects.
     """
 
     METRICS = "metrics", _VIEWER | {Role.METRICS}, "read the server's metrics"
@@ -64,16 +64,16 @@ class Right(Enum):
 
 
 SERVER_ITSELF: Final = "(server)"
-"""The name of the token by which a server asks itself, and the owner of the clusters that it
-maintains; no other token or tenant can be called so."""
+"""The name of the server's own token, and the owner of the clusters that it maintains; no other
+token or tenant can have this name."""
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
     """The sender of a request, made once in the handshake or at the HTTP door.
 
     Args:
-        tenant: Whose leases, quota and policies a request is about.
-        role: Decides what the caller may do.
+        tenant: The owner of the leases, quota and policies in its requests.
+        role: Decides the caller's rights.
         token_name: Name of its token; empty for tokens of the settings, and without tokens.
     """
 
@@ -86,11 +86,11 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         return self.role in right.roles
 
     def refusal(self, right: Right, does: str = "") -> str:
-        """Return the reason for people why the caller may not do something.
+        """Return a sentence that says why the caller may not do something.
 
         Args:
-            right: The right that it needs.
-            does: What exactly, in words that follow "may"; by default what the right means.
+            right: The right that the action needs.
+            does: The action in words that follow "may"; by default the meaning of the right.
         """
         return (
             f"Tenant “{self.tenant}” with the role {self.role} may not {does or right.meaning}. "

@@ -1,8 +1,8 @@
 """Remote backends, and the process that ends their workloads when this process has ended.
 
-What runs on this machine ends with the process that started it. What runs on Ray, Kubernetes or AWS
-would go on. So another process waits for the end of this one, however that comes about, and stops
-all that is left there.
+Workloads on this machine end with the process that started them. Workloads on Ray, Kubernetes or
+AWS would keep running. So another process waits for the end of this one, however that comes about,
+and stops all that is left there.
 """
 
 import asyncio

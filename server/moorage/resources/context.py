@@ -1,7 +1,7 @@
 """`Context`: the resources of one rollout, which it ends or releases at its end.
 
-Source: docs/reference/resource-engine.md, "Contexts". What is shared by rollouts (scope
-`global`) goes back to the store at the end; what is a rollout's own is ended.
+Source: docs/reference/resource-engine.md, "Contexts". Resources that rollouts share (scope
+`global`) go back to the store at the end; a rollout's own resources are ended.
 """
 
 from dataclasses import dataclass, field

@@ -182,9 +182,11 @@ class SpecPool:
     def check(self) -> None:
         """Assert the invariants of the bookkeeping."""
         cap = self.spec.max_global_num
-        assert cap is None or self.total <= cap, "more resources than the pool may have"
-        assert not (self.waiters and self.free), "a claim waits while a resource is free"
-        assert not (self.waiters and self.room != 0), "a claim waits while a slot is left"
+        assert cap is None or self.total <= cap, "the pool has more resources than it may have"
+        assert not (self.waiters and self.free), "a claim waits although a resource is free"
+        assert not (self.waiters and self.room != 0), (
+            "a claim waits although the pool may start another resource"
+        )
         assert all(claim.stage is ClaimStage.WAITING for claim in self.waiters)
         assert all(claim.stage in {ClaimStage.STARTING, ClaimStage.HELD} for claim in self.claims)
         assert self.moving >= 0

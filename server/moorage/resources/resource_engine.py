@@ -73,9 +73,9 @@ class ResourceEngine:
         """Count resources by pool.
 
         Returns:
-            Name of the pool -> `total`, `free` and `acquired`, for pools that have any. What is
-            being made or ended counts as acquired, and so does what an id holds, alive or not. Free
-            ones that have died do not count.
+            Name of the pool -> `total`, `free` and `acquired`, for pools that have any. A resource
+            that is being made or ended counts as acquired, as does a resource that an id holds,
+            even if it has died. Free ones that have died do not count.
         """
         return await self._store.counts()
 
@@ -108,7 +108,9 @@ class ResourceEngine:
         wanted, made = await self._store.stock(spec, backend, runner, size, limit, kwargs)
         if made < wanted:
             key = pool_key(spec, backend)
-            reason = f"{key}: {wanted} more wanted, {made} made: max_global_num is reached"
+            reason = (
+                f"{key}: {wanted} more resources wanted, {made} created: max_global_num is reached"
+            )
             warnings.warn(reason, stacklevel=2)
 
     @_OnClassToo
@@ -156,8 +158,8 @@ class ResourceEngine:
         """Return the resource of an id to the store. An id without a resource is no error.
 
         It is reset first, as `reset` does; one of a user's own kind that cannot be is looked at.
-        What is not fit for the next user is ended, and its slot goes to the longest waiting.
-        Released while it is being made, it is free as soon as it is made.
+        A resource that cannot be reset is ended, and its slot goes to the id that has waited
+        longest. Released while it is being made, it is free as soon as it is made.
 
         Raises:
             BackendError: It was not fit, and could not be ended either. It keeps its slot.
@@ -252,7 +254,7 @@ class ResourceEngine:
         if isinstance(runner, LazyRunner) and unknown:
             how = f"ResourceEngine.register({spec.category!r}, runner, {backend!r})"
             reason = f"there is no runner for the category {spec.category!r} at {backend}"
-            raise ValueError(f"{reason}; name one with {how}")
+            raise ValueError(f"{reason}; give one with {how}")
         return runner
 
 

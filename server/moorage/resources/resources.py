@@ -271,7 +271,7 @@ class BackendResource(BaseResource):
     async def get_status(self) -> ResourceStatus:
         """Return the status of the resource; a service is probed.
 
-        One that does not is pending; what is unknown has stopped.
+        A workload that does not answer is pending; an unknown workload has stopped.
         """
         try:
             workload = await self._backend.probe(self._id)
@@ -392,8 +392,8 @@ class BackendRunner:
             log = await self.backend.logs(workload.id, -_TAIL_BYTES)
             lines = log.text.splitlines()[-LOG_TAIL_LINES:]
         reason = f"it ended at once: {workload.detail or workload.phase}"
-        reason += "; expected what goes on running. It wrote"
-        raise BackendError("\n".join([f"{reason}:", *lines]) if lines else f"{reason} nothing.")
+        reason += "; expected a program that keeps running. Its output"
+        raise BackendError("\n".join([f"{reason}:", *lines]) if lines else f"{reason}: none.")
 
     def resource_kind(self, spec: BaseResourceSpec) -> type[BackendResource]:
         """Return the class of the resource that a started workload becomes."""

@@ -384,7 +384,7 @@ class ResourceStore:
         return [each for each, well in zip(free, fit, strict=True) if not well]
 
     async def _clear(self, pool: SpecPool) -> None:
-        """End dead free resources. Those that cannot be ended keep their slots."""
+        """End dead free resources. Resources that cannot be ended keep their slots."""
         dead = await self._dead(pool)
         with self._lock:
             dead = [each for each in dead if each in pool.free]

@@ -1,7 +1,7 @@
 """Pools of TPU and GPU slices on Ray, and jobs that run on all of their hosts.
 
 `SlicePoolManager` holds slices, `RayExecutor` runs jobs on them. README.md shows both, by example.
-The package can be imported without Ray; what needs it says so. What can go wrong is one tree:
+The package can be imported without Ray; what needs it says so. All errors are one tree:
 
     SlicesError (a RuntimeError)
     ├── InsufficientSlicesError     none of the requested numbers of slices can be had

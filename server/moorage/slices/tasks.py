@@ -39,7 +39,7 @@ def reporting(function: UserFunction) -> UserFunction:
                 try:
                     text = str(error)
                 except Exception:  # noqa: BLE001  # As above.
-                    text = "it cannot say what it is"
+                    text = "the actor cannot describe itself"
                 trouble = f"{type(error).__name__}: {text}"
             else:
                 raise

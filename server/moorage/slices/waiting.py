@@ -33,7 +33,7 @@ class Deadline:
 def outcomes(refs: Sequence[RayValue], seconds: float) -> list[RayValue]:
     """Return each reference's value, or its exception as a value; raises nothing.
 
-    What has not come within `seconds` is a `SliceTimeoutError`.
+    If no result comes within `seconds`, a `SliceTimeoutError` is raised.
     """
     if not refs:
         return []

@@ -230,7 +230,7 @@ class NodeResourcePool:
     def pop(self, type: str) -> list[JsonObject] | None:  # noqa: A002  # As elsewhere.
         """Remove a type from all nodes; return its free slots, None if no node had any.
 
-        What is checked out of it is forgotten, and the rest of its allocations is not.
+        Its checked-out slots are forgotten, but the other parts of their allocations are not.
         """
         with self._lock:
             popped: list[JsonObject] = []
@@ -460,7 +460,9 @@ class NodeResourcePool:
             popped = {kind for each in placed for kind, rows in each.taken.items() if not rows}
             returned = Counter({row: n for row, n in returned.items() if row[0] not in popped})
             if returned != _rows(placed):
-                raise InvalidCheckin(f"allocation {number} is not what was checked out")
+                raise InvalidCheckin(
+                    f"allocation {number} differs from the allocation that was checked out"
+                )
             del self._outstanding[number]
             for each in placed:
                 each.give_back()
@@ -618,7 +620,7 @@ def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _
             return _Placed(node, inventory, taken, request.exclusive)
     if not nodes:
         raise ResourceUnavailable(
-            f"no node is left for {request!r}: each is in use, exclusively so, or in this request"
+            f"no node is left for {request!r}: each is in use or exclusive use, or in this request"
         )
     most = {
         kind: max(_available(node, kind, idle=idle) for node in nodes)

@@ -69,8 +69,8 @@ class ResourcePool:
         """The free slots: `{type: [{"id", "slots"}]}`, also instances without free slots.
 
         It is a copy, and what is written into it, or in its place, is checked and changes the pool:
-        it becomes the free slots. What is checked out stays so, unless its instance is no longer
-        listed. A copy of it is a plain one.
+        it becomes the free slots. Checked-out slots stay checked out, unless their instance is no
+        longer listed. A copy of it is a plain one.
         """
         with self._lock:
             owner = ResourceOwner(self._rows, self._write_slots, self._write)

@@ -1,7 +1,8 @@
 """Views of a pool as dicts and lists: assignments change the pool; YAML dumps plain objects.
 
 `resources` is a copy of what is free; what is written into it is checked and takes effect on that
-of which it is a copy. What a write leaves alone is as it is there, not as it was when it was read.
+of which it is a copy. A part that a write does not change has its present value, not the value at
+the time of the read.
 """
 
 from collections import Counter
@@ -15,8 +16,8 @@ from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots.errors import InvalidSpecification
 
 _TOTALS: Final = (
-    "this is counted from what the pool has, and cannot be written; fill(), populate(), pop(), "
-    "clear() and what is written into resources change the pool"
+    "this view is computed from the pool and cannot be written; change the pool with fill(), "
+    "populate(), pop(), clear(), or by writing to resources"
 )
 _T = TypeVar("_T", bound=type)
 

@@ -1,7 +1,7 @@
 """The interface of a store for ledger, catalog and tokens: its rows and its errors.
 
-All of it is synchronous. What writes is called by one thread, which its user owns: the ledger's
-writer, the catalog's thread.
+All of it is synchronous. Only one thread, which the user of the store owns, calls methods that
+write: the ledger's writer, or the catalog's thread.
 
 The exceptions:
 
@@ -69,15 +69,15 @@ class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
     def __init__(self, place: str, finding: str) -> None:
         super().__init__(
             f"{place} is damaged: {finding}. Nothing was changed. Check the disk, and restore the "
-            "data directory from a backup. `moored ledger verify` says what is damaged; "
-            "`moored ledger repair` goes on without it, once you accept the loss."
+            "data directory from a backup. `moored ledger verify` lists the damage; `moored ledger "
+            "repair` removes the damaged parts, once you accept the loss."
         )
         self.place = place
         self.finding = finding
 
 
 class StorageFailed(StorageError):  # noqa: N818  # As StorageLocked.
-    """The database refused. What was being written may or may not be there."""
+    """The database refused. Data that was being written may or may not be stored."""
 
 
 class Deposed(StorageFailed):  # As StorageLocked.

@@ -42,7 +42,7 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
         return success(services.aliases.show(alias))
 
     @router.get(
-        "/policy-alias/{alias}/canary", "How does the candidate do?", operation(CanaryOutcomes)
+        "/policy-alias/{alias}/canary", "Outcomes of both versions", operation(CanaryOutcomes)
     )
     async def canary_report(alias: str, request: Request) -> Response:
         """Return the outcomes of the active version and of the canary, since the canary's start."""
@@ -50,17 +50,18 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
 
     @router.get(
         "/policy-alias/{alias}/shadow",
-        "How does the candidate differ?",
+        "Differences of the candidate",
         operation(ShadowComparison),
     )
     async def shadow_report(alias: str, request: Request) -> Response:
         """Return the comparison of the shadow with the active version.
 
-        All of it goes to the alias's owner; of others' requests, everybody else gets figures.
+        Only the alias's owner gets the whole comparison; other tenants get figures instead of
+        single requests.
         """
         return success(services.aliases.shadow_report(alias, who_of(request)))
 
-    @router.get("/policy/{uri}/logs", "What did it print?", operation(PolicyOutput))
+    @router.get("/policy/{uri}/logs", "Output of a version", operation(PolicyOutput))
     async def logs(uri: str, request: Request) -> Response:
         """Return a version's recent output and log lines for requests of the caller's tenant."""
         return success(await services.publications.logs(uri, who_of(request)))
@@ -75,7 +76,7 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
     async def activate(alias: str, request: Request) -> Response:
         """Make the alias point at a version; requests under way finish with the old version.
 
-        One that fails as the alias's shadow is refused, but by `force`.
+        A version that fails as the alias's shadow is refused, unless `force` is set.
         """
         choice = read_as(await read_document(request, bodies), Activation)
         uri, (who, before) = choice.policy_rule_uri, await owner(request, alias)
@@ -123,7 +124,7 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
 
     @router.delete("/policy-alias/{alias}", "Remove an alias", _ALIAS)
     async def delete_alias(alias: str, request: Request) -> Response:
-        """Delete an alias and return it; its versions stay. Only for its owner."""
+        """Delete an alias and return it; its versions stay. Only the alias's owner may do so."""
         await _owner(services, request, alias)
         removed = await services.aliases.delete(alias)
         await note_change(request, _state(removed), None)

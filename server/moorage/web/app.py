@@ -1,6 +1,6 @@
 """Builds the HTTP application: authentication, failure bodies, health and service endpoints.
 
-`web.server.WebServer` runs it; what it serves it takes as `WebServices`.
+`web.server.WebServer` runs the application; its services come as `WebServices`.
 """
 
 import asyncio
@@ -181,11 +181,11 @@ def _about_routes(services: WebServices | StandbyServices) -> HttpRouter:
 def _wrong_method(router: HttpRouter, request: Request) -> Response:
     """Return the refusal of a wrong method for a path; it names the right methods.
 
-    The framework's own answer names those of one route only, and every method is a route here.
+    The framework's own answer names only the methods of one route, but here each method is a route.
     """
     here = [each for each in router.described() if each.matches(request.url.path)]
     known = ", ".join(sorted({method for each in here for method in each.methods}))
-    text = f"this path knows {known}; GET /openapi.json describes all paths"
+    text = f"this path supports {known}; GET /openapi.json describes all paths"
     fault = ServiceError(
         Code.UNSUPPORTED, text, field="method", expected=known, status=_WRONG_METHOD
     )
@@ -199,15 +199,13 @@ def _fault_of(error: Exception) -> ServiceError:
         case ServiceError():
             return error
         case HTTPException(status_code=404):
-            return ServiceError(
-                Code.NOT_FOUND, "no such path; GET /openapi.json lists those there are"
-            )
+            return ServiceError(Code.NOT_FOUND, "no such path; GET /openapi.json lists all paths")
         case HTTPException(status_code=status, detail=detail):
             return ServiceError(Code.BAD_MESSAGE, str(detail), status=status)
         case _:  # Any exception may come.
             # Starlette raises the error again once this is sent, so the operator sees all of it.
             return ServiceError(
-                Code.INTERNAL, "the server failed on this request; its log says where"
+                Code.INTERNAL, "the server failed on this request; its log has the details"
             )
 
 
@@ -219,7 +217,7 @@ def history_routes(services: WebServices) -> HttpRouter:
     async def history(request: Request, minutes: int = MINUTES_MAX, step: int = 5) -> Response:
         """Return the current figures, and those of the last minutes in points of `step` minutes.
 
-        It is at most a day long, and goes on over a restart of the server.
+        The history covers at most a day, and continues over a restart of the server.
         """
         for name, given, most in (("minutes", minutes, MINUTES_MAX), ("step", step, STEP_MAX)):
             if not 1 <= given <= most:
@@ -232,7 +230,7 @@ def history_routes(services: WebServices) -> HttpRouter:
 class SocketTicket(WebType):
     """A ticket, which opens one WebSocket until `expires_at`.
 
-    `protocols`: what the page passes as the second argument of `new WebSocket(url, protocols)`.
+    `protocols`: the second argument for `new WebSocket(url, protocols)` in the page.
     """
 
     ticket: str
@@ -244,8 +242,8 @@ def ticket_routes(tickets: Tickets, console: Console | None) -> HttpRouter:
     """Return the router of the WebSocket ticket endpoint, which needs a token.
 
     Args:
-        tickets: Issues them.
-        console: Knows who is logged in to it; None: no one.
+        tickets: Issues tickets.
+        console: Has the logins to the console; None: there is no console.
     """
     router = HttpRouter("about")
 

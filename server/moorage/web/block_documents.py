@@ -1,8 +1,7 @@
 """The endpoints of block documents and block metrics, for searches with `matchType` `block`.
 
-`web.routes` mounts them. The metrics' paths are those of
-docs/reference/allocation-server.md, "Services", with `block` in the place of `cluster`; blocks
-themselves have the paths of the cluster database.
+`web.routes` mounts them. The metrics have the paths of docs/reference/allocation-server.md,
+"Services", with `block` in place of `cluster`; the blocks have the paths of the cluster database.
 """
 
 from functools import partial

@@ -1,7 +1,7 @@
 """Reads request bodies and writes JSON bodies, for all endpoints.
 
-A body is read up to a cap and within a time, and all bodies being read share one budget, so that
-no number of slow or large uploads can take the server's memory.
+Each body has a limit of size and of time, and all bodies that are being read share one memory
+budget. So slow or large uploads cannot use up the server's memory.
 """
 
 import asyncio
@@ -52,11 +52,11 @@ HELD: Final = "moorage.held"
 """Key in a request's scope of the functions that release its bodies' budget."""
 SLOW_NUMBERS_BYTES: Final = 1024 * 1024
 BODY_BYTES_MAX: Final = 24 * 1024 * 1024
-"""Bytes of one request body; larger ones are answered 413."""
+"""Most bytes of one request body; larger ones are answered 413."""
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Bytes of all bodies being read at one time; a request beyond them is answered 429."""
+"""Most bytes of all bodies that are being read; a further request is answered 429."""
 TENANT_BYTES_MAX: Final = BODIES_BYTES_MAX * 3 // 4
-"""Bytes of one tenant's bodies being read at one time; a request beyond them is answered 429."""
+"""Most bytes of one tenant's bodies that are being read; a further request is answered 429."""
 VALUES_MIN: Final = 65_536
 """Number of values that any body may have, even a short one."""
 BYTES_PER_VALUE: Final = 12
@@ -79,7 +79,7 @@ class BodyReader:
     A body counts by the memory of its decoded values, until its request is answered.
 
     Attributes:
-        searches: Turns to look for the documents that a body describes.
+        searches: Turns for searches of the documents that a body describes.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class BodyReader:
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
             raise ServiceError(
                 Code.UNSUPPORTED,
-                f"the body is encoded as {coding[:40]}; send it as it is",
+                f"the body is encoded as {coding[:40]}; send it without an encoding",
                 field="content-encoding",
                 expected="identity, or none",
                 status=415,

@@ -111,7 +111,7 @@ class RequestChecks:
     def _payer(self, scope: Scope, headers: Sequence[tuple[str, str]]) -> Tenant:
         """Return who a request's cost is charged to: its tenant, or its address without a token.
 
-        Questions after the server's health have a share of their own.
+        Health checks have a separate share.
         """
         token, readable = token_of([value for name, value in headers if name == "authorization"])
         caller = self._authenticate(token) if token is not None and readable else None

@@ -1,12 +1,13 @@
 """Limits the connections of the HTTP port: in number, per address, and in time.
 
-uvicorn makes a `HttpConnection` of each; `web.checks` asks `Connections` whether a request is one
-too many. Without this, connections that say nothing lock everybody out, and so does a head that
-comes byte by byte.
+uvicorn makes a `HttpConnection` of each; `web.checks` asks `Connections` whether there are too many
+requests. Without these limits, silent connections, or heads that arrive byte by byte, would block
+the port for all clients.
 
 A connection is *busy* from the head of a request to the last byte of its answer, else *idle*. When
-there are too many, the one that has been idle for longest is closed. Busy ones are fewer than all
-by `RESERVED_MAX`, so there is always one to close, and health is answered at any time.
+there are too many, the one that has been idle for longest is closed. At most `RESERVED_MAX` fewer
+connections than the limit may be busy. So there is always an idle one to close, and health checks
+are always answered.
 """
 
 import asyncio

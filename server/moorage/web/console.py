@@ -1,7 +1,7 @@
 """The endpoints of the web console: its files, logins and playground.
 
-Anybody may read the files, as anybody may read the wheel. The script hash of the import map is all
-that the policy allows beside files of this server.
+All clients may read the files, which are public in the wheel. Besides the files of this server, the
+content security policy only allows the import map, by its hash.
 """
 
 import asyncio
@@ -74,8 +74,8 @@ def login_of(console: Console | None, request: Request) -> Login | None:
     """Return the login of a request's cookie; None without a valid cookie.
 
     Raises:
-        ServiceError: `forbidden`: it would change something, and does not show that a page of this
-            server sends it.
+        ServiceError: `forbidden`: the request would change something, but has no proof that a page
+            of this server sent it.
     """
     if console is None:
         return None
@@ -86,8 +86,8 @@ def login_of(console: Console | None, request: Request) -> Login | None:
     if "origin" not in request.headers or not hmac.compare_digest(given, login.csrf.encode()):
         raise ServiceError(
             Code.FORBIDDEN,
-            "a cookie alone changes nothing: it takes `Origin`, which browsers send, and "
-            "`X-Console-Token` as GET /console/session says it; programs send a token",
+            "a cookie alone permits no change: it also needs `Origin`, which browsers send, and "
+            "`X-Console-Token` with the value from GET /console/session; programs send a token",
             field=CSRF_HEADER,
             expected="`csrf` of GET /console/session",
         )
@@ -177,7 +177,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
         length = request.headers.get("content-length", "")
         if not length.isdigit() or int(length) > LOGIN_BYTES_MAX:
             raise ServiceError(
-                Code.TOO_LARGE, "a login is short", expected=f"at most {LOGIN_BYTES_MAX} bytes"
+                Code.TOO_LARGE, "the login is too long", expected=f"at most {LOGIN_BYTES_MAX} bytes"
             )
         given = read_as(await read_document(request, bodies), ConsoleLogin)
         if not console.needs_login():

@@ -15,7 +15,7 @@ _PATH: Final = "/console/sign-in"
 _SECONDS: Final = 600
 """Seconds that a person may take to sign in at the issuer."""
 BEGUN_MAX: Final = 4
-"""Sign-ins that one browser may have begun, each in a tab of its own; the oldest is forgotten."""
+"""Most unfinished sign-ins of one browser, each in its own tab; beyond it the oldest is dropped."""
 _REFUSED: Final = "/console?sign-in={}"
 _UNSTORED: Final = {"cache-control": "no-store"}
 _PAGE: Final = (
@@ -96,7 +96,7 @@ def _state(proof: str) -> str:
 
 
 def _keep(request: Request, response: Response, proofs: list[str]) -> None:
-    """Have the browser keep these proofs; without any, the cookie goes."""
+    """Store these proofs in the browser's cookie; without proofs, delete the cookie."""
     response.set_cookie(
         _cookie(request),
         "~".join(proofs),

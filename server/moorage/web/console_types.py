@@ -17,8 +17,8 @@ class ConsoleLogin(WebType, forbid_unknown_fields=True):
 class ConsoleSession(WebType):
     """The session of a page: its tenant, its role and the server.
 
-    `rights`: what its role may do, by the names that the table of rights has.
-    `login`: the daemon has tokens. `csrf`: what changing requests carry as `X-Console-Token`.
+    `rights`: the names of its role's rights. `login`: whether the daemon has tokens. `csrf`: the
+    value that requests for changes must send as `X-Console-Token`.
     """
 
     tenant: str
@@ -39,8 +39,8 @@ class LoggedOut(WebType):
 class PlaygroundRun(WebType, rename=None):
     """A policy to try: `code` of its file, or the URI of a version.
 
-    `fleet`: `"live"`, `{"clusters": [documents]}`, or `{"decision": request}` as it was then.
-    `requests`: 100 at most, each held where it fits.
+    `fleet`: `"live"`, `{"clusters": [documents]}`, or `{"decision": request}`, the fleet before
+    that decision. `requests`: at most 100; each one that fits is held.
     """
 
     code: str | UnsetType = UNSET
@@ -61,4 +61,4 @@ class PlaygroundBacktest(WebType, rename=None):
 
 
 class PlaygroundOutcome(WebType):
-    """The outcome: of a run `results`, `prints`, `lines`; of a backtest `curve`, `granted`."""
+    """`results`, `prints` and `lines` of a run, or `curve` and `granted` of a backtest."""

@@ -1,7 +1,7 @@
 """Logs one line for every HTTP request that changes something, with its caller.
 
-`web.app` puts it around the application. Every request is taken to change something unless its
-method or `READS` says otherwise, so that no new endpoint goes without its line.
+`web.app` puts it around the application. Every request counts as a change unless its method or
+`READS` says otherwise, so that no new endpoint lacks its log line.
 """
 
 import logging

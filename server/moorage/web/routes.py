@@ -72,12 +72,12 @@ _FUNCTIONS: Final = "stateful functions are run by the policy service; `context`
 _GRAPHS: Final = "policy graphs are run by the policy service; one policy decides a placement here"
 _SCALING: Final = "blocks are scaled by their cluster's controller; ask for each instance here"
 _CHECKS: Final = "pre-check policies are run by the cluster's controller; see `/blockActions`"
-_PARSER: Final = "the parser parses specifications; send what it makes to `/api/filter-data`"
+_PARSER: Final = "the parser parses specifications; send its result to `/api/filter-data`"
 _ACTIONS: Final = (
     "of the parser's actions, `filter` and `search` are served; clusters are added at `/clusters`,"
     " nodes at `/clusters/ID/nodes`, and blocks are placed at `/blockActions/allocate`"
 )
-_GROUPS: Final = "clusters have no groups here; filter them by `tags` or any other field"
+_GROUPS: Final = "clusters have no groups here; filter clusters by `tags` or any other field"
 _PATHS: Final = (
     ("/jobs/{rest:path}", _JOBS),
     ("/function/{rest:path}", _FUNCTIONS),
@@ -89,7 +89,7 @@ _PATHS: Final = (
     ("/api/with-spec/{rest:path}", _PARSER),
     ("/api/{action}", _ACTIONS),
     ("/api/tasks", "there is no list of tasks; read one at `/api/tasks/ID`"),
-    ("/api/reinitiate/{rest:path}", "tasks are not made again; send the block again"),
+    ("/api/reinitiate/{rest:path}", "tasks are not restarted; send the block again"),
     ("/groups", _GROUPS),
     ("/groups/{rest:path}", _GROUPS),
 )
@@ -163,7 +163,7 @@ def _cluster_changes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         operation(ClusterDocument, DocumentChange, bare=True),
     )
     async def update_cluster(cluster_id: str, request: Request) -> Response:
-        """Change a cluster and return it. Only its owner may; operators if others have leases."""
+        """Change a cluster and return it. Its owner may; if others have leases, operators."""
         change = await _document(request, bodies)
         services.ownership.check_cluster(caller_of(request), cluster_id)
         before = await find_former(services.clusters.get(cluster_id))
@@ -178,10 +178,10 @@ def _cluster_changes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def add_nodes(cluster_id: str, request: Request) -> Response:
         """Add the nodes of a document to a cluster; return the cluster's document.
 
-        A node that the cluster has becomes as it is here; all others stay, and so does every other
-        field. So machines may join at one time. 201: there was no such cluster, and it is the
-        document now, and the caller's. Its owner changes a cluster; operators where others have
-        leases.
+        An existing node is replaced by the one in the document; all other nodes and fields stay. So
+        several machines may join at the same time. 201: the cluster did not exist; it is created
+        from the document, and belongs to the caller. Only its owner may change a cluster; if other
+        tenants have leases on it, only operators may.
         """
         document = await _document(request, bodies)
         services.ownership.check_cluster(caller_of(request), cluster_id)
@@ -194,7 +194,7 @@ def _cluster_changes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def delete_cluster(cluster_id: str, request: Request) -> Response:
         """Delete a cluster and return its document. Leases on it stay until they end.
 
-        Its owner removes it, and only operators where other tenants have leases on it.
+        Only its owner may delete a cluster; if other tenants have leases on it, only operators may.
         """
         services.ownership.check_cluster(caller_of(request), cluster_id)
         removed = await services.clusters.delete(cluster_id)
@@ -210,7 +210,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def store(request: Request) -> Response:
         """Store the metrics of a cluster; the status is 201 the first time, 200 later.
 
-        Where it is registered, its owner reports them, and operators.
+        For a registered cluster, only its owner and operators may report metrics.
         """
         given = await _document(request, bodies)
         services.ownership.check_metrics(caller_of(request), str(given.get("clusterId", "")))
@@ -341,7 +341,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def publish_policy(request: Request) -> Response:
         """Check a policy in the jail, test it with its own examples, and register it.
 
-        Publishing it again changes nothing. What is not as its author may think is in `warnings`.
+        Publishing it again changes nothing. `warnings` has possible mistakes of the author.
         """
         document, who = await _document(request, bodies), who_of(request)
         before = await find_former(services.policies.get(str(document.get("policy_rule_uri", ""))))
@@ -389,7 +389,7 @@ def _policy_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def delete_policy(uri: str, request: Request, force: str = "") -> Response:
         """Delete a policy and return its document. Leases that it proposed stay.
 
-        A version that an alias means is not removed; one that it would fall back to only with
+        A version that an alias points at cannot be removed; an alias's fallback version only with
         `?force=true`.
         """
         if force not in {"", "true", "false"}:
@@ -401,7 +401,7 @@ def _policy_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get(
         "/policy/{uri}/history",
-        "Who changed a policy, and when?",
+        "Changes of a policy",
         operation(list[PolicyHistoryEntry]),
     )
     async def policy_history(uri: str) -> Response:
@@ -442,7 +442,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.post(
         "/blockActions/selectClusters",
-        "Where could it run?",
+        "Possible clusters of a block",
         operation(SelectedClusters, BlockPlacementRequest, bare=True),
     )
     async def select_clusters(request: Request) -> Response:
@@ -451,7 +451,9 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         return json_response(await services.block_actions.select_clusters(body, tenant))
 
     @router.post(
-        "/blockActions/dryRun", "Where would it run?", operation(JsonObject, BlockPlacementRequest)
+        "/blockActions/dryRun",
+        "Best place of a block",
+        operation(JsonObject, BlockPlacementRequest),
     )
     async def dry_run(request: Request) -> Response:
         """Return the chosen cluster with its score and node, without reserving it."""
@@ -460,7 +462,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.post(
         "/blockActions/allocate",
-        "Where would it run? Later",
+        "Best place of a block, later",
         operation(TaskReference, BlockPlacementRequest, bare=True),
     )
     async def allocate(request: Request) -> Response:
@@ -479,8 +481,8 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 def elsewhere_routes() -> HttpRouter:
     """Return the router of endpoints that this server refuses, since other services have them.
 
-    Existing programs may call them, so the refusal says which service does that; a 404 would look
-    like a wrong address.
+    Existing programs may call them, so the refusal names the service that has the endpoint; a 404
+    would look like a wrong address.
     """
     router = HttpRouter()
     for path, sentence in _PATHS:
@@ -583,7 +585,7 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
         "/executor/{executor}", "Change an executor", operation(ExecutorDocument, DocumentChange)
     )
     async def update(executor: str, request: Request) -> Response:
-        """Change the named fields of an executor document. For its owner and operators."""
+        """Change the named fields of an executor document. Its owner and operators may."""
         change = await read_document(request, bodies)
         await services.ownership.check_executor(caller_of(request), executor)
         before = await find_former(services.executors.get(executor))

@@ -1,8 +1,8 @@
 """The types of HTTP bodies, from which `/openapi.json` is made.
 
-`operation` puts them beside an endpoint. Bodies that only this server defines are read as their
-type (`bodies.read_as`); documents may have fields of their own, and their keeper checks them,
-so their types say what is read of them and let all else pass.
+`operation` attaches them to an endpoint. Bodies that only this server defines are decoded as their
+type (`bodies.read_as`). Documents may have further fields, and the part that stores them checks
+them; so their types list the fields that the server reads, and accept all others.
 """
 
 import inspect
@@ -191,7 +191,7 @@ class MongoQuery(WebType):
 class MetricsPipeline(WebType):
     """A list of stages, bare or as `{"pipeline": stages}`.
 
-    There are `$match`, `$unwind`, `$group`, `$project`, `$sort`, `$skip`, `$limit`, `$count`.
+    The stages are `$match`, `$unwind`, `$group`, `$project`, `$sort`, `$skip`, `$limit`, `$count`.
     """
 
     pipeline: list[JsonObject]
@@ -211,7 +211,7 @@ class FilterQuery(WebType):
 class RankingQuery(WebType):
     """A similarity search: `matchType`, and a rule with the URI and parameters of a policy.
 
-    Without `policyRuleURI`, clusters are ranked by likeness to `parameters.like`, an id or a part
+    Without `policyRuleURI`, clusters are ranked by similarity to `parameters.like`, an id or a part
     of a document, with `parameters.weights` by path.
     """
 

@@ -1,7 +1,7 @@
 """Serves HTTP with uvicorn, inside the daemon's event loop.
 
-The daemon starts it once its services stand and closes it before them. Signals are the daemon's
-own business, and so is logging.
+The daemon starts it after its services, and closes it before them. The daemon itself handles
+signals and logging.
 """
 
 import asyncio
@@ -171,14 +171,14 @@ class _OnlyFor:
         if hmac.compare_digest((shown or "").encode(), self._bearer.encode()):
             await self._app(scope, receive, send)
         else:
-            fault = ServiceError(Code.UNAUTHORIZED, "only the server itself is served here")
+            fault = ServiceError(Code.UNAUTHORIZED, "only the server itself may connect here")
             await failure(fault, scope["path"])(scope, receive, send)
 
 
 class _Drained:
     """Answers requests that are cancelled when the server closes, without logging tracebacks.
 
-    So it does in place of all answers that may not leave.
+    It does the same in place of answers that may not be sent.
     """
 
     def __init__(self, app: ASGIApp, trusts: Callable[[], bool]) -> None:

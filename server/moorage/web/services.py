@@ -1,7 +1,7 @@
 """The interfaces of the services behind the HTTP endpoints; the daemon implements them.
 
-Documents come straight from the catalog, under the Protocols of `protocol.registry`; what the
-daemon does with policies, aliases and blocks has a Protocol here. Every refusal is a
+Documents come directly from the catalog, by the Protocols of `protocol.registry`. This module has
+the Protocols of the daemon's operations on policies, aliases and blocks. Every refusal is a
 `protocol.faults.ServiceError`.
 """
 

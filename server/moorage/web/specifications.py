@@ -80,9 +80,7 @@ def specification_routes(whole: HttpRouter) -> HttpRouter:
         """Return the JSON Schema of a message, or of a part of one."""
         found = specification.documents().get(name)
         if found is None:
-            raise ServiceError(
-                Code.NOT_FOUND, "no such schema; GET /schemas/ lists those there are"
-            )
+            raise ServiceError(Code.NOT_FOUND, "no such schema; GET /schemas/ lists all schemas")
         return Response(msgspec.json.encode(found), media_type="application/json")
 
     @router.get("/", "Where to begin", text_operation("text/html"))

@@ -312,7 +312,7 @@ async def test_the_first_reader_of_an_output_gets_the_existing_part(world):
 
 @pytest.mark.parametrize(
     ("fate", "said"),
-    [("evicted", "was evicted: .*ask for more memory"), ("imagepull", "check the image's name")],
+    [("evicted", "was evicted: .*request more memory"), ("imagepull", "check the image's name")],
 )
 async def test_the_error_says_why_a_pod_did_not_start(world, fate, said):
     world.plane.create(node("n1"))

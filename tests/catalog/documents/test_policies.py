@@ -59,7 +59,9 @@ def test_a_policy_has_the_file_name_that_its_author_gave_it(given, files, named)
 
 @pytest.mark.parametrize("name", ["a/b.py", 'a".py', "a.txt", "x" * 100 + ".py"])
 def test_an_invalid_file_name_is_refused(name):
-    with pytest.raises(ServiceError, match="code_file: expected what its author calls the file"):
+    with pytest.raises(
+        ServiceError, match="code_file: expected the author's name of the code file"
+    ):
         complete_policy_document({**GIVEN, "code_file": name})
 
 

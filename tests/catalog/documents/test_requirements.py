@@ -41,13 +41,16 @@ def test_installed_or_inapplicable_requirements_are_met(line):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("numpy>=99", f"is not what policies get: that is numpy {np.__version__}"),
-        ("numpy==0.1", f"is not what policies get: that is numpy {np.__version__}"),
+        ("numpy>=99", f"is not the version that policies get, numpy {np.__version__}"),
+        ("numpy==0.1", f"is not the version that policies get, numpy {np.__version__}"),
         ("numpy>=", "is no requirement that pip would take"),
         ("numpy --hash=sha256:00", "is no requirement that pip would take"),
         ("numpy, msgspec", "is no requirement that pip would take"),
-        ("numpy" * 300 + ">=1", "is not available to policies, and nothing is installed for them"),
-        ("-r more.txt", "is not available to policies, and nothing is installed for them"),
+        (
+            "numpy" * 300 + ">=1",
+            "is not available to policies, and the server installs nothing for them",
+        ),
+        ("-r more.txt", "is not available to policies, and the server installs nothing for them"),
     ],
 )
 def test_each_fault_of_a_line_has_its_own_message(line, why):

@@ -90,7 +90,7 @@ def test_one_line_of_text_is_source_text_even_if_invalid(text):
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/rule.py", "s3://bucket/rule.py"])
 def test_urls_of_other_schemes_are_refused(url):
     fault = refusal(CodeSources().files, url, None)
-    assert f"{url.partition(':')[0]}:// is nothing that code is read from" in fault.reason
+    assert f"code cannot be read from {url.partition(':')[0]}:// URLs" in fault.reason
 
 
 def test_files_under_the_configured_folder_are_read(tmp_path):

@@ -180,7 +180,7 @@ def test_samples_without_a_cluster_are_reported():
         "no cluster",
         "no device",
     }
-    assert composed.findings["unknown node"].startswith("5 samples name no node of their cluster:")
+    assert composed.findings["unknown node"].startswith("5 samples have no node of their cluster:")
     assert "'Hostname': 'stranger'" in composed.findings["unknown node"]
 
 

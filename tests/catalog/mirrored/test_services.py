@@ -126,7 +126,7 @@ async def test_an_answer_that_cannot_be_decoded_is_a_wrong_answer(faulty, servic
     request = ServiceRequest("GET", "/")
     for _ in range(2):
         reason = await unavailable(service.ask(request, lambda reply: reply.body.decode()))
-        assert "answered 200 with what cannot be read" in reason
+        assert "answered 200 with a body that cannot be read" in reason
 
 
 async def test_an_endless_answer_is_not_read_to_its_end(faulty):

@@ -97,7 +97,7 @@ def test_an_impossible_change_fails_the_node(specs, remove, reason):
 def test_an_expander_that_raises_fails_its_node():
     executor = DynamicExecutor(graph("a"), {"a": lambda *_: {}["broken"]})
     assert isinstance(executor.execute({"a": list})["a"].error, KeyError)
-    with pytest.raises(WorkflowError, match="a journal cannot go on"):
+    with pytest.raises(WorkflowError, match="a journal does not support"):
         DynamicExecutor(graph("a"), journal=object())
 
 

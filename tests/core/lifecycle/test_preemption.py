@@ -189,7 +189,7 @@ def test_lent_quota_is_reclaimed_with_notice(hand: Hand) -> None:
     hand.now += 10.0
     assert consults(hand.step(Tick())) == ["needs"]
     reason = hand.allocator.state.ended[RequestId("lent2")].reason
-    assert "wants back what its quota says" in reason
+    assert "needs its own quota back" in reason
 
 
 def test_no_lease_is_preempted_for_a_device_that_stays_taken() -> None:

@@ -20,7 +20,7 @@ MAY = {
     Role.OPERATOR: set(OWNERS),
     Role.ADMIN: set(OWNERS),
 }
-"""Whose clusters each role of the tenant ann may change that may change any at all."""
+"""For each role that may change clusters: the owners whose clusters the tenant ann may change."""
 
 
 def ownership(catalog: Catalog) -> Ownership:

@@ -48,9 +48,9 @@ def test_without_a_demand_the_emptiest_node_wins_with_its_free_gpus():
 def test_only_requested_resources_count():
     fleet = fleet_of(a=[node("a0")])
     hold(fleet, "a", "a0", "0", "1", cpu_milli=2000)
-    why = "its only node has not anything free"
+    why = "its node has no free capacity"
     assert dry_run(fleet, "a", None) == {"score": 0.0, "node_info": {}, "error": why}
-    full = "its only node has not room for the block's `resources` now"
+    full = "its node has no room for the block's `resources` now"
     nowhere = {"score": 0.0, "node_info": {}, "error": full}
     assert dry_run(fleet, "a", Demand(gpus=1)) == nowhere
     info = {"node_id": "a0", "gpus": []}

@@ -51,13 +51,17 @@ def test_the_refusal_names_the_remedy(fleet: Fleet) -> None:
     }
     no = out_of_reach(fleet, "local", supports, None, Demand())
     assert (no.field, no.details) == ("provision.backend", {"backends": ["kubernetes"]})
-    for part in ("local starts on the nodes n9 only", "--here", "name the backend kubernetes"):
+    for part in (
+        "local only starts workloads on the nodes n9",
+        "--here",
+        "name the backend kubernetes",
+    ):
         assert part in no.reason
     of_agents = Support(frozenset({"process"}), "process", nodes=frozenset({NO_NODE}))
     assert within_reach(fleet, of_agents, None, Demand()) is None
     none_yet = out_of_reach(fleet, "local", supports | {"local": of_agents}, None, Demand())
-    for part in ("no machine to start anything on", "moored agent token", "MOORAGE_LOCAL_HERE"):
+    for part in ("no machine to start a workload on", "moored agent token", "MOORAGE_LOCAL_HERE"):
         assert part in none_yet.reason
     alone = out_of_reach(fleet, "kubernetes", supports, (ClusterId("lab"),), Demand())
     assert alone.details == {"backends": []}
-    assert "starts on the clusters pods only" in alone.reason
+    assert "only starts workloads on the clusters pods" in alone.reason

@@ -183,7 +183,7 @@ async def test_a_misspelt_name_of_moorage_gets_a_suggestion(shared_bench):
         "given = {'resources': {'gpus': 1}}\nreturn given['resources']['gpu']": "mean: 'gpus'?",
         "return input_data['cluster_dat']": "Did you mean: 'cluster_data'?",
         "return {}['nothing']": "KeyError: 'nothing'",
-        "demand = None\nreturn demand.gpus": "`read_demand` returns None then, and `decline(",
+        "demand = None\nreturn demand.gpus": "then `read_demand` returns None, and `decline(",
     }
     for body, said in missing.items():
         code = shared_bench.policy(body, "misspelt")
@@ -207,7 +207,10 @@ async def test_a_missing_key_of_input_data_lists_the_existing_keys(shared_bench)
 
 @IN_ONE_LOOP
 async def test_using_a_feature_that_cells_lack_is_explained(shared_bench):
-    files, others = "A cell has no files: put what", "A cell has no network, no threads and no"
+    files, others = (
+        "A cell has no files: put the content",
+        "A cell has no network, no threads and no",
+    )
     reaching = {
         "return open('/etc/passwd').read()": f"'/etc/passwd'. {files}",
         "import pathlib\nreturn pathlib.Path('table.json').read_text()": f"'table.json'. {files}",

@@ -66,7 +66,7 @@ def test_the_refusal_gives_the_cause_and_the_retry_time(circuits):
         circuits.overran(work(), 5.0)
     refusal = circuits.refusal(work(), 5.25)
     assert refusal.code is Code.BUSY
-    assert "loop:1-x is not asked for another 0.8 s: 3 of its latest evaluations" in refusal.reason
+    assert "loop:1-x is not called for another 0.8 s: 3 of its latest evaluations" in refusal.reason
     assert refusal.details == {
         "policy_rule_uri": "loop:1-x",
         "overruns": LIMIT,

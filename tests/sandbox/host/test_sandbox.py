@@ -234,7 +234,7 @@ return found
     assert await shared_bench.value(code) == [
         ["404 Not Found", 404],
         ["the service failed (RuntimeError)", None],
-        ["a cluster id is expected: letters, digits, '.', '_', ':' and '-'", None],
+        ["expected a cluster id: letters, digits, '.', '_', ':' and '-'", None],
     ]
 
 
@@ -251,14 +251,14 @@ return [client.read_cluster(each) for each in ("c0", "../c0", "c1", "c" * 300, "
     }
     value = await bench.value(code)
     assert value[0] == [True, {"id": "c0"}]
-    assert "a cluster id is expected" in value[1][1]
+    assert "expected a cluster id" in value[1][1]
     assert value[1] == value[3]
     assert value[2] == [True, {"client": "cluster_client", "arguments": ["c1"]}]
     assert value[4] == [False, "Error occurred: more than 4 calls in one evaluation"]
     assert bench.registry.calls == [("cluster_client", "read_cluster", ("c1",))]
     bench.registry.packed["c0"] = bytes(CALL_ANSWER_BYTES_MAX + 1)
     bench.sandbox.drop_documents("c0")
-    assert "ask for less" in (await bench.value(code))[0][1]
+    assert "request less data" in (await bench.value(code))[0][1]
 
 
 async def test_a_policy_can_catch_errors_of_too_many_calls(make_bench):

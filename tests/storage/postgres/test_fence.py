@@ -64,7 +64,7 @@ def write_after_takeover(postgres: Any, what: str) -> None:
     address = postgres.database()
     write, _, _ = WRITES[what]
     with replaced_server(postgres, address) as stores:
-        with pytest.raises(StorageFailed, match="is written by another server since"):
+        with pytest.raises(StorageFailed, match="another server has written to"):
             write(*stores)
         assert postgres.execute(THERE, address.rpartition("/")[2]) == [(0, 0, 0, 0)]
 

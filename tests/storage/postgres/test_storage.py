@@ -73,7 +73,7 @@ async def test_a_deposed_server_stores_nothing_and_reports_that(postgres, addres
     assert await ledger.append(numbered_facts(1, 2), NOW) == 2
     name = address.rpartition("/")[2]
     postgres.execute("UPDATE moorage.epoch SET epoch = epoch + 1", name)
-    with pytest.raises(LedgerFailed, match="is written by another server since"):
+    with pytest.raises(LedgerFailed, match="another server has written to"):
         await ledger.append(numbered_facts(3, 3), NOW)
     with pytest.raises(LedgerFailed):
         await ledger.append(numbered_facts(3, 3), NOW)

@@ -133,7 +133,7 @@ def test_a_restored_folder_uses_no_fencing_number_twice(tmp_path: Path) -> None:
 
 def test_an_existing_target_is_not_overwritten(tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data")
-    with pytest.raises(StorageError, match="data has something in it"):
+    with pytest.raises(StorageError, match="data is not empty"):
         back_up(data, data)
     (tmp_path / "copy.new").mkdir()
     (tmp_path / "copy.new" / "mine").touch()

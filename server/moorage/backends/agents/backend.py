@@ -122,11 +122,11 @@ class AgentMachine:
     def absence(self) -> str:
         """Why it cannot be reached, for people."""
         if self.gone:
-            return f"the machine {self.place[1]} was forgotten by an operator"
+            return f"an operator removed the machine {self.place[1]}"
         since = datetime.fromtimestamp(self.heard_time, UTC)
         text = f"the machine {self.place[1]} is not heard of since {since:%Y-%m-%d %H:%M:%S} UTC"
         text += ", its agent is revoked" if self.revoked else ""
-        return f"{text}, and has ended what ran there" if self.idle else text
+        return f"{text}, and has ended its workloads" if self.idle else text
 
     def note(self, **changes: object) -> None:
         """Change attributes, and wake all who wait for a change."""
@@ -170,7 +170,7 @@ class AgentMachine:
                 return _value(await self._call(link, order), kind)
             except LinkLost:
                 if not again:
-                    reason = "the connection to its machine went meanwhile; it may have been done"
+                    reason = "the connection to its machine was lost; the order may have been done"
                     raise BackendError(reason) from None
 
     async def start(self, order: Order) -> WorkloadReport:

@@ -45,7 +45,7 @@ async def carry_out(backend: Backend, order: wire.BackendOrder | wire.FileOrder)
 
 async def _look_at_files(backend: Backend, order: wire.FileOrder) -> JsonValue:
     if not isinstance(backend, FileSource):
-        raise UnsupportedSpecError("this machine gives out no files")
+        raise UnsupportedSpecError("this machine cannot return files")
     if isinstance(order, wire.FilesOrder):
         return await backend.files(order.workload, order.attempt)
     return await backend.read_file(order.workload, order.path, order.offset, order.attempt)

@@ -1,7 +1,7 @@
 """The agent's side of the connection: carries out the server's orders at a backend of its machine.
 
-`commands.agent_program` dials, and runs `AgentHost.serve` over each connection in turn. What was
-begun goes on while there is none: the server gives its order again, and finds it.
+`commands.agent_program` dials, and runs `AgentHost.serve` over each connection in turn. A started
+order continues without a connection: the server repeats the order later, and gets its result.
 """
 
 import asyncio

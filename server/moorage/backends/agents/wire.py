@@ -52,7 +52,7 @@ class _Frame(msgspec.Struct, tag=True):
 
 
 class AgentFolder(msgspec.Struct, frozen=True):
-    """What distinguishes an agent's data folder from a copy of it.
+    """The marks that distinguish an agent's data folder from a copy of the folder.
 
     Args:
         made_at: When it was made, in nanoseconds since the epoch, as its file system has it: no
@@ -261,7 +261,7 @@ class StartOrder(_WorkloadOrder):
         try:
             spec = spec_from_document(self.spec, support.default, support.kinds)
         except SpecError as error:
-            reason = f"the agent of this machine takes no such spec: {error}; upgrade it"
+            reason = f"the agent of this machine cannot read the spec: {error}; upgrade it"
             raise UnsupportedSpecError(reason) from error
         return Order(self.workload, spec, **{name: getattr(self, name) for name in _COMMON})
 
@@ -336,7 +336,7 @@ BackendOrder = (
     | ExecuteOrder
     | LogsOrder
 )
-"""What a backend of the machine carries out as it is."""
+"""The orders that a backend of the machine carries out unchanged."""
 FileOrder = FilesOrder | ReadFileOrder
 AnyOrder = BackendOrder | FileOrder | StartOrder | MeetOrder
 

@@ -102,7 +102,9 @@ class Identity:
             self._server = uuid.uuid4().hex
             self._write(set())
         except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = "it says which instances at AWS are this server's; restore it from a backup"
+            reason = (
+                "the file has the marks of this server's instances at AWS; restore it from a backup"
+            )
             raise BackendError(f"{path} cannot be read ({error}): {reason}") from error
 
     def _write(self, regions: set[str]) -> None:
@@ -231,7 +233,7 @@ class AwsBackend(CommonBackend):
         spec = _instance_spec(order.spec)
         self.refuse(spec)
         if len(order.placement) > 1:
-            raise UnsupportedSpecError("the backend aws starts one instance, not a gang")
+            raise UnsupportedSpecError("the backend aws starts single instances, not gangs")
         if len(order.id) > orders.TAG_VALUE_CHARS_MAX:
             raise BackendError(f"a name has at most {orders.TAG_VALUE_CHARS_MAX} characters at AWS")
         share = order.placement[0] if order.placement else None

@@ -137,7 +137,9 @@ class AwsCalls:
             with self._lock:
                 name: str | None = self._open().region_name
         except BotoCoreError as error:
-            raise AwsError(f"AWS is not configured well here: {error}", "Configuration") from error
+            raise AwsError(
+                f"the AWS configuration here is wrong: {error}", "Configuration"
+            ) from error
         return name
 
     def call(self, name: str, region: str, **arguments: JsonValue) -> JsonObject:
@@ -218,10 +220,10 @@ def _error_of(error: Exception, name: str, region: str) -> AwsError:
         if code.isdigit() and int(code) >= _TROUBLE_FROM:  # Not of AWS, but of something before it.
             return UnreachableError(f"AWS did not answer {call} in {region}: HTTP {detail}", code)
         if code in _THROTTLED:
-            advice = "ask less often, or have the limit of API requests raised"
+            advice = "send fewer requests, or have AWS raise the limit of API requests"
             return AwsError(f"AWS throttles {call} in {region} ({detail}): {advice}", code)
         if code in _DENIED:
-            advice = "check the credentials and what they may do"
+            advice = "check the credentials and their permissions"
             return AwsError(f"AWS does not allow {call} in {region} ({detail}): {advice}", code)
         return AwsError(f"AWS refused {call} in {region} ({detail})", code)
     if isinstance(error, NoCredentialsError | PartialCredentialsError):

@@ -78,7 +78,8 @@ class Catalogue:
     ) -> list[InstanceType]:
         """Return the types that have at least this, the cheapest first.
 
-        What needs no GPU gets none. Types without a price come last, the smallest first.
+        A request without GPUs gets a type without GPUs. Types without a price come last, the
+        smallest first.
 
         Args:
             vcpus: Processors.

@@ -31,13 +31,17 @@ def instance_of(spec: ContainerResourceSpec) -> InstanceResourceSpec:
         UnsupportedSpecError: It names the field that means nothing there.
     """
     if spec.mount:
-        raise UnsupportedSpecError("mount: expected nothing: the instance is new, and empty")
+        raise UnsupportedSpecError(
+            "mount: expected nothing: the instance is new and has no files to mount"
+        )
     if spec.gpus is not None and not isinstance(spec.gpus, int):
-        raise UnsupportedSpecError("gpus: expected a number: the instance has all that are its own")
+        raise UnsupportedSpecError(
+            "gpus: expected a number: the container gets all GPUs of the instance"
+        )
     probe = spec.readiness
     if probe is not None and (probe.path is not None or probe.command is not None):
         raise UnsupportedSpecError(
-            "readiness: expected a port: readiness on AWS is a port and nothing else"
+            "readiness: expected a port: AWS only supports readiness by port"
         )
     known = {each.name for each in dataclasses.fields(InstanceResourceSpec)} - _OURS
     for name in spec.extra.keys() - known:

@@ -22,8 +22,9 @@ class AwsSettings:
         tuple[str, ...],
         Setting(
             NAMES,
-            "What `instance_profile` of the backend `aws` may name: names or ARNs, as they stand "
-            "in specs. Where there are no tokens, any; where there are, those named here.",
+            "Values that specs of the backend `aws` may have as `instance_profile`: names or "
+            "ARNs, spelled as in the specs. Without tokens any value is allowed; with tokens, "
+            "only these.",
             default="none",
         ),
     ] = ()
@@ -31,7 +32,8 @@ class AwsSettings:
         tuple[str, ...],
         Setting(
             NAMES,
-            "Ids that `security_groups` of the backend `aws` may name, under the same rule.",
+            "Ids that specs of the backend `aws` may have in `security_groups`. Without tokens "
+            "any id is allowed; with tokens, only these.",
             default="none",
         ),
     ] = ()

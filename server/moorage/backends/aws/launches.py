@@ -55,7 +55,7 @@ class _Refusals:
         more = len(self.refusals) - SHOWN_MAX
         listed = "; ".join(self.refusals[:SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
         if self.meanings == {Meaning.QUOTA}:
-            advice = "have the quota raised in the console of Service Quotas, or stop something"
+            advice = "raise the quota in the console of Service Quotas, or stop instances"
             return BackendError(f"the account's quota at AWS is used up ({listed}): {advice}")
         advice = "try other zones, types or regions, or later"
         return BackendError(f"AWS has no capacity now ({listed}): {advice}")
@@ -174,5 +174,5 @@ def _zones(calls: AwsCalls, region: str) -> list[str]:
     answer = calls.call("describe_availability_zones", region, Filters=filters)
     zones = sorted(each["ZoneName"] for each in answer["AvailabilityZones"])
     if not zones:
-        raise BackendError(f"AWS names no zone of {region}")
+        raise BackendError(f"AWS lists no zone of {region}")
     return zones

@@ -95,7 +95,7 @@ def region_of(spec: InstanceResourceSpec, node: Node | None, default: str | None
     if not region:
         label = LABELS["region"]
         ways = f"spec.region, the node's label {label}, or AWS_DEFAULT_REGION of the server"
-        raise BackendUnavailableError(f"no region of AWS is named: expected {ways}")
+        raise BackendUnavailableError(f"no AWS region is given: expected {ways}")
     return region
 
 
@@ -183,7 +183,7 @@ def _types(
             if value
         )
         raise BackendError(
-            f"no instance type of the catalogue has {requirements}: name spec.instance_type"
+            f"no instance type of the catalogue has {requirements}: give spec.instance_type"
         )
     return [each.name for each in fit[:TYPES_TRIED_MAX]]
 
@@ -261,7 +261,7 @@ def _image(spec: InstanceResourceSpec, offer: Offer) -> tuple[str, str]:
         return spec.image_id, ""
     known = offer.known
     if known is None or known.gpu_model in _NO_OPEN_DRIVER:
-        raise BackendError(f"image_id: expected one, there is no image by default for {offer.type}")
+        raise BackendError(f"image_id: expected an image, since {offer.type} has no default image")
     return _IMAGE_GPU if known.gpus else _IMAGE_CPU
 
 

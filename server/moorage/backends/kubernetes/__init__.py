@@ -1,6 +1,6 @@
 """The backend `kubernetes`: runs pods, and follows a cluster's capacity and use (`inventory`).
 
-What can go wrong is one tree:
+All errors are one tree:
 
     KubernetesError              the cluster does not answer a call; the message says why
     ├── ConfigurationError       its kubeconfig cannot be read

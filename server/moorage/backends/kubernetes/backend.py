@@ -70,7 +70,7 @@ class KubernetesBackend(CommonBackend):
     def refuse(self, spec: BaseResourceSpec) -> None:
         wanted = pod_order(spec).namespace
         if wanted and wanted != self._namespace:
-            reason = f"expected nothing: this server starts everything in {self._namespace}"
+            reason = f"expected nothing: this server starts all workloads in {self._namespace}"
             raise UnsupportedSpecError(f"namespace: {reason}")
         if isinstance(spec, PodResourceSpec) and "{tenant}" in self._namespace and wanted:
             raise UnsupportedSpecError("namespace: expected nothing: each tenant has its own")
@@ -113,7 +113,7 @@ class KubernetesBackend(CommonBackend):
     ) -> CommandExecution:
         """Run a command in the first pod of a workload; see `Backend.execute`."""
         if user:
-            raise UnsupportedSpecError("user: Kubernetes runs commands as the container's own")
+            raise UnsupportedSpecError("user: Kubernetes runs commands as the container's own user")
         return await self._thread.run(
             self._open().execute(
                 workload, command, timeout_seconds, workdir or "", environment or {}

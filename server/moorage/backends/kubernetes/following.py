@@ -87,7 +87,7 @@ class ClusterFollower:
     async def views(self) -> AsyncIterator[ClusterView]:
         """Yield the state of the cluster at each change and every `LOOK_SECONDS`, for ever.
 
-        What the caller takes to use a view counts as part of its cost.
+        The caller's time to use a view counts as part of the view's cost.
         """
         source = self._source
         while True:

@@ -22,7 +22,7 @@ def server_name(folder: Path) -> str:
         if name := path.read_text(encoding="ascii").strip():
             return name
         raise ConfigurationError(
-            f"{path} is empty: restore it, since its text marks the pods of this server"
+            f"{path} is empty: restore the file, since its text marks this server's pods"
         )
     except OSError as error:
         raise ConfigurationError(f"{path}: {error}") from error

@@ -64,14 +64,16 @@ class KubernetesSettings:
     ] = field(default_factory=dict)
     kubernetes_config: Annotated[
         Path | None,
-        Setting(FILE, "The kubeconfig.", default="what `KUBECONFIG` names, else `~/.kube/config`"),
+        Setting(
+            FILE, "The kubeconfig.", default="the files in `KUBECONFIG`, else `~/.kube/config`"
+        ),
     ] = None
     kubernetes_namespace: Annotated[
         str,
         Setting(
             NAMESPACE,
-            "Namespace of what leases start there; `{tenant}` in it stands for the tenant. It must "
-            "be there: the daemon makes none.",
+            "Namespace of the pods of leases; `{tenant}` in it stands for the tenant. It must "
+            "exist: the daemon does not create it.",
         ),
     ] = "default"
 
@@ -127,7 +129,7 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
         except ModuleNotFoundError as error:
             from moorage.backends.base import BackendError  # noqa: PLC0415  # As above.
 
-            way = f"{self.install_command}, or leave out kubernetes_clusters"
+            way = f"{self.install_command}, or remove the setting kubernetes_clusters"
             raise BackendError(f"following clusters needs {error.name}: {way}") from error
         contexts, kubeconfig = settings.kubernetes_clusters, settings.kubernetes_config
         FollowedClusters(contexts, kubeconfig, inventory).start()

@@ -65,13 +65,15 @@ class FollowedClusters:
     def metrics(self) -> Iterable[Metric]:
         """Yield metrics: which clusters' documents are current, and the drift from leases."""
         fresh = GaugeMetricFamily(
-            "moorage_cluster_fresh", "The cluster is known as it is", labels=["cluster"]
+            "moorage_cluster_fresh", "The stored cluster is up to date", labels=["cluster"]
         )
         for name, why in self._stale.items():
             fresh.add_metric([name], float(not why))
         yield fresh
         drift = GaugeMetricFamily(
-            "moorage_drift", "What leases say and the cluster does not", labels=["cluster", "kind"]
+            "moorage_drift",
+            "The differences between leases and the cluster",
+            labels=["cluster", "kind"],
         )
         for name, found in self._drifts.items():
             for kind, count in Counter(each.kind for each in found.values()).items():
@@ -125,7 +127,7 @@ class FollowedClusters:
         if stale and (not before or before == _UNREAD):
             log.warning("cluster_outdated", cluster=cluster_id, finding=f"out of date: {stale}")
         elif before and not stale:
-            log.info("cluster_current", cluster=cluster_id, finding="known as it is")
+            log.info("cluster_current", cluster=cluster_id, finding="up to date")
 
     def _tell_drift(self, cluster_id: str, machines: Mapping[str, Document]) -> None:
         found = drifts(self._inventory.state.leases.values(), cluster_id, machines)

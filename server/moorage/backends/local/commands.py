@@ -31,7 +31,7 @@ async def run(
     membership: int | None = None,
     confine: Callable[[], None] | None = None,
 ) -> CommandExecution:
-    """Run a command to its end. What it leaves in the background goes on.
+    """Run a command to its end. Its background processes keep running.
 
     Args:
         command: The program and its arguments.

@@ -220,7 +220,7 @@ def main(way: str, hidden: str) -> int:
     except OSError:
         return 0
     os.unlink(trial)
-    sys.stderr.write("it does not hold\n")
+    sys.stderr.write("a test process could still read it\n")
     return 1
 
 

@@ -60,7 +60,7 @@ def plan(
 ) -> ContainerPlan:
     """Return the arguments for the container of an order.
 
-    What the spec leaves open is what its lease holds: processors, memory and GPUs.
+    If the spec sets no processors, memory or GPUs, the container gets those of its lease.
 
     Args:
         order: What shall run.
@@ -132,7 +132,7 @@ def probe_port(spec: ContainerResourceSpec) -> int | None:
         return None
     port = probe.port or spec.container_port
     if port is None and (probe.path is not None or probe.command is None):
-        reason = "readiness: expected a container_port, or a port or a command of the probe's own"
+        reason = "readiness: expected a container_port, or a port or command in the probe"
         raise UnsupportedSpecError(reason)
     return port
 

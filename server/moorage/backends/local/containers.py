@@ -108,8 +108,10 @@ class Containers(LocalWorkloads):
     def refuse(self, spec: ContainerResourceSpec) -> None:
         for outside, _, _ in mounts(spec):
             if self._hidden is not None and shows(outside, os.fspath(self._hidden)):
-                reason = f"mount: {outside} would show the data folder of this server"
-                raise UnsupportedSpecError(f"{reason}: expected a folder that is none of its own")
+                reason = f"mount: {outside} would give access to the data folder of this server"
+                raise UnsupportedSpecError(
+                    f"{reason}: expected a folder outside the server's data folder"
+                )
         probe_port(spec)
         find_socket()
 
@@ -307,7 +309,7 @@ class Containers(LocalWorkloads):
                 self._strays.discard(workload)
                 self._order(workload)
                 return WorkloadReport(workload, Phase.STARTING)
-            detail = "its container was removed from outside"
+            detail = "another program removed its container"
             return WorkloadReport(workload, Phase.FAILED, detail=detail)
         if seen.ended:
             return _end_report(workload, seen, self._tail(workload))
@@ -323,7 +325,7 @@ class Containers(LocalWorkloads):
             self._listen()
             labels = api.labelled(_LABEL_ROOT, str(self._store.root))
         except BackendError as error:  # It may still run there; no answer may deny it.
-            detail = f"it cannot be looked at: {error}"
+            detail = f"its container cannot be inspected: {error}"
             return [WorkloadReport(name, Phase.PENDING, detail=detail) for name in sorted(names)]
         self._strays |= {each[_LABEL_ID] for each in labels if _LABEL_ID in each} - names
         found = []
@@ -478,7 +480,7 @@ def _end_report(workload: str, seen: Seen, lines: tuple[str, ...]) -> WorkloadRe
     elif code < 0:
         detail = f"it was killed by signal {-code}"
         if code == -signal.SIGKILL and seen.bounded:  # Not every engine knows why, on cgroup v1.
-            detail += ", as happens to what uses more memory than its mem_limit"
+            detail += ", as happens to a process that uses more memory than its mem_limit"
     else:
         detail = f"it ended by itself with exit status {code}"
     if seen.error:

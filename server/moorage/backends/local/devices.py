@@ -1,7 +1,7 @@
 """Binds workloads to processors and GPUs of this machine, which a slot pool hands out.
 
 A lease names its GPUs itself; processors have no names in a placement, and a user of the library
-names neither. Those come from the pool.
+names neither. Shares of these devices come from the pool.
 
 The core promises a GPU of one node once, but the same machine may be registered as two nodes. So
 shares are booked here on the device itself, as of the start of the workload, whatever a node or
@@ -197,22 +197,24 @@ class Devices:
         try:
             has = self._pool.accommodates(members)
             if could and not has:
-                reason = f"this machine has not got that: {has.reason}"
+                reason = f"this machine does not have that: {has.reason}"
                 raise UnsupportedSpecError(f"{reason}{self._unseen(members)}")
             return {kind: list(rows) for kind, rows in self._pool.checkout(members).items()}
         except ResourceUnavailable as error:
             if must:
-                raise BackendError(f"this machine has not got that now: {error}") from error
+                raise BackendError(
+                    f"this machine does not have that at present: {error}"
+                ) from error
         except SlotsError as error:
             if must:
-                raise UnsupportedSpecError(f"this machine has not got that: {error}") from error
+                raise UnsupportedSpecError(f"this machine does not have that: {error}") from error
         return {}
 
     def _unseen(self, members: Sequence[JsonMapping]) -> str:
         """Return a hint to install NVML, if a request wants GPUs and this machine shows none."""
         wanted = any(each["type"] == "gpus" for each in members)
         if wanted and not self._pool.count("gpus") and importlib.util.find_spec("pynvml") is None:
-            return f"; GPUs of NVIDIA are seen with {install_command('nvml')}"
+            return f"; to find NVIDIA GPUs: {install_command('nvml')}"
         return ""
 
     def _check_in(self, rows: Rows) -> None:
@@ -279,8 +281,8 @@ def _leased_gpus(order: Order, share: Share | None) -> list[JsonObject]:
             name, device = find_device(gpu, meant)
         except LookupError:
             raise BackendError(
-                f"GPU {gpu} of {of} is {meant.uuid}, which this machine has not got now;"
-                " register the machine again"
+                f"GPU {gpu} of {of} is {meant.uuid}, which this machine does not have at present; "
+                "register the machine again"
             ) from None
         known = {} if device is None else {"device": [*device]}
         rows.append({"id": name, "slots": slots, "of": of, **known})
@@ -326,7 +328,7 @@ def _twice(row: JsonMapping, workload: str, held: JsonMapping) -> BackendError:
             f"{reason}, which has it as one of {other}, not of {of}: the same machine is registered"
             " twice; take one of the two nodes out of its cluster"
         )
-    return BackendError(f"{reason}; it ends with its lease, or release that")
+    return BackendError(f"{reason}; release the lease of that workload, or wait until it ends")
 
 
 def _cpus(count: float | None) -> list[JsonObject]:

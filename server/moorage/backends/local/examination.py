@@ -14,8 +14,8 @@ from moorage.backends.registry import Examination
 from moorage.records.findings import DoctorFinding
 
 _DOES: Final = "runs commands on machines with agents"
-_HERE: Final = "and on this one, as local_here is true"
-_NOT_HERE: Final = "and not on this one, as local_here is false"
+_HERE: Final = "and on this machine, since local_here is true"
+_NOT_HERE: Final = "and not on this machine, since local_here is false"
 
 
 def examine(examination: Examination, *, here: bool) -> Iterator[DoctorFinding]:
@@ -37,17 +37,17 @@ def _containers() -> DoctorFinding:
     except BackendError as error:
         return DoctorFinding("containers", "missing", str(error))
     with contextlib.closing(api):
-        return DoctorFinding("containers", "ok", f"the backend local starts them at {api}")
+        return DoctorFinding("containers", "ok", f"the backend local starts containers at {api}")
 
 
 def _groups() -> DoctorFinding:
     found = control_groups.find()
     if found.memory:
         return DoctorFinding("control groups", "ok", found.detail)
-    instead = "a workload's supervisor adds up its memory twice a second instead"
+    instead = "instead, a workload's supervisor adds up the workload's memory twice a second"
     if found.base is not None:
         return DoctorFinding("control groups", "ok", f"{found.detail}; {instead}")
-    instead += ", and finds what belongs to it by parent and environment"
+    instead += ", and finds the workload's processes by parent and environment"
     return DoctorFinding("control groups", "missing", f"{found.detail}; {instead}")
 
 

@@ -22,7 +22,7 @@ class LocalSettings:
         bool,
         Setting(
             SWITCH,
-            "Whether `local` starts workloads on the server's own machine, too, and not only on "
+            "Whether `local` also starts workloads on the server's own machine, and not only on "
             "machines with agents.",
             default="true; false where `backends` is not set and there are `tokens` or `storage`, "
             "or other machines reach `host` or `http_host`",
@@ -32,7 +32,7 @@ class LocalSettings:
         tuple[str, ...],
         Setting(
             NAMES,
-            "Nodes of the inventory that are this machine, for the backend `local`.",
+            "Nodes of the inventory that stand for this machine, for the backend `local`.",
             default="this machine under all names that it has had, `localhost`",
         ),
     ] = ()
@@ -40,8 +40,8 @@ class LocalSettings:
         str,
         Setting(
             NAME,
-            "Address at which members of a gang on other machines find this one.",
-            default="where the first of them reaches the server",
+            "Address of this machine for members of a gang on other machines.",
+            default="the address at which the gang's first machine reaches the server",
         ),
     ] = ""
 
@@ -52,7 +52,7 @@ class LocalKind(BackendKind[LocalSettings]):
     name = "local"
     about = (
         "`local` runs commands of clients as the user of the daemon, or of the agent of a machine, "
-        "and containers with any folders of that machine that they mount."
+        "and containers that may mount any folder of the machine."
     )
     settings = LocalSettings
     by_default = True

@@ -1,8 +1,7 @@
 """Runs processes and services, each under a supervisor that outlives the daemon.
 
-`LocalBackend` is the only caller. What there is to know of a workload is in its folder
-(`workload_store`); this module starts supervisors, waits for them, and asks workloads whether they
-answer.
+`LocalBackend` is the only caller. All data about a workload is in its folder (`workload_store`);
+this module starts supervisors, waits for them, and asks workloads whether they answer.
 """
 
 import asyncio
@@ -60,7 +59,7 @@ STOP_SPARE_SECONDS: Final = 20.0
 """Extra time of a stop, beyond the workload's own, to kill its remaining processes."""
 END_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses between attempts to read the outcome of a workload that has ended."""
-_LOST: Final = "its records were lost while it ran; whatever is left of it is ended"
+_LOST: Final = "its records were lost while it ran; its remaining processes are ended"
 
 
 class Processes(LocalWorkloads):
@@ -210,7 +209,8 @@ class Processes(LocalWorkloads):
     async def reset(self, workload: str) -> None:
         """Run the spec's own reset command; see `Backend.reset`.
 
-        What commands beside it left running is killed in any case: the next user shall not meet it.
+        Processes that commands inside the workload left running are killed in any case, before the
+        next user comes.
         """
         order = self._order(workload)
         mark = f"{marks.WORKLOAD}={self._mark(workload)}"
@@ -240,7 +240,9 @@ class Processes(LocalWorkloads):
         """Run a command beside a process, with its variables and limits; see `Backend.execute`."""
         order = self._order(workload)
         if user is not None:
-            raise UnsupportedSpecError("a command beside a process runs as the process's own user")
+            raise UnsupportedSpecError(
+                "a command inside a process workload runs as the user of the process"
+            )
 
         work = str(self._store.folder(workload) / "work")
         gpus = await asyncio.to_thread(self._devices.environment, workload)
@@ -430,7 +432,7 @@ def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
 def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:
     """Bind a process's threads to processors and limit its memory, each if given.
 
-    One that has ended meanwhile is passed over.
+    A workload that has ended meanwhile is skipped.
     """
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         if memory_bytes is not None:
@@ -473,6 +475,6 @@ def _begin_supervisor(folder: Path) -> None:
         os.close(seen)
     report = json.loads(line) if line else {}
     if not line and workload_store.holder(folder) is None:
-        report = {"error": "its supervisor said nothing"}
+        report = {"error": "its supervisor reported nothing"}
     if "error" in report:
         raise BackendError(f"it did not start: {report['error']}")

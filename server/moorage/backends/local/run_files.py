@@ -21,7 +21,7 @@ _LEFT_OUT_MAX: Final = 100
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS: Final = (
     (stat.S_ISLNK, "it is a link"),
-    (stat.S_ISDIR, f"it is a folder {_DEPTH_MAX} folders deep"),
+    (stat.S_ISDIR, f"it is nested more than {_DEPTH_MAX} folders deep"),
 )
 
 
@@ -43,7 +43,7 @@ def _walk(
     for name in sorted(os.listdir(folder)):
         path = f"{above}{name}"
         if len(files) >= RUN_FILES_MAX:
-            left_out.insert(0, (path, f"{RUN_FILES_MAX} files are fetched at most"))
+            left_out.insert(0, (path, f"at most {RUN_FILES_MAX} files are fetched"))
             return
         reason = "it cannot be read"
         try:

@@ -4,8 +4,8 @@ Run as a script of its own by `processes`, with nothing but the standard library
 fast and stays small. It outlives the daemon on purpose: the daemon that comes after finds it by its
 lock, learns from its files how the workload is, and stops it with SIGTERM.
 
-What it promises:
-- Holding the lock of the workload's folder is being its supervisor. One that cannot take it leaves,
+Guarantees: - The process that holds the lock of the workload's folder is its supervisor. One that
+cannot take it leaves,
   and one that takes it after the command was begun, or is to be stopped, leaves too: one order
   carried out twice starts one workload, however late a supervisor comes.
 - When the command ends, whatever it started and left behind is killed, also what hides in a session

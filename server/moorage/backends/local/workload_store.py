@@ -281,7 +281,7 @@ def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None
         output = _open(Path("output.log"), opened)
         if output is None:
             if os.path.lexists(folder / "output.log"):
-                raise BackendError("its output is no file any more: it cannot be read")
+                raise BackendError("its output cannot be read: it is no longer a file")
             return Log("", 0, over, code)
     finally:
         os.close(opened)

@@ -143,7 +143,7 @@ class LocalWorkloads(abc.ABC):
         probe = None if given is None else Readiness(**given)
         if await readiness.still(lambda: self._answers(workload, order, probe), probe):
             return seen
-        detail = "it runs, and does not answer any more"
+        detail = "it runs, but no longer answers"
         return replace(seen, phase=Phase.STARTING, endpoint="", detail=detail)
 
     @abc.abstractmethod

@@ -14,7 +14,7 @@ class MemoryKind(BackendKind[NoSettings]):
     """Starts nothing, and needs nothing."""
 
     name = "memory"
-    does = "starts nothing, and keeps account of what it would run"
+    does = "starts nothing, and only records the workloads that it would run"
     settings = NoSettings
     by_default = True
     among_tenants: ClassVar[Mapping[str, object]] = {}

@@ -107,8 +107,8 @@ class RayFollower:
                 known = await clusters.get(self._cluster)
                 if TAG not in (known.get("tags") or ()):
                     return (
-                        f"the cluster {self._cluster} was registered by a client: delete it,"
-                        " or have the setting ray_cluster name another one"
+                        f"the cluster {self._cluster} was registered by a client: delete it, or "
+                        "set ray_cluster to another name"
                     )
                 await clusters.update(self._cluster, written)
             else:

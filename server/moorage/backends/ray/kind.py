@@ -23,18 +23,18 @@ class RaySettings:
         Setting(
             NAME,
             "Ray cluster of the backend `ray`: `HOST:PORT`, `ray://HOST:PORT`, or `auto` for the "
-            "one that runs on this machine.",
+            "cluster that runs on this machine.",
         ),
     ] = "auto"
     ray_cluster: Annotated[
-        str, Setting(NAME, "Id of its cluster document, which the daemon keeps up to date.")
+        str, Setting(NAME, "Id of the Ray cluster's document, which the daemon keeps up to date.")
     ] = "ray"
     ray_autoscale: Annotated[
         bool,
         Setting(
             SWITCH,
-            "Ask Ray's autoscaler for the nodes that queued requests wait for; this replaces "
-            "requests of others.",
+            "Request nodes for queued requests from Ray's autoscaler. This replaces requests of "
+            "other programs to it.",
         ),
     ] = False
 

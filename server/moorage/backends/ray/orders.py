@@ -74,7 +74,7 @@ def check(spec: BaseResourceSpec, *, leased: bool = True) -> None:
 
 def _check_container(spec: ContainerResourceSpec, *, leased: bool) -> None:
     if not isinstance(spec.gpus, int | None):
-        raise UnsupportedSpecError("gpus: expected a number; Ray says which")
+        raise UnsupportedSpecError("gpus: expected a number; Ray chooses the devices")
     environment = spec.ray_actor_options.get("runtime_env", {})
     if isinstance(environment, dict) and (named := environment.keys() & IMAGES):
         reason = "expected none: the container engine of the node runs `image`, and Ray itself"
@@ -90,7 +90,7 @@ def _check_options(options: JsonMapping, *, leased: bool) -> None:
     allowed = OPTIONS if leased else OPTIONS | OWN_OPTIONS
     for option in options.keys() - allowed:
         known = ", ".join(sorted(allowed))
-        reason = f"expected one of {known}; the lease says all else"
+        reason = f"expected one of {known}; the lease decides all other options"
         raise UnsupportedSpecError(f"ray_actor_options.{option}: {reason}")
     calls = options.get("max_concurrency", 1)
     if isinstance(calls, bool) or not (isinstance(calls, int) and 1 <= calls <= CALLS_MAX):
@@ -195,8 +195,8 @@ def _bundles(placement: Sequence[Share]) -> list[Plan]:
         resources["memory"] = held.get("memory", 0)
         resources = {name: amount for name, amount in resources.items() if amount}
         if not resources:
-            reason = "a job on Ray may use what its lease holds, and that is nothing"
-            raise BackendError(f"{reason}; ask for gpus, cpu_milli or memory_mib in resources")
+            reason = "a job on Ray may only use the resources of its lease, which has none"
+            raise BackendError(f"{reason}; request gpus, cpu_milli or memory_mib in resources")
         found.append({"node": share.node_id, "gpus": list(share.gpus), "resources": resources})
     return found
 
@@ -204,9 +204,11 @@ def _bundles(placement: Sequence[Share]) -> list[Plan]:
 def _share_amounts(share: Share) -> dict[str, float]:
     """Return a lease's share on one node as Ray's resource options."""
     if share.gpu_milli != GPU_MILLI and len(share.gpus) > 1:
-        raise BackendError("Ray shares one GPU of a node with a workload, not several")
+        raise BackendError(
+            "a workload on Ray may have a share of one GPU of a node, not of several"
+        )
     if wrong := [each for each in share.gpus if not each.isdecimal()]:
-        reason = "Ray knows GPUs by their index; have the backend write its inventory"
+        reason = "Ray knows GPUs by their index; let the backend register the inventory"
         raise BackendError(f"GPU {wrong[0]} of node {share.node_id}: {reason}")
     held: dict[str, float] = {
         "num_gpus": len(share.gpus) * share.gpu_milli / GPU_MILLI,

@@ -45,7 +45,7 @@ class Records:
                     self._server = f"moorage-{uuid.uuid4().hex[:12]}"
                     self._write(path, {"server": self._server})
                 except (OSError, ValueError, KeyError, TypeError) as error:
-                    reason = "it says which actors on Ray are this server's; restore it"
+                    reason = "the file has the marks of this server's actors on Ray; restore it"
                     raise BackendError(f"{path} cannot be read ({error}): {reason}") from error
             return self._server
 

@@ -153,21 +153,21 @@ def _kind_of(content: bytes) -> str:
 def _too_many() -> ServiceError:
     return bad_code(
         f"the archive has more than {FILES_MAX} files",
-        f"at most {FILES_MAX}: leave out what the policy does not import",
+        f"at most {FILES_MAX}: omit files that the policy does not import",
     )
 
 
 def _too_large() -> ServiceError:
     return bad_code(
-        f"its files have more than {FILES_BYTES_MAX} bytes together",
-        f"at most {FILES_BYTES_MAX}: leave out what the policy does not import",
+        f"its files have more than {FILES_BYTES_MAX} bytes in total",
+        f"at most {FILES_BYTES_MAX}: omit files that the policy does not import",
     )
 
 
 def _too_dense() -> ServiceError:
     return bad_code(
         f"the archive unpacks to more than {RATIO_MAX} times its size, as bombs do",
-        f"at most {RATIO_MAX} bytes out of one, as of source code",
+        f"at most {RATIO_MAX} times its size, as for source code",
     )
 
 
@@ -290,7 +290,7 @@ def _gunzip(content: bytes) -> Iterator[bytes]:
             yield unpacker.decompress(packed, _CHUNK)
             packed = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
     if not unpacker.eof:
-        raise EOFError("it ends before its end marker")
+        raise EOFError("the archive ends before its end marker")
 
 
 def _unxz(content: bytes) -> Iterator[bytes]:
@@ -299,5 +299,5 @@ def _unxz(content: bytes) -> Iterator[bytes]:
     while not unpacker.eof:
         yield unpacker.decompress(packed, _CHUNK)
         if unpacker.needs_input and not unpacker.eof:
-            raise EOFError("it ends before its end marker")
+            raise EOFError("the archive ends before its end marker")
         packed = b""  # The unpacker keeps what it has not used yet.

@@ -200,7 +200,7 @@ def _split_ids(group: JsonMapping) -> tuple[JsonMapping, tuple[DeviceId, ...]]:
             raise wrong.under(f"gpus.gpus[{index}]") from None
         uuid, parent = each.uuid.lower(), each.parent.lower()
         if uuid in known or parent in whole:
-            expected = "the UUID of no other device of this node, nor of a part of one"
+            expected = "a UUID that no other device of this node, nor a part of one, has"
             raise WrongField(f"gpus.gpus[{index}].uuid", expected)
         whole |= {uuid} - {""} if not parent else set()
         known |= {uuid, parent} - {""}

@@ -36,7 +36,7 @@ _URI_EXPECTED: Final = "`<name>:<version>-<release tag>`, e.g. `ip_allowlist:1.0
 
 _TYPE_EXPECTED: Final = "`policy` or `python_class_v1`: policies are written in Python"
 
-_FILE_EXPECTED: Final = "what its author calls the file of the code, such as `my_rule.py`"
+_FILE_EXPECTED: Final = "the author's name of the code file, such as `my_rule.py`"
 _FILE: Final = re.compile(r"[\w.-]{1,96}\.py")
 
 _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {

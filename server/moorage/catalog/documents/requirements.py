@@ -21,7 +21,7 @@ LINE_CHARS_MAX: Final = 1000
 """Length of one requirement, continued lines included; longer ones are ignored."""
 
 _NAMES: Final = frozenset(canonicalize_name(each.partition(".")[0]) for each in IMPORTABLE)
-_MISSING: Final = "is not available to policies, and nothing is installed for them"
+_MISSING: Final = "is not available to policies, and the server installs nothing for them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +91,4 @@ def _why_not(text: str, own: Collection[str]) -> str:
         return ""  # Of the standard library, which has no versions of its own.
     if wanted.specifier.contains(version, prereleases=True):
         return ""
-    return f"is not what policies get: that is {wanted.name} {version}"
+    return f"is not the version that policies get, {wanted.name} {version}"

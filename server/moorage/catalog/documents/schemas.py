@@ -2,7 +2,8 @@
 
 `catalog.documents.policies` reads them; admission checks a request with them before its policy is
 asked, and the sandbox's host what the policy gets and what it answers. The mini-language itself
-is `policy.schema`. What a policy returned is hostile, so it is checked here, outside its cell.
+is `policy.schema`. The return value of a policy is hostile, so it is checked here, outside its
+cell.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,8 +62,9 @@ class PolicySchemas:
     def completed_input(self, input_data: JsonValue) -> JsonValue:
         """Return the `input_data` of a call that is no request, with the schema's defaults.
 
-        What another server has executed brings the `inputs` of its request. What a block or a
-        ranking brings is held against the schema itself; a ranking's list, each of its elements.
+        For a policy that runs for another server, these are the `inputs` of that server's request.
+        The input of a block or a ranking is checked against the schema itself; in a ranking's list,
+        each element.
 
         Raises:
             ServiceError: `bad_message`.
@@ -179,7 +181,7 @@ def read_schemas(document: JsonMapping) -> tuple[PolicySchemas | None, tuple[str
     settings = _schema(document, "policy_settings_schema", notes)
     parameters = _schema(document, "policy_parameters_schema", notes)
     commands = _commands(document.get(_COMMANDS_FIELD), notes)
-    warnings = [f"{note}: this is stored, and not enforced" for note in notes]
+    warnings = [f"{note}: it is stored, but not enforced" for note in notes]
     if not (inputs or output or settings or parameters or commands):
         return None, tuple(warnings)
     schemas = PolicySchemas(
@@ -203,7 +205,7 @@ def _complete(
     try:
         return given if schema is None else schema.check(given, field, known=schema.required)
     except SchemaError as error:
-        warnings.append(f"{error} (its own schema): the defaults stay as they are")
+        warnings.append(f"{error} (its own schema): the defaults are not changed")
         return given
 
 

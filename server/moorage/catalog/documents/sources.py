@@ -204,8 +204,8 @@ class CodeSources:
         if self.hosts is None and not trusted and not all(map(is_public, addresses)):
             raise bad_code(
                 f"the host {url.host} is not public",
-                "a host with public addresses only, or one that this server's `policy_code_hosts`"
-                " lists",
+                "a host with only public addresses, or a host in this server's setting "
+                "`policy_code_hosts`",
             )
         return addresses
 
@@ -230,7 +230,7 @@ class CodeSources:
     def _local(self, code: str) -> Files:
         scheme, is_url, _ = code.partition("://")
         if is_url:
-            raise bad_code(f"{scheme[:40]}:// is nothing that code is read from", _EXPECTED)
+            raise bad_code(f"code cannot be read from {scheme[:40]}:// URLs", _EXPECTED)
         if self.root is None:
             raise bad_code(
                 "it is neither source text, an archive nor a URL, and this server has no"
@@ -332,7 +332,8 @@ def _from_base64(text: str) -> bytes:
 def _too_large() -> ServiceError:
     return ServiceError(
         Code.TOO_LARGE,
-        f"code: it has more than {CODE_BYTES_MAX} bytes; leave out what the policy does not import",
+        f"code: it has more than {CODE_BYTES_MAX} bytes; omit files that the policy does not "
+        "import",
         field="code",
         expected=f"at most {CODE_BYTES_MAX} bytes",
     )

@@ -86,13 +86,15 @@ def _at(node: JsonValue, parts: Sequence[str]) -> JsonValue:
 def _increase(old: JsonValue, by: JsonValue, field: str) -> JsonValue:
     for each in (by, 0 if old is None else old):
         if isinstance(each, bool) or not isinstance(each, int | float):
-            raise ServiceError.wrong_field(field, "a number, and one that is there or nothing")
+            raise ServiceError.wrong_field(
+                field, "a number, for a field that has a number or is missing"
+            )
     return by if old is None else old + by
 
 
 def _push(old: JsonValue, value: JsonValue, field: str) -> JsonValue:
     if old is not None and not isinstance(old, list):
-        raise ServiceError.wrong_field(field, "a list to push to, or nothing yet")
+        raise ServiceError.wrong_field(field, "a list to push to, or a missing field")
     several = isinstance(value, dict) and value.keys() == {"$each"}
     new = value["$each"] if several else [value]
     if not isinstance(new, list):

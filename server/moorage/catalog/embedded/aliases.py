@@ -291,7 +291,7 @@ def unknown_alias(name: str, known: Iterable[str]) -> ServiceError:
     return ServiceError(
         Code.NOT_FOUND,
         f"alias: there is no {name}{nearest_or_known(name, known)};"
-        f" activate a version of {name_of(name)} to make it",
+        f" activate a version of {name_of(name)} to create it",
         field="alias",
-        expected="an alias that was activated",
+        expected="an alias that exists",
     )

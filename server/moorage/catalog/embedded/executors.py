@@ -1,7 +1,7 @@
 """Executor documents: names under which other servers have policies executed here.
 
-What is documented of them is that they have an id; the rest is stored
-as it is given. The one named `DEFAULT_EXECUTOR` is always there.
+The documents only say that executors have an id; other fields are stored unchanged. The one named
+`DEFAULT_EXECUTOR` is always there.
 """
 
 import re
@@ -65,7 +65,9 @@ class Executors:
         def work(database: Database) -> Document:
             changed = apply_change(_find(database, name), change)
             if name == DEFAULT_EXECUTOR or changed.setdefault("executor_id", name) != name:
-                raise ServiceError.wrong_field("executor_id", f"{name}, as it is; an id stays")
+                raise ServiceError.wrong_field(
+                    "executor_id", f"{name}, unchanged: an id cannot be changed"
+                )
             encoded, given = snapshot(changed)
             database.put("executor", StoredRow(name, encoded, _owner(database, name).encode()))
             return given

@@ -1,7 +1,7 @@
 """The history of each policy URI in the catalog's file: who changed it, and when.
 
 The catalog notes a change in the transaction that makes it, so there is no change
-without its note. What is noted outlives the policy: its removal is in its history too.
+without its note. The history outlives the policy, so it also has the policy's removal.
 """
 
 import time

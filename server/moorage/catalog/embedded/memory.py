@@ -192,7 +192,7 @@ class Memory:
     def packed(self, kind: DocumentKind, cluster_ids: Iterable[str]) -> dict[str, bytes]:
         """Return the documents or metrics of clusters as msgpack.
 
-        What is left out may not exist, or it is not known whether it is current.
+        An omitted document may not exist, or may be out of date.
         """
         part, entries = (
             ("clusters", self.clusters) if kind == "cluster" else ("metrics", self.metrics)

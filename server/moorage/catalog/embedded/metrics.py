@@ -21,7 +21,7 @@ from moorage.catalog.values import Document
 from moorage.records.json_values import JsonValue
 
 _Stored = tuple[DocumentEntry, Document, bool]
-"""What is kept, the document, and whether it is new."""
+"""The stored form, the document, and whether it is new."""
 
 
 class EmbeddedMetrics:

@@ -227,7 +227,9 @@ def change_document(
         raise unknown_id_error(kind, record_id, database.ids(kind))
     changed = apply_change({} if row is None else decode(row.document), change)
     if changed.setdefault(id_field, record_id) != record_id:
-        raise ServiceError.wrong_field(id_field, f"{record_id}; the id of a document stays")
+        raise ServiceError.wrong_field(
+            id_field, f"{record_id}; the id of a document cannot be changed"
+        )
     return ChangedRow(*snapshot(changed), "" if row is None else owner_of(row))
 
 
@@ -294,7 +296,7 @@ def refuse_differences(uri: str, fields: Sequence[str]) -> None:
             f"policy_rule_uri: {uri} is registered with another content ({', '.join(fields)});"
             " publish yours under a new version",
             field="policy_rule_uri",
-            expected="a URI that no other content has",
+            expected="a URI that is not registered yet",
             details={"differing": list(fields)},
         )
 

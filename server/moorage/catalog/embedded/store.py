@@ -171,7 +171,7 @@ class Database:
             before = len(self._warnings)
             self.rows(cast("Kind", kind))  # Sets aside what it finds.
             if len(self._warnings) == before:
-                raise damage_error(self._place, f"a {kind} is not the one that was stored last")
+                raise damage_error(self._place, f"a {kind} is not the version that was stored last")
             self._records.take_tally(kind)
         self.rows("executor")
         self.rows("history")
@@ -244,7 +244,9 @@ class DocumentStore:
             ServiceError: `busy`, `shutting_down`, `unavailable`, or what `work` raised.
         """
         if self._closing:
-            raise ServiceError(Code.SHUTTING_DOWN, "the catalog is closed; ask again when it is up")
+            raise ServiceError(
+                Code.SHUTTING_DOWN, "the catalog is closed; try again when the server runs"
+            )
         tenant = ON_BEHALF_OF.get()
         async with self._turns.turn(tenant):
             future: asyncio.Future[T] = self._loop.create_future()

@@ -111,7 +111,7 @@ def _look_at_records(tables: RecordTables, path: Path, found: CatalogWalk) -> No
     for kind, tally in tables.tallies().items():
         there = (tally.records_there, tally.checksums_there)
         if there != (tally.records, tally.checksums):
-            found.say(f"{path.name}: the records of kind {kind} are not those that were stored.")
+            found.say(f"{path.name}: the records of kind {kind} were changed.")
 
 
 def _doubt(row: StoredRow) -> str:
@@ -143,10 +143,10 @@ def loss(found: CatalogWalk) -> list[str]:
     if found.missing:
         sentences.append(f"the last {found.missing} changes, of documents, policies or aliases.")
     elif not found.mark.known:
-        sentences.append("the last changes, if there is any that the file does not have.")
+        sentences.append("the last changes, if the file lacks any.")
     if not found.stored:
         all_of_it = "" if found.rows else "every document, policy, alias and context: "
-        sentences.append(f"{all_of_it}nothing says how much there was.")
+        sentences.append(f"{all_of_it}their number is not known.")
     return sentences + [
         f"{count - left[kind]} of {count} records of kind {kind}."
         for kind, count in found.stored.items()

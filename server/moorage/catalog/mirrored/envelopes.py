@@ -125,7 +125,7 @@ def check_depth(document: JsonValue) -> None:
         ]
         if not level:
             return
-    raise WrongAnswer(f"answered a document more than {DEPTH_MAX} levels deep")
+    raise WrongAnswer(f"answered with a document of more than {DEPTH_MAX} levels")
 
 
 def document_of(content: bytes) -> Document:

@@ -201,8 +201,8 @@ class Service:
 
         Args:
             request: What to send.
-            read: Turns an answer below 500 into a value, or raises `WrongAnswer`. What it finds
-                undecodable is a wrong answer, too. It may run in a thread, so it touches nothing
+            read: Turns an answer below 500 into a value, or raises `WrongAnswer`. An answer that it
+                cannot decode is a wrong answer, too. It may run in a thread, so it touches nothing
                 but its argument.
             seconds: Time for all of it, where the service's own is not meant.
 
@@ -274,7 +274,7 @@ class Service:
             return await asyncio.to_thread(read, reply)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             # Text that is not UTF-8 is no `DecodeError` of msgspec's.
-            what = f"answered {reply.status} with what cannot be read ({error})"
+            what = f"answered {reply.status} with a body that cannot be read ({error})"
             raise WrongAnswer(f"{what}{quote_body(reply.body)}") from error
 
     async def _exchange(self, request: ServiceRequest, patience: "httpx.Timeout") -> ServiceReply:

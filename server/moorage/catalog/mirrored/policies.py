@@ -205,7 +205,9 @@ class PolicyMirror:
         elif entry is not None:
             document, etag = entry.document, entry.etag
         else:
-            text = f"{self._place} says that “{uri}” is as before, but it was never read."
+            text = (
+                f"{self._place} says that “{uri}” has not changed, but this server never read it."
+            )
             raise ServiceError(Code.UNAVAILABLE, text)
         if entry is None or document != entry.document:
             # The code behind a URL is read again only when the document that names it changes.

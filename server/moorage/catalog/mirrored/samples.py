@@ -55,10 +55,10 @@ _MIB: Final = 1 << 20
 _PORT: Final = re.compile(r":\d+$")
 _GPU: Final = re.compile(r"[0-9]{1,4}")
 _FINDINGS: Final = {
-    "no cluster": "name no cluster: set prometheus_cluster or prometheus_cluster_label",
-    "unknown cluster": "name a cluster that is not in the registry, or not live",
-    "unknown node": "name no node of their cluster: set prometheus_node_labels",
-    "no device": "name no device: their label `gpu` is no number",
+    "no cluster": "have no cluster: set prometheus_cluster or prometheus_cluster_label",
+    "unknown cluster": "have a cluster that is not in the registry, or not live",
+    "unknown node": "have no node of their cluster: set prometheus_node_labels",
+    "no device": "have no device: their label `gpu` is no number",
 }
 
 

@@ -153,7 +153,7 @@ class MetricsService:
     ) -> MetricsRead:
         """Read all metrics by GET, as documented, and select the requested ones.
 
-        What several ids in a URL mean is written nowhere, and the length of a URL is bounded.
+        The documents do not say what several ids in a URL mean, and the length of a URL is limited.
         """
         self._posts = False
         read = await self._ask(ServiceRequest("GET", "/cluster/query"), seen, wanted)
@@ -213,7 +213,7 @@ class PolicyStore:
                 return payload
             document = object_of(payload, "a PolicyRule document")
             if document.get("policy_rule_uri", uri) != uri:
-                raise WrongAnswer(f"answered another policy than {uri}")
+                raise WrongAnswer(f"answered with another policy than {uri}")
             return document, reply.etag
 
         return await self.service.ask(

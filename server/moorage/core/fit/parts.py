@@ -1,6 +1,6 @@
 """Judges each part of a list that a policy returned for several requests in one.
 
-What cannot be granted is replaced by the reason, in its place; the other parts stand. A gang is
+A part that cannot be granted is replaced by the reason; the other parts stay valid. A gang is
 whole or not at all, and is judged as one by `verification`.
 """
 

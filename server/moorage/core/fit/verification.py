@@ -1,7 +1,6 @@
 """Verifies a proposal against the current state, immediately before the grant.
 
-What a policy said counts for nothing here: `verification` judges it with the same feasibility
-    function
+A policy is not trusted here: `verification` checks its proposal with the same feasibility function
 that the policy, the queue and the explanations use.
 """
 

@@ -134,7 +134,7 @@ class Preemption:
     def _tell(self, ask: Ask, lease: Lease, until: float) -> None:
         why = f"of priority {ask.priority}"
         if not _lower(lease, ask):
-            why = "which wants back what its quota says"
+            why = "which needs its own quota back"
         reason = f"preempted by request {ask.id} of tenant {ask.tenant}, {why}"
         self._turn.record(Preempted(lease.id, self._turn.now, ask.id, until, reason))
         if until <= self._turn.now:

@@ -95,7 +95,7 @@ class WarmReuse:
         self._turn.record(Warmed(lease.id, self._turn.now, until))
         own = [each for each in self._oldest() if each.tenant == lease.tenant]
         for each in own[: max(0, len(own) - WARM_MAX)]:
-            self._leases.end(each, f"only {WARM_MAX} stay warm")
+            self._leases.end(each, f"only {WARM_MAX} workloads stay warm")
         self._turn.wakes = True
 
     def like(self, ask: Ask, reserved: Nodes) -> Lease | None:

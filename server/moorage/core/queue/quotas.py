@@ -1,6 +1,6 @@
 """Quotas: sets the limits of tenants and projects, and refuses requests that exceed them.
 
-The allocator is the only caller. What is held, and what that leaves, is in `core.state.accounts`.
+The allocator is the only caller. `core.state.accounts` has the held and the remaining amounts.
 The queue passes over who waits for its quota, and keeps no nodes for them; quota itself it keeps
 for who was overtaken too often.
 """

@@ -389,7 +389,7 @@ class Ranking:
     def rooms(self) -> int:
         """A counter, from 1 on, of the moments at which quotas may have gained room.
 
-        Who is beyond its quota no more is looked at then, wherever there is capacity.
+        A waiter that is no longer beyond its quota is then checked, wherever there is capacity.
         """
         claims = {account: self._by_row[row] for account, row in self.claims().items()}
         as_of = self._state.accounts.falls, claims

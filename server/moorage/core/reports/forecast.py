@@ -203,7 +203,8 @@ class _Course:
     ) -> set[int]:
         """Return the rows reserved for the head of the queue, updated after some were freed.
 
-        What comes free for a gang is reserved for it, too. All is chosen again after some ends.
+        Capacity that becomes free for a gang is reserved for the gang, too. All is chosen again
+        after some ends.
         """
         if not before or first.demand.nodes == 1 or self._since_chosen >= CHOSEN_AGAIN:
             self._since_chosen = 0
@@ -228,7 +229,7 @@ class _Course:
     ) -> Placement:
         """Place a demand on freed rows if it fits there, or a gang on any rows.
 
-        What is reserved for the head of the queue is left out.
+        Nodes that are reserved for the head of the queue are left out.
         """
         fleet, demand, ids = self._fleet, needs.demand, self._fleet.node_ids
         gang = demand.nodes > 1 and bool(rows)

@@ -200,7 +200,7 @@ def reserved_for_others(refusal: Refusal, many: int) -> Refusal:
 
 def ends_too_early() -> Refusal:
     """A reservation would be over before it begins, or is over already."""
-    reason = "ends_at: expected a time after `starts_at` that is not over."
+    reason = "ends_at: expected a time after `starts_at` and after now."
     return Refusal(Code.BAD_MESSAGE, reason, "ends_at", "a later time")
 
 
@@ -296,7 +296,7 @@ def devices_in_use(stale: Refusal) -> Refusal:
 
 def not_free(node: str, details: JsonMapping) -> Refusal:
     """The proposed devices have been taken since the policy saw them."""
-    reason = f"{node} cannot take it: what the policy named is not free."
+    reason = f"{node} cannot take it: the policy named devices or amounts that are not free."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
 
 
@@ -307,7 +307,7 @@ def nothing_fits_in(cluster: str) -> Refusal:
 
 def reserved_for_head() -> Refusal:
     """The proposed devices are reserved for another request."""
-    reason = "The nodes it proposed are reserved for others."
+    reason = "The nodes in its proposal are reserved for other tenants."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)
 
 
@@ -364,12 +364,12 @@ def waited(seconds: float, last: Refusal | None, details: JsonMapping, *, patien
 def lease_over(lease: Lease) -> Refusal:
     """The lease has ended, or is ending."""
     reason = f"Lease {lease.id} is over: {lease.reason}."
-    return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that still holds")
+    return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that has not ended")
 
 
 def no_cursor(after: str) -> Refusal:
     """The cursor is invalid."""
-    reason = f"after: “{after[:40]}” is not what a page of this list gave as its `next`."
+    reason = f"after: “{after[:40]}” is not the `next` of a page of this list."
     return Refusal(Code.BAD_MESSAGE, reason, "after", "`next` of the page before")
 
 

@@ -113,8 +113,8 @@ class SessionLost(msgspec.Struct, frozen=True, gc=False):
 class WorkloadStarted(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that a lease's workload runs.
 
-    What backends report names the grant it is about by its fencing number: a lease whose workload
-    failed may have been granted again before the last word about the first start came.
+    A backend's report names its grant by the fencing number: a lease whose workload failed may have
+    been granted again before the last report about the first start came.
     """
 
     lease: RequestId

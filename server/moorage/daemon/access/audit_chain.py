@@ -1,8 +1,8 @@
 """The chain of the audit log: each line has a number and the hash of all before it.
 
 The hash of a line is SHA-256 of the hash before it and the line without its own hash, so that no
-line can be changed, dropped or moved without a trace. What was cut off at the end shows only
-against a number and hash that were noted elsewhere.
+line can be changed, dropped or moved without a trace. Entries that were cut off at the end are only
+noticed with a number and hash that were stored elsewhere.
 """
 
 import hashlib
@@ -99,8 +99,8 @@ def check_note(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
         ChainError: The line is missing or differs.
     """
     if noted is not None and noted.number > end.number:
-        reason = f"it ends at entry {end.number}, before entry {noted.number} that was noted"
+        reason = f"it ends at entry {end.number}, before the entry {noted.number} that you noted"
         raise ChainError(reason)
     if noted is not None and noted.number < first:
-        reason = f"it begins at entry {first}, after entry {noted.number} that was noted"
+        reason = f"it begins at entry {first}, after the entry {noted.number} that you noted"
         raise ChainError(reason)

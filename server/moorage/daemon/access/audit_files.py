@@ -220,7 +220,7 @@ def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
                 read = check_line(line, f"{path.name}:{count}", end, begins=not first)
                 first, end = first or read.number, read
                 if noted is not None and noted.number == end.number and noted.hash != end.hash:
-                    raise ChainError(f"entry {noted.number} is not the one that was noted")
+                    raise ChainError(f"entry {noted.number} is not the one that you noted")
     check_note(noted, first, end)
     return first, end
 
@@ -236,7 +236,7 @@ def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int
     if path != files[-1]:
         raise ChainError(f"{path.name}:{count}: the line has no end, and a file follows")
     if is_beyond_end(line):
-        raise ChainError(f"{path.name}:{count}: the line has another end than it was written with")
+        raise ChainError(f"{path.name}:{count}: the line does not end as it was written")
     return True
 
 

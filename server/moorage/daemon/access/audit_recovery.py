@@ -17,11 +17,11 @@ log = structlog.get_logger("moored")
 def recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger) -> Coroutine[object, object, None]:
     """Note facts of the ledger that the log lacks, then the start of the server.
 
-    What is noted from this call on comes after that, also while the coroutine runs.
+    Entries after this call come after the recovered ones, also while the coroutine runs.
 
     Args:
         audit: Nothing was noted yet of what this server does.
-        trail: Makes the entries. What held before a change is unknown to it.
+        trail: Makes the entries. Recovered entries do not have the values before a change.
         ledger: Open; nothing was appended yet.
     """
     audit.hold()

@@ -112,8 +112,10 @@ def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, Ch
         read = check_line(line, f"line {number}", end, begins=not first)
         first, end = first or read.number, read
         if noted is not None and noted.number == end.number and noted.hash != end.hash:
-            raise ChainError(f"entry {noted.number} is not the one that was noted")
+            raise ChainError(f"entry {noted.number} is not the one that you noted")
     check_note(noted, first, end)
     if end.number < stored.number:
-        raise ChainError(f"it ends at entry {end.number}, and entry {stored.number} was written")
+        raise ChainError(
+            f"it ends at entry {end.number}, although entry {stored.number} was written"
+        )
     return first, end

@@ -1,8 +1,8 @@
 """Logins to the console: cookies, each exchanged for a token. Both ports read them.
 
 They lie in the storage, so that they outlast a server, and other servers on one database know them.
-What is stored lets no one in: of a cookie its digest, and of its token what only the cookie turns
-into the token again.
+The stored data gives no access: it has the digest of a cookie, and its token in a form from which
+only the cookie restores it.
 """
 
 import hashlib

@@ -179,7 +179,7 @@ class OidcTokens:
             self._roles[each] for each in given if isinstance(each, str) and each in self._roles
         ]
         if not roles:
-            return None, f"the claim {self._claims.role} has no value that stands for a role"
+            return None, f"the claim {self._claims.role} has no value for a role"
         highest = max(roles, key=_ROLES.index)
         subject = str(claims["sub"])
         if not subject.isprintable() or not 0 < len(subject) <= SUBJECT_CHARS_MAX:

@@ -145,7 +145,7 @@ class IssuerKeys:
             found = await _document(client, self._issuer.rstrip("/") + _DISCOVERY)
             if found.get("issuer") != self._issuer:
                 reason = f"its discovery document is of the issuer {found.get('issuer')!r}"
-                raise KeysUnavailableError(f"{reason}; set oidc_issuer to exactly that")
+                raise KeysUnavailableError(f"{reason}; set oidc_issuer to exactly this value")
             place = found.get("jwks_uri")
             if not isinstance(place, str) or not _is_safe(place):
                 raise KeysUnavailableError(f"jwks_uri: expected a URL of https, got {place!r}")
@@ -195,7 +195,9 @@ async def _document(
         async for part in response.aiter_bytes():
             content += part
             if len(content) > DOCUMENT_BYTES_MAX:
-                raise KeysUnavailableError(f"{url} answers more than {DOCUMENT_BYTES_MAX} bytes")
+                raise KeysUnavailableError(
+                    f"{url} answers with more than {DOCUMENT_BYTES_MAX} bytes"
+                )
     if response.status_code != httpx.codes.OK:
         said = content[:REASON_BYTES_MAX].decode(errors="replace")
         refuses = form is not None and response.is_client_error

@@ -60,8 +60,8 @@ class _Buckets:
 class EvaluationRate:
     """Refuses evaluations of a tenant whose policies used too much processor time.
 
-    What an evaluation burns is known afterwards, so that a tenant may come to owe some: nothing new
-    is evaluated for it until time has made up for that. See `sandbox.host.contract.Meter`.
+    The processor time of an evaluation is only known afterwards, so a tenant may exceed its budget.
+    Nothing new is evaluated for it until enough time has passed. See `sandbox.host.contract.Meter`.
 
     Args:
         seconds_per_minute: Processor time for each tenant.

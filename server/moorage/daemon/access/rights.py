@@ -86,8 +86,8 @@ class Ownership:
 
     A cluster, block, executor or policy belongs to the tenant that registered it, an alias to the
     one that made it; metrics to the owner of their cluster or block, else to who stored them.
-    What was made before owners were noted belongs to all. Any alias may have a shadow started: it
-    changes no answer, and shows a tenant its own requests alone.
+    Objects that were made before owners were recorded belong to all tenants. Any alias may have a
+    shadow started: it changes no answer, and shows a tenant its own requests alone.
 
     Args:
         state: Has the leases; read only.

@@ -82,7 +82,7 @@ class _Connection(ssl.SSLObject):
     def read(self, len: int = 1024, buffer: bytearray | None = None) -> int:  # type: ignore[override]  # noqa: A002  # As the ssl module has it.
         """Read received bytes, unless the client's authority is no longer trusted."""
         if self.is_refused:
-            raise ssl.SSLError("the authority of the client's certificate is trusted no more")
+            raise ssl.SSLError("the authority of the client's certificate is no longer trusted")
         return super().read(len, buffer)  # type: ignore[return-value]  # Bytes without a buffer.
 
     def is_of(self, authorities: frozenset[bytes]) -> bool:

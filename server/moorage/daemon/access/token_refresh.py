@@ -75,7 +75,9 @@ class Rereading:
             setting, finding = "tokens", self._switch_fault(config)
         if finding:
             log.error(
-                "settings_refused", setting=setting, finding=f"{finding}; tokens stay as they are"
+                "settings_refused",
+                setting=setting,
+                finding=f"{finding}; the old tokens stay in force",
             )
             return
         before, now = self._config.values(), config.values()
@@ -96,7 +98,9 @@ class Rereading:
         """Return the fault if a new configuration would turn authentication on or off."""
         if bool(config.tokens) == bool(self._config.tokens):
             return ""
-        return "tokens: expected some before and after, or none; restart to turn them on or off"
+        return (
+            "tokens: expected tokens before and after, or neither; restart to turn them on or off"
+        )
 
     def _stamp(self) -> _Stamp:
         """Return a value that differs after every change of the file; None if there is no file."""

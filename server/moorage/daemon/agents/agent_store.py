@@ -49,7 +49,7 @@ class JoiningToken(msgspec.Struct, frozen=True):
 
 
 class AgentOrigin(NamedTuple):
-    """What an agent shows when it connects; see `AgentRecord`."""
+    """The credentials of an agent that connects; see `AgentRecord`."""
 
     address: str
     release: str
@@ -313,9 +313,9 @@ class AgentStore:
         with self._change() as documents:
             found = _take(documents, name)
             if found.connected:
-                reason = f"{name} is connected, and what its leases run there would run on"
+                reason = f"{name} is connected, so the workloads of its leases would run on"
                 raise AgentStoreError(
-                    f"{reason}; drain it (`moorage fleet drain`), end its agent first"
+                    f"{reason}; first drain it (`moorage fleet drain`) and end its agent"
                 )
             _put(documents, msgspec.structs.replace(found, forgotten=True))
         return found

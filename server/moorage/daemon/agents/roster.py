@@ -64,8 +64,9 @@ _WATCH_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.1
 """Between two looks whether it has. SQLite has no other news of a change."""
 COPIED: Final = (
-    "this data folder is not the one with which {0} joined: it was copied or moved, and what runs "
-    "at {0} may go on; join with an empty --data folder, a token and a --name of its own, or "
+    "this data folder is not the one with which {0} joined: it was copied or moved, and the "
+    "workloads at {0} may still run; join with an empty --data folder, a token and a --name of its "
+    "own, or "
     "first run `moored agent forget {0}` if nothing runs there any more"
 )
 """Refuses a copy of a data folder."""
@@ -250,14 +251,14 @@ class AgentRoster:
                 frame = await socket.receive()
             any_hello = wire.decode_hello(frame or b"")
         except (TimeoutError, msgspec.MsgspecError):
-            raise _Refusal("the first frame of an agent is its hello") from None
+            raise _Refusal("expected the agent's hello as its first frame") from None
         if any_hello.version != wire.VERSION:
             reason = (
                 f"the agent (release {any_hello.release[:40]}) speaks version {any_hello.version}"
                 f" of the agents' protocol, and this server (release {version('moorage')}) version"
                 f" {wire.VERSION}"
             )
-            raise _Refusal(f"{reason}; install the same release on both")
+            raise _Refusal(f"{reason}; install the same release on both machines")
         try:
             hello = wire.decode_report(frame or b"")
         except msgspec.MsgspecError as error:
@@ -291,7 +292,7 @@ class AgentRoster:
                 raise _Refusal(f"{reason}; `moored agent token` makes a new token", final=True)
             if isinstance(known, AgentRecord):
                 if known.agent != hello.agent:
-                    reason = f"this key is that of {known.name}, whose data folder is another one"
+                    reason = f"this key belongs to {known.name}, whose data folder is another one"
                     raise _Refusal(reason, final=True)
                 machine, _ = await self._take_over(self._fleet, known.place, hello)
                 return self._fleet, machine, ""
@@ -371,8 +372,10 @@ class AgentRoster:
         name = "/".join(place)
         record = (await self._thread.read(self._store.agents)).get(place)
         if record is not None and record.agent != hello.agent:
-            reason = f"{name} is another machine already; give this one a --name of its own, or "
-            raise _Refusal(f"{reason}`moored agent forget {name}` if it takes that one's place")
+            reason = (
+                f"another machine is named {name} already; give this one a --name of its own, or "
+            )
+            raise _Refusal(f"{reason}`moored agent forget {name}` if this machine replaces it")
         if record is None and not taken and place in await self._thread.read(self._store.forgotten):
             await self._drop(fleet.machine(place))  # `watch` has not done so yet.
         machine = fleet.machine(place)
@@ -382,7 +385,7 @@ class AgentRoster:
             raise _Refusal(COPIED.format(name), final=True)
         if not taken and not is_copy and not await self._answers(machine):
             return machine, record is None
-        reason = f"an agent is connected as {name}"
+        reason = f"an agent named {name} is connected already"
         if record is not None and record.address:
             reason += f" from {record.address}"
         raise _Refusal(f"{reason}: a copied disk needs a data folder and a token of its own")
@@ -409,7 +412,9 @@ class AgentRoster:
         node = await self._registry.get(place)
         if node is not None and not await self._is_by_hand(place):
             reason = f"{'/'.join(place)} is registered, and has no agent"
-            raise _Refusal(f"{reason}; give this machine a --name of its own, or take that one out")
+            raise _Refusal(
+                f"{reason}; give this machine a --name of its own, or remove the other node"
+            )
         return node
 
     async def _is_by_hand(self, place: Place) -> bool:
@@ -493,8 +498,8 @@ class AgentRoster:
     def _own_before(self, document: JsonObject, noted: tuple[str, str] | None) -> Place | None:
         """Return the registered node of the server's own machine; None: there is none.
 
-        The folder's own note goes before the machine id, which copies of one disk share. What a
-        tenant says of a machine with this id counts for nothing.
+        The folder's own note goes before the machine id, which copies of one disk share. A tenant's
+        document of a machine with this id is ignored.
         """
         nodes = {
             (cluster, str(each.get("id"))): each
@@ -629,7 +634,7 @@ class AgentRoster:
         name = "/".join(place)
         try:
             if place not in await self._thread.read(self._store.agents):
-                reason = f"{name}: no machine with an agent is called so."
+                reason = f"no machine with an agent is named {name}."
                 raise ServiceError(Code.NOT_FOUND, reason, field="node")
             await self._thread.change(self._store.forget, name)
         except AgentStoreError as error:

@@ -50,10 +50,8 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
         if wanted:
             scores = np.minimum(scores, _part(free[rows], total[rows]))
     if not scores.any():
-        what = "anything free" if demand is None else "room for the block's `resources` now"
-        nodes = (
-            "its only node has not" if len(scores) == 1 else f"none of its {len(scores)} nodes has"
-        )
+        what = "free capacity" if demand is None else "room for the block's `resources` now"
+        nodes = "its node has no" if len(scores) == 1 else f"none of its {len(scores)} nodes has"
         why = f"{nodes} {what}" if len(scores) else "it has no nodes"
         return {"score": 0.0, "node_info": {}, "error": why}
     best = int(np.lexsort((-gpu_free, -scores))[0])

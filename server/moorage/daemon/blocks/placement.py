@@ -164,10 +164,10 @@ class BlockPlacement:
         missing = "no cluster is registered and live"
         if spec.filter is not None:
             names = await self._find(tenant, *spec.filter, allowance, warnings)
-            missing = "no live cluster meets it"
+            missing = "no live cluster matches"
         if not names:
             place = f"{spec.cluster_allocator.at}.parameters.filter"
-            reason = f"{place}: {missing}, so there is none for the block."
+            reason = f"{place}: {missing}, so the block has no cluster."
             raise ServiceError(Code.UNKNOWN_CLUSTERS, reason, field=place)
         most = self._clusters_max
         if len(names) > most:

@@ -278,5 +278,5 @@ async def _plain(value: JsonValue) -> JsonValue:
 
 
 def _too_large(at: str) -> ServiceError:
-    reason = f"{at}: the clusters found have more than {INPUT_BYTES_MAX} bytes: narrow the filter"
+    reason = f"{at}: the found clusters have more than {INPUT_BYTES_MAX} bytes: narrow the filter"
     return ServiceError(Code.TOO_LARGE, reason, field=at)

@@ -113,7 +113,8 @@ def _policy(role: Role, given: JsonValue, at: str) -> PolicySpec:
         place = f"{at}.codePath"
         raise ServiceError(
             Code.UNSUPPORTED,
-            f"{place}: no code is run from a path; register it and name it in policyRuleURI",
+            f"{place}: code is not run from a path; register the policy, and give its URI in "
+            "policyRuleURI",
             field=place,
             expected="nothing, and the URI of a registered policy in policyRuleURI",
         )
@@ -167,5 +168,8 @@ def _demand(given: JsonValue) -> Demand | None:
         reason, _, place = str(error).partition(" - at `$")
         field_name = at + place.rstrip("`")
         raise ServiceError(
-            Code.BAD_MESSAGE, f"{field_name}: {reason}", field=field_name, expected="as in an ask"
+            Code.BAD_MESSAGE,
+            f"{field_name}: {reason}",
+            field=field_name,
+            expected="as in a request",
         ) from error

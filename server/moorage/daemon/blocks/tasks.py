@@ -137,7 +137,7 @@ def _block(body: JsonObject, mode: Mode) -> JsonObject:
     if not isinstance(block, dict):
         return body
     if body.get("mode", mode) != mode:
-        raise ServiceError.wrong_field("mode", f'"{mode}" at this endpoint, or nothing')
+        raise ServiceError.wrong_field("mode", f'"{mode}" or no mode, at this endpoint')
     return block
 
 

@@ -1,7 +1,7 @@
 """`decisions`: lists recent decisions, newest first, for the console.
 
-Grants, places in the queue and what became of them are in the ledger. What is refused at once is no
-fact: the last refusals are stored here, each beside the fact that was the last one then.
+Grants, places in the queue and what became of them are in the ledger. An immediate refusal is no
+fact: the last refusals are stored here, each with the number of the last fact at that time.
 """
 
 import re

@@ -29,7 +29,7 @@ async def recall(question: Recall, ledger: LedgerHistory) -> Response:
         since = await ledger.history_start()
     except LedgerError as error:
         log.warning("ledger_read_failed", finding=str(error), subject=question.subject)
-        reason = f"What the ledger holds of {question.subject} cannot be read: {error}"
+        reason = f"The ledger's facts about {question.subject} cannot be read: {error}"
         return Refusal(Code.UNAVAILABLE, reason, "request")
     return answer(question, entries, since)
 
@@ -75,8 +75,8 @@ def answer(  # One case per fact.
 
 
 def _unknown(question: Recall, since: float | None) -> Refusal:
-    what = "no request of that id was granted or queued, and it is not among the last decisions"
-    reason = f"Nothing is known of {question.subject}: {what}."
+    what = "no request with this id was granted or queued, and it is not among the last decisions"
+    reason = f"Nothing is known about {question.subject}: {what}."
     if since is not None:
         oldest = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
         reason += f" History before {oldest} was pruned."

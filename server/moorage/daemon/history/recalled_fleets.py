@@ -134,8 +134,8 @@ class RecalledFleets:
             if found is not None and (may_see_all or found.tenant == caller.tenant):
                 return DecidedAt(entry.seq, entry.at, found)
         reason = (
-            f"the ledger has no decision about {request} of yours, and it is none of the last "
-            "requests that were refused at once"
+            f"the ledger has no decision about your request {request}, and the last requests that "
+            "were refused at once do not include it"
         )
         raise ServiceError(Code.UNKNOWN_REQUEST, reason, field="request")
 

@@ -1,8 +1,8 @@
 """Sends the news of each topic to the sessions that watch it.
 
 `admission` adds watchers for the operation `watch`; `aliases` and the commit loop's durable facts
-are the news. What a watcher may leave unread is bounded by the gateway, which counts and tells it
-what it missed; nothing here waits for a watcher.
+are the news. The gateway limits a watcher's unread news, and counts the news that it missed;
+nothing here waits for a watcher.
 """
 
 import time

@@ -103,22 +103,25 @@ class DurationMetrics:
     def __init__(self, lease: Callable[[RequestId], Lease | None]) -> None:
         self._lease = lease
         self._waiting = _Histogram(
-            "moorage_wait_seconds", "From a request for a lease to its grant", _WAITS, "policy"
+            "moorage_wait_seconds", "Time from a request for a lease to its grant", _WAITS, "policy"
         )
         self._evaluation = _Histogram(
             "moorage_evaluation_seconds",
-            "From a question to a policy to its answer",
+            "Time of one evaluation of a policy",
             _USUAL,
             "policy",
         )
         self._verification = _Histogram(
-            "moorage_verification_seconds", "Verifying and deciding one proposal", _BRIEF
+            "moorage_verification_seconds", "Time to verify and decide one proposal", _BRIEF
         )
         self._commit = _Histogram(
-            "moorage_commit_seconds", "Making one group of facts durable", _USUAL
+            "moorage_commit_seconds", "Time to make one group of facts durable", _USUAL
         )
         self._start = _Histogram(
-            "moorage_start_seconds", "From a grant to its workload's start", _LONG, "backend"
+            "moorage_start_seconds",
+            "Time from a grant to the start of its workload",
+            _LONG,
+            "backend",
         )
         self._consulted: dict[RequestId, tuple[str, float]] = {}
         """Policy and start time of each request's consultation under way."""

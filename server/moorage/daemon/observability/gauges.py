@@ -32,17 +32,23 @@ def core_gauges(allocator: Allocator) -> Iterable[Metric]:
     state, fleet = allocator.state, allocator.state.fleet
     warm = [share for name in state.warm for share in state.leases[name].placement]
     warm_milli = sum(len(share.gpus) * share.gpu_milli for share in warm)
-    yield gauge("moorage_leases", "Leases that hold something", len(state.leases))
-    yield gauge("moorage_leases_warm", "Of these warm ones, without an owner", len(state.warm))
-    yield gauge("moorage_waiting", "Asks in the queue", len(state.waiting))
-    yield gauge("moorage_undecided", "Requests whose policy has not answered", allocator.undecided)
+    yield gauge("moorage_leases", "Leases that hold resources", len(state.leases))
+    yield gauge(
+        "moorage_leases_warm", "Leases without an owner, whose workload is warm", len(state.warm)
+    )
+    yield gauge("moorage_waiting", "Requests in the queue", len(state.waiting))
+    yield gauge(
+        "moorage_undecided", "Requests that wait for their policy's answer", allocator.undecided
+    )
     out = int(fleet.closed.sum())
     yield gauge("moorage_nodes", "Nodes of live clusters", len(fleet))
-    yield gauge("moorage_nodes_unavailable", "Of these take nothing new: lost, cordoned, …", out)
+    yield gauge("moorage_nodes_unavailable", "Nodes that get no new leases: lost, cordoned, …", out)
     there_is = int(fleet.gpu_total.sum())  # A gauge; `promtool` has that suffix for counters alone.
-    yield UnknownMetricFamily("moorage_gpu_milli_total", "GPU milli there is", there_is)
+    yield UnknownMetricFamily("moorage_gpu_milli_total", "GPU milli of live clusters", there_is)
     yield gauge("moorage_gpu_milli_free", "GPU milli free", int(fleet.gpu_free.sum()))
-    yield gauge("moorage_gpu_milli_warm", "GPU milli that would be freed on demand", warm_milli)
+    yield gauge(
+        "moorage_gpu_milli_warm", "GPU milli of warm leases, which requests may take", warm_milli
+    )
 
 
 def fleet_gauges(fleet: Fleet) -> Iterable[Metric]:
@@ -66,14 +72,16 @@ def fleet_gauges(fleet: Fleet) -> Iterable[Metric]:
         rows += (((*place, what), value) for what, value in values.items())
     if others["total"]:
         rows += (((OTHER, OTHER, what), value) for what, value in others.items())
-    by_kind = "GPU milli by cluster and model: all there is (`total`), and what is `free`"
+    by_kind = "GPU milli by cluster and model: `total` and `free`"
     yield gauges_of("moorage_fleet_gpu_milli", by_kind, ("cluster", "model", "what"), rows)
 
 
 def audit_counters(audit: AuditLog) -> Iterable[Metric]:
     """Yield the counts of lost entries of the audit log, and of requests that exceed a limit."""
-    yield counter("moorage_audit_lost_total", "Entries of the audit log not written", audit.lost)
-    refused = "Requests refused by a limit of one tenant, by setting"
+    yield counter(
+        "moorage_audit_lost_total", "Entries of the audit log that could not be written", audit.lost
+    )
+    refused = "Requests refused because of a tenant's limit, by setting"
     counts = ((setting, float(audit.surplus[setting])) for setting in LIMITS)
     yield counters("moorage_rate_refusals_total", refused, "setting", counts)
 
@@ -81,7 +89,7 @@ def audit_counters(audit: AuditLog) -> Iterable[Metric]:
 def build_gauges() -> Iterable[Metric]:
     """Yield the versions of this server."""
     labels = (version("moorage"), platform.python_version())
-    running = "1; its labels say what runs"
+    running = "1; the labels describe the server"
     yield gauges_of("moorage_build_info", running, ("version", "python"), [(labels, 1.0)])
 
 
@@ -89,7 +97,7 @@ def commit_gauges(ledger: Ledger, commit_loop: CommitLoop) -> Iterable[Metric]:
     """Yield the ledger's progress, and the number of events and facts under way."""
     yield gauge("moorage_ledger_seq", "Facts ever stored", ledger.last_seq)
     yield gauge("moorage_disk_full", "1 while the disk is full: no new leases", ledger.is_full)
-    yield gauge("moorage_backlog", "Events and facts under way", commit_loop.backlog)
+    yield gauge("moorage_backlog", "Events and facts that are being processed", commit_loop.backlog)
 
 
 def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
@@ -97,30 +105,34 @@ def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
     layers = ((name, 1.0) for name in report.layers)
     yield gauges("moorage_sandbox_layer", "Active layers of the jail", "layer", layers)
     counts = ((name, float(count)) for name, count in report.counters.items())
-    circuits = "Policies that pause for a while, by tenant at whose requests they overran"
+    circuits = "Open circuits of policies, by the tenant whose requests overran"
     yield gauge("moorage_policies_circuit_open", circuits, report.circuits_open)
     cells = sorted(report.cells.items(), key=lambda each: -each[1])[:CELLS_MAX]
-    living = "Living cells by policy; those of the most are shown"
+    living = "Living cells by policy; only the policies with most cells"
     yield gauges("moorage_cells", living, "policy", ((uri, float(n)) for uri, n in cells))
     workers = "Nodes of Ray on which policies are evaluated"
     yield gauge("moorage_policy_workers", workers, report.workers_up)
-    yield gauges("moorage_sandbox", "What the sandbox did, since the start", "what", counts)
+    yield gauges("moorage_sandbox", "Actions of the sandbox since the start", "what", counts)
 
 
 def gateway_gauges(stats: GatewayStats) -> Iterable[Metric]:
     """Yield the number of connections and of news dropped for slow watchers."""
     yield gauge("moorage_sessions", "Open WebSockets", stats.sessions)
-    yield gauge("moorage_events_missed", "News that slow watchers missed", stats.missed_total)
+    yield gauge(
+        "moorage_events_missed", "News messages that slow watchers missed", stats.missed_total
+    )
 
 
 def prometheus_gauges(prometheus: PrometheusPoller) -> Iterable[Metric]:
     """Yield the age of the metrics from Prometheus, and the number of failed queries."""
     up, last = prometheus.up, prometheus.last
-    yield gauge("moorage_prometheus_up", "Prometheus answered the last round", up)
+    yield gauge("moorage_prometheus_up", "1 if Prometheus answered the last round of queries", up)
     ages = (("fresh", float(last.fresh)), ("stale", float(last.stale)))
-    yield gauges("moorage_prometheus_nodes", "Nodes with metrics from it", "age", ages)
+    yield gauges("moorage_prometheus_nodes", "Nodes with metrics from Prometheus", "age", ages)
 
 
 def log_counters(log: StandardStream) -> Iterable[Metric]:
     """Yield the counter of dropped log lines."""
-    yield counter("moorage_log_lines_dropped_total", "Lines of the log not written", log.dropped)
+    yield counter(
+        "moorage_log_lines_dropped_total", "Lines of the log that could not be written", log.dropped
+    )

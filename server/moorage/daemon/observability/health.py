@@ -64,7 +64,9 @@ async def follow_disk(ledger: Ledger) -> None:
         if ledger.is_full != full:
             full = not full
             if full:
-                log.error("disk_full", finding="no leases are granted until there is room again")
+                log.error(
+                    "disk_full", finding="no leases are granted until the disk has room again"
+                )
             else:
                 log.warning("disk_has_room", finding="leases are granted again")
         await asyncio.sleep(LOOK_SECONDS)

@@ -113,8 +113,10 @@ class Spans:
     def metrics(self) -> Iterable[Metric]:
         """Yield the numbers of sent and dropped spans."""
         sent, lost = self._exporter.sent, self._dropped + self._exporter.failed
-        yield counter("moorage_spans_sent_total", "Spans that a receiver of OTLP took", sent)
-        yield counter("moorage_spans_dropped_total", "Spans not sent: too many, or refused", lost)
+        yield counter("moorage_spans_sent_total", "Spans that the OTLP receiver accepted", sent)
+        yield counter(
+            "moorage_spans_dropped_total", "Spans that were not sent: too many, or refused", lost
+        )
 
     async def close(self) -> None:
         """Send the queued spans within `CLOSE_SECONDS_MAX`."""

@@ -2,8 +2,8 @@
 
 `moored serve` puts a pipe in the place of the descriptor. One thread empties it, another writes to
 whatever was there before. So it covers all that a process says: its log, those of its libraries,
-warnings, tracebacks, and the programs that inherit the descriptor. What cannot be written is
-dropped and counted; no mode of the real descriptor, which other processes share, is changed.
+warnings, tracebacks, and the programs that inherit the descriptor. Lines that cannot be written are
+dropped and counted. The mode of the descriptor is not changed, since other processes share it.
 """
 
 import atexit

@@ -54,14 +54,14 @@ class PolicyExecutor:
         if not isinstance(uri, str) or not uri:
             raise ServiceError.wrong_field("policy_rule_uri", "the URI of a registered policy")
         if "input_data" not in body:
-            raise ServiceError.wrong_field("input_data", "what `eval` is given")
+            raise ServiceError.wrong_field("input_data", "the input of `eval`")
         parameters, settings = _object(body, "parameters"), _object(body, "settings")
         await self._catalog.freshness.fetch(uri, (), Allowance())
         record = self._catalog.memory.policy(uri)
         if record is None:
             raise unknown_id_error("policy", uri, self._catalog.memory.policy_uris())
         if self._under_way >= EXECUTIONS_MAX:
-            raise ServiceError(Code.BUSY, f"{EXECUTIONS_MAX} executions are under way already")
+            raise ServiceError(Code.BUSY, f"{EXECUTIONS_MAX} executions are running already")
         self._under_way += 1
         try:
             input_data = body["input_data"]

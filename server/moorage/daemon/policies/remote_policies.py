@@ -1,7 +1,7 @@
 """Policies that another server executes: `POLICY_EXECUTION_MODE` other than `local`.
 
-The daemon has asks consulted about here in place of the sandbox. What comes back is a proposal
-like any other: the core verifies it, so an executor that lies or lags can grant nothing wrong.
+The daemon has asks consulted about here in place of the sandbox. The answer is a proposal like any
+other: the core verifies it, so a wrong or late executor cannot cause a wrong grant.
 """
 
 import asyncio
@@ -180,7 +180,7 @@ def _body(
         reason = f"the request cannot be sent to an executor: {error}"
         raise ServiceError(Code.BAD_MESSAGE, reason, field="inputs") from error
     if len(body) > BODY_BYTES_MAX:
-        reason = f"the policy's input has {len(body)} bytes; name fewer clusters"
+        reason = f"the policy's input has {len(body)} bytes; use fewer clusters"
         expected = f"at most {BODY_BYTES_MAX} bytes"
         raise ServiceError(Code.TOO_LARGE, reason, field="clusters", expected=expected)
     return body
@@ -207,19 +207,19 @@ class _RemoteAnswer(msgspec.Struct):
 def _read(reply: ServiceReply) -> JsonValue:
     """Return the policy's value from an answer, or raise the `PolicyFault` in it."""
     if len(reply.body) > REPLY_BYTES_MAX:
-        reason = f"the executor answered {len(reply.body)} bytes; at most {REPLY_BYTES_MAX} may be"
+        reason = f"the executor answered {len(reply.body)} bytes, more than {REPLY_BYTES_MAX}"
         raise ServiceError(Code.POLICY_BAD_OUTPUT, reason)
     try:
         answer = msgspec.json.decode(reply.body, type=_RemoteAnswer)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WrongAnswer(
-            f"answered {reply.status}, not a result{quote_body(reply.body)}"
+            f"answered {reply.status} without a result{quote_body(reply.body)}"
         ) from error
     if answer.success:
         try:
             msgspec.msgpack.encode(answer.data)  # What no cell could answer is no answer here.
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            reason = f"the executor's policy returned what cannot be sent: {error}"
+            reason = f"the executor's policy returned a value that cannot be sent: {error}"
             raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error
         return answer.data
     details = answer.error if isinstance(answer.error, dict) else {}

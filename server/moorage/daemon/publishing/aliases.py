@@ -167,12 +167,12 @@ class Publishing:
         """
         alias = self._find(given)
         if not alias.former:
-            reason = f"alias: {alias.name} has had no version but {alias.version}"
+            reason = f"alias: {alias.name} never had another version than {alias.version}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
         if alias.history and alias.history[-1].what == "fell_back":
             # An operator who is woken up by the fallback means the other direction.
             reason = f"alias: {alias.name} fell back from {alias.former}, which kept failing"
-            expected = f"to activate {alias.former} by its name, if that is meant"
+            expected = f"an explicit activation of {alias.former}, if you want it"
             raise ServiceError(Code.CONFLICT, reason, field="alias", expected=expected)
         ref = await self._versions.require_of(alias.name, alias.former, who, alias.former_digest)
         return await self._activate(alias.name, ref, who, "rolled_back")
@@ -359,7 +359,7 @@ class Publishing:
                     name,
                     statistics.version,
                     statistics.failure,
-                    "it fails, but not for all who use it",
+                    "it fails, but not for all tenants that use it",
                 )
             return
         self._falling.add(name)
@@ -387,7 +387,7 @@ class Publishing:
         """
         try:
             alias = self.aliases.find(name)
-            finding = "it fails, and there is nothing to fall back to"
+            finding = "it fails, and the alias has no version to fall back to"
             for uri, digest in alias.fallbacks() if alias else ():
                 try:
                     ref = await self._versions.require_of(name, uri, SELF, digest)

@@ -54,7 +54,7 @@ class Management:
         """
         record = await self._record(uri)
         if self._elsewhere:
-            reason = f"{record.ref.uri} is executed by another server, which has no management"
+            reason = f"another server executes {record.ref.uri} and does not support management"
             raise ServiceError(Code.UNSUPPORTED, reason, field="policy_rule_uri")
         if action == UNDO:
             return {"undone": await self._undo(record, tenant)}
@@ -121,7 +121,7 @@ def read_changes(packed: bytes) -> dict[str, JsonObject]:
     try:
         changes = _read(packed)
     except msgspec.MsgspecError as error:
-        reason = f"what the policy changed cannot be stored: {error}"
+        reason = f"the policy's changes cannot be stored: {error}"
         raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error
     return {name: changes[name] for name in ("settings", "parameters") if changes.get(name)}
 

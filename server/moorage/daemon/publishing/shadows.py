@@ -3,8 +3,8 @@
 The daemon reports what live policies get and what became of it. A candidate gets the same,
 of the same fleet, in a cell of its own at low priority; or nothing: what cannot be passed on at
 once is not passed on later, when the fleet has changed. At most `IN_FLIGHT_MAX` of its answers
-are awaited at a time. What was not passed on is counted as dropped; live requests never wait for a
-shadow.
+are awaited at a time. Requests that were not passed to the shadow are counted as dropped; live
+requests never wait for a shadow.
 
 A candidate may be another tenant's than the requests. Whatever it returns, raises or takes time
 over may contain the request, so the owner of the alias alone is shown all. Everybody else is
@@ -282,7 +282,7 @@ class Shadows:
                 f"policy_rule_uri: {uri} fails as the shadow of {name}: {shown}",
                 field="policy_rule_uri",
                 expected=f"a version that answers (`moorage policy shadow {name} --report` shows"
-                " what fails; started again, it counts afresh), or `force` (`--force`)",
+                " the failures; a restart of the shadow resets the counts), or `force` (`--force`)",
             )
 
     # What the daemon says of live policies ------------------------------------------------------

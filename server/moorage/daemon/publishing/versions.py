@@ -58,8 +58,8 @@ class Versions:
         if record is None or record.ref.uri != uri:
             raise self._unknown(uri)
         if not Former(uri, digest).is_still(record.ref.digest):
-            reason = f"policy_rule_uri: {uri} was removed and registered with other content since"
-            expected = "to activate it by its name, if its new content is meant"
+            reason = f"policy_rule_uri: {uri} was removed, and later registered with other content"
+            expected = "an explicit activation, if you want the new content"
             raise ServiceError(Code.CONFLICT, reason, field="policy_rule_uri", expected=expected)
         return record
 
@@ -78,11 +78,14 @@ class Versions:
         aliases = self._catalog.aliases
         names = aliases.using(uri)
         does, then = "serves", "activate another version, or delete the alias, first"
-        expected = "a version that no alias means"
+        expected = "a version that no alias points at"
         if not names and not force:
             names = [alias.name for alias in aliases.all() if self._refuge(alias) == uri]
-            does, then = "is the way back of", "it answered well there last, or never had a request"
-            expected += " or would fall back to; force=true removes this one all the same"
+            does, then = (
+                "is the fallback version of",
+                "it was the last version there that worked well, or it never had a request",
+            )
+            expected += " and no alias would fall back to; force=true removes this version anyway"
         if names:
             raise ServiceError(
                 Code.ALREADY_EXISTS,

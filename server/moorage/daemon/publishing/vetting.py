@@ -154,7 +154,7 @@ def _failure(rehearsal: ExampleRehearsal, refusal: Refusal, line: str = "") -> S
         Code.BAD_POLICY,
         f"{example.title} fails: {refusal.reason}{line}",
         field=example.place,
-        expected="an example that the policy passes; mend one of the two",
+        expected="an example that the policy passes; correct the example or the policy",
         details={"example": example.place, "failure": refusal.code.value, **refusal.details},
     )
 

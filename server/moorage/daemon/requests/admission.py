@@ -94,7 +94,7 @@ class Admission:
         record = self.catalog.memory.policy(message.policy_rule_uri)
         if record is None or not self.is_crowded(record.ref, tenant, self.inbox.requests(tenant)):
             return False
-        reason = f"as many requests for {record.ref.uri} wait to be decided as may"
+        reason = f"too many requests for {record.ref.uri} wait for a decision"
         refusal = Refusal(Code.BUSY, reason, expected="the same request, in a second")
         self.replies.send(to, encode(refusal, message_id=message.id))
         return True

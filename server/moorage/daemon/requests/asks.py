@@ -34,8 +34,8 @@ _DRAWN_BYTES: Final = 16
 _DRAWN_MAX: Final = 256
 """Requests for which random bytes are drawn in one call."""
 _ALIKE_BYTES: Final = 2
-"""Bytes with which the ids of one draw begin. Their facts are then neighbours in the ledger's index
-of ids: a commit writes a few pages of it, not one for each fact."""
+"""Number of first bytes that all ids of one draw share. Their facts are then neighbours in the
+ledger's index of ids, so a commit writes a few pages of the index, not one for each fact."""
 
 
 class Asks:
@@ -89,7 +89,7 @@ class Asks:
         if not ids:
             what = f"{matched} clusters match, but none is live" if matched else ""
             reason = f"{action}: {what or 'no cluster matches'}."
-            expected = "a description that live clusters meet"
+            expected = "a description that matches live clusters"
             raise ServiceError(Code.UNKNOWN_CLUSTERS, reason, field=action, expected=expected)
         limit = self._config.candidates_max
         if len(ids) > limit:
@@ -190,10 +190,12 @@ class Asks:
         if message.provision is not None:
             if message.lease is None:
                 reason = "provision: expected a `lease` beside it; only a lease starts anything."
-                return Refusal(Code.BAD_MESSAGE, reason, "lease", "a lease to start it under")
+                return Refusal(
+                    Code.BAD_MESSAGE, reason, "lease", "a `lease`, under which the workload starts"
+                )
             provision = message.provision
             if provision.attempts_max is not None and provision.on_failure != "requeue":
-                expected = '`on_failure` "requeue" beside it; else there is one start'
+                expected = '`on_failure` "requeue" as well; otherwise there is only one start'
                 reason = f"provision.attempts_max: expected {expected}."
                 return Refusal(Code.BAD_MESSAGE, reason, "provision.attempts_max", expected)
             longest = self._config.keep_warm_seconds_max
@@ -226,7 +228,7 @@ class Asks:
                 warnings.append(f"{what} were left out: {self._list(names)}.")
         candidates = tuple(name for name in named if memory.is_live(name))
         if not candidates:
-            which = f"none of those named ({len(named)}) is registered and live"
+            which = f"none of the {len(named)} named clusters is registered and live"
             reason = f"clusters: {which}: {self._list(missing)}."
             expected = "ids of live clusters"
             details = {"unknown": missing[:WARNED_MAX]}

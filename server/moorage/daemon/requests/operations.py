@@ -289,7 +289,7 @@ class Operations:
     ) -> None:
         tenant = Tenant(message.tenant)
         if tenant == EVERYONE and message.project is not None:
-            expected = "none beside the tenant `*`, whose quota is that of tenants as a whole"
+            expected = "no project for the tenant `*`, whose quota is for whole tenants"
             reason = f"project: expected {expected}."
             self.replies.answer(to, Refusal(Code.BAD_MESSAGE, reason, "project", expected))
             return
@@ -305,7 +305,7 @@ class Operations:
         if most and self.watchers.others(to.session, caller.tenant) >= most:
             self.note_surplus(caller.tenant, self.replies.remote(to), WATCHERS)
             reason = f"{most} sessions of tenant “{caller.tenant}” watch (`{WATCHERS}`)"
-            return Refusal(Code.BUSY, reason, "topics", "one of them to be closed first")
+            return Refusal(Code.BUSY, reason, "topics", "fewer watching sessions; close one first")
         try:
             return Information({"topics": self.watchers.add(to.session, caller, message.topics)})
         except ServiceError as error:

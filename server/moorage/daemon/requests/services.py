@@ -1,6 +1,7 @@
 """The daemon's services for HTTP endpoints and for the injected clients of policies.
 
-Siblings do not meet; they meet here. What HTTP reads and writes as it is, `daemon` hands through.
+Siblings do not meet; they meet here. `daemon` passes documents that HTTP reads and writes on
+unchanged.
 """
 
 import asyncio

@@ -81,7 +81,9 @@ class WhatIfs:
         tenant = caller.tenant
         if tenant in self._under_way or len(self._under_way) >= AT_ONCE_MAX:
             reason = f"A what-if of yours, or {AT_ONCE_MAX} of others, are being answered."
-            return Refusal(Code.BUSY, reason, expected="the same what-if, when they are answered")
+            return Refusal(
+                Code.BUSY, reason, expected="the same what-if, once the others are answered"
+            )
         self._under_way.add(tenant)
         try:
             return await self._answer(message, caller)
@@ -114,7 +116,7 @@ class WhatIfs:
             at = f"change.add_nodes[{number}]"
             if bool(added.like) == bool(added.node):
                 expected = "a node to be `like`, or a `node` as cluster documents have it"
-                reason = f"{at}: expected {expected}, and one of the two."
+                reason = f"{at}: expected either {expected}."
                 return Refusal(Code.BAD_MESSAGE, reason, at, expected)
             refusal = self._no_place(at, added.cluster, "like", added.like)
             if refusal is not None:
@@ -239,8 +241,8 @@ def _encode(job: JsonObject, facts: Sequence[Fact]) -> bytes:
         size += len(row.body)
         if size > JOB_BYTES_MAX:
             reason = (
-                f"what is waiting, held and registered here takes more than {JOB_BYTES_MAX} bytes; "
-                "a what-if copies no more"
+                f"the requests, leases and clusters here take more than {JOB_BYTES_MAX} bytes, the "
+                "most that a what-if copies"
             )
             raise ServiceError(Code.TOO_LARGE, reason)
     return msgspec.msgpack.encode(job | {"facts": rows})

@@ -80,7 +80,7 @@ class WorkloadAccess:
             return lease
         backend = self._backends.backend(lease)
         if backend is None:
-            reason = f"Lease {message.lease} has no workload: its request has no `provision`."
+            reason = f"Lease {message.lease} has no workload: its request had no `provision`."
             return Refusal(Code.UNSUPPORTED, reason, "lease", "a lease with a workload")
         if (busy := self._busy(lease, message, tenant)) is not None:
             return busy
@@ -137,16 +137,16 @@ class WorkloadAccess:
         """Return the refusal of a message beyond the limits of this server, or None."""
         reason = ""
         if not descriptors.spare():
-            reason = "This server has hardly a file descriptor left"
+            reason = "This server has almost no free file descriptors"
         elif not isinstance(message, wire.Exec):
             pass
         elif self._executing.total() >= EXECUTIONS_ALL_MAX:
-            reason = f"{EXECUTIONS_ALL_MAX} commands run beside workloads already"
+            reason = f"{EXECUTIONS_ALL_MAX} commands run inside workloads already"
         elif self._executing_of[tenant] >= EXECUTIONS_OF_TENANT_MAX:
             reason = f"{EXECUTIONS_OF_TENANT_MAX} commands of your tenant run already"
         elif self._executing[lease.workload] >= EXECUTIONS_MAX:
-            reason = f"{EXECUTIONS_MAX} commands run beside the workload of {lease.id} already"
-        return Refusal(Code.BUSY, f"{reason}; ask again in a moment.") if reason else None
+            reason = f"{EXECUTIONS_MAX} commands run inside the workload of {lease.id} already"
+        return Refusal(Code.BUSY, f"{reason}; try again in a moment.") if reason else None
 
     def _find_owned(
         self, message: wire.Logs | wire.Exec | wire.Files, tenant: Tenant
@@ -159,7 +159,7 @@ class WorkloadAccess:
             return refusals.wrong_token(lease.id)
         if lease.over and lease.likeness and lease.outcome is None:
             reason = f"Lease {message.lease} was released, and others may use its workload now."
-            return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that still holds")
+            return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that has not ended")
         if not isinstance(message, wire.Exec) and message.attempt > lease.attempt:
             reason = f"Lease {message.lease} has been started {lease.attempt} times."
             expected = f"at most {lease.attempt}"
@@ -226,7 +226,9 @@ class WorkloadAccess:
 
     async def _files(self, backend: Backend, lease: Lease, message: wire.Files) -> JsonObject:
         if not isinstance(backend, FileSource):
-            raise UnsupportedSpecError(f"the backend {backend.name} gives out no files of a run")
+            raise UnsupportedSpecError(
+                f"the backend {backend.name} cannot return the files of a run"
+            )
         attempt = message.attempt or lease.attempt
         name, start = self._backends.start_of(lease, attempt)
         if message.path:
@@ -273,7 +275,7 @@ def _missing_output(lease: Lease, attempt: int, error: UnknownWorkloadError) -> 
     """Refuse a read of a start without stored output; name the starts that have some."""
     attempts = error.attempts if isinstance(error, UnknownAttemptError) else ()
     others = sorted({*attempts, lease.attempt} - {attempt})
-    reason = f"Of start {attempt} of lease {lease.id} no output is stored"
+    reason = f"No output of start {attempt} of lease {lease.id} is stored"
     listed = ", ".join(map(str, others))
     return Refusal(
         Code.NOT_FOUND, f"{reason}.", "attempt", f"one of {listed}", {"attempts": others}

@@ -4,8 +4,8 @@ Engines know a workload by its name: that of the lease it was started for, also 
 has taken it over.
 
 Backends also report what was not ordered: a workload that ends by itself. Its lease then ends, or
-waits for another place; the core knows which. What no lease stands for (its daemon was killed
-before it could write the lease down, or the ledger is gone) is stopped when the daemon starts.
+waits for another place; the core knows which. A workload without a lease (its daemon was killed
+before the lease was durable, or the ledger is gone) is stopped when the daemon starts.
 """
 
 import asyncio
@@ -68,10 +68,10 @@ CLOSE_SECONDS_MAX: Final = 2.0
 close. The next start finds what was cut short, as after a crash."""
 
 _UNSERVED: Final = {
-    "max_global_num": "only the library counts its resources; a daemon's are limited by its fleet",
-    "gpus": "a workload has the GPUs that its lease holds; ask for them in resources",
-    "extra": "no backend of this server understands more than the other fields",
-    "ray_actor_options": "only actors of the backend ray have them",
+    "max_global_num": "only the library counts resources; in a daemon the fleet limits them",
+    "gpus": "a workload gets the GPUs of its lease; request them in resources",
+    "extra": "no backend of this server has additional fields",
+    "ray_actor_options": "only actors of the backend ray have this field",
 }
 """Fields of specs that a daemon does not accept, with the reasons."""
 _HAVE_GPUS: Final = frozenset({"process", "service", "container", "pod", "job"})
@@ -421,7 +421,7 @@ class WorkloadControl:
 
     async def _keep(self, backend: Backend | None, lease: Lease) -> None:
         self._running[lease.workload] = lease
-        unfit = "its backend is gone" if backend is None else await _unfit(backend, lease)
+        unfit = "its backend no longer exists" if backend is None else await _unfit(backend, lease)
         if unfit:
             await self._stop(backend, lease, unfit)
         else:

@@ -103,10 +103,10 @@ def out_of_reach(
         if name not in {backend, _ACCOUNTS_ONLY}
         and within_reach(fleet, each, candidates, demand) is not None
     ]
-    ways = ["let the request go to one that could hold it"] if names else []
+    ways = ["let the request use a machine that could hold it"] if names else []
     if NO_NODE in support.nodes:
         ways.insert(0, "add a machine with an agent (`moored agent token`)")
-        ways.insert(1, "set MOORAGE_LOCAL_HERE=true to use the server's own")
+        ways.insert(1, "set MOORAGE_LOCAL_HERE=true to use the server's own machine")
     elif backend == "local":
         ways.insert(
             0, "register this machine (`moored serve --here`, or `moorage fleet import local`)"
@@ -114,10 +114,10 @@ def out_of_reach(
     last = f"name the backend {' or '.join(others)}" if others else "ask without `provision`"
     way = f"{', '.join(ways)}, or {last}"
     reason = (
-        f"provision.backend: {backend} starts on the {where} {shown} only, and none that this"
-        f" request may go to could ever hold it; {way}."
+        f"provision.backend: {backend} only starts workloads on the {where} {shown}, and none of "
+        f"them that this request may use could ever hold it; {way}."
     )
     if not names:
-        reason = f"provision.backend: {backend} has no machine to start anything on; {way}."
-    expected = "a backend that starts there"
+        reason = f"provision.backend: {backend} has no machine to start a workload on; {way}."
+    expected = "a backend that starts workloads there"
     return Refusal(Code.UNSUPPORTED, reason, "provision.backend", expected, {"backends": others})

@@ -79,10 +79,10 @@ class Readers:
         elif self._of_tenant[tenant] >= READERS_OF_TENANT_MAX:
             reason = f"{READERS_OF_TENANT_MAX} readers of your tenant wait for output already"
         elif self._of_tenant.total() >= READERS_ALL_MAX:
-            reason = f"{READERS_ALL_MAX} readers wait for output at this server already"
+            reason = f"{READERS_ALL_MAX} readers wait for output on this server already"
         else:
             return None
-        expected = "`wait_seconds` 0, or fewer that wait"
+        expected = "`wait_seconds` 0, or fewer waiting readers"
         return Refusal(Code.BUSY, f"{reason}; read without waiting.", "wait_seconds", expected)
 
     @asynccontextmanager

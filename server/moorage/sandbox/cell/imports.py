@@ -77,7 +77,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
             return ModuleSpec(fullname, self._inert, is_package=True)
         raise ModuleNotFoundError(
             f"{fullname!r} cannot be imported by a policy: "
-            + (why or "there is no network and no file system in a cell")
+            + (why or "a cell has no network and no file system")
             + f". Available are the archive's own files and: {', '.join(IMPORTABLE)}",
             name=fullname,
         )
@@ -96,9 +96,9 @@ class PolicyImports(MetaPathFinder, InspectLoader):
                         continue
                     warned.add(library)
                     then = (
-                        "the alternative to the import is taken"
+                        "the code uses its alternative to the import"
                         if guarded
-                        else ("the import succeeds, and what uses it fails")
+                        else ("the import succeeds, but code that uses it fails")
                     )
                     yield f"{file} line {node.lineno}: {name!r} {WHY}; {then}"
 
@@ -126,7 +126,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
             there = fullname.startswith(_MODULES_LEFT_OUT)
             meant = near(fullname, [name for name in sys.modules if name.startswith(f"{library}.")])
             hint = f"; did you mean {meant!r}?" if meant else ""
-            return "" if there else f"{library!r} has nothing of this name{hint}"
+            return "" if there else f"{library!r} has no such name{hint}"
         if library in sys.stdlib_module_names:
             return ""
         wanted = _WANTED.findall(self._files.get(REQUIREMENTS, b"").decode("utf-8", "replace"))

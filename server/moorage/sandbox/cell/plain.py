@@ -113,7 +113,7 @@ def _convert(value: Any, depth: int, budget: list[int]) -> JsonValue:
         return _number(value)
     budget[0] -= 1
     if depth >= DEPTH_MAX:
-        raise NotPlainError(f"nested deeper than {DEPTH_MAX}, or it refers to itself")
+        raise NotPlainError(f"nested deeper than {DEPTH_MAX}, or contains itself")
     if isinstance(value, dict):
         return _convert_mapping(value, depth, budget)
     if isinstance(value, list | tuple):

@@ -2,7 +2,7 @@
 
 Everything here runs behind the wall, because compiling alone can crash or exhaust a process.
 Sources live in memory; a policy imports what `preload` lists through `sys.modules`, and all else
-through `imports`. What only a caller can supply does not keep a policy from being registered.
+through `imports`. A policy can be registered even if it needs values that only a caller has.
 """
 
 import contextlib
@@ -326,7 +326,8 @@ class Policy:
             wrong = f"{name} must return its answer: write it without async and yield"
         if wrong and name == "management":  # Few ever call it, and all else works without.
             self.warnings.append(
-                f"{self._entry} line {line}: {wrong}; it is called as it is defined"
+                f"{self._entry} line {line}: {wrong}; it is called with the parameters of its "
+                "definition"
             )
         elif wrong:
             self._fault(wrong, self._entry, line)

@@ -25,13 +25,13 @@ _DICTS_MAX: Final = 100
 _KEYS_MAX: Final = 200
 _KEYS_SHOWN_MAX: Final = 8
 _NO_FILES: Final = (
-    ". A cell has no files: put what this one has into the policy's source, its settings or its"
-    " parameters, or have the request say it in `inputs`"
+    ". A cell has no files: put the content into the policy's source, its settings or its "
+    "parameters, or pass it in `inputs` of the request"
 )
 _OF_A_DEMAND: Final = frozenset(Demand.__struct_fields__)
 _NO_DEMAND: Final = (
-    ". A request may say nothing of resources: `read_demand` returns None then, and"
-    " `decline(None)` answers it"
+    ". A request may have no resources: then `read_demand` returns None, and `decline(None)` "
+    "answers the request"
 )
 _NO_OTHERS: Final = ". A cell has no network, no threads and no other processes"
 

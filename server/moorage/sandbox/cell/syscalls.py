@@ -1,8 +1,8 @@
 """The system calls of a cell, as a seccomp filter assembled by hand. Called by `jail` alone.
 
-Three answers. A call that a cell needs is allowed, some only with harmless arguments. One that
-innocent code attempts (`open`, `socket`, starting a thread) fails with EPERM, which Python shows
-as a readable PermissionError. One that innocent code never makes ends the process.
+Three answers. A call that a cell needs is allowed, some only with harmless arguments. A call that
+innocent code attempts (`open`, `socket`, starting a thread) fails with EPERM, which Python shows as
+a readable PermissionError. A call that innocent code never makes ends the process.
 
 The tables are the kernel's: `arch/x86/entry/syscalls/syscall_64.tbl` and, for aarch64,
 `include/uapi/asm-generic/unistd.h`. The aarch64 table has not been run on such a machine.

@@ -1,8 +1,8 @@
 """The jailed worker: serves one policy version over one channel, one frame at a time.
 
 Called by the zygote in a fresh fork. `live` puts up the wall, says so, and only then does the
-host send it a policy. What runs here may be corrupted by the policy at any time: nothing in this
-file protects anybody but the honest policy's author, who gets clear errors from it.
+host send it a policy. The policy can corrupt this process at any time. So the checks in this file
+protect nothing; they give the author of an honest policy clear errors.
 """
 
 import builtins
@@ -45,7 +45,7 @@ _READ_LONG_BYTES: Final = 1 << 20
 _DEMANDS_MAX: Final = 256
 _RESERVE_BYTES: Final = 1 << 20
 _DEMANDED: Final = tuple(name for name in Demand.__struct_fields__ if name != "where")
-"""What policies see of a demand; its labels are compared for them."""
+"""The fields of a demand that policies see; the server compares its labels for them."""
 _ANSWERS: Final = (frames.CallAnswer, frames.Documents)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -355,7 +355,7 @@ class Worker:
         self._channel.send(frames.Call(self._nonce, client, method, packed, ahead))
         frame = self._channel.receive_answer()
         if not isinstance(frame, frames.CallAnswer):
-            return None, "the host answered another question", 0
+            return None, "the host's answer belongs to another question", 0
         if frame.status == limits.CALLS_SPENT:
             self._spent = frame.message
             return None, frame.message, 0
@@ -368,14 +368,14 @@ class Worker:
         """Have the host read or swap the context; return its version, and for a read its bytes."""
         packed = _encode(arguments)
         if self._spent:
-            raise OSError(f"the context could not be had: {self._spent}")
+            raise OSError(f"the context could not be read: {self._spent}")
         self._channel.send(frames.Call(self._nonce, "context_client", method, packed))
         frame = self._channel.receive_answer()
         if not isinstance(frame, frames.CallAnswer) or frame.message:
             if isinstance(frame, frames.CallAnswer) and frame.status == limits.CALLS_SPENT:
                 self._spent = frame.message
             cause = frame.message if isinstance(frame, frames.CallAnswer) else "another answer"
-            raise OSError(f"the context could not be had: {cause}")
+            raise OSError(f"the context could not be read: {cause}")
         version, current = _decode(frame.value)
         if frame.status:
             raise ContextConflict(version)
@@ -387,7 +387,7 @@ class Worker:
         try:
             packed: bytes = _encode(to_plain(context))
         except (NotPlainError, UnicodeEncodeError) as error:
-            raise TypeError(f"context holds something not plain: {error}") from None
+            raise TypeError(f"context has a value that is no plain JSON: {error}") from None
         if len(packed) > limits.CONTEXT_BYTES_MAX:
             raise ValueError(f"context has {len(packed)} bytes; at most {limits.CONTEXT_BYTES_MAX}")
         return packed
@@ -413,7 +413,9 @@ class Worker:
         try:
             new: bytes = _encode(to_plain(context))
         except (NotPlainError, UnicodeEncodeError) as error:
-            raise _Unanswerable("context", f"context holds something not plain: {error}") from None
+            raise _Unanswerable(
+                "context", f"context has a value that is no plain JSON: {error}"
+            ) from None
         if len(new) > limits.CONTEXT_BYTES_MAX:
             raise _Unanswerable(
                 "context", f"context has {len(new)} bytes; at most {limits.CONTEXT_BYTES_MAX}"

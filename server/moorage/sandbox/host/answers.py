@@ -63,13 +63,13 @@ def _read_id(packed: bytes) -> tuple[str] | str:
     argument = _decode(packed)
     if isinstance(argument, str) and _ID.fullmatch(argument):
         return (argument,)
-    return "a cluster id is expected: letters, digits, '.', '_', ':' and '-'"
+    return "expected a cluster id: letters, digits, '.', '_', ':' and '-'"
 
 
 def _read_query(packed: bytes, kind: str) -> tuple[JsonValue] | str:
     argument = _decode(packed)
     if not isinstance(argument, dict) and (argument is not None or kind == "query"):
-        return "a query object is expected"
+        return "expected a query object"
     return (argument,)
 
 
@@ -114,7 +114,7 @@ def _refusal_frame(frame: frames.Call | frames.Want, error: Exception) -> frames
 def _answer(nonce: int, packed: bytes) -> frames.CallAnswer:
     if len(packed) > CALL_ANSWER_BYTES_MAX:
         message = f"the answer has {len(packed)} bytes; at most {CALL_ANSWER_BYTES_MAX}"
-        return frames.CallAnswer(nonce, b"", f"{message}: ask for less", 0)
+        return frames.CallAnswer(nonce, b"", f"{message}: request less data", 0)
     return frames.CallAnswer(nonce, packed, "", 0)
 
 
@@ -128,7 +128,7 @@ def read_want(
     """
     known = set(fleet.cluster_ids if candidates is None else candidates)
     if len(frame.ids) > 2 * len(known) + WANT_SLACK:
-        raise BreachError(f"it wanted {len(frame.ids)} documents where there are {len(known)}")
+        raise BreachError(f"it requested {len(frame.ids)} documents, but there are {len(known)}")
     return tuple(name for name in dict.fromkeys(frame.ids) if name in known)
 
 
@@ -142,7 +142,7 @@ def answer_want(
         return [_refusal_frame(frame, error)]
     total = sum(len(document.blob) for document in documents)
     if total > FETCH_BYTES_MAX:
-        message = f"{total} bytes at once; at most {FETCH_BYTES_MAX}: touch fewer clusters"
+        message = f"{total} bytes at once; at most {FETCH_BYTES_MAX}: read fewer clusters"
         return [frames.CallAnswer(frame.nonce, b"", message, 0)]
     answers: list[frames.CallAnswer | frames.Documents] = []
     items: frames.Items = {}

@@ -64,7 +64,7 @@ class World:
 
 
 class CellSync:
-    """What one cell knows of the fleet and the documents.
+    """The state of the fleet and the documents that one cell has.
 
     Args:
         contexts: The host's, or those of a sample.

@@ -373,7 +373,7 @@ class Cell(asyncio.Protocol):
 
     def _result(self, head: Work, frame: frames.Result) -> None:
         if max(len(frame.value), len(frame.changes)) > ANSWER_BYTES_MAX:
-            raise answers.BreachError("its answer is longer than it may be")
+            raise answers.BreachError("its answer is longer than the limit")
         value = _decode_json(frame.value)
         head.changes = frame.changes
         if frame.context is not None and head.chain is not None and self._sync is not None:
@@ -469,7 +469,7 @@ class Cell(asyncio.Protocol):
         calls_max = max(limits.calls_max, limits.calls_per_candidate_max * self._candidates(head))
         if head.calls > calls_max:
             if head.calls > calls_max + CALLS_BEYOND_MAX:
-                raise answers.BreachError(f"it called {head.calls} times, not {calls_max}")
+                raise answers.BreachError(f"it made {head.calls} calls, more than {calls_max}")
             head.spent = True
             return f"more than {calls_max} calls in one evaluation"
         seconds = self._calls_seconds_max(head)
@@ -532,4 +532,4 @@ class Cell(asyncio.Protocol):
 
 
 def _out_of_turn(frame: frames.FromCell) -> answers.BreachError:
-    return answers.BreachError(f"it said {type(frame).__name__} at the wrong moment")
+    return answers.BreachError(f"it sent {type(frame).__name__} at the wrong moment")

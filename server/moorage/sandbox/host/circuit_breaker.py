@@ -6,7 +6,7 @@ tenant, is refused to that tenant at once while its circuit is open, longer each
 is served as before, since it may be the first one's input at which the policy hangs; and so is one
 that stands for many.
 
-What counts is a leaky bucket for each version and tenant. An overrun adds one; answers and time
+Each version and tenant has a leaky bucket. An overrun adds one; answers and time
 take from it, so that a policy that hangs at every other request is refused nearly as soon as one
 that always does, and one that hangs at one in a hundred, or once a minute, never.
 """
@@ -121,9 +121,9 @@ class CircuitBreaker:
         self._counters["circuit_refusals"] += 1
         return Refusal(
             Code.BUSY,
-            f"{circuit.ref.uri} is not asked for another {circuit.seconds:.1f} s:"
+            f"{circuit.ref.uri} is not called for another {circuit.seconds:.1f} s:"
             f" {circuit.overruns} of its latest evaluations for you were stopped at their deadline",
-            expected="requests that it answers in time, after that; to activate it ends the wait",
+            expected="requests that it answers in time, after that; an activation ends the wait",
             details={
                 "policy_rule_uri": circuit.ref.uri,
                 "overruns": circuit.overruns,

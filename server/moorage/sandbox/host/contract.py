@@ -23,7 +23,7 @@ Mode = Literal["jail", "unsafe"]
 Method = Literal[
     "read_cluster", "execute_query", "get_cluster", "query_clusters", "get_block", "query_blocks"
 ]
-"""What the injected clients may call."""
+"""The calls that the injected clients may make."""
 Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
 
 
@@ -143,8 +143,8 @@ class WorkerSettings:
 class Meter(Protocol):
     """Counts the processor time of each tenant's evaluations; the daemon implements it.
 
-    Evaluations of policies that are looked at do not count. Those of shadows have tenants of their
-    own.
+    Evaluations of policies that are looked at do not count. Requests of shadows have tenants of
+    their own.
     """
 
     def burnt(self, tenant: Tenant, seconds: float, /) -> None:

@@ -78,7 +78,7 @@ class CellsAndDeaths(ABC):
         if not death.innocent and self._again_here(cell, group, works):
             return
         if not death.innocent and works[0].kind == "load":
-            fault = outcomes.death_refusal(death, ref, self.limits, ", while it was loaded")
+            fault = outcomes.death_refusal(death, ref, self.limits, ", while the policy was loaded")
             self._fault(group, works, fault)
         elif not death.innocent:
             self._finish(works[0], None, outcomes.death_refusal(death, ref, self.limits), None)

@@ -87,10 +87,10 @@ CHECKS_MAX: Final = 4
 """Policies looked at at one time: each may take a cell's memory, and a core until its deadline."""
 CHECKS_WAITING_MAX: Final = 32
 """Policies waiting to be looked at; beyond it the latest of the tenant with most gets BUSY."""
-CHECKS_BUSY: Final = "policies wait to be checked"
+CHECKS_BUSY: Final = "policies wait for their check"
 _UNSAFE_WARNING: Final = (
-    "UNSAFE: policies run without seccomp and Landlock; a user who may register a policy owns this "
-    "server. Start it with --sandbox jail."
+    "UNSAFE: policies run without seccomp and Landlock; any user who may register a policy can "
+    "control this server. Start it with --sandbox jail."
 )
 
 
@@ -592,7 +592,9 @@ async def _try(
     outcomes: list[SampleOutcome] = []
     for sample in samples:
         if not cell.alive:
-            lost = SampleOutcome(refusal=crash_refusal("it ended once it was loaded", code.ref))
+            lost = SampleOutcome(
+                refusal=crash_refusal("it ended right after the policy was loaded", code.ref)
+            )
             outcomes.append(outcomes[-1] if outcomes else lost)
             continue
         work = work_of(sample, code)

@@ -232,7 +232,7 @@ class Spawner:
             async with asyncio.timeout(START_SECONDS_MAX):
                 await self._up.wait()
         except TimeoutError as error:
-            raise SpawnError("the zygote is down") from error
+            raise SpawnError("the zygote does not run") from error
         if self._zygote is None or self._closing:
             raise SpawnError("the sandbox is not running")
         return self._zygote
@@ -267,7 +267,7 @@ class Spawner:
         if ready is None or ready.done():
             return
         if frame.error:
-            reason = f"{frame.error}. Run `moored doctor`; --sandbox unsafe leaves the wall out"
+            reason = f"{frame.error}. Run `moored doctor`; --sandbox unsafe needs no jail"
             ready.set_exception(JailError(frame.failed_layer, reason))
             return
         self.layers = frame.layers

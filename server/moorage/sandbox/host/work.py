@@ -280,14 +280,15 @@ def kill_refusal(death: Death, work: Work, limits: Limits) -> Refusal | None:
         return Refusal(
             Code.POLICY_MEMORY,
             f"the policy's process was {death.cause} {work.kills} times while it held"
-            f" {death.held_mib} MiB, of the {limits.memory_mib} that it may: this machine has less",
+            f" {death.held_mib} MiB, of the {limits.memory_mib} that it may use: this machine has "
+            "less",
             expected="a policy that needs less memory, or a machine with more",
             details=details,
         )
     return Refusal(
         Code.UNAVAILABLE,
         f"the policy's process ended through no fault of its own: {death.cause}; try again",
-        expected="the same request, in a second; and memory for all that runs here",
+        expected="the same request, in a second; and more memory on the server's machine",
         details={**details, "retry_after_seconds": RETRY_SECONDS},
     )
 
@@ -309,7 +310,7 @@ def too_slow(ref: PolicyRef, seconds: float, shortage: str) -> Refusal:
 
 def late_refusal(ref: PolicyRef) -> Refusal:
     """Return the refusal of shadow work that came too late."""
-    return Refusal(Code.BUSY, f"{ref.uri} was busy, and the fleet has moved on")
+    return Refusal(Code.BUSY, f"{ref.uri} was busy, and the fleet has changed since")
 
 
 def overran(seconds: float, code: PolicyCode, doing: str, traceback: str) -> Refusal:

@@ -169,7 +169,7 @@ class RemoteWorker(Spawner):
             if number in self._processes:
                 self._processes[number].kill()
             if isinstance(error, TimeoutError):
-                raise SpawnError(f"{self.node} did not answer a spawn order") from error
+                raise SpawnError(f"{self.node} did not answer an order to start a cell") from error
             raise
         finally:
             del self._orders[number]

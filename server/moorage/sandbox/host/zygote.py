@@ -40,7 +40,8 @@ _ENVIRONMENT: Final = {
     "LC_CTYPE": "C.UTF-8",
 }
 ISOLATED: Final = ("-P", "-s", "-S")
-"""What `-I` means, but for the environment: the one above has nothing that was not put there."""
+"""The effect of `-I`, except for the environment: the environment above has only the variables that
+are set there."""
 _PROGRAM: Final = (
     "import gc, json, sys; gc.disable(); sys.path[:0] = json.loads(sys.argv[1])['path']; "
     "from moorage.sandbox.cell import zygote; zygote.main()"
@@ -62,8 +63,8 @@ class Death:
     held_mib: int = 0
 
 
-ORPHANED: Final = Death("the process that it was forked from died", innocent=True)
-WORKER_LOST: Final = Death("the machine that it ran on was lost", innocent=True)
+ORPHANED: Final = Death("its parent process, the zygote, died", innocent=True)
+WORKER_LOST: Final = Death("its machine was lost", innocent=True)
 UNKNOWN: Final = Death("it ended", innocent=True)
 """How it ended is unknown, so no request can be blamed."""
 _FROM_OUTSIDE: Final = frozenset(
@@ -267,7 +268,7 @@ def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
         return Death(f"it exited with status {os.WEXITSTATUS(status)}", held_mib=held_mib)
     number = os.WTERMSIG(status)
     if number == signal.SIGSYS:
-        return Death("SIGSYS: it made a system call that no policy has a use for")
+        return Death("SIGSYS: it made a system call that no policy needs")
     names = {int(member): member.name for member in signal.Signals}
     cause = f"killed by {names.get(number, f'signal {number}')}"
     if number == signal.SIGKILL and spent:

@@ -256,8 +256,8 @@ class FrameReader:
         limit: Longest frame in bytes; a longer one is an error before it is stored.
 
     Attributes:
-        error: Not empty once the other side sent something that is no frame. What came before
-            it is still returned; after it nothing is.
+        error: Not empty once the other side sent something that is no frame. Frames before it are
+            still returned, frames after it are not.
     """
 
     def __init__(self, limit: int) -> None:

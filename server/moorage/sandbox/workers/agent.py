@@ -23,7 +23,7 @@ from moorage.sandbox.wire import relay
 PULL_SECONDS: Final = 2.0
 """How long a pull waits for something to carry."""
 OUTGOING_BYTES_MAX: Final = 16 << 20
-"""What may wait for a pull; beyond it no cell is read."""
+"""Most bytes that may wait for a pull; beyond it no cell is read."""
 
 
 class _NoServices:
@@ -105,7 +105,7 @@ class Agent:
     async def _start(self, settings: relay.AgentSettings) -> relay.Report:
         release = version("moorage")
         if settings.release != release:
-            reason = f"it has moorage {release}; install {settings.release} there"
+            reason = f"the node has moorage {release}; install {settings.release} there"
             return relay.Report({}, {}, reason)
         mode: Mode = "unsafe" if settings.mode == "unsafe" else "jail"
         sandbox = Sandbox(
@@ -212,5 +212,5 @@ class Agent:
             self.tell(relay.CellEnded(number, death.cause, death.innocent, death.held_mib))
 
     def _note_loss(self) -> None:
-        self._broken = "the process that cells are forked from died"
+        self._broken = "the zygote, from which cells are forked, died"
         self._news.set()

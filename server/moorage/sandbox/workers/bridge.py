@@ -25,7 +25,7 @@ from moorage.sandbox.wire.frames import HEADER
 from moorage.sandbox.workers.agent import Agent
 
 CONNECT_SECONDS_MAX: Final = 60.0
-"""What connecting to Ray may take, and any look at its nodes."""
+"""Longest time to connect to Ray, or to list its nodes, in seconds."""
 NODES_SECONDS: Final = 2.0
 """How often the nodes of Ray are looked at."""
 START_SECONDS_MAX: Final = 60.0
@@ -35,7 +35,7 @@ LOST_PAUSE_SECONDS: Final = 3.0
 REFUSED_PAUSE_SECONDS: Final = 60.0
 """Before one is started again where one could not be, or may run no policy."""
 STOP_SECONDS_MAX: Final = 3.0
-"""What saying goodbye to Ray may take."""
+"""Longest time to disconnect from Ray, in seconds."""
 
 
 class Bridge:
@@ -110,7 +110,7 @@ class Bridge:
                 agent.start(node_id, cells, self._settings), START_SECONDS_MAX
             )
             if report.refused:
-                reason = f"it may run no policies: {report.refused}"
+                reason = f"the node cannot run policies: {report.refused}"
             else:
                 was_up = True
                 self._agents[agent.name] = agent

@@ -144,7 +144,7 @@ class DeviceHost:
     ) -> RayValue:
         """Run a function on this host in a new process, and return its result.
 
-        What ran here before is cancelled first: a host has one task. Cancelling this call cancels
+        The previous task is cancelled first: a host has one task. Cancelling this call cancels
         the task.
 
         Args:

@@ -78,7 +78,7 @@ def status_of(info: JobInfo, error: Exception) -> JobStatus:
     """Return the status of a job for any error.
 
     The class of the error decides; only of Ray's own errors without a class for it, the text is
-    read as well. What a task says is the task's: its words decide nothing.
+    read as well. The text of a task's error decides nothing.
     """
     if isinstance(error, HostTaskError):
         where = f"slice {error.slice_index} ({error.slice_name}), host {error.host_id}"

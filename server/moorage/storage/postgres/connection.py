@@ -120,8 +120,8 @@ def connect(address: str, purpose: str) -> Connection:
     except psycopg.Error as error:
         connection.close()
         raise StorageError(
-            f"{place} cannot be used: {_words(error)}. PostgreSQL 14 or newer is needed, without "
-            "a pooler between."
+            f"{place} cannot be used: {_words(error)}. Moorage needs PostgreSQL 14 or newer, "
+            "without a pooler in between."
         ) from error
     return connection
 
@@ -142,8 +142,8 @@ def translate_errors(place: str) -> Iterator[None]:
 def storage_error(place: str, error: psycopg.Error) -> StorageFailed:
     """Convert one error of PostgreSQL into this package's error."""
     return StorageFailed(
-        f"{place} failed: {_words(error)}. See that it runs and has room, then start again: "
-        "what was acknowledged is safe."
+        f"{place} failed: {_words(error)}. Make sure that it runs and has free space, then start "
+        "again: acknowledged changes are safe."
     )
 
 

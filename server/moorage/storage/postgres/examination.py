@@ -35,21 +35,23 @@ def _findings(connection: Connection) -> list[DoctorFinding]:
     if any(exists):
         findings += _tables(connection) if exists[0] else []
     else:
-        reason = "no tables, and this role may not make them: `moored storage prepare`"
+        reason = "no tables, and this role may not create them: run `moored storage prepare`"
         findings.append(DoctorFinding("storage: tables", "broken", reason))
     if settings["default_transaction_read_only"] == "on":
         reason = "`default_transaction_read_only` is on: nothing can be written"
         findings.append(DoctorFinding("storage: read only", "broken", reason))
     for name in ("fsync", "full_page_writes"):
         if settings[name] == "off":
-            reason = f"`{name}` is off: a power cut loses what was acknowledged"
+            reason = f"`{name}` is off: a power cut loses acknowledged changes"
             findings.append(DoctorFinding(f"storage: {name}", "missing", reason))
     standbys = settings["synchronous_standby_names"]
     if settings["synchronous_commit"] in _LOSES and standbys:
         reason = f"it is {settings['synchronous_commit']}: commits do not wait for a standby"
         findings.append(DoctorFinding("storage: synchronous_commit", "missing", reason))
     if not standbys:
-        reason = "no synchronous standby: the loss of that machine loses what it acknowledged"
+        reason = (
+            "no synchronous standby: the loss of the database's machine loses acknowledged changes"
+        )
         findings.append(DoctorFinding("storage: standby", "missing", reason))
     apart = abs(float(clock[0]) - began)
     if apart > CLOCK_SECONDS_MAX:
@@ -61,7 +63,7 @@ def _findings(connection: Connection) -> list[DoctorFinding]:
 def _tables(connection: Connection) -> list[DoctorFinding]:
     granted = connection.execute(SQL["use_grants"]).fetchone()
     if granted is None or not all(granted):
-        reason = "this role may not write them: `moored storage prepare --for ROLE`"
+        reason = "this role may not write them: run `moored storage prepare --for ROLE`"
         return [DoctorFinding("storage: tables", "broken", reason)]
     number, writer = connection.execute(SQL["format"]).fetchone(), connection.execute(SQL["writer"])
     assert number is not None

@@ -108,12 +108,13 @@ class Leadership:
     def _note(self, notice: psycopg.errors.Diagnostic) -> None:
         if notice.severity_nonlocalized == "WARNING":
             self.fail(
-                f"{self.place} warned at a commit: {notice.message_primary}. Whether it outlives "
-                "the loss of that machine is unknown. Start again: what was acknowledged is safe."
+                f"{self.place} warned at a commit: {notice.message_primary}. Whether the commit "
+                "survives the loss of that machine is unknown. Start again: acknowledged changes "
+                "are safe."
             )
 
     def take(self) -> None:
-        """Become the leader; only the first call of the server's parts does so.
+        """Become the leader; only the first of several calls has an effect.
 
         Raises:
             StorageLocked: Another server is.
@@ -184,7 +185,7 @@ class Leadership:
     def beat(self) -> bool:
         with self._guard:
             if self._connection is None:
-                raise Deposed(f"{self.place} is led by another server: this one has resigned.")
+                raise Deposed(f"another server leads on {self.place}: this one has resigned.")
             try:
                 row = self._connection.execute(SQL["beat"], (self.epoch,)).fetchone()
                 others = self._connection.execute(SQL["standbys"], (SEEN_SECONDS,)).fetchone()
@@ -264,8 +265,8 @@ class Leadership:
         """Record a takeover by another server, and return the error for it."""
         self.is_deposed = True
         return Deposed(
-            f"{self.place} is written by another server since (this one had epoch {self.epoch}): "
-            "nothing more of this one is stored."
+            f"another server has written to {self.place} since (this one had epoch {self.epoch}): "
+            "no more changes of this one are stored."
         )
 
     def _take(self, connection: Connection) -> None:
@@ -423,8 +424,8 @@ def _format(connection: Connection) -> int | None:
 
 def _unprepared_error(place: str) -> StorageError:
     return StorageError(
-        f"{place} has no tables of Moorage, and this role may not make them. Run `moored storage "
-        "prepare --for ROLE` once, as a role that may."
+        f"{place} has no tables of Moorage, and this role may not create them. Run `moored storage "
+        "prepare --for ROLE` once, as a role that may create them."
     )
 
 

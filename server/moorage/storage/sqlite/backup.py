@@ -42,21 +42,21 @@ def is_filled(folder: Path) -> bool:
 def stage(target: Path) -> Iterator[Path]:
     """Yield a folder to fill; then rename it to `target`, durably, or delete it on failure.
 
-    One that a killed process left is filled again from the start.
+    A folder that a killed process left is filled again from the start.
 
     Raises:
         StorageError: The target has something in it, or another process is making it.
         OSError: A file cannot be written.
     """
     if is_filled(target):
-        raise StorageError(f"{target} has something in it. Name a new folder, or an empty one.")
+        raise StorageError(f"{target} is not empty. Give a new folder, or an empty one.")
     new = target.with_name(target.name + ".new")
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         new.mkdir(mode=0o700)
     mark = new / UNFINISHED
     if is_filled(new) and not mark.exists():
-        raise StorageError(f"{new} is in the way: something else made it. Move it away.")
+        raise StorageError(f"{new} is in the way: another program made it. Move it away.")
     descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
     try:
         _claim(descriptor, new)

@@ -48,8 +48,8 @@ class FactTables:
         found = self.format() if "meta" in tables else None
         if found is None:
             raise ForeignDatabaseError(
-                f"{place} is a database, but no ledger of Moorage. Nothing was changed. "
-                "Name another data directory."
+                f"{place} is a database, but no ledger of Moorage. Nothing was changed. Use "
+                "another data directory."
             )
         if refusal := FORMAT.refusal(found, writer_of(self._connection)):
             raise StorageError(f"{place} {refusal}. Nothing was changed.")

@@ -50,7 +50,7 @@ def mark_path(ledger: Path) -> Path:
 
 
 class _Writing(NamedTuple):
-    """What a thread needs to write."""
+    """The data that a thread needs to write."""
 
     connection: sqlite3.Connection
     mark: DurableMark
@@ -282,7 +282,7 @@ def look(ledger: Path) -> Found:
             raise StorageCorrupt(
                 place,
                 f"it is empty and {mark_path(ledger).name} is missing, and fencing numbers up to "
-                f"{given} were given out or reserved",
+                f"{given} were used or reserved",
             )
         lacking = missing(tables, found, new=new)
     # After a power cut the mark may be a second behind; a log that is damaged shows by itself.
@@ -303,7 +303,7 @@ def is_unmade(tables: FactTables, ledger: Path, found: Found) -> bool:
         return tables.is_new(place_of(ledger))
     except ForeignDatabaseError as no:
         if found.known:
-            raise StorageCorrupt(place_of(ledger), "it does not say that it is a ledger") from no
+            raise StorageCorrupt(place_of(ledger), "it lacks the mark of a ledger") from no
         raise
 
 

@@ -51,7 +51,7 @@ def translate_errors(place: str, *, values: bool = True) -> Iterator[None]:
             raise StorageCorrupt(place, str(no)) from no
         raise StorageFailed(
             f"{place} failed: {no}. Make room on the disk or repair it, then start again: "
-            "what was acknowledged is safe."
+            "acknowledged changes are safe."
         ) from no
 
 
@@ -229,7 +229,7 @@ def _read_log(database: Path) -> tuple[str, int]:
                 f"{name}: frame {number}, at byte {start}, does not match its checksum; "
                 f"SQLite reads nothing of the {len(content) - start} bytes from there on."
             ), commits
-    return f"{name} is whole as far as it goes: it was cut where a frame ends.", 0
+    return f"{name} has no damage up to its end: it was cut at the end of a frame.", 0
 
 
 def log_sums(word_pair: struct.Struct, content: bytes, sums: tuple[int, int]) -> tuple[int, int]:

@@ -280,12 +280,12 @@ def look(path: Path) -> Found:
         version = tables.refuse_format(place)
         changes = tables.commits() if version else 0
     if (found.exists or version) and not found.known:
-        finding = f"{found.doubt}, and nothing else says how many changes it has seen"
+        finding = f"{found.doubt}, and the number of its changes is stored nowhere else"
         raise StorageCorrupt(place, finding)
     if changes < found.first:
         raise StorageCorrupt(
             place,
-            f"it has seen {changes} changes of {found.first} that were durable; its write-ahead"
+            f"it has {changes} changes of {found.first} that were durable; its write-ahead"
             " log, or the file itself, is damaged, cut or gone",
         )
     if lost := find_log_damage(path):

@@ -80,8 +80,9 @@ def read_secret(path: Path) -> bytes:
     if len(secret) != SECRET_BYTES:
         raise StorageError(
             f"{path} is damaged: it has {len(secret)} bytes, and {SECRET_BYTES} were written. "
-            "Restore it from a backup. Or delete it: the next start makes a new one; leases stand "
-            "and their tokens hold, but a client that lost the token of its lease gets no other."
+            "Restore it from a backup. Or delete it: the next start makes a new one. Leases and "
+            "their tokens stay valid, but a client that lost the token of its lease cannot get "
+            "another."
         )
     return secret
 

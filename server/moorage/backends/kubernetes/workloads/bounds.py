@@ -1,7 +1,7 @@
 """Limits a pod to the resources of its lease, whatever its manifest asks for.
 
-`manifests` calls it with the finished pod. What a container asks for in requests or limits counts;
-sidecars run beside the containers, other init containers run one after another before them.
+`manifests` calls it with the finished pod. The requests and limits of a container count; sidecars
+run beside the containers, other init containers run one after another before them.
 """
 
 import math

@@ -283,10 +283,10 @@ class ClusterWorkloads:
         kind, space = thing["kind"], thing["metadata"]["namespace"]
         where = f"namespace {space} of cluster {self.cluster_id}"
         if error.status == _FORBIDDEN and "exceeded quota" in error.message:
-            advice = "end something there, or have its ResourceQuota raised"
+            advice = "end workloads there, or raise the namespace's ResourceQuota"
             return f"{where} has no quota left ({error.message}): {advice}"
         if error.status == _NOT_FOUND and "namespace" in error.message:
-            advice = "make it, or set kubernetes_namespace to another"
+            advice = "create it, or set kubernetes_namespace to another one"
             return f"there is no {where}: {advice}"
         if error.status == _FORBIDDEN and "cannot create resource" in error.message:
             advice = f"grant create, get, list, watch and delete of {kind.lower()}s there"

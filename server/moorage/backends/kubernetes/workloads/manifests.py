@@ -1,8 +1,9 @@
 """Makes Kubernetes objects from an order: claims, pods or Jobs, a Service. No I/O.
 
-Names say which start of which workload an object is of, so that making it twice makes it once. The
-pod is pinned to the node of its lease by affinity, and kube-scheduler binds it: it alone knows
-taints, cordons and what others hold. What the spec's own manifest says comes before all of that.
+The name of an object identifies the workload and its start, so that a second creation has no
+effect. The pod is pinned to the node of its lease by affinity, and kube-scheduler binds it: only
+kube-scheduler knows taints, cordons and the resources of other pods. The manifest in the spec
+overrides all of this.
 """
 
 import hashlib
@@ -75,8 +76,8 @@ class StartObjects:
 def start_name(server: str, order: Order) -> str:
     """Return the common name of all objects of a start: a DNS label, unique to that start.
 
-    Of another order under the same id and number they have another one, so that what is left of
-    that is never taken for this.
+    The objects of another order with the same id and number have another name, so that remains of
+    that order are never mistaken for this start.
     """
     said = "\0".join((server, order.id, repr(order.spec), repr(order.placement)))
     digest = hashlib.sha256(said.encode()).hexdigest()[:10]

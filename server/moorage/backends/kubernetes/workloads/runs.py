@@ -217,9 +217,11 @@ class WorkloadRuns:
         pod = pod_order(order.spec)
         clusters = {share.cluster_id for share in order.placement}
         if len(clusters) > 1:
-            raise UnsupportedSpecError("the backend kubernetes starts in one cluster at a time")
+            raise UnsupportedSpecError(
+                "the backend kubernetes starts a workload in one cluster, not in several"
+            )
         if not self._addresses:
-            reason = "this server knows no Kubernetes cluster"
+            reason = "this server follows no Kubernetes cluster"
             raise UnsupportedSpecError(f"{reason}: see its setting kubernetes_clusters")
         cluster_id = clusters.pop() if clusters else next(iter(self._addresses))
         trouble: list[str] = []

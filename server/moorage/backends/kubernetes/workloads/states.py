@@ -348,7 +348,7 @@ def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> Work
 def _node_fate(trouble: NodeTrouble | None) -> str:
     """Return the end of a message about a lost node; `trouble` None: the node was deleted."""
     if trouble is None:
-        return "was deleted; Kubernetes ends what was there in about a minute"
+        return "was deleted; Kubernetes ends its pods in about a minute"
     advice = "bring it back, or delete the Node: until then the pod may still be running there"
     return f"is lost ({trouble.why}): {advice}"
 
@@ -367,7 +367,7 @@ def _advice(pod: PodState) -> str:
     if "claim" in said or "device" in said:
         return "another claim has its devices: see `kubectl get resourceclaims -A`"
     if "Insufficient" in said:
-        return "its node has less than that free: pods of others hold it, or its spec asks for more"
+        return "its node has less free than the spec requests, or other pods hold the resources"
     return "see `kubectl describe pod`"
 
 
@@ -381,7 +381,7 @@ def _over(pod: PodState, title: str) -> WorkloadReport:
     if pod.disruption:
         detail = f"{where} was taken away: {pod.disruption}"
     elif why == "Evicted":
-        advice = "ask for more memory in resources, or have others leave the node"
+        advice = "request more memory in resources, or remove other pods from the node"
         detail = f"{where} was evicted: {said.rstrip('.')}: {advice}"
     elif reason == "OOMKilled":
         detail = f"{where} used more memory than it may: ask for more memory_mib, or mem_limit"

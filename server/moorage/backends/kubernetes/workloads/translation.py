@@ -133,7 +133,7 @@ def _probe(given: Readiness | None, port: int | None) -> Readiness | None:
     if given is None:
         return Readiness(port=port) if port else None
     if given.command is None and not (given.port or port):
-        raise UnsupportedSpecError("readiness.port: expected the port to ask")
+        raise UnsupportedSpecError("readiness.port: expected the port of the check")
     return given
 
 
@@ -147,7 +147,7 @@ def _of_container(spec: ContainerResourceSpec) -> PodOrder:
         reason = "expected 0 for each: a pod has an address, and ports, of its own"
         raise UnsupportedSpecError(f"ports: {reason}")
     if not isinstance(spec.gpus, int | None):
-        raise UnsupportedSpecError("gpus: expected a number; a lease names the devices")
+        raise UnsupportedSpecError("gpus: expected a number; the lease decides the devices")
     _check_environment("environment", spec.environment)
     port = spec.container_port or next(iter(spec.ports), None)
     return PodOrder(
@@ -275,7 +275,9 @@ def _check(manifest: JsonMapping) -> JsonObject:
     spec = read.spec
     _check_metadata("manifest", plain)
     if spec.node_name:
-        raise UnsupportedSpecError("manifest.spec.nodeName: expected nothing: the lease says where")
+        raise UnsupportedSpecError(
+            "manifest.spec.nodeName: expected nothing: the lease decides the node"
+        )
     if spec.resource_claims:
         _refuse_devices("manifest.spec.resourceClaims")
     _check_resources("manifest.spec.resources", spec.resources)
@@ -335,5 +337,5 @@ def _check_environment(field_name: str, names: Iterable[str]) -> None:
 
 
 def _refuse_devices(field_name: str) -> None:
-    reason = "expected no devices: a workload has those that its lease holds"
+    reason = "expected no devices: a workload gets the devices of its lease"
     raise UnsupportedSpecError(f"{field_name}: {reason}")

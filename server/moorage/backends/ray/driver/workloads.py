@@ -1,7 +1,8 @@
 """Runs workloads on Ray as detached actors, with one lock for each workload.
 
-Ray takes the name of an actor that died away, so those that are found do not say how many there
-should be. Who calls says it: the shape of each workload, which outlives this process there.
+Ray deletes the name of a dead actor, so the actors that are found do not show how many there should
+be. The caller stores the shape of each workload, also over a restart of this process, and passes
+it.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Runs a container on a node of Ray, with the command line of the node's Docker or Podman.
 
-It travels to the node by value, as `host` does. What `run` starts is attached: its output is the
-container's, and its end the container's end.
+It travels to the node by value, as `host` does. `run` starts an attached process: its output is the
+container's output, and it ends with the container.
 """
 
 import shutil
@@ -38,7 +38,7 @@ class NodeContainer:
     ) -> None:
         self._program = next(filter(_works, filter(None, map(shutil.which, _ENGINES))), "")
         if not self._program:
-            reason = "a container needs a docker or podman that works, in the PATH of Ray"
+            reason = "a container needs a working docker or podman in Ray's PATH"
             raise EngineError(f"{reason}; node {socket.gethostname()} has none")
         self.name = f"moorage-ray-{uuid.uuid4().hex[:16]}"
         self.ports = {int(port): door or free_port() for port, door in given["ports"].items()}
