@@ -148,7 +148,7 @@ def test_a_copy_overwrites_no_data_and_is_verified(postgres, folder: Path, tmp_p
     name = address.rpartition("/")[2]
     postgres.execute("UPDATE moorage.fact SET at = at + 1 WHERE seq = 1700", name)
     refused = invoke("storage", "copy", address, tmp_path / "back")
-    assert (refused.returncode, "fact 1700 is not what was" in refused.stderr) == (1, True)
+    assert (refused.returncode, "fact 1700 was changed" in refused.stderr) == (1, True)
     assert not (tmp_path / "back").exists()
 
 
