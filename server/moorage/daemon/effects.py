@@ -29,6 +29,7 @@ from moorage.daemon.observability.traces import RequestTraces
 from moorage.daemon.policies.consultations import Consultations
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.workloads.control import WorkloadControl
+from moorage.model import Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class EffectCarrier:
     Args:
         workloads: Starts and stops them.
         observers: Learn of each step.
+        waits: Returns whether a request, or the one that it repeats, waits in the queue.
         check: Called before anything leaves; raises where this server does not lead any more.
     """
 
@@ -65,8 +67,10 @@ class EffectCarrier:
         consultations: Consultations,
         workloads: WorkloadControl,
         observers: Observers,
+        waits: Callable[[Ask], bool],
         check: Callable[[], None],
     ) -> None:
+        self._waits = waits
         self._check = check
         self._replies = replies
         self._consultations = consultations
@@ -93,6 +97,8 @@ class EffectCarrier:
         elif isinstance(event, Asked):
             self._measures.requests += 1
             self._watchers.observe_request(event.ask)
+            if self._waits(event.ask):  # Nothing of the step says so of a repeated request.
+                self._replies.note_waiting(event.to)
         self._decisions.observe_step(event, turn)
         self._trail.observe_step(event, turn)
         if self._traces is not None:

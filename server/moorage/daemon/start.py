@@ -820,6 +820,7 @@ async def _run_core(
             core.durations,
             requests.traces,
         ),
+        allocator.waits,
         trust.check,
     )
     commit_loop = CommitLoop(allocator, stores.ledger, inbox, effects, tasks, config)
