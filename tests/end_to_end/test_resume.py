@@ -12,6 +12,7 @@ from served import FIRST_FIT, Server, ask_message, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from moorage.gateway.settings import INFLIGHT_MAX
 from moorage_client import Client
 
 ALL = {"gpus": 4, "models": ["A100"], "nodes": 2}
@@ -111,6 +112,20 @@ def open_sessions(server: Server) -> int:
 
 def requests(server: Server) -> int:
     return server.metric("moorage_asks_total")
+
+
+def test_repeated_waiters_delay_no_renewal_of_their_session(server):
+    held = hold_all(server)
+    with Talk(server.running.ws) as first, Talk(server.running.ws) as second:
+        keys = [PATIENT | {"idempotency_key": f"again-{n}"} for n in range(INFLIGHT_MAX)]
+        asks = [ask_message(resources=ALL, lease=key, id=n) for n, key in enumerate(keys)]
+        for talk in (first, second):
+            for ask in asks:
+                talk.send(**ask)
+            until(lambda: server.metric("moorage_waiting") == INFLIGHT_MAX)
+        renewed = second.say(op="renew", lease=held["id"], token=held["token"], id="held")
+        assert (renewed["id"], renewed["success"]) == ("held", True)
+        server.say(*({"op": "cancel", "request": f"again-{n}"} for n in range(INFLIGHT_MAX)))
 
 
 def test_watched_topics_continue_with_the_missed_news(server, proxy):

@@ -29,6 +29,7 @@ from moorage.daemon.observability.traces import RequestTraces
 from moorage.daemon.policies.consultations import Consultations
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.workloads.control import WorkloadControl
+from moorage.model import Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class EffectCarrier:
 
     Args:
         workloads: Starts and stops them.
+        waits: Returns whether a request, or the one that it repeats, waits in the queue.
         check: Called before anything leaves; raises where this server does not lead any more.
         decisions: Notes what is refused at once; its ledger has what the core has forgotten.
         trail: Notes who caused what.
@@ -47,6 +49,7 @@ class EffectCarrier:
     replies: Replies
     consultations: Consultations
     workloads: WorkloadControl
+    waits: Callable[[Ask], bool]
     check: Callable[[], None]
     watchers: Watchers
     measures: Measures
@@ -70,6 +73,8 @@ class EffectCarrier:
         elif isinstance(event, Asked):
             self.measures.requests += 1
             self.watchers.observe_request(event.ask)
+            if self.waits(event.ask):  # Nothing of the step says so of a repeated request.
+                self.replies.note_waiting(event.to)
         self.decisions.observe_step(event, turn)
         self.trail.observe_step(event, turn)
         if self.traces is not None:

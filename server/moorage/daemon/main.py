@@ -136,7 +136,7 @@ async def _serve(
             await asyncio.to_thread(stock, url, daemon.tokens.own, register)
     if not waiting.announced:
         _say_ready(config, daemon.doors)
-    return await _until_end(daemon, running, stopping, rereading)
+    return await _until_end(daemon, running, stopping, rereading, log)
 
 
 def _register_own(
@@ -150,7 +150,11 @@ def _register_own(
 
 
 async def _until_end(
-    daemon: Daemon, running: asyncio.Future[None], stopping: asyncio.Event, rereading: Rereading
+    daemon: Daemon,
+    running: asyncio.Future[None],
+    stopping: asyncio.Event,
+    rereading: Rereading,
+    log: StandardStream,
 ) -> int:
     """Serve until a stop signal or a failure; return the exit code."""
     following = asyncio.ensure_future(rereading.run(daemon.change_tokens))
@@ -162,7 +166,7 @@ async def _until_end(
     following.cancel()
     if error is not None:
         structlog.get_logger("moored").error("broken", exc_info=error)
-    late = _bound_stop(EXIT_OK if error is None else EXIT_BROKEN)
+    _bound_stop(error, log)
     try:
         await daemon.stop()
     except LedgerError as failure:
@@ -174,9 +178,7 @@ async def _until_end(
     if asyncio.all_tasks() - {asyncio.current_task()}:
         # A backend is in the midst of an order that it finishes even when cancelled, in threads
         # that Python would wait for. The next start finds its workloads, as after a crash.
-        sys.stderr.flush()
-        os._exit(code)
-    late.cancel()
+        log.end_process(code)
     return code
 
 
@@ -213,18 +215,19 @@ def _say_ready(config: Config, doors: Doors, role: str = "") -> None:
     os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")  # Its parent need not read.
 
 
-def _bound_stop(code: int) -> threading.Timer:
-    """End the process with a code after `STOP_SECONDS_MAX`, unless the timer is cancelled."""
-    late = threading.Timer(STOP_SECONDS_MAX, _cut_short, (code,))
+def _bound_stop(error: BaseException | None, log: StandardStream) -> None:
+    """End the process after `STOP_SECONDS_MAX`; `error` is why it stops, if not on request.
+
+    Nothing cancels that: at its end, Python waits for threads, and one may hang with the disk.
+    """
+    late = threading.Timer(STOP_SECONDS_MAX, _cut_short, (error, log))
     late.daemon = True
     late.start()
-    return late
 
 
-def _cut_short(code: int) -> None:
+def _cut_short(error: BaseException | None, log: StandardStream) -> None:
     sys.stderr.write(f"moored: the stop took more than {STOP_SECONDS_MAX:g} s, and is cut short\n")
-    sys.stderr.flush()
-    os._exit(code)
+    log.end_process(EXIT_OK if error is None else _explain_end(error))
 
 
 def _exception(task: "asyncio.Future[None]") -> BaseException | None:

@@ -822,6 +822,7 @@ async def _run_core(
         replies,
         requests.consultations,
         runners.workloads,
+        allocator.waits,
         trust.check,
         core.watchers,
         core.measures,

@@ -15,7 +15,7 @@ import termios
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 BACKLOG_BYTES_MAX: Final = 4 << 20
 """Bytes that may wait for a slow reader, some 20,000 log lines; beyond it new lines are dropped."""
@@ -64,6 +64,11 @@ class StandardStream:
         for work in (self._read_forever, self._write_forever):
             threading.Thread(target=work, name=f"stream-{descriptor}", daemon=True).start()
         atexit.register(self._finish)
+
+    def end_process(self, code: int) -> NoReturn:
+        """End this process at once, without waiting for other threads; first write its lines."""
+        self._finish()
+        os._exit(code)
 
     def _finish(self) -> None:
         """Wait, with a bound, until all lines are written; drop later ones."""

@@ -161,16 +161,18 @@ class Replies:
         return RequestId(name)
 
     def note_queued(self, request: RequestId) -> None:
-        """Mark a request as waiting in the queue.
+        """Mark a request as waiting in the queue."""
+        if (to := self._askers.get(request)) is not None:
+            self.note_waiting(to)
 
-        Its message is in flight no longer, and how long it takes says nothing of its policy.
+    def note_waiting(self, to: Address) -> None:
+        """Mark a message as waiting for the answer to a request in the queue.
+
+        It is in flight no longer, and how long it takes says nothing of its policy.
         """
-        to = self._askers.get(request)
-        if to is None:
-            return
         self._gateway.park(to)
-        context = self._open[to]
-        if context.note is not None:
+        context = self._open.get(to)
+        if context is not None and context.note is not None:
             self._open[to] = replace(context, admitted_at=0.0)
 
     def answer(self, to: Address, answer: Response) -> None:
