@@ -71,9 +71,7 @@ def test_a_takeover_starts_no_pod_again_and_ends_those_of_released_leases(
                 lease={"ttl_seconds": 600},
                 provision=POD,
             ).lease
-            fresh_plane.until(
-                lambda: client.status(lease.id)["state"] == "active", "the pod runs"
-            )
+            fresh_plane.until(lambda: client.status(lease.id)["state"] == "active", "the pod runs")
         before = starts(fresh_plane)
         first.send_signal(signal.SIGKILL)
         fresh_plane.until(lambda: is_ready(standby["http"]), "the standby leads")
