@@ -142,6 +142,19 @@ class BackendKind(ABC, Generic[S]):
         with suppress(ModuleNotFoundError):  # `open` says what is missing.
             importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.backend")
 
+    def join(self, settings: S, data_dir: Path, agree: Callable[[str], str]) -> None:
+        """Take over from the former leader on the same database, before `open` and `follow`.
+
+        Args:
+            settings: The kind's own.
+            data_dir: This server's; the former leader had another one.
+            agree: Given a name, returns the one that all servers of the database use for what
+                they start: what the first of them gave.
+
+        Raises:
+            BackendError: The name cannot be read or stored.
+        """
+
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
         """Open the backend in a program without a server, if the environment configures it.
 

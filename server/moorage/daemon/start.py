@@ -450,6 +450,8 @@ async def _lead(
     config, measures, tasks, trust = outset.config, outset.measures, outset.tasks, outset.trust
     stores = await _open_stores(outset, ledger, entrance, prepared, stack)
     core = _core(stores, entrance, prepared, measures, tasks)
+    if trust.election is not None:
+        await asyncio.to_thread(_agree, config, outset.storage)
     runners = await _open_runners(config, stores, core, prepared, trust, stack)
     agents = _agents(config, stores, runners, trust.epoch)
     stack.callback(agents.close)
@@ -500,6 +502,12 @@ async def _lead(
         trust=trust,
         closing=stack.pop_all(),
     )
+
+
+def _agree(config: Config, storage: Storage) -> None:
+    """Let the backends use the names under which former leaders started workloads."""
+    for name, kind in kinds().items():
+        kind.join(config.settings_of(kind), config.data_dir, partial(storage.agree, name))
 
 
 async def _open_ledger(

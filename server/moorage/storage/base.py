@@ -598,6 +598,13 @@ class Storage(Protocol):
             StorageError: It cannot be read or made.
         """
 
+    def agree(self, subject: str, proposal: str) -> str:
+        """Return the text that all servers of this storage use: what the first one proposed.
+
+        Raises:
+            StorageError: It cannot be read or stored.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:

@@ -238,6 +238,9 @@ def test_a_role_that_may_only_use_the_tables_is_enough_for_a_server(postgres, ad
         audit.append(NOW, lambda end: ([b"{}\n"], end._replace(number=1)))
         audit.prune(NOW + 1, 0)
     assert storage.secret() == PostgresStorage(address).secret()
+    assert storage.agree("kubernetes", "ours") == "ours"
+    assert PostgresStorage(address).agree("kubernetes", "mine") == "ours"
+    assert PostgresStorage(address).agree("aws", "mine") == "mine"
     records.close()
     facts.end_writing(clean=True)
     facts.close()

@@ -1,7 +1,7 @@
 """The kind `kubernetes`, for the registry."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -117,6 +117,20 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
         )
 
         return PodResourceSpec, JobResourceSpec, PodServiceResourceSpec
+
+    def join(
+        self, settings: KubernetesSettings, data_dir: Path, agree: Callable[[str], str]
+    ) -> None:
+        if not settings.kubernetes_clusters:
+            return
+        from moorage.backends.base import BackendError  # noqa: PLC0415  # See registry.
+        from moorage.backends.kubernetes.errors import KubernetesError  # noqa: PLC0415  # As above.
+        from moorage.backends.kubernetes.identity import take_common_name  # noqa: PLC0415  # As above.
+
+        try:
+            take_common_name(data_dir / self.name, agree)
+        except KubernetesError as error:
+            raise BackendError(str(error)) from error
 
     def follow(
         self, settings: KubernetesSettings, backend: "Backend | None", inventory: Inventory

@@ -104,6 +104,12 @@ SELECT value FROM secret WHERE name = 'lease'
 -- name: insert_secret
 INSERT INTO secret VALUES ('lease', %s) ON CONFLICT DO NOTHING
 
+-- name: name
+SELECT value FROM secret WHERE name = %s
+
+-- name: insert_name
+INSERT INTO secret VALUES (%s, %s) ON CONFLICT DO NOTHING
+
 -- name: put_secret
 INSERT INTO secret VALUES ('lease', %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 

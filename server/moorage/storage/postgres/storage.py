@@ -170,6 +170,14 @@ class PostgresStorage:
             assert row is not None
             return bytes(row[0])
 
+    def agree(self, subject: str, proposal: str) -> str:
+        name = f"{subject} name"
+        with closing(self._leadership.open("names")) as connection, translate_errors(self.place):
+            connection.execute(SCHEMA["insert_name"], (name, proposal.encode()))
+            row = connection.execute(SCHEMA["name"], (name,)).fetchone()
+            assert row is not None
+            return bytes(row[0]).decode()
+
 
 def prepare(address: str, role: str | None) -> list[str]:
     """Create or upgrade the tables, and permit another role to use them.

@@ -63,6 +63,11 @@ class SqliteStorage:
         except FileNotFoundError:
             return write_secret(path, secrets.token_bytes(SECRET_BYTES))
 
+    def agree(self, subject: str, proposal: str) -> str:
+        """Return the proposal: only one server uses these files."""
+        del subject
+        return proposal
+
 
 def read_secret(path: Path) -> bytes:
     """Return the secret from which the tokens of leases are derived.
