@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from moorage.backends.base import (
 from moorage.backends.ray import connection, inventory
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.connection import WorkloadFailedError
+from moorage.backends.ray.kind import KIND
 from moorage.backends.ray.specs import RayActorResourceSpec, RayJobResourceSpec
 from moorage.backends.specs import ProcessResourceSpec, ServiceResourceSpec
 from tests.ray_clusters import give_up_soon
@@ -300,6 +302,30 @@ while connection.pid is None:
 print(connection.pid, flush=True)
 time.sleep(1000)
 """
+
+
+async def test_a_server_that_takes_over_finds_what_the_former_leader_started(ray_world, tmp_path):
+    names: dict[str, str] = {}
+
+    def lead(server: str) -> RayBackend:
+        folder = tmp_path / server
+        KIND.join(KIND.settings(), folder, lambda own: names.setdefault("ray", own))
+        return RayBackend(folder / KIND.name, ray_world.address)
+
+    order = Order("w", FOREVER, (share(ray_world, 0, "1"),))
+    ended = Order("ended", FOREVER, (share(ray_world, 1, "1"),), resumed=True)
+    first = lead("first")
+    await first.start(order)
+    await first.close()
+    actors = ray_world.actors()
+    second = lead("second")
+    assert [each.id for each in await second.discover()] == ["w"]
+    assert (await second.start(replace(order, resumed=True))).phase is Phase.READY
+    assert (await second.start(ended)).phase is Phase.FAILED
+    assert ray_world.actors() == actors
+    await second.stop("w")
+    assert ray_world.workloads() == set()
+    await second.close()
 
 
 def test_a_daemon_that_is_killed_before_ray_answers_leaves_no_process(tmp_path):

@@ -1,6 +1,7 @@
 """A start that fails leaves nothing behind."""
 
 import asyncio
+import os
 import socket
 import sqlite3
 from contextlib import closing
@@ -8,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from moorage.config.settings import Config
+from moorage.daemon.doors import naming
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.start import start
 from moorage.storage.base import StorageError
@@ -36,3 +38,11 @@ async def test_a_failed_start_ends_its_tasks(tmp_path):
         with pytest.raises(OSError, match="in use: stop the program that listens there, or set "):
             await start(config, Measures())
     assert asyncio.all_tasks() == before
+
+
+def test_a_full_disk_is_named_before_another_folder() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    expected = "No space left on device: free disk space, or set data_dir"
+    with pytest.raises(OSError, match=expected), naming("set data_dir"):
+        os.write(full, b"x")
+    os.close(full)

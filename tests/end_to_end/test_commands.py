@@ -146,7 +146,7 @@ def test_doctor_distinguishes_a_healthy_server_from_another_program_on_its_port(
     report = doctor("--data", data, **at)
     for name in ("websocket port", "http port"):
         state, detail = about(name, report)
-        assert (state, "a healthy server is there already" in detail) == ("ok", True)
+        assert (state, "a healthy server runs there already" in detail) == ("ok", True)
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = at | {"MOORAGE_HTTP_PORT": str(other.getsockname()[1])}
         report = doctor("--data", data, expect=1, **taken)

@@ -72,7 +72,7 @@ def test_each_backend_gets_the_nodes_that_it_starts_on(tmp_path):
             assert (code, out) == (0, "x\n"), (words, said)
         code, _, said = run(server, tmp_path, "--cluster", "a0", "--", "echo", "x")
         assert code != 0
-        assert "local starts on the nodes" in said
+        assert "local only starts workloads on the nodes" in said
         assert "lease " not in said
 
 

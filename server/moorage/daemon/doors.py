@@ -8,8 +8,9 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from errno import EADDRINUSE
+from errno import EADDRINUSE, ENOSPC
 from functools import partial
+from typing import Final
 from urllib.parse import urlsplit
 
 import structlog
@@ -36,6 +37,11 @@ from moorage.web.server import WebServer
 from moorage.web.services import SignInFlow, StandbyServices, WebServices
 
 log = structlog.get_logger("moored")
+_REMEDIES: Final = {
+    EADDRINUSE: "stop the program that listens there",
+    ENOSPC: "free disk space",
+}
+"""What fixes an error of the system, if not another setting."""
 _ALL: frozenset[str] = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Nothing is bound.
 
 
@@ -238,11 +244,8 @@ def naming(advice: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = (
-            f"stop the program that listens there, or {advice}"
-            if error.errno == EADDRINUSE
-            else advice
-        )
+        if first := _REMEDIES.get(error.errno or 0):
+            advice = f"{first}, or {advice}"
         raise OSError(error.errno, f"{error.strerror or error}: {advice}") from error
 
 

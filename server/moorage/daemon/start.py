@@ -506,7 +506,8 @@ async def _lead(
 
 def _agree(config: Config, storage: Storage) -> None:
     """Let the backends use the names under which former leaders started workloads."""
-    for name, kind in kinds().items():
+    for name in config.backends:
+        kind = kinds()[name]
         kind.join(config.settings_of(kind), config.data_dir, partial(storage.agree, name))
 
 

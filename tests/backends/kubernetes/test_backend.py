@@ -266,7 +266,7 @@ async def test_each_tenant_has_a_namespace_and_a_missing_one_is_named(fresh_plan
     fresh_plane.create(node("n1"))
     order = on(simulated_spec(), share("n1"))
     try:
-        with pytest.raises(BackendError, match="there is no namespace gpu-ann of cluster c1: make"):
+        with pytest.raises(BackendError, match="is no namespace gpu-ann of cluster c1: create"):
             await world.backend.start(replace(order, tenant="ann"))
         body = {"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "gpu-ann"}}
         fresh_plane.create(body)

@@ -107,12 +107,13 @@ class RayBackend(CommonBackend):
     async def start(self, order: Order) -> WorkloadReport:
         self.refuse(order.spec)
         plans = orders.plans(order, self._records.server())
-        if order.id in self._records.ready():
+        if order.resumed or order.id in self._records.ready():
             try:
                 known = await self.connection.call("start", None, plans=plans, new=False)
             except WorkloadFailedError:  # A part of it was lost, and the rest is ended.
                 await finish(self._undone(order.id))
                 raise
+            self._records.note(order.id, plans[0]["shape"])  # Another server may have started it.
             gone = _gone_report(order.id, _nodes(plans))
             return gone if known is None else _report(order.id, known)
         self._tell(WorkloadReport(order.id, Phase.STARTING, detail=_where(plans)))

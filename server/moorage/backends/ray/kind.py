@@ -1,7 +1,7 @@
 """The kind `ray`, for the registry."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -70,6 +70,12 @@ class RayKind(BackendKind[RaySettings]):
         from moorage.backends.ray.specs import RayActorResourceSpec, RayJobResourceSpec  # noqa: PLC0415  # See registry.
 
         return RayActorResourceSpec, RayJobResourceSpec
+
+    def join(self, settings: RaySettings, data_dir: Path, agree: Callable[[str], str]) -> None:
+        from moorage.backends.ray.records import Records  # noqa: PLC0415  # See registry.
+
+        del settings  # The servers of one database use one Ray cluster.
+        Records(data_dir / self.name).join(agree)
 
     def follow(
         self, settings: RaySettings, backend: "Backend | None", inventory: Inventory

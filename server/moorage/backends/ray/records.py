@@ -9,6 +9,7 @@ import hashlib
 import json
 import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,13 @@ class Records:
                     reason = "the file has the marks of this server's actors on Ray; restore it"
                     raise BackendError(f"{path} cannot be read ({error}): {reason}") from error
             return self._server
+
+    def join(self, agree: Callable[[str], str]) -> None:
+        """Store the id on which all servers of one database agree; see `BackendKind.join`."""
+        own = self.server()
+        if (server := agree(own)) != own:
+            self._write(self.folder / _SERVER, {"server": server})
+            self._server = server
 
     def ready(self) -> set[str]:
         """Return the workloads that were ready and were not stopped since."""
