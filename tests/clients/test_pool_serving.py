@@ -328,7 +328,7 @@ class TestServing:
         with serving(where):
             same = pool.checkout(GPU)
             assert same == old
-            with pytest.raises(InvalidCheckin, match="started again"):
+            with pytest.raises(InvalidCheckin, match="restarted"):
                 pool.checkin(old)
             pool.checkin(same)
 
