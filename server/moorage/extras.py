@@ -2,7 +2,6 @@
 
 import json
 from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
 
 
 def install_command(extra: str, of: str = "moorage") -> str:
@@ -21,5 +20,4 @@ def install_command(extra: str, of: str = "moorage") -> str:
     origin = json.loads(noted) if noted else {}
     path = origin.get("url", "").removeprefix("file://")
     editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-    known = path.startswith("/") and Path(path).exists()  # An image has no checkout any more.
-    return f"pip install {editable}'{path if known else of}[{extra}]'"
+    return f"pip install {editable}'{path if path.startswith('/') else of}[{extra}]'"

@@ -329,6 +329,17 @@ async def test_a_gang_is_lost_until_all_its_machines_are_heard_again(world: Worl
     assert len(reports) == 3
 
 
+async def test_a_gang_ends_although_a_member_is_reported_ready_after_its_end(world: World) -> None:
+    other = world.fleet.machine((PLACE[0], NodeId("n2")))
+    world.fleet._remember("a", [world.machine, other])
+    reports: list[WorkloadReport] = []
+    world.fleet.listen(reports.append)
+    ends, late = Phase.SUCCEEDED, Phase.READY
+    for machine, phase in ((world.machine, ends), (world.machine, late), (other, ends)):
+        world.fleet.tell(machine, WorkloadReport("a", phase))
+    assert [each.phase for each in reports] == [Phase.SUCCEEDED]
+
+
 async def test_an_agent_cannot_report_on_a_workload_that_moved(world: World) -> None:
     await world.fleet.start(order())
     reports: list[WorkloadReport] = []

@@ -378,10 +378,12 @@ class FleetBackend(CommonBackend):
         if len(machines) < 2:  # noqa: PLR2004  # A gang has more than one.
             self._tell(report)
             return
-        known = self._members.setdefault(report.id, {})
-        known[machine.place[1]] = report
+        known, node = self._members.setdefault(report.id, {}), machine.place[1]
+        # A member that ends at once may be reported as ready after its end.
+        if report.phase.over or not known.get(node, report).phase.over:
+            known[node] = report
         nodes = [each.place[1] for each in machines]
-        if report.phase is Phase.SUCCEEDED and not known.keys() >= set(nodes):
+        if known[node].phase is Phase.SUCCEEDED and not known.keys() >= set(nodes):
             return
         state = join_reports({node: known[node] for node in nodes if node in known})
         is_found = report.id in self._lost and not any(
