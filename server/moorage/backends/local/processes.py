@@ -328,7 +328,9 @@ class Processes(LocalWorkloads):
             await asyncio.sleep(probe.every_seconds)
         workload_store.write(folder / "ready.json", {"endpoint": endpoint})
         ready = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
-        self._tell(ready)
+        with self._lock:
+            if workload in self._ends:  # Its end is not reported yet, and must be the last report.
+                self._tell(ready)
         return self._note_ready(ready)
 
     async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:
