@@ -128,8 +128,8 @@ _MAY_LACK: Final = re.compile(
 
 
 _SHARES_PLANE: Final = re.compile(
-    r"tests/(kubernetes/test_(plane|following|import)|backends/kubernetes/|conformance/test_backend"
-    r"|end_to_end/test_kubernetes|resources/test_everywhere)"
+    r"tests/(kubernetes/test_(plane|following|how_to|import|second_server)|backends/kubernetes/"
+    r"|conformance/test_backend|end_to_end/test_kubernetes|resources/test_everywhere)"
 )
 """Files whose tests find the control plane as they need it after `clear`."""
 _HEAVY_FILE: Final = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.heavy", re.MULTILINE)
@@ -280,6 +280,12 @@ def pytest_runtest_setup(item: pytest.Function) -> None:
     for fixture in chain.from_iterable(fixtures.values()):
         if fixture.scope == "module" and fixture.argname != "_nothing_is_left_for_the_next_file":
             fixture.finish(item._request)
+    _end_shared_plane()
+
+
+def _end_shared_plane() -> None:
+    if planes := sys.modules.get("kubernetes_plane"):
+        planes.Plane.end_shared()
 
 
 @pytest.hookimpl(trylast=True)
@@ -289,9 +295,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     After the last file that shares a control plane, end the plane.
     """
     _LEFTOVERS.refuse("This test")
-    last = nextitem is None or not _SHARES_PLANE.match(nextitem.nodeid)
-    if last and (planes := sys.modules.get("kubernetes_plane")):
-        planes.Plane.end_shared()
+    if nextitem is None or not _SHARES_PLANE.match(nextitem.nodeid):
+        _end_shared_plane()
 
 
 @pytest.fixture(scope="module", autouse=True)

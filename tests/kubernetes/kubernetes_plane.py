@@ -455,14 +455,14 @@ class Plane:
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Plane:
-    """A control plane that files of tests share; `tests/conftest.py` ends it after the last one."""
+    """A control plane of several files of tests; `tests/conftest.py` ends it after the last one."""
     _build_programs()
     return Plane.share(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """A control plane of one file, whose namespaces, rights or many nodes are not deleted."""
+    """A control plane for one file, which leaves namespaces, rights or many nodes behind."""
     _build_programs()
     with Plane.run(tmp_path_factory.mktemp("plane")) as running:
         yield running

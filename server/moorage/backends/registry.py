@@ -148,8 +148,8 @@ class BackendKind(ABC, Generic[S]):
         Args:
             settings: The kind's own.
             data_dir: This server's; the former leader had another one.
-            agree: Given a name, returns the one that all servers of the database use for what
-                they start: what the first of them gave.
+            agree: Takes this server's name. Returns the name that all servers of the database use
+                for their workloads: the name of the first leader.
 
         Raises:
             BackendError: The name cannot be read or stored.

@@ -37,13 +37,13 @@ class EffectCarrier:
     """See `commit_loop.Effects`. The fields after `check` only observe each step.
 
     Args:
-        workloads: Starts and stops them.
-        waits: Returns whether a request, or the one that it repeats, waits in the queue.
-        check: Called before anything leaves; raises where this server does not lead any more.
-        decisions: Notes what is refused at once; its ledger has what the core has forgotten.
-        trail: Notes who caused what.
-        durations: Notes how long it took.
-        traces: Follows each request; None: nothing does.
+        workloads: Starts and stops the workloads of leases.
+        waits: Returns whether a request is in the queue, or repeats a request in the queue.
+        check: Called before each effect; raises if this server no longer leads.
+        decisions: Stores refusals; its ledger has the decisions that the core has forgotten.
+        trail: Writes the caller of each fact to the audit log.
+        durations: Measures evaluations, commits and starts.
+        traces: Traces each request; None: traces are switched off.
     """
 
     replies: Replies
@@ -73,7 +73,7 @@ class EffectCarrier:
         elif isinstance(event, Asked):
             self.measures.requests += 1
             self.watchers.observe_request(event.ask)
-            if self.waits(event.ask):  # Nothing of the step says so of a repeated request.
+            if self.waits(event.ask):  # A repeated request makes no fact.
                 self.replies.note_waiting(event.to)
         self.decisions.observe_step(event, turn)
         self.trail.observe_step(event, turn)

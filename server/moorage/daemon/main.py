@@ -216,9 +216,9 @@ def _say_ready(config: Config, doors: Doors, role: str = "") -> None:
 
 
 def _bound_stop(error: BaseException | None, log: StandardStream) -> None:
-    """End the process after `STOP_SECONDS_MAX`; `error` is why it stops, if not on request.
+    """End the process after `STOP_SECONDS_MAX`; without an `error`, it stops on request.
 
-    Nothing cancels that: at its end, Python waits for threads, and one may hang with the disk.
+    The timer is never cancelled: Python waits for threads at exit, and a hung disk can block one.
     """
     late = threading.Timer(STOP_SECONDS_MAX, _cut_short, (error, log))
     late.daemon = True

@@ -379,7 +379,7 @@ class FleetBackend(CommonBackend):
             self._tell(report)
             return
         known, node = self._members.setdefault(report.id, {}), machine.place[1]
-        # A member that ends at once may be reported as ready after its end.
+        # An agent may report a member that ends at once as ready after its end.
         if report.phase.over or not known.get(node, report).phase.over:
             known[node] = report
         nodes = [each.place[1] for each in machines]

@@ -329,7 +329,7 @@ class Processes(LocalWorkloads):
         workload_store.write(folder / "ready.json", {"endpoint": endpoint})
         ready = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
         with self._lock:
-            if workload in self._ends:  # Its end is not reported yet, and must be the last report.
+            if workload in self._ends:  # The report of its end follows, and must be the last.
                 self._tell(ready)
         return self._note_ready(ready)
 

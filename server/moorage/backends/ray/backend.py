@@ -113,7 +113,7 @@ class RayBackend(CommonBackend):
             except WorkloadFailedError:  # A part of it was lost, and the rest is ended.
                 await finish(self._undone(order.id))
                 raise
-            self._records.note(order.id, plans[0]["shape"])  # Another server may have started it.
+            self._records.note(order.id, plans[0]["shape"])  # A former leader may have started it.
             gone = _gone_report(order.id, _nodes(plans))
             return gone if known is None else _report(order.id, known)
         self._tell(WorkloadReport(order.id, Phase.STARTING, detail=_where(plans)))

@@ -66,7 +66,7 @@ class StandardStream:
         atexit.register(self._finish)
 
     def end_process(self, code: int) -> NoReturn:
-        """End this process at once, without waiting for other threads; first write its lines."""
+        """Write the pending lines, and end this process without waiting for other threads."""
         self._finish()
         os._exit(code)
 

@@ -168,7 +168,7 @@ class Replies:
     def note_waiting(self, to: Address) -> None:
         """Mark a message as waiting for the answer to a request in the queue.
 
-        It is in flight no longer, and how long it takes says nothing of its policy.
+        The message is no longer in flight, and its waiting time does not count for the policy.
         """
         self._gateway.park(to)
         context = self._open.get(to)
