@@ -296,6 +296,12 @@ async def test_a_crash_between_launch_and_first_look_makes_one_instance(aws, bac
     await after.close()
 
 
+async def test_a_resumed_workload_that_aws_forgot_is_not_started_again(aws, backend):
+    ended = await backend.start(Order("a", SMALL, resumed=True))
+    assert (ended.phase, ended.detail) == (Phase.FAILED, "AWS no longer knows its instance")
+    assert aws.requests("RunInstances") == []
+
+
 async def test_a_start_repeated_with_other_arguments_makes_one_instance(aws, backend, tmp_path):
     await backend.start(Order("a", SMALL))
     await backend.close()

@@ -26,7 +26,7 @@ from moorage.backends.base import (
 from moorage.backends.ray import connection, inventory
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.connection import WorkloadFailedError
-from moorage.backends.ray.kind import KIND
+from moorage.backends.ray.records import Records
 from moorage.backends.ray.specs import RayActorResourceSpec, RayJobResourceSpec
 from moorage.backends.specs import ProcessResourceSpec, ServiceResourceSpec
 from tests.ray_clusters import give_up_soon
@@ -309,8 +309,8 @@ async def test_a_server_that_takes_over_finds_what_the_former_leader_started(ray
 
     def lead(server: str) -> RayBackend:
         folder = tmp_path / server
-        KIND.join(KIND.settings(), folder, lambda own: names.setdefault("ray", own))
-        return RayBackend(folder / KIND.name, ray_world.address)
+        Records(folder).join(lambda own: names.setdefault("ray", own))
+        return RayBackend(folder, ray_world.address)
 
     order = Order("w", FOREVER, (share(ray_world, 0, "1"),))
     ended = Order("ended", FOREVER, (share(ray_world, 1, "1"),), resumed=True)

@@ -102,7 +102,7 @@ kind = kinds()["slurm"]
 print(config.settings_of(kind))
 print(*kind.examine(Examination(Path("/d"), "slurm" in config.backends)), sep="\\n")
 try:
-    surroundings = Surroundings(Path("/d"), dict, True, lambda _: None)
+    surroundings = Surroundings(Path("/d"), dict, True, lambda _: None, None)
     print(open_backend(kind, config.settings_of(kind), surroundings).name)
     print(settings()["backends"].about)
 except BackendError as error:

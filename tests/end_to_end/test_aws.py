@@ -6,6 +6,7 @@ import sys
 import pytest
 from aws_world import aws_server
 from served import Server, cluster, invoke, kill, ran, serve_and_kill, serving, until
+from test_takeover import leads, one
 
 from moorage.extras import install_command
 
@@ -37,6 +38,10 @@ def fill(server: Server) -> None:
 def environment(aws_server) -> dict[str, str]:
     aws_server.forget()
     return {**ENVIRONMENT, **aws_server.environment}
+
+
+def tag(instance: dict, name: str) -> str:
+    return {each["Key"]: each["Value"] for each in instance["Tags"]}[f"moorage:{name}"]
 
 
 def rent(aws_server, tags: dict[str, str]) -> None:
@@ -71,6 +76,38 @@ def test_a_lease_rents_its_node_type_and_finds_the_instance_after_kill_9(
         server.release(lease)
         server.in_state(lease, "ended")
         assert instances() == []
+
+
+@pytest.mark.postgres
+def test_a_server_that_takes_over_finds_the_instances_of_the_former_leader(
+    aws_server, environment, postgres, tmp_path
+):
+    storage = postgres.database()
+    with (
+        one(tmp_path / "a", storage, **environment) as first,
+        one(tmp_path / "b", storage, **environment) as second,
+    ):
+        fill(first.server)
+        leases = [ask(first.server)["lease"] for _ in range(2)]
+        for lease in leases:
+            first.server.in_state(lease, "active")
+        home = json.loads((tmp_path / "a" / "aws" / "server.json").read_text())["server"]
+
+        def instances() -> dict[str, str]:
+            found = aws_server.instances(home)
+            return {tag(each, "workload"): each["InstanceId"] for each in found}
+
+        made = instances()
+        kill(first.server)
+        rent(aws_server, {"server": home, "workload": "ghost"})
+        aws_server.terminate(made.pop(leases[1]["id"]))
+        until(lambda: leads(second.server))
+        second.server.in_state(leases[1], "ended")
+        second.server.in_state(leases[0], "active")
+        until(lambda: instances() == made)
+        second.server.release(leases[0])
+        second.server.in_state(leases[0], "ended")
+        assert instances() == {}
 
 
 def test_a_daemon_starts_while_aws_is_unreachable_and_cleans_up_later(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from moorage.backends.specs import BaseResourceSpec
     from moorage.core.state.state import State
     from moorage.protocol.registry import ClusterDocuments
+    from moorage.storage.base import SharedNames
 
 ENTRY_POINTS: Final = "moorage.backends"
 """The group of entry points by which other packages add kinds."""
@@ -49,12 +50,15 @@ class Surroundings:
         clusters: Returns the inventory as it is now.
         alone: Whether there are no tokens, so that every caller is the operator.
         lease: Returns the lease that has a workload of this name, or had it last.
+        names: By these, a server finds what a former leader of its database started; None: there
+            is only one server.
     """
 
     data_dir: Path
     clusters: Callable[[], Mapping[ClusterId, Cluster]]
     alone: bool
     lease: Callable[[str], Lease | None]
+    names: "SharedNames | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +145,6 @@ class BackendKind(ABC, Generic[S]):
         del data_dir  # That of some kinds needs it.
         with suppress(ModuleNotFoundError):  # `open` says what is missing.
             importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.backend")
-
-    def join(self, settings: S, data_dir: Path, agree: Callable[[str], str]) -> None:
-        """Take over from the former leader on the same database, before `open` and `follow`.
-
-        Args:
-            settings: The kind's own.
-            data_dir: This server's; the former leader had another one.
-            agree: Takes this server's name. Returns the name that all servers of the database use
-                for their workloads: the name of the first leader.
-
-        Raises:
-            BackendError: The name cannot be read or stored.
-        """
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
         """Open the backend in a program without a server, if the environment configures it.

@@ -450,9 +450,7 @@ async def _lead(
     config, measures, tasks, trust = outset.config, outset.measures, outset.tasks, outset.trust
     stores = await _open_stores(outset, ledger, entrance, prepared, stack)
     core = _core(stores, entrance, prepared, measures, tasks)
-    if trust.election is not None:
-        await asyncio.to_thread(_agree, config, outset.storage)
-    runners = await _open_runners(config, stores, core, prepared, trust, stack)
+    runners = await _open_runners(outset, stores, core, prepared, stack)
     agents = _agents(config, stores, runners, trust.epoch)
     stack.callback(agents.close)
     core.history.agents = agents.now
@@ -502,13 +500,6 @@ async def _lead(
         trust=trust,
         closing=stack.pop_all(),
     )
-
-
-def _agree(config: Config, storage: Storage) -> None:
-    """Let the backends use the names under which former leaders started workloads."""
-    for name in config.backends:
-        kind = kinds()[name]
-        kind.join(config.settings_of(kind), config.data_dir, partial(storage.agree, name))
 
 
 async def _open_ledger(
@@ -643,14 +634,13 @@ async def _prepare(config: Config, stack: AsyncExitStack) -> Prepared:
 
 
 async def _open_runners(
-    config: Config,
+    outset: Outset,
     stores: Stores[LedgerHistory],
     core: Core,
     prepared: Prepared,
-    trust: Trust,
     stack: AsyncExitStack,
 ) -> Runners:
-    state, sandbox = stores.allocator.state, prepared.sandbox
+    config, state, sandbox = outset.config, stores.allocator.state, prepared.sandbox
     prepared.reader.catalog = stores.catalog
     prepared.circuits = core.watchers.circuits
     stack.push_async_callback(sandbox.close)  # Before what it reads.
@@ -658,18 +648,20 @@ async def _open_runners(
     await contexts.restore()
     stack.push_async_callback(contexts.close)
     core.tasks.spawn(contexts.run())
-    backends = _backends(
-        config,
-        Surroundings(
-            config.data_dir, lambda: state.clusters, not config.tokens, partial(_lease_of, state)
-        ),
+    surroundings = Surroundings(
+        config.data_dir,
+        lambda: state.clusters,
+        not config.tokens,
+        partial(_lease_of, state),
+        outset.storage.names(),
     )
+    backends = _backends(config, surroundings)
     workloads = WorkloadControl(
         backends,
         core.inbox.post,
         core.tasks,
         core.watchers.workload,
-        trust.check,
+        outset.trust.check,
         config.stop_seconds_max,
     )
     stack.push_async_callback(workloads.close)

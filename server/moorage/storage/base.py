@@ -561,6 +561,19 @@ class Followed(NamedTuple):
     records: RecordStore
 
 
+class SharedNames(Protocol):
+    """Names that all servers of one database use, of which one leads at a time.
+
+    Every method raises `StorageError` where the database cannot be reached.
+    """
+
+    def agree(self, subject: str, proposal: str) -> str:
+        """Return the name that all servers use for a subject: what the first one proposed."""
+
+    def agreed(self, subject: str) -> list[str]:
+        """Return the names of all subjects that begin with `subject`."""
+
+
 class Storage(Protocol):
     """One database with everything that a server must not lose."""
 
@@ -588,6 +601,9 @@ class Storage(Protocol):
     def followed(self) -> Followed | None:
         """Return a reader beside the server that writes; None if there is only one server."""
 
+    def names(self) -> SharedNames | None:
+        """Return the names that its servers share; None if there is only one server."""
+
     def has_records(self) -> bool:
         """Return whether this storage ever had a catalog."""
 
@@ -596,13 +612,6 @@ class Storage(Protocol):
 
         Raises:
             StorageError: It cannot be read or made.
-        """
-
-    def agree(self, subject: str, proposal: str) -> str:
-        """Return the text that all servers of this storage use: what the first one proposed.
-
-        Raises:
-            StorageError: It cannot be read or stored.
         """
 
 

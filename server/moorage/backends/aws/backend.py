@@ -7,10 +7,7 @@ now and then, and tells of those that ended by themselves.
 
 import asyncio
 import contextlib
-import json
-import os
 import threading
-import uuid
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +17,7 @@ from typing import Final, TypeVar
 
 from moorage.backends.aws import catalogue, commands, containers, orders
 from moorage.backends.aws.calls import AwsCalls, AwsError, Meaning
+from moorage.backends.aws.identity import Identity
 from moorage.backends.aws.instances import Ec2Instance, Instances
 from moorage.backends.aws.launches import LaunchPlan, launch
 from moorage.backends.aws.specs import InstanceResourceSpec
@@ -38,11 +36,11 @@ from moorage.backends.base import (
     WorkloadReport,
 )
 from moorage.backends.completion import finish
-from moorage.backends.local import workload_store
 from moorage.backends.local.readiness import accepts
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 from moorage.model import Node, Share
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonValue
+from moorage.storage.base import SharedNames
 
 THREADS_MAX: Final = 16
 """Calls of AWS at the same time; further ones wait for a thread."""
@@ -53,70 +51,6 @@ PROBE_SECONDS_MAX: Final = 2.0
 """How long one try to reach the readiness port may take."""
 
 T = TypeVar("T")
-
-
-_FILE: Final = "server.json"
-
-
-class Identity:
-    """A folder that outlives the daemon. Two backends over one: a daemon before and after a crash.
-
-    Args:
-        folder: Made when something is first written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._lock = threading.Lock()
-        self._server = ""
-        self._regions: set[str] = set()
-
-    @property
-    def server(self) -> str:
-        """The server's id in tags; drawn at its first use."""
-        with self._lock:
-            self._read()
-            return self._server
-
-    def regions(self) -> list[str]:
-        """Return the regions in which this server may have instances."""
-        with self._lock:
-            self._read()
-            return sorted(self._regions)
-
-    def enter(self, region: str) -> None:
-        """Store a region before an instance is launched there; durable when this returns."""
-        with self._lock:
-            self._read()
-            if region not in self._regions:
-                self._write(self._regions | {region})
-
-    def _read(self) -> None:
-        if self._server:
-            return
-        path = self.folder / _FILE
-        try:
-            document = json.loads(path.read_text())
-            self._server, self._regions = str(document["server"]), set(document["regions"])
-        except FileNotFoundError:
-            self._server = uuid.uuid4().hex
-            self._write(set())
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = (
-                "the file has the marks of this server's instances at AWS; restore it from a backup"
-            )
-            raise BackendError(f"{path} cannot be read ({error}): {reason}") from error
-
-    def _write(self, regions: set[str]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        document: JsonObject = {"server": self._server, "regions": sorted(regions)}
-        workload_store.write(self.folder / _FILE, document)
-        entry = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(entry)
-        finally:
-            os.close(entry)
-        self._regions = regions
 
 
 def _check_allowed(field: str, wanted: Collection[str], allowed: Collection[str] | None) -> None:
@@ -136,6 +70,7 @@ class AwsBackend(CommonBackend):
             and after a crash.
         node: Finds the node of a share in the inventory, for its labels.
         poll_seconds: Between two looks at an instance, or at all of them.
+        names: Those of the servers of its database; None: this server is alone.
         profiles: What `instance_profile` may name; None: anything.
         groups: What `security_groups` may name; None: anything.
     """
@@ -151,11 +86,12 @@ class AwsBackend(CommonBackend):
         node: Callable[[Share], Node | None] = lambda _: None,
         poll_seconds: float = POLL_SECONDS,
         *,
+        names: SharedNames | None = None,
         profiles: Collection[str] | None = None,
         groups: Collection[str] | None = None,
     ) -> None:
         self._profiles, self._groups = profiles, groups
-        self._home = Identity(root)
+        self._home = Identity(root, names)
         self._node = node
         self._poll_seconds = poll_seconds
         self._calls = AwsCalls()
@@ -222,10 +158,17 @@ class AwsBackend(CommonBackend):
         return found
 
     def _current(self, workload: str) -> Ec2Instance:
-        for region in sorted({each.region for each in self._all(workload)}):
-            if (found := self._instances().current(region, workload)) is not None:
-                return found
-        raise UnknownWorkloadError(workload)
+        found = self._find(workload)
+        if found is None:
+            raise UnknownWorkloadError(workload)
+        return found
+
+    def _find(self, workload: str, regions: Collection[str] | None = None) -> Ec2Instance | None:
+        """Return the instance of a workload in some regions, or in all that have any of it."""
+        if regions is None:
+            regions = sorted({each.region for each in self._all(workload)})
+        seen = (self._instances().current(region, workload) for region in regions)
+        return next((each for each in seen if each is not None), None)
 
     # Starting ----------------------------------------------------------------------------------
 
@@ -263,13 +206,12 @@ class AwsBackend(CommonBackend):
     ) -> WorkloadReport:
         """Launch or find the instance, and wait until it is ready."""
 
-        def begin(given_up: threading.Event) -> Ec2Instance:
+        def begin(given_up: threading.Event) -> Ec2Instance | None:
             region = orders.region_of(spec, node, self._calls.region)
+            regions = None if order.resumed else [region]  # Its node may have other labels now.
             with self._name(order.id):
-                found = self._patiently(
-                    lambda: self._instances().current(region, order.id), given_up, trouble
-                )
-                if found is not None:
+                found = self._patiently(lambda: self._find(order.id, regions), given_up, trouble)
+                if found is not None or order.resumed:
                     return found
                 self._home.enter(region)  # Not before: AWS has answered, so there is one.
                 self._tell(
@@ -284,6 +226,8 @@ class AwsBackend(CommonBackend):
                 return launch(plan, self._calls, self._instances(), given_up)
 
         instance = await self._in_thread(begin)
+        if instance is None:
+            return WorkloadReport(order.id, Phase.FAILED, detail="AWS no longer knows its instance")
         self._tell(WorkloadReport(order.id, Phase.STARTING, detail=instance.title))
         while True:
             seen.append(instance)

@@ -61,6 +61,7 @@ class AwsKind(BackendKind[AwsSettings]):
         return AwsBackend(
             surroundings.data_dir / self.name,
             node,
+            names=surroundings.names,
             profiles=settings.aws_instance_profiles or unnamed,
             groups=settings.aws_security_groups or unnamed,
         )

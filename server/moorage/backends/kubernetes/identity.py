@@ -28,7 +28,7 @@ def server_name(folder: Path) -> str:
 
 
 def take_common_name(folder: Path, agree: Callable[[str], str]) -> None:
-    """Store the name on which all servers of one database agree; see `BackendKind.join`.
+    """Store the name on which all servers of one database agree; see `SharedNames`.
 
     Raises:
         ConfigurationError: The file cannot be read or written.

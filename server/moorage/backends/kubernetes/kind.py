@@ -1,8 +1,9 @@
 """The kind `kubernetes`, for the registry."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -89,14 +90,22 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
     engine_names = ("kubernetes", "k8s")
 
     def open(self, settings: KubernetesSettings, surroundings: Surroundings) -> "Backend":
+        from moorage.backends.base import BackendError  # noqa: PLC0415  # See registry.
         from moorage.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415  # It needs an extra.
+        from moorage.backends.kubernetes.errors import KubernetesError  # noqa: PLC0415  # As above.
         from moorage.backends.kubernetes.following import ClusterSource  # noqa: PLC0415  # As above.
+        from moorage.backends.kubernetes.identity import take_common_name  # noqa: PLC0415  # As above.
 
         clusters = [
             ClusterSource(cluster, context, settings.kubernetes_config)
             for cluster, context in settings.kubernetes_clusters.items()
         ]
         folder = surroundings.data_dir / self.name
+        if clusters and surroundings.names is not None:
+            try:
+                take_common_name(folder, partial(surroundings.names.agree, self.name))
+            except KubernetesError as error:
+                raise BackendError(str(error)) from error
         return KubernetesBackend(folder, clusters, settings.kubernetes_namespace)
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
@@ -117,20 +126,6 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
         )
 
         return PodResourceSpec, JobResourceSpec, PodServiceResourceSpec
-
-    def join(
-        self, settings: KubernetesSettings, data_dir: Path, agree: Callable[[str], str]
-    ) -> None:
-        if not settings.kubernetes_clusters:
-            return
-        from moorage.backends.base import BackendError  # noqa: PLC0415  # See registry.
-        from moorage.backends.kubernetes.errors import KubernetesError  # noqa: PLC0415  # As above.
-        from moorage.backends.kubernetes.identity import take_common_name  # noqa: PLC0415  # As above.
-
-        try:
-            take_common_name(data_dir / self.name, agree)
-        except KubernetesError as error:
-            raise BackendError(str(error)) from error
 
     def follow(
         self, settings: KubernetesSettings, backend: "Backend | None", inventory: Inventory

@@ -1,8 +1,9 @@
 """The kind `ray`, for the registry."""
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -57,7 +58,12 @@ class RayKind(BackendKind[RaySettings]):
 
         if importlib.util.find_spec("ray") is None:  # Another process imports it.
             raise ModuleNotFoundError(name="ray")
-        return RayBackend(surroundings.data_dir / self.name, settings.ray_address)
+        from moorage.backends.ray.records import Records  # noqa: PLC0415  # As above.
+
+        folder = surroundings.data_dir / self.name
+        if surroundings.names is not None:
+            Records(folder).join(partial(surroundings.names.agree, self.name))
+        return RayBackend(folder, settings.ray_address)
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
         """Open a backend on the Ray cluster at `RAY_ADDRESS`, or on the one of this machine."""
@@ -70,12 +76,6 @@ class RayKind(BackendKind[RaySettings]):
         from moorage.backends.ray.specs import RayActorResourceSpec, RayJobResourceSpec  # noqa: PLC0415  # See registry.
 
         return RayActorResourceSpec, RayJobResourceSpec
-
-    def join(self, settings: RaySettings, data_dir: Path, agree: Callable[[str], str]) -> None:
-        from moorage.backends.ray.records import Records  # noqa: PLC0415  # See registry.
-
-        del settings  # The servers of one database use one Ray cluster.
-        Records(data_dir / self.name).join(agree)
 
     def follow(
         self, settings: RaySettings, backend: "Backend | None", inventory: Inventory

@@ -51,7 +51,7 @@ class Records:
             return self._server
 
     def join(self, agree: Callable[[str], str]) -> None:
-        """Store the id on which all servers of one database agree; see `BackendKind.join`."""
+        """Store the id on which all servers of one database agree; see `SharedNames`."""
         own = self.server()
         if (server := agree(own)) != own:
             self._write(self.folder / _SERVER, {"server": server})

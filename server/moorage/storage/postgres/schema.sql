@@ -107,6 +107,9 @@ INSERT INTO secret VALUES ('lease', %s) ON CONFLICT DO NOTHING
 -- name: name
 SELECT value FROM secret WHERE name = %s
 
+-- name: names
+SELECT value FROM secret WHERE starts_with(name, %s) ORDER BY name
+
 -- name: insert_name
 INSERT INTO secret VALUES (%s, %s) ON CONFLICT DO NOTHING
 

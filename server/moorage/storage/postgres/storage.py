@@ -159,6 +159,9 @@ class PostgresStorage:
             PostgresFollowedFacts(self._address), PostgresFollowedRecords(self._address)
         )
 
+    def names(self) -> "PostgresStorage":
+        return self
+
     def has_records(self) -> bool:
         """Return True: the tables of the ledger and the catalog are created together."""
         return True
@@ -177,6 +180,11 @@ class PostgresStorage:
             row = connection.execute(SCHEMA["name"], (name,)).fetchone()
             assert row is not None
             return bytes(row[0]).decode()
+
+    def agreed(self, subject: str) -> list[str]:
+        with closing(self._leadership.open("names")) as connection, translate_errors(self.place):
+            rows = connection.execute(SCHEMA["names"], (subject,)).fetchall()
+            return [bytes(row[0]).decode() for row in rows]
 
 
 def prepare(address: str, role: str | None) -> list[str]:

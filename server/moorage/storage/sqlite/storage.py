@@ -53,6 +53,9 @@ class SqliteStorage:
     def followed(self) -> None:
         """See `Storage.followed`."""
 
+    def names(self) -> None:
+        """See `Storage.names`."""
+
     def has_records(self) -> bool:
         return (self._folder / CATALOG_FILE).exists()
 
@@ -62,11 +65,6 @@ class SqliteStorage:
             return read_secret(path)
         except FileNotFoundError:
             return write_secret(path, secrets.token_bytes(SECRET_BYTES))
-
-    def agree(self, subject: str, proposal: str) -> str:
-        """Return the proposal: only one server uses these files."""
-        del subject
-        return proposal
 
 
 def read_secret(path: Path) -> bytes:

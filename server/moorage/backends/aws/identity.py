@@ -1,0 +1,103 @@
+"""`Identity`: the server's id in tags of instances, and the regions in which it may have some."""
+
+import json
+import os
+import threading
+import uuid
+from pathlib import Path
+from typing import Final
+
+from moorage.backends.base import BackendError
+from moorage.backends.local import workload_store
+from moorage.records.json_values import JsonObject
+from moorage.storage.base import SharedNames, StorageError
+
+_FILE: Final = "server.json"
+_REGION: Final = "aws region "
+
+
+class Identity:
+    """A folder that outlives the daemon. Two backends over one: a daemon before and after a crash.
+
+    Args:
+        folder: Made when something is first written.
+        names: Has the id and the regions, too, for the server that leads next; None: there is none.
+    """
+
+    def __init__(self, folder: Path, names: SharedNames | None = None) -> None:
+        self.folder = folder
+        self._names = names
+        self._lock = threading.Lock()
+        self._server = ""
+        self._regions: set[str] = set()
+
+    @property
+    def server(self) -> str:
+        """The server's id in tags; drawn at its first use."""
+        with self._lock:
+            self._read()
+            return self._server
+
+    def regions(self) -> list[str]:
+        """Return the regions in which this server, or a former leader, may have instances."""
+        with self._lock:
+            self._read()
+            return sorted(self._regions)
+
+    def enter(self, region: str) -> None:
+        """Store a region before an instance is launched there; durable when this returns.
+
+        Raises:
+            BackendError: It cannot be stored.
+        """
+        with self._lock:
+            self._read()
+            if region not in self._regions:
+                self._write(*self._agree(self._server, self._regions | {region}))
+
+    def _read(self) -> None:
+        if self._server:
+            return
+        path = self.folder / _FILE
+        try:
+            document = json.loads(path.read_text())
+            server, regions = str(document["server"]), {str(each) for each in document["regions"]}
+        except FileNotFoundError:
+            server, regions = uuid.uuid4().hex, set[str]()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = (
+                "the file has the marks of this server's instances at AWS; restore it from a backup"
+            )
+            raise BackendError(f"{path} cannot be read ({error}): {reason}") from error
+        joined = self._agree(server, regions)
+        if joined != (server, regions) or not path.exists():
+            self._write(*joined)
+        self._server, self._regions = joined
+
+    def _agree(self, server: str, regions: set[str]) -> tuple[str, set[str]]:
+        """Return the id and the regions of all servers of the database; store those of this one.
+
+        Raises:
+            BackendError: The database cannot be reached.
+        """
+        if self._names is None:
+            return server, regions
+        try:
+            server = self._names.agree("aws", server)
+            shared = set(self._names.agreed(_REGION))
+            for region in regions - shared:
+                self._names.agree(f"{_REGION}{region}", region)
+        except StorageError as error:
+            raise BackendError(str(error)) from error
+        return server, regions | shared
+
+    def _write(self, server: str, regions: set[str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        document: JsonObject = {"server": server, "regions": sorted(regions)}
+        workload_store.write(self.folder / _FILE, document)
+        entry = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(entry)
+        finally:
+            os.close(entry)
+        self._server, self._regions = server, regions
