@@ -1,11 +1,13 @@
 """How to install the packages of an extra."""
 
 import json
+import os
 from importlib.metadata import PackageNotFoundError, distribution
+from urllib.parse import unquote
 
 
 def install_command(extra: str, of: str = "moorage") -> str:
-    """Return the command that installs an extra from the source of this installation.
+    """Return the command that installs an extra, from the source of this installation if it exists.
 
     Args:
         extra: Its name in pyproject.toml.
@@ -18,6 +20,8 @@ def install_command(extra: str, of: str = "moorage") -> str:
     except PackageNotFoundError:  # Not installed: its folder is on the path.
         noted = None
     origin = json.loads(noted) if noted else {}
-    path = origin.get("url", "").removeprefix("file://")
+    path = unquote(origin.get("url", "").removeprefix("file://"))
+    if not (path.startswith("/") and os.path.exists(path)):  # noqa: PTH110  # A folder may be locked.
+        return f"pip install '{of}[{extra}]'"
     editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-    return f"pip install {editable}'{path if path.startswith('/') else of}[{extra}]'"
+    return f"pip install {editable}'{path}[{extra}]'"

@@ -21,6 +21,7 @@ from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecErr
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.local.container_api import ContainerApi, find_socket
 from moorage.backends.local.container_plans import ContainerPlan, plan
+from moorage.backends.local.containers import Containers
 from moorage.backends.local.deadline import HeardFile, now
 from moorage.backends.local.devices import Devices
 from moorage.backends.local.readiness import answers
@@ -449,6 +450,33 @@ async def test_a_container_removed_from_outside_has_failed_and_does_not_start_ag
     again = await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
     assert again.phase is Phase.FAILED
     assert container_engine.containers(all=True) == []
+
+
+@pytest.mark.heavy
+async def test_the_end_is_the_last_report_of_a_container(
+    backend, container_engine, container_image, monkeypatch
+):
+    """The container ends between the check that finds it ready and the report of that."""
+    phases: list[Phase] = []
+    ended, loop, answers_at_once = asyncio.Event(), asyncio.get_running_loop(), Containers._answers
+
+    def listen(news: WorkloadReport) -> None:
+        phases.append(news.phase)
+        if news.phase.over:
+            loop.call_soon_threadsafe(ended.set)
+
+    async def answers_before_its_end(*arguments: Any) -> bool:
+        running = await answers_at_once(*arguments)
+        if running:
+            (found,) = container_engine.containers()
+            await asyncio.to_thread(container_engine.kill, found["Id"])
+            await asyncio.wait_for(ended.wait(), HEARD_SECONDS_MAX)
+        return running
+
+    backend.listen(listen)
+    monkeypatch.setattr(Containers, "_answers", answers_before_its_end)
+    await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
+    assert phases == [Phase.STARTING, Phase.FAILED]
 
 
 @pytest.mark.heavy

@@ -6,7 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +17,7 @@ import pytest
 from served import MOORAGE, invoke, policy, ran, until
 
 from moorage.backends.local import control_groups
-from moorage.commands import display
+from moorage.commands import display, examination
 from moorage.records.findings import DoctorFinding
 from moorage.testing.daemon_process import Running, child, daemon
 from tests.certificates import certificate, pem_of
@@ -358,6 +361,36 @@ def test_doctor_knows_the_server_of_another_folder(running: Running, tmp_path: P
     for name in ("websocket port", "http port"):
         state, detail = about(name, other)
         assert (state, f"no server uses {tmp_path / 'other'}" in detail) == ("broken", True), detail
+
+
+class Busy(BaseHTTPRequestHandler):
+    """Answers after a while."""
+
+    def do_GET(self) -> None:  # The library's name.
+        time.sleep(0.5)  # As a server whose processors are taken.
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+def test_doctor_waits_for_the_busy_server_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examination, "ANSWER_SECONDS_MAX", 0.1)
+    with (tmp_path / "open").open("w"), ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        port = str(server.server_port)
+        try:
+            own = doctor("--data", tmp_path, MOORAGE_HTTP_PORT=port)
+            other = doctor("--data", tmp_path / "other", expect=1, MOORAGE_HTTP_PORT=port)
+        finally:
+            server.shutdown()
+            serving.join()
+    assert "a healthy server runs there already" in about("http port", own)[1]
+    assert "Address already in use" in about("http port", other)[1]
 
 
 def test_doctor_reaches_a_server_with_tls(tmp_path: Path) -> None:

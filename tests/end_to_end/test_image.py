@@ -164,6 +164,16 @@ def test_without_tokens_the_image_names_the_missing_setting(engine: Podman) -> N
     assert "MOORAGE_TOKENS" in said
 
 
+def test_advice_in_the_image_names_no_folder_of_its_build(engine: Podman) -> None:
+    secret = f"--env=MOORAGE_TOKENS=research:{TOKEN}"
+    plain = "--env=MOORAGE_INSECURE_PLAINTEXT=true"
+    said = engine.run(
+        "run", "--rm", *SAFE, *engine.bounds, secret, plain, IMAGE, "doctor", "--json"
+    )
+    assert "pip install 'moorage[aws]'" in said
+    assert "/source" not in said
+
+
 def test_attacks_of_policies_fail_in_the_image(engine: Podman, tmp_path: Path) -> None:
     """The suite of the sandbox, in the image and under its restrictions."""
     copy_modules(tmp_path, TESTED_WITH)

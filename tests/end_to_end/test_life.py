@@ -1,19 +1,21 @@
 """Clean and failing starts and stops of a daemon."""
 
+import json
 import os
 import resource
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Server, ask_message, cluster, ran, serving, tell, until
+from served import ask_message, cluster, ran, serving, tell, until
 from websockets.exceptions import ConnectionClosed
 
 from moorage.lab.errors import CommandError
-from moorage.testing.daemon_process import Running, daemon, serve_command
+from moorage.testing.daemon_process import Running, daemon, serve_command, serve_variables
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 
@@ -21,7 +23,7 @@ LEASE = {"ttl_seconds": 3_600}
 
 
 def test_a_clean_stop_answers_all_requests_closes_with_1012_and_logs_no_error(tmp_path):
-    with serving(tmp_path) as server, Server(server.running).http as http:
+    with serving(tmp_path) as server:
         server.fill(cluster("east", nodes=1, gpus=1))
         held = server.ask(resources={"gpus": 1}, lease=LEASE)["lease"]
         wait = ask_message(
@@ -29,7 +31,8 @@ def test_a_clean_stop_answers_all_requests_closes_with_1012_and_logs_no_error(tm
         )
         replies: list[dict] = []
         caller = threading.Thread(
-            target=lambda: replies.append(http.post("/allocate", json=wait).json())
+            # This client has read the interface description, which it cannot do during the stop.
+            target=lambda: replies.append(server.http.post("/allocate", json=wait).json())
         )
         with server.socket() as socket:
             assert tell(socket, {"op": "queue"})["success"]
@@ -47,6 +50,23 @@ def test_a_clean_stop_answers_all_requests_closes_with_1012_and_logs_no_error(tm
         renewed = server.say({"op": "renew", "lease": held["id"], "token": held["token"]})[0]
         assert renewed["lease"]["expires_at"] >= held["expires_at"]
         assert server.log() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_further_stop_signals_leave_a_clean_stop_clean(tmp_path, number):
+    command, errors = serve_command(tmp_path / "data"), tmp_path / "errors"
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
+            command, env=serve_variables(), stdout=subprocess.PIPE, stderr=stderr
+        ) as process,
+    ):
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "ready"
+        while process.poll() is None:
+            process.send_signal(number)
+            time.sleep(0.001)  # It is to meet one at every moment of its end.
+    assert (process.returncode, errors.read_text()) == (0, "")
 
 
 @pytest.fixture(scope="module")

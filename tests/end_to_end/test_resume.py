@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from cut_proxy import cut_proxy
-from served import FIRST_FIT, Server, ask_message, until
+from served import FIRST_FIT, Server, ask_message, policy, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -126,6 +126,45 @@ def test_repeated_waiters_delay_no_renewal_of_their_session(server):
         renewed = second.say(op="renew", lease=held["id"], token=held["token"], id="held")
         assert (renewed["id"], renewed["success"]) == ("held", True)
         server.say(*({"op": "cancel", "request": f"again-{n}"} for n in range(INFLIGHT_MAX)))
+
+
+def test_requests_repeated_before_the_first_waits_delay_no_renewal(server):
+    slow = policy("import time; time.sleep(1); return {}", "declines:1-x")
+    server.publish({**slow, "deadline_seconds": 30})
+    held = server.ask(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 120})["lease"]
+    server.leases = [held]
+    terms = PATIENT | {"idempotency_key": "undecided"}
+    ask = ask_message("declines:1-x", resources={"gpus": 1}, lease=terms)
+    with Talk(server.running.ws) as first, Talk(server.running.ws) as second:
+        first.send(**ask, id="first")
+        for number in range(INFLIGHT_MAX):
+            second.send(**ask, id=number)
+        until(lambda: server.metric("moorage_waiting") == 1)
+        renewed = second.say(op="renew", lease=held["id"], token=held["token"], id="held")
+        assert (renewed["id"], renewed["success"]) == ("held", True)
+        server.say({"op": "cancel", "request": "undecided"})
+
+
+def test_a_repeated_request_is_known_by_the_id_of_its_message(server, proxy):
+    hold_all(server)
+    ask = wait_for_all("again")
+    ask["lease"] = PATIENT | {"idempotency_key": "known"}
+    with Talk(server.running.ws) as first, Talk(proxy.url) as second:
+        first.send(**ask)
+        until(lambda: len(waiting(server)) == 1)
+        second.send(**ask)
+        (request,) = waiting(server)
+        proxy.cut()
+        second.closed()
+        with Talk(proxy.url) as back:
+            resumed = back.resume(second.session)["data"]
+            place = {"request": request, "message": "again", "position": 1}
+            assert resumed["waiting"] == [place]
+            back.send(op="cancel", request="again", id="cancel")
+            replies = {reply["id"]: reply for reply in (back.heard(), back.heard())}
+            assert replies["cancel"]["success"]
+            assert replies["again"]["error"]["code"] == "cancelled"
+            assert first.heard() == replies["again"]
 
 
 def test_watched_topics_continue_with_the_missed_news(server, proxy):

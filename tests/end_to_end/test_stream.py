@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 
 import pytest
-from served import FIRST_FIT, ask_message, here, policy, read_message, tell
+from served import FIRST_FIT, ask_message, cluster, here, policy, read_message, serving, tell
 
 from moorage_client.blocking import BlockingClient
 
@@ -45,6 +45,41 @@ def test_a_waiter_gets_its_position_until_it_is_decided(server):
         replies = [read_message(second) for _ in range(2)]
         (reply,) = [each for each in replies if "success" in each]
         server.release(reply["lease"])
+
+
+def test_a_repeated_request_gets_its_progress_too(server):
+    held = lease(server)
+    message = waiting(id="again")
+    message["lease"]["idempotency_key"] = "streamed"
+    leases = []
+    with server.socket() as first, server.socket() as second:
+        told = [tell(socket, message) for socket in (first, second)]
+        assert told[0] == told[1]
+        assert (told[0]["event"], told[0]["id"]) == ("progress", "again")
+        assert (told[0]["data"]["state"], told[0]["data"]["position"]) == ("queued", 1)
+        server.release(held)
+        for socket in (first, second):
+            decided, reply = sorted((read_message(socket) for _ in range(2)), key=len)
+            assert (decided["id"], decided["data"]["state"]) == ("again", "decided")
+            assert decided["data"]["lease"] == told[0]["data"]["request"]
+            leases.append(reply["lease"])
+        assert (leases[0]["id"], leases[0]["token"]) == (leases[1]["id"], leases[1]["token"])
+        server.release(leases[0])
+
+
+def test_a_request_repeated_after_a_restart_gets_its_position(tmp_path):
+    message = waiting(id="again")
+    message["lease"]["idempotency_key"] = "streamed"
+    with serving(tmp_path) as server:
+        server.fill(cluster("east"))
+        held = lease(server)
+        with server.socket() as socket:
+            before = tell(socket, message)
+    with serving(tmp_path) as server, server.socket() as socket:
+        after = tell(socket, message)
+        assert (after["id"], after["data"]["position"]) == ("again", 1)
+        assert after["data"]["request"] == before["data"]["request"]
+        server.release(held)
 
 
 def test_a_changed_expected_time_is_sent_again(server):

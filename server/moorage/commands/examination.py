@@ -38,8 +38,10 @@ from moorage_client.inventory.control_groups import cpu_limit, memory_limit
 from moorage_client.inventory.this_machine import cpu_milli, memory_mib
 
 SERVICES: Final = "cluster registry, metrics store and policy store are built in"
-ANSWER_SECONDS_MAX: Final = 2.0
-"""Seconds for a server to answer a health check at a port."""
+ANSWER_SECONDS_MAX: Final = 5.0
+"""Seconds for a program to answer a health check at a port."""
+OWN_ANSWER_SECONDS_MAX: Final = 15.0
+"""As above, for a program that has the data folder open: it is a server, and may be busy."""
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
@@ -149,9 +151,13 @@ def _sizes() -> DoctorFinding:
     )
 
 
-def _is_served(config: Config, port: int) -> bool:
-    """Return whether the server at a port seems to have these settings."""
-    own = has_folder_open(port, config.data_dir)
+def _is_served(config: Config, own: bool | None) -> bool:
+    """Return whether the server at a port seems to have these settings.
+
+    Args:
+        config: The settings.
+        own: What `has_folder_open` says of the server.
+    """
     if own is not None:
         return own
     if config.storage or config.tls_cert is not None:  # A database, or the certificate, says it.
@@ -163,12 +169,12 @@ def _is_served(config: Config, port: int) -> bool:
         return False
 
 
-def _answers(config: Config, host: str, port: int) -> bool:
+def _answers(config: Config, host: str, port: int, seconds_max: float) -> bool:
     """Return whether a healthy server is at a port: it answers `/healthz`."""
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Nothing is bound.
     if config.tls_cert is not None:
-        return serves_certificate(config, here, port, ANSWER_SECONDS_MAX)
-    connection = http.client.HTTPConnection(here, port, timeout=ANSWER_SECONDS_MAX)
+        return serves_certificate(config, here, port, seconds_max)
+    connection = http.client.HTTPConnection(here, port, timeout=seconds_max)
     try:
         connection.request("GET", "/healthz", headers={"Host": f"localhost:{port}"})
         return connection.getresponse().status == http.HTTPStatus.OK
@@ -176,6 +182,13 @@ def _answers(config: Config, host: str, port: int) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _has_own_server(config: Config, host: str, port: int) -> bool | None:
+    """Return whether the healthy server at a port has these settings; None: there is none."""
+    own = has_folder_open(port, config.data_dir)
+    patience = OWN_ANSWER_SECONDS_MAX if own else ANSWER_SECONDS_MAX
+    return _is_served(config, own) if _answers(config, host, port, patience) else None
 
 
 def _port(config: Config, name: str, settings: tuple[str, str], advice: str) -> DoctorFinding:
@@ -188,10 +201,12 @@ def _port(config: Config, name: str, settings: tuple[str, str], advice: str) -> 
         except OSError as error:
             expected = f"expected a free port of this machine: change {' or '.join(settings)}"
             reason = f"{error.strerror}; {expected}"
-            if error.errno == errno.EADDRINUSE and _answers(config, host, port):
-                if _is_served(config, port):
-                    detail = f"{host}:{port}: a healthy server runs there already"
-                    return DoctorFinding(name, "ok", detail)
+            taken = error.errno == errno.EADDRINUSE
+            own = _has_own_server(config, host, port) if taken else None
+            if own:
+                detail = f"{host}:{port}: a healthy server runs there already"
+                return DoctorFinding(name, "ok", detail)
+            if own is not None:
                 other = f"a server runs there, but no server uses {config.data_dir}"
                 reason = f"{other}; {expected}{advice}"
             return DoctorFinding(name, "broken", f"{host}:{port}: {reason}")

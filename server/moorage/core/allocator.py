@@ -63,7 +63,6 @@ from moorage.core.turns.turn import Turn, TurnWriter
 from moorage.model import (
     OVERTAKEN_MAX,
     REQUEUE_PAUSE_SECONDS,
-    Ask,
     Cluster,
     ClusterId,
     RequestId,
@@ -129,11 +128,6 @@ class Allocator:
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
         """Return the URI of the policy that the first request with this key used, or ""."""
         return self.requests.policy_of(tenant, idempotency_key)
-
-    def waits(self, ask: Ask) -> bool:
-        """Return whether the first request with the idempotency key of `ask` is in the queue."""
-        key = ask.terms.idempotency_key if ask.terms else ""
-        return bool(key) and self.state.keys.get((ask.tenant, key)) in self.state.waiting
 
     def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:
         """Restore the state from the ledger's facts. No decision is made again.

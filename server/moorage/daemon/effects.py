@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import assert_never
 
+from moorage.core.queue.open_requests import OpenRequests
 from moorage.core.state.facts import Fact, Queued
 from moorage.core.turns.effects import (
     Consult,
@@ -29,7 +30,6 @@ from moorage.daemon.observability.traces import RequestTraces
 from moorage.daemon.policies.consultations import Consultations
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.workloads.control import WorkloadControl
-from moorage.model import Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class EffectCarrier:
 
     Args:
         workloads: Starts and stops the workloads of leases.
-        waits: Returns whether a request is in the queue, or repeats a request in the queue.
+        requests: Has the addresses that wait for the answer to each open request.
         check: Called before each effect; raises if this server no longer leads.
         decisions: Stores refusals; its ledger has the decisions that the core has forgotten.
         trail: Writes the caller of each fact to the audit log.
@@ -49,7 +49,7 @@ class EffectCarrier:
     replies: Replies
     consultations: Consultations
     workloads: WorkloadControl
-    waits: Callable[[Ask], bool]
+    requests: OpenRequests
     check: Callable[[], None]
     watchers: Watchers
     measures: Measures
@@ -66,15 +66,17 @@ class EffectCarrier:
         """
         for fact in turn.facts:
             if isinstance(fact, Queued):
-                self.replies.note_queued(fact.ask.id)
+                for to in self.requests.listeners.get(fact.ask.id, ()):
+                    self.replies.note_waiting(to)
         if isinstance(event, CONSULTED):
             self.durations.observe_decision(event, seconds)
             self.consultations.note_decision(event, turn)
         elif isinstance(event, Asked):
             self.measures.requests += 1
             self.watchers.observe_request(event.ask)
-            if self.waits(event.ask):  # A repeated request makes no fact.
-                self.replies.note_waiting(event.to)
+            first = self.requests.repeated(event.to, event.ask)
+            if first is not None:  # A repeated request makes no fact.
+                self.replies.note_repeat(event.to, first, waits=self.requests.waits(first))
         self.decisions.observe_step(event, turn)
         self.trail.observe_step(event, turn)
         if self.traces is not None:

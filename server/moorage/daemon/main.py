@@ -41,6 +41,7 @@ EXIT_CANNOT_START: Final = 3
 STOP_SECONDS_MAX: Final = 25.0
 """Seconds that a stop may take. Then the process ends as it is, and the next start continues from
 the ledger, as after a crash."""
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 EXIT_NOT_LEADER: Final = 75
 """Exit code, `EX_TEMPFAIL` of sysexits.h: another server leads, or should: restart as a standby."""
 _CANNOT_START: Final = (LedgerError, StorageError, ServiceError, JailError, BackendError, OSError)
@@ -101,7 +102,7 @@ async def _serve(
     # First of all: who asks for a stop while the daemon starts gets a clean one.
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, stopping.set)
     loop.add_signal_handler(signal.SIGHUP, rereading.hang_up, stopping.set)
     jail.hide()  # Tokens live in this process: no core dumps, and only root may look into it.
@@ -179,6 +180,10 @@ async def _until_end(
         # A backend is in the midst of an order that it finishes even when cancelled, in threads
         # that Python would wait for. The next start finds its workloads, as after a crash.
         log.end_process(code)
+    # The loop's handlers end with it, and a further signal would change the exit code.
+    for number in (*_STOP_SIGNALS, signal.SIGHUP):
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
     return code
 
 

@@ -823,7 +823,7 @@ async def _run_core(
         replies,
         requests.consultations,
         runners.workloads,
-        allocator.waits,
+        allocator.requests,
         trust.check,
         core.watchers,
         core.measures,

@@ -285,7 +285,10 @@ class Containers(LocalWorkloads):
         endpoint = "" if port is None else f"http://{readiness.authority(host, port)}"
         workload_store.write(ready, {"endpoint": endpoint})
         news = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
-        self._tell(news)
+        with self._lock:
+            # The report of its end, or of its stop, must be the last.
+            if workload in self._begun_here and workload not in self._reported:
+                self._tell(news)
         return news
 
     async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:

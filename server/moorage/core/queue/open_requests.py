@@ -153,6 +153,24 @@ class OpenRequests:
         found = self.undecided.get(request) or self._state.waiting.get(request)
         return found.ask if found else None
 
+    def repeated(self, to: Address, ask: Ask) -> RequestId | None:
+        """Return the open request that `ask`, the latest request, repeats; None: it repeats none.
+
+        Args:
+            to: The address of `ask`.
+            ask: The request that was received last.
+        """
+        key = ask.terms.idempotency_key if ask.terms else ""
+        first = self.first_with(ask.tenant, key) if key else None
+        if first is None or first == ask.id:
+            return None
+        # A different request with the same key was refused: it listens to nothing.
+        return first if self.listeners.get(first, [])[-1:] == [to] else None
+
+    def waits(self, request: RequestId) -> bool:
+        """Return whether a request is in the queue."""
+        return request in self._state.waiting
+
     def listen(self, request: RequestId, to: Address) -> None:
         """Add an address that waits for the answer to a request."""
         self.listeners.setdefault(request, []).append(to)

@@ -8,14 +8,15 @@ takes longer than a moment, `decided`, and where a workload is started for it `s
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from moorage.backends.base import WorkloadReport
 from moorage.core.state.facts import Ended, Fact, Granted, Queued, Requeued, Started
 from moorage.core.turns.effects import Address, LeaseNews, Response
-from moorage.model import RequestId, SessionId
+from moorage.model import Lease, RequestId, SessionId
 from moorage.protocol.replies import MessageId, progress
 from moorage.records.json_values import JsonObject, JsonValue
 
@@ -28,11 +29,15 @@ SHARE_MAX: Final = 0.05
 MOVED_SECONDS_MIN: Final = 10.0
 """Least change of an expected time that is sent, in seconds; also at least a fifth of the wait."""
 MOVED_SHARE_MIN: Final = 0.2
+_SETTLED: Final = frozenset({"active", "warm", "ending", "ended"})
+"""States of a lease whose workload is ready, or starts no more."""
 
 
 @dataclass(slots=True)
 class _Streamed:
-    session: SessionId
+    """A message with `stream`. Several messages may repeat one request."""
+
+    to: Address
     message_id: MessageId
     position: int | None = None
     """Position in the queue; 0: not known yet; None: the request does not wait."""
@@ -63,21 +68,42 @@ class RequestProgress:
         self._push = push
         self.positions = positions
         self._expected = expected
-        self._streamed: dict[RequestId, _Streamed] = {}
+        self._streamed: dict[RequestId, list[_Streamed]] = {}
         self._by_address: dict[Address, RequestId] = {}
         self._queued = asyncio.Event()
 
     def add(self, to: Address, request: RequestId, message_id: MessageId) -> None:
         """Send the progress of a request to the session at an address."""
-        self._streamed[request] = _Streamed(to.session, message_id)
+        self._streamed.setdefault(request, []).append(_Streamed(to, message_id))
         self._by_address[to] = request
+
+    def repeat(self, to: Address, first: RequestId, message_id: MessageId, *, waits: bool) -> None:
+        """Send the progress of an open request also to the address of a message that repeats it.
+
+        Args:
+            to: The address; it was added with the id of the repeated request.
+            first: The open request.
+            message_id: The `id` of the message.
+            waits: Whether the open request is in the queue.
+        """
+        self._drop(self._by_address[to], to)
+        others = self._streamed.get(first, ())
+        since = next((each.deciding_since for each in others), None)
+        self.add(to, first, message_id)
+        streamed = self._streamed[first][-1]
+        if waits:
+            streamed.position = 0
+        elif not others:  # Nothing here noted when its policy began.
+            since = time.monotonic()
+        streamed.deciding_since, streamed.deciding_due = since, PAUSE_SECONDS
+        self._queued.set()
 
     def drop_session(self, session: SessionId) -> None:
         """Forget a session."""
         for to in [each for each in self._by_address if each.session == session]:
             del self._by_address[to]
-        for name in [name for name, each in self._streamed.items() if each.session == session]:
-            del self._streamed[name]
+        for name, streamed in [*self._streamed.items()]:
+            self._keep(name, [each for each in streamed if each.to.session != session])
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
         """Send the progress that durable facts make. On the hot path."""
@@ -105,15 +131,13 @@ class RequestProgress:
 
     def observe_consultation(self, request: RequestId) -> None:
         """Record that the policy of a request begins to decide. On the hot path."""
-        streamed = self._streamed.get(request) if self._streamed else None
-        if streamed is not None:
+        for streamed in self._streamed.get(request, ()) if self._streamed else ():
             streamed.deciding_since, streamed.deciding_due = time.monotonic(), PAUSE_SECONDS
             self._queued.set()
 
     def note_evaluation(self, request: RequestId) -> None:
         """Record that the policy of a request has answered. On the hot path."""
-        streamed = self._streamed.get(request) if self._streamed else None
-        if streamed is not None:
+        for streamed in self._streamed.get(request, ()) if self._streamed else ():
             streamed.deciding_since = None
 
     def workload(self, workload: WorkloadReport) -> None:
@@ -127,15 +151,18 @@ class RequestProgress:
         request = self._by_address.pop(to, None)
         if request is None:
             return
-        if not isinstance(answer, LeaseNews) or answer.lease.provision is None:
-            self._streamed.pop(request, None)
+        lease = answer.lease if isinstance(answer, LeaseNews) else None
+        if lease is None or lease.provision is None:
+            self._drop(request, to)
+        elif lease.id != request:
+            self._follow_workload(request, to, lease)
 
     async def run(self) -> None:
         """Send changed positions, and messages about long decisions. Runs until cancelled."""
         while True:
             await self._queued.wait()
             self._queued.clear()
-            while any(map(_changes, self._streamed.values())):
+            while any(map(_changes, self._all())):
                 began = time.perf_counter()
                 self._tell_positions()
                 self._tell_decisions()
@@ -145,42 +172,76 @@ class RequestProgress:
                 )  # Positions have no event.
 
     def _wait(self, request: RequestId) -> None:
-        streamed = self._streamed.get(request)
-        if streamed is not None:
+        for streamed in self._streamed.get(request, ()):
             streamed.position = 0
             self._queued.set()
 
     def _tell_positions(self) -> None:
-        waiting = [name for name, each in self._streamed.items() if each.position is not None]
+        waiting = {
+            name: those
+            for name, streamed in self._streamed.items()
+            if (those := [each for each in streamed if each.position is not None])
+        }
         if not waiting:
             return
         turns, now = self._expected(waiting), time.time()
         for request, position in self.positions(waiting).items():
-            streamed, turn = self._streamed[request], turns.get(request)
-            if streamed.position != position or _is_new_estimate(streamed.expected_at, turn, now):
-                expected = {} if turn is None else {"expected_at": turn}
-                self._tell(request, "queued", position=position, **expected)
-                streamed.position, streamed.expected_at = position, turn
+            turn = turns.get(request)
+            expected = {} if turn is None else {"expected_at": turn}
+            for each in waiting[request]:
+                if each.position != position or _is_new_estimate(each.expected_at, turn, now):
+                    self._send(each, request, "queued", position=position, **expected)
+                    each.position, each.expected_at = position, turn
 
     def _tell_decisions(self) -> None:
         now = time.monotonic()
-        for request, streamed in self._streamed.items():
-            since = streamed.deciding_since
-            if since is not None and now - since >= streamed.deciding_due:
-                seconds = now - since
-                streamed.deciding_due = seconds + min(seconds, DECIDING_SECONDS_MAX)
-                self._tell(request, "deciding", seconds=round(seconds, 1))
+        for request, those in self._streamed.items():
+            for streamed in those:
+                since = streamed.deciding_since
+                if since is not None and now - since >= streamed.deciding_due:
+                    seconds = now - since
+                    streamed.deciding_due = seconds + min(seconds, DECIDING_SECONDS_MAX)
+                    self._send(streamed, request, "deciding", seconds=round(seconds, 1))
 
     def _tell(self, request: RequestId, state: str, **more: JsonValue) -> None:
-        streamed = self._streamed.get(request)
-        if streamed is None:
-            return
+        for streamed in self._streamed.get(request, ()):
+            self._send(streamed, request, state, **more)
+
+    def _send(self, streamed: _Streamed, request: RequestId, state: str, **more: JsonValue) -> None:
         if state not in {"queued", "deciding"}:
             streamed.position = streamed.deciding_since = None
         data = {"request": request, "state": state, **more}
         if data != streamed.sent:  # A workload says the same again and again.
             streamed.sent = data
-            self._push(streamed.session, progress(streamed.message_id, data))
+            self._push(streamed.to.session, progress(streamed.message_id, data))
+
+    def _all(self) -> Iterator[_Streamed]:
+        return chain.from_iterable(self._streamed.values())
+
+    def _follow_workload(self, request: RequestId, to: Address, lease: Lease) -> None:
+        """Send the progress of a lease's workload to an address whose request repeated another.
+
+        Args:
+            request: The id of the repeated request, under which the address was added.
+            to: The address.
+            lease: The lease of the first request.
+        """
+        (message_id,) = (each.message_id for each in self._streamed[request] if each.to == to)
+        self._drop(request, to)
+        if lease.state not in _SETTLED:
+            position = 0 if lease.state == "queued" else None
+            self._streamed.setdefault(lease.id, []).append(_Streamed(to, message_id, position))
+            self._queued.set()
+
+    def _drop(self, request: RequestId, to: Address) -> None:
+        """Send no more progress of a request to an address."""
+        self._keep(request, [each for each in self._streamed.get(request, ()) if each.to != to])
+
+    def _keep(self, request: RequestId, streamed: list[_Streamed]) -> None:
+        if streamed:
+            self._streamed[request] = streamed
+        else:
+            self._streamed.pop(request, None)
 
 
 def _changes(streamed: _Streamed) -> bool:

@@ -160,9 +160,23 @@ class Replies:
                 return context.request
         return RequestId(name)
 
-    def note_queued(self, request: RequestId) -> None:
-        """Mark a request as waiting in the queue."""
-        if (to := self._askers.get(request)) is not None:
+    def note_repeat(self, to: Address, first: RequestId, *, waits: bool) -> None:
+        """Record that a message repeats an open request: the answer to that one answers both.
+
+        Args:
+            to: The address of the message.
+            first: The request that it repeats.
+            waits: Whether that request is in the queue.
+        """
+        context = self._open.get(to)
+        if context is None:
+            return
+        self._askers.pop(context.request, None)
+        # Its own token opens no lease: the lease has the id of the first request.
+        self._open[to] = replace(context, request=first, token="")
+        if context.streams:
+            self._progress.repeat(to, first, context.message_id, waits=waits)
+        if waits:
             self.note_waiting(to)
 
     def note_waiting(self, to: Address) -> None:
@@ -272,7 +286,9 @@ class Replies:
 
     def _token(self, context: ReplyContext, lease: Lease) -> str:
         """Return the token of a lease: the stored one of this ask, or one derived again."""
-        return context.token if lease.id == context.request else self._tokens.of(lease)
+        if context.token and lease.id == context.request:
+            return context.token
+        return self._tokens.of(lease)
 
     async def _answer_later(self, to: Address, work: Awaitable[Response]) -> None:
         try:
@@ -287,6 +303,6 @@ class Replies:
     def _forget(self, to: Address) -> None:
         context = self._open.pop(to, None)
         self._stamps.pop(to, None)
-        if context is not None:
-            self._askers.pop(context.request, None)
+        if context is not None and self._askers.get(context.request) == to:
+            del self._askers[context.request]
         self._numbers.get(to.session, set()).discard(to)
