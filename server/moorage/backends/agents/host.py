@@ -136,7 +136,7 @@ class AgentHost:
             value = wire.encode(await self._done(call.order, socket))
             report = wire.AgentDone(number, msgspec.Raw(value))
         except asyncio.CancelledError:
-            report = wire.AgentFailure(number, "failed", "it was given up")
+            report = wire.AgentFailure(number, "failed", "the call was cancelled")
         except Exception as error:  # noqa: BLE001  # A defect is an error of this order, too.
             report = wire.AgentFailure.of(number, error)
         finally:
@@ -162,8 +162,8 @@ class AgentHost:
         """Start a workload, or wait for a start that is under way."""
         name, known = order.workload, self._fences.get(order.workload, 0)
         if order.fencing < known:
-            reason = f"an order for {name} with fencing number {order.fencing} is older than that"
-            raise BackendError(f"{reason} with {known}, which came before")
+            reason = f"the order for {name} with fencing number {order.fencing} is outdated"
+            raise BackendError(f"{reason}: one with {known} came before")
         if order.fencing > known:
             self._fences.pop(name, None)
             self._fences[name] = order.fencing

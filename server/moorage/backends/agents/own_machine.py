@@ -91,8 +91,8 @@ def refuse_unreachable(own: str, others: list[str]) -> None:
     """
     if _is_loopback(own) and not all(map(_is_loopback, others)):
         raise UnsupportedSpecError(
-            f"agents reach this server at {own}, by a proxy of its own, so that members of a gang "
-            "on other machines do not find it: set `local_address`"
+            f"agents reach this server at {own}, through a proxy on their machine; members of a "
+            "gang on other machines cannot: set `local_address`"
         )
 
 
