@@ -146,8 +146,8 @@ class AgentHost:
 
     def _refuse_earlier(self, epoch: int) -> None:
         if epoch < self._epoch:
-            reason = f"this order is of a server with epoch {epoch}, and one with {self._epoch} led"
-            raise BackendError(f"{reason} since; nothing was done")
+            reason = f"the order is from a server with epoch {epoch}, but one with {self._epoch}"
+            raise BackendError(f"{reason} has led since; nothing was done")
 
     async def _done(self, order: wire.AnyOrder, socket: AgentSocket) -> JsonValue:
         match order:
