@@ -120,7 +120,7 @@ async def test_an_older_order_is_refused_also_by_the_next_agent(world: World) ->
     with pytest.raises(BackendError, match="fencing number 4 is outdated: one with 5"):
         await world.fleet.start(order(fencing=4))
     again = AgentHost(MemoryBackend(), world.folder)
-    with pytest.raises(BackendError, match="older"):
+    with pytest.raises(BackendError, match="outdated"):
         await again._start(wire.StartOrder.of(order(fencing=4)))
     assert (await world.fleet.start(order(fencing=5))).phase is Phase.READY
 
