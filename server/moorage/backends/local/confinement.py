@@ -7,10 +7,10 @@ supervisor may use only the standard library, so this module does, too.
 Landlock can only allow paths, not forbid them. So there are two methods:
 
 - `mounts`, as root: an empty folder is mounted over the data folder, for the workload alone. The
-workload cannot mount or unmount anything, so it cannot undo this. - `siblings`, for other users:
-all siblings of the data folder, and of each of its parent folders, are allowed. Later files
-directly in these parents are not, so a confined process cannot create any there. It can list the
-data folder, but open nothing in it.
+  workload cannot mount or unmount anything, so it cannot undo this.
+- `siblings`, for other users: all siblings of the data folder, and of each of its parent folders,
+  are allowed. Later files directly in these parents are not, so a confined process cannot create
+  any there. It can list the data folder, but open nothing in it.
 
 With either method, a confined process cannot inspect an unconfined one: its memory, variables or
 root. On kernels from 6.12 on, a workload cannot signal an unconfined process either.

@@ -4,18 +4,19 @@
 small. It outlives the daemon on purpose: the next daemon finds it by its lock, reads the workload's
 state from its files, and stops it with SIGTERM.
 
-Guarantees: - The process that holds the lock of the workload's folder is its supervisor. One that
-cannot take it leaves,
-  and one that takes it after the command was begun, or is to be stopped, leaves too: one order
-  carried out twice starts one workload, however late a supervisor comes.
-- When the command ends, whatever it started and left behind is killed, also what hides in a session
-  of its own: all of it is inherited by the supervisor, which is a subreaper.
+Guarantees:
+- The process that holds the lock of the workload's folder is its supervisor. One that cannot take
+  the lock ends; so does one that takes it after the command has begun or is to be stopped. So an
+  order that is carried out twice starts one workload, however late a supervisor comes.
+- When the command ends, all processes that it left behind are killed, also those in a session of
+  their own: the supervisor is a subreaper, so it inherits them.
 - If control groups are available, all these processes are in one and are killed through it, as are
-commands that run beside the workload. - A workload whose processes together exceed its memory limit
-is ended, with that reason. - The command's output passes through the supervisor, so its file never
-exceeds its limit. - If the agent has had no contact to its server for too long, the workload is
-ended. The supervisor reads that from the file named in `order.json`, so the agent need not run. -
-`exit.json` is complete or absent.
+  commands that run beside the workload.
+- A workload whose processes together exceed its memory limit is ended, with that reason.
+- The command's output passes through the supervisor, so its file never exceeds its limit.
+- If the agent has had no contact to its server for too long, the workload is ended. The supervisor
+  reads that from the file named in `order.json`, so the agent need not run.
+- `exit.json` is complete or absent.
 
 Usage: supervisor.py FOLDER DESCRIPTOR, with `order.json` in the folder. The descriptor is a pipe,
 which gets one line of JSON once the command runs or has failed to start.
