@@ -55,7 +55,7 @@ class RayKind(BackendKind[RaySettings]):
     def open(self, settings: RaySettings, surroundings: Surroundings) -> "Backend":
         from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
 
-        if importlib.util.find_spec("ray") is None:  # Another process imports it.
+        if importlib.util.find_spec("ray") is None:  # Only the driver imports it.
             raise ModuleNotFoundError(name="ray")
         return RayBackend(surroundings.data_dir / self.name, settings.ray_address)
 
@@ -74,13 +74,13 @@ class RayKind(BackendKind[RaySettings]):
     def join(self, settings: RaySettings, data_dir: Path, agree: Callable[[str], str]) -> None:
         from moorage.backends.ray.records import Records  # noqa: PLC0415  # See registry.
 
-        del settings  # The servers of one database use one Ray cluster.
+        del settings  # Not needed: all servers of a database use one Ray cluster.
         Records(data_dir / self.name).join(agree)
 
     def follow(
         self, settings: RaySettings, backend: "Backend | None", inventory: Inventory
     ) -> None:
-        if backend is None:  # Ray takes long to import.
+        if backend is None:  # Do not import Ray in vain.
             return
         from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
         from moorage.backends.ray.following import RayFollower  # noqa: PLC0415  # See registry.
