@@ -89,7 +89,7 @@ class PolicySchemas:
     def overrides(
         self, parameters: JsonMapping, settings: JsonMapping
     ) -> tuple[JsonMapping, JsonMapping]:
-        """Check a caller's values that override the defaults; refuse wrong ones as `bad_message`."""
+        """Check a caller's overrides of the defaults; refuse wrong values as `bad_message`."""
         return (
             self._check(self.parameters, parameters, "parameters", self.parameters_completed),
             self._check(self.settings, settings, "settings", self.settings_completed),
