@@ -4,10 +4,9 @@ Users whose specs are equal in every field share resources. Every field is check
 created, from JSON (`spec_documents`) or in Python. Kinds of backends define further specs in their
 own `specs` modules.
 
-    SpecError    (a ValueError) a field of a spec is wrong; it names the field and the expected
-    value
+    SpecError    (a ValueError) a field of a spec is wrong; it names the field and what is expected
 
-Source: docs/reference/resource-engine.md, "Specs": the four keep their fields and defaults here.
+Source: docs/reference/resource-engine.md, "Specs", with the fields and defaults of the first four.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """The allocator: a state machine without I/O. It takes events and returns facts and effects.
 
-The daemon is the only caller. It hands each event to the part whose subject it is: `requests`,
-`leases`, `warm_reuse`, or the queue. It never reads a clock and never rolls dice.
+The daemon is the only caller. The allocator passes each event to `requests`, `leases`, `warm_reuse`
+or another part. It reads no clock and draws no random numbers.
 """
 
 import math

@@ -601,7 +601,7 @@ class FleetBackend(CommonBackend):
         return await self._hosts(workload)[0].look(order, FilePiece)
 
     async def close(self) -> None:
-        """Close the connections. Workloads go on running."""
+        """Close the connections. Workloads continue to run."""
         self._listener = None
         await self._own.close()
 

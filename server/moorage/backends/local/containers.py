@@ -201,7 +201,7 @@ class Containers(LocalWorkloads):
         return await asyncio.to_thread(self._log, workload, offset, attempt)
 
     def close(self) -> None:
-        """Stop listening to the container engine. The containers go on."""
+        """Stop listening to the container engine. The containers continue to run."""
         self._closed.set()
         self._commands.shutdown(wait=False)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Makes a control group (cgroup v2) for each process or service, where the system permits it.
+"""Makes a control group (cgroup v2) for each process or service, if the system permits it.
 
 A process cannot leave its group, whatever session it opens or variables it sets. So the group has
 all processes of a workload, and can kill them at once. With the memory controller, it also limits

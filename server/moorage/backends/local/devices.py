@@ -35,7 +35,7 @@ Rows = dict[str, list[JsonObject]]
 """A workload's devices, as JSON: `{"cpus": [{"id", "slots"}], "gpus": […]}` from the slot pool.
 
 Devices of its lease: `{"leased": [{"id", "slots", "of", "device"}]}`. `of` is the leased node, and
-`device` the GPU at the start as `[GPU, MIG instance]`, where that was known."""
+`device` the GPU at the start as `[GPU, MIG instance]`, if that was known."""
 
 
 @dataclass(frozen=True, slots=True)

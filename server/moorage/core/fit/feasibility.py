@@ -1,4 +1,4 @@
-"""Decides whether a demand can fit before any policy runs, and says why not.
+"""Decides whether a demand can fit before any policy runs, and explains a refusal.
 
 `Feasibility` remembers one node that fits per class of demand (the witness) and the classes that
 fit nowhere, so that thousands of identical requests cost one check of the fleet. It only caches:
@@ -68,7 +68,8 @@ class _Tally:
         version: The `Fleet.version` at which the reasons were found.
         reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is no candidate.
         counts: Number of nodes per reason, int64 `[reasons]`.
-        never: The change that would help a demand that can never fit; valid for this layout.
+        never: For a demand that can never fit: the largest that could, and helpful changes of the
+            request; valid for this layout.
         refusal: The resulting refusal if the nodes of `reserved` are reserved; valid until a reason
             changes.
     """

@@ -45,7 +45,7 @@ class Preemption:
 
     Args:
         writer: Writes the turn.
-        feasibility: Knows what fits.
+        feasibility: Decides which demands fit.
         leases: Ends and moves leases.
         requests: The open requests.
         exclusions: Computes what each request may not use.

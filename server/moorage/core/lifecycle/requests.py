@@ -62,11 +62,11 @@ class Requests:
 
     Args:
         writer: Writes the turn.
-        feasibility: Knows what fits.
+        feasibility: Decides which demands fit.
         requests: The open requests.
         leases: Grants and ends leases.
-        warm: Knows the warm leases that requests can take over.
-        quotas: Knows the quota of each tenant and project.
+        warm: Finds warm leases that requests can take over.
+        quotas: Refuses requests that exceed a quota.
         exclusions: Computes what each request may not use.
     """
 
@@ -497,7 +497,7 @@ class Requests:
         reasons = answer.reasons if isinstance(answer, _WITH_REASONS) else None
         record = {"tenant": ask.tenant, **(reasons or self._reasons(pending))}
         if isinstance(answer, LeaseNews):
-            record["granted"] = answer.lease  # `why` makes its text: few ask for it.
+            record["granted"] = answer.lease  # Its text is made by `why`.
         else:
             record |= explain.outcome(answer)
         if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:

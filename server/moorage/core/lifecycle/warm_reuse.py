@@ -50,9 +50,9 @@ class WarmReuse:
 
     Args:
         writer: Writes the turn.
-        feasibility: Knows what fits.
+        feasibility: Decides which demands fit.
         leases: Ends leases.
-        queue: Knows which requests wait for a quota.
+        queue: Tells whether requests wait for a quota.
         exclusions: Computes what each request may not use.
     """
 

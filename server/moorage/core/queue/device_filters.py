@@ -84,7 +84,7 @@ class DeviceFilters:
         """Return which filters accept a node, and which of its devices each of them accepts.
 
         Returns:
-            Bool `[filters]` and `[filters, devices]`; do not write.
+            Two read-only arrays: bool `[filters]`, and bool `[filters, devices]`.
         """
         fleet = self._state.fleet
         if self._layout != fleet.layout:

@@ -63,7 +63,7 @@ class ExclusionRules:
 
     Args:
         writer: Writes the turn.
-        feasibility: Knows what fits.
+        feasibility: Decides which demands fit.
         queue: Reserves nodes for its head.
     """
 

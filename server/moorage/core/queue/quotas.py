@@ -37,7 +37,7 @@ class Quotas:
 
     Args:
         writer: Writes the turn.
-        queue: Knows which waiters reserve quota.
+        queue: Has the quota that waiters reserve.
     """
 
     def __init__(self, writer: TurnWriter, queue: WaitingQueue) -> None:

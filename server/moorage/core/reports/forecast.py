@@ -73,7 +73,7 @@ def expect_turns(
 
     Args:
         state: The present state.
-        feasibility: Knows what fits.
+        feasibility: Decides which demands fit.
         waiters: Of all tenants, in the order in which they are served.
         now: In seconds since the epoch.
 
@@ -104,7 +104,7 @@ def waiters_after(
 
     Args:
         state: The present state.
-        feasibility: Knows what fits.
+        feasibility: Decides which demands fit.
         waiters: Of all tenants, in the order in which they are served.
         leases: The leases that would end.
         now: In seconds since the epoch.
@@ -362,7 +362,7 @@ class Awaited(NamedTuple):
 def find_awaited(
     state: State, feasibility: Feasibility, demand: Demand, where: tuple[ClusterId, ...] | None
 ) -> Awaited:
-    """Return the leases that a demand waits for; none if it fits now, or even later does not."""
+    """Return the leases that a demand waits for; none if it fits now, or will never fit."""
     fleet, allowed = state.imagined(state.fleet), feasibility.allowed(where, ())
     fits = fleet.feasible(demand) & allowed
     if feasibility.enough_nodes(fits, demand):

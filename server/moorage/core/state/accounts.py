@@ -14,7 +14,7 @@ import numpy.typing as npt
 from moorage.model import GPU_MILLI, RESOURCES, Ask, Cluster, Lease, Placement, Quota, Tenant
 
 Amounts = tuple[int, ...]
-"""GPU milli, CPU milli, memory in MiB: as `RESOURCES`."""
+"""GPU milli, CPU milli, memory in MiB: in the order of `RESOURCES`."""
 Account = tuple[Tenant, str | None]
 """A tenant as a whole (None), or one of its projects; "" for requests that name no project."""
 EVERYONE: Final = Tenant("*")
@@ -34,8 +34,9 @@ class Past(NamedTuple):
     """The past use of one account.
 
     Args:
-        share: The weighted average of its dominant share; older use weighs less.
-        step: The time of the average, in steps of the half-life.
+        share: Weighted average of the account's dominant share, the largest share of any resource;
+            older use weighs less.
+        step: Time of the average, in steps (`STEPS` per half-life) since the epoch.
     """
 
     share: float
@@ -110,7 +111,7 @@ class Accounts:
         self._outdated = False
         """Whether the capacity changed since all shares were computed."""
         self._stale: set[int] = set()
-        """The accounts whose share must be computed again; done only when it is read."""
+        """The accounts whose share must be computed again at the next read."""
         self._clock = 0
         self._uncounted: dict[tuple[Tenant, str], Amounts] = {}
         """Amounts that leases of a tenant and project took since the columns were last read. Most

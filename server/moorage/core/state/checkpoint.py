@@ -54,7 +54,7 @@ def _fleet(state: State) -> Iterator[Fact]:
 
 
 def _left(state: State) -> Iterator[Fact]:
-    """Yield facts that re-enact how nodes with leases left, so no other node counts as theirs."""
+    """Yield facts that repeat the removal of nodes with leases, so their machines stay known."""
     for name, nodes in state.identities.left().items():
         cluster = state.clusters.get(name)
         before = cluster or Cluster(name, ())

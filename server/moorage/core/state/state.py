@@ -152,7 +152,7 @@ class State:
 
     @property
     def fleet(self) -> Fleet:
-        """The inventory in columns; the free amounts exclude what leases hold.
+        """The inventory in columns; its free amounts exclude the shares of leases.
 
         The first read after a change of the inventory updates it: the rows of a few changed
         clusters are replaced, and ten thousand changed clusters cost one rebuild. The object stays
@@ -210,7 +210,7 @@ class State:
     def imagined(self, fleet: Fleet) -> Fleet:
         """Return a copy of the fleet on which leases can be ended one by one, as a trial.
 
-        The free amount of a lost device is negative, by all that leases hold of it.
+        The free amount of a lost device is negative, by the sum that leases hold of it.
 
         Args:
             fleet: The fleet of this state, or one with less free capacity.

@@ -77,7 +77,7 @@ class CancelAsked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Inquired(msgspec.Struct, frozen=True, gc=False):
-    """A client asks a question. Questions are steps too, so no answer overtakes its facts.
+    """A client asks a question. Questions are steps, too, so no answer precedes its facts.
 
     Args:
         tenant: The caller's tenant; only its leases and waiters are shown.
