@@ -176,7 +176,7 @@ class Allocator:
         return turn
 
     def forget(self) -> None:
-        """Drop all large state at once, for its parts refer to each other. No call may follow."""
+        """Drop all large state, whose parts refer to each other. Call no method afterwards."""
         self.state.waiting.clear()
         self.requests.queue.restore()
         vars(self.feasibility).clear()

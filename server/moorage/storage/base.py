@@ -344,7 +344,7 @@ class FactStore(FactReading, Protocol):
         Called after commits, and then from time to time.
 
         Raises:
-            StorageFailed: Nothing more may be committed.
+            StorageFailed: A write failed; nothing more may be committed.
         """
 
     def end_writing(self, *, clean: bool) -> None:

@@ -71,7 +71,7 @@ class ObjectWatcher(Generic[R]):
             None: no record.
 
     Attributes:
-        records: By `namespace/name`.
+        records: The objects' records, by `namespace/name`.
         listed: Set once all objects have been read.
         lists: Number of complete lists so far.
         error: Why the objects cannot be read now; None: they can.

@@ -6,7 +6,7 @@ label and its value, and the process's pid. It uses only the standard library, s
 fast.
 
 Beside an agent, it outlives the agent, and kills containers while there is no contact to the
-server. Then the path of `heard.json` (see `deadline`) replaces the pid.
+server. An agent passes the path of `heard.json` (see `deadline`) instead of a pid.
 """
 
 import contextlib

@@ -65,7 +65,7 @@ def place_of(root: Path, inventory: Mapping[ClusterId, Cluster]) -> RegisteredNo
     """Return the inventory's node for this machine; None if this machine is not registered.
 
     Args:
-        root: Folder of the backend. If it has no registration, the machine id counts.
+        root: Folder of the backend. If it has no registration, the machine's id finds the node.
         inventory: All clusters.
     """
     noted, key = read_registration(root), f"machine {_machine_key()}"

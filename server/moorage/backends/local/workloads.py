@@ -46,7 +46,7 @@ class LocalWorkloads(abc.ABC):
     """
 
     noun: ClassVar[str]
-    """The word for one such workload in messages."""
+    """Name of this kind of workload in messages, such as "process"."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Copies clusters and metrics from external services; no copy in use exceeds a maximal age.
 
 `catalog.opening` makes a mirror for each configured service. A mirror has the time of its last read
-and the missing ids. The documents are in the catalog's memory, which all others read; mirrors
-change it by `keep` and `drop`.
+and the missing ids. The documents are in the catalog's memory, which all other parts read; mirrors
+change this memory by `keep` and `drop`.
 
 A service gets one bulk request at a time, however many callers need data; further ids go into the
 next bulk request (`catalog.mirrored.batches`).

@@ -24,7 +24,7 @@ _NOTHING: Final = Demand()
 
 
 class Unsound(msgspec.Struct, frozen=True, gc=False):
-    """The proposal breaks the request, or names a missing node or device. A retry is useless."""
+    """The proposal breaks the request, or names a missing node or device; a retry cannot help."""
 
     refusal: Refusal
 

@@ -21,7 +21,7 @@ class Cordons:
     """Cordons, drains and uncordons clusters and nodes.
 
     Args:
-        writer: Writes the turn.
+        writer: Writer of the turn's facts and effects.
         leases: Ends and moves leases.
         warm: Ends warm leases in a place.
     """

@@ -87,7 +87,7 @@ class LeaseLifecycle:
     """Handles leases, except the reuse of warm ones: see `warm_reuse`.
 
     Args:
-        writer: Writes the turn.
+        writer: Writer of the turn's facts and effects.
         requests: The open requests, including leases that wait for another place.
         pause_seconds: Wait of a lease before its second start; it doubles before each later start.
             0: no wait.

@@ -44,7 +44,7 @@ class Preemption:
     """Chooses leases to preempt, gives them notice, and ends them.
 
     Args:
-        writer: Writes the turn.
+        writer: Writer of the turn's facts and effects.
         feasibility: Decides which demands fit.
         leases: Ends and moves leases.
         requests: The open requests.

@@ -61,7 +61,7 @@ class Requests:
     """Handles requests.
 
     Args:
-        writer: Writes the turn.
+        writer: Writer of the turn's facts and effects.
         feasibility: Decides which demands fit.
         requests: The open requests.
         leases: Grants and ends leases.

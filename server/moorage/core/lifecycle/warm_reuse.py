@@ -49,7 +49,7 @@ class WarmReuse:
     """Handles warm leases.
 
     Args:
-        writer: Writes the turn.
+        writer: Writer of the turn's facts and effects.
         feasibility: Decides which demands fit.
         leases: Ends leases.
         queue: Tells whether requests wait for a quota.

@@ -62,7 +62,7 @@ class ExclusionRules:
     """Computes exclusions.
 
     Args:
-        writer: Writes the turn.
+        writer: Writer of the turn's facts and effects.
         feasibility: Decides which demands fit.
         queue: Reserves nodes for its head.
     """

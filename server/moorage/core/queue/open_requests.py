@@ -120,7 +120,7 @@ class OpenRequests:
     """All requests that have no final answer yet.
 
     Args:
-        writer: Writes the turn.
+        writer: Writer of the turn's facts and effects.
         overtaken_max: How often a waiter may be overtaken.
 
     Attributes:

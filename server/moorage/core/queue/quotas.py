@@ -36,7 +36,7 @@ class Quotas:
     """Sets and checks the limits of tenants and their projects.
 
     Args:
-        writer: Writes the turn.
+        writer: Writer of the turn's facts and effects.
         queue: Has the quota that waiters reserve.
     """
 

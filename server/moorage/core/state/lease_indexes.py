@@ -11,7 +11,7 @@ from moorage.model import DEVICE, ClusterId, DeviceId, Lease, NodeId, RequestId,
 from moorage.policy import Fleet
 
 _Finder = Callable[[str], Place | None]
-"""Returns the node with a device, by the UUID's key in `Node.identity`."""
+"""Returns the node with a device; the argument is the UUID's key in `Node.identity`."""
 
 
 @dataclass(slots=True)

@@ -52,8 +52,8 @@ class PodOrder:
         arguments: Arguments of the entrypoint; empty: the image's own.
         workdir: Working folder of the command; empty: the image's own.
         namespace: The requested namespace; empty: the backend's.
-        cpu_count: Number of processors; None: the lease's.
-        mem_limit: Memory; None: the lease's.
+        cpu_count: Number of processors; None: the lease's number.
+        mem_limit: Memory, in bytes or as text such as `512m`; None: the lease's memory.
         gpus: Number of `gpu_resource`, if there is no lease.
         gpu_resource: The extended resource that counts devices without a DRA driver.
         manifest: Fields of the pod that override all others.
