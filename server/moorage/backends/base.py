@@ -160,7 +160,7 @@ class WorkloadReport:
     """The state of a workload, as its backend reports it.
 
     Args:
-        id: Its name, as in the `Order`.
+        id: The workload's name, as in the `Order`.
         phase: The workload's phase.
         endpoint: Address of the workload, if possible as a URL; empty before it is ready.
         detail: One sentence for a person: the progress, or the reason of the failure.
@@ -182,7 +182,7 @@ class CommandExecution:
 
     Args:
         exit_code: Exit code of the command; negative: a signal's number.
-        output: Its standard output and error, in the order they were written.
+        output: The command's standard output and error, in the order of writing.
     """
 
     exit_code: int
@@ -365,12 +365,12 @@ class Backend(Protocol):
         again: its end is returned.
 
         Raises:
-            BackendError: It did not become ready; nothing of it is left.
-            TimeoutError: It did not become ready in time; nothing of it is left.
+            BackendError: The workload did not become ready and was removed.
+            TimeoutError: The workload did not become ready in time and was removed.
         """
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop a workload; return when nothing of it is left. A second call does nothing.
+        """Stop a workload; return when all its parts are gone. A second call does nothing.
 
         Args:
             workload: Name of the workload.
@@ -378,7 +378,7 @@ class Backend(Protocol):
                 limit.
 
         Raises:
-            BackendError: It cannot be stopped, and may still use its devices.
+            BackendError: The workload cannot be stopped, and may still use its devices.
         """
 
     async def status(self, workload: str) -> WorkloadReport:

@@ -103,17 +103,17 @@ class BackendKind(ABC, Generic[S]):
     """One kind of backend: its settings, its specs, and how to open it.
 
     Attributes:
-        name: Its name in `provision.backend`.
-        about: Sentences about it for operators.
-        does: Its finding in `moored doctor`, for kinds that need no extra.
+        name: The kind's name in `provision.backend`.
+        about: Sentences about the kind for operators.
+        does: The kind's finding in `moored doctor`, for kinds that need no extra.
         settings: A dataclass of its settings; each begins with the kind's name.
-        by_default: Whether servers that name no backends have it.
+        by_default: Whether servers that name no backends have the kind.
         among_tenants: Settings for such servers if tenants do not trust each other; None: those do
             not have it.
         extra: The extra of its distribution that must be installed; empty: none.
         package: The distribution that this extra installs.
         distribution: The distribution that declares the extra.
-        engine_names: Its names in `ResourceEngine`; empty if it has no `open_alone`.
+        engine_names: Names of the kind in `ResourceEngine`; empty if the kind has no `open_alone`.
     """
 
     name: ClassVar[str]
@@ -292,7 +292,7 @@ def open_backend(kind: BackendKind[S], settings: S, surroundings: Surroundings) 
     """Open the backend of a kind.
 
     Raises:
-        BackendError: It cannot be opened, or its extra is not installed.
+        BackendError: The backend cannot be opened, or its extra is not installed.
     """
     from moorage.backends.base import BackendError  # noqa: PLC0415  # As the module says.
 

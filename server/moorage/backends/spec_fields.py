@@ -104,7 +104,7 @@ def memory_bytes(given: int | str) -> int:
     """Return a number of bytes, from a number or a text such as `512m`, `2g`, `1.5GiB`.
 
     Raises:
-        ValueError: It is neither, or exceeds the memory of any machine.
+        ValueError: The value has another form, or exceeds the memory of any machine.
     """
     if isinstance(given, int) and not isinstance(given, bool):
         size = float(min(given, 2 * MEMORY_BYTES_MAX))

@@ -32,7 +32,7 @@ class PolicyRecord:
         ref: URI and digest; the digest is over files, settings, parameters and schemas.
         files: Content by path; the entry is `function.py`, which can import its siblings.
         settings: Default settings: `policy_settings`, completed by the schema's defaults.
-        parameters: Default parameters: `policy_parameters`, completed likewise.
+        parameters: Default parameters: `policy_parameters`, completed by the schema.
         document: The PolicyRule document with complete identity, for readers.
         schemas: The policy's schemas; None: it has none, as most policies.
     """

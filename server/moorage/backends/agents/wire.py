@@ -87,7 +87,7 @@ class AgentHello(_Frame):
     Args:
         version: Version of its frames.
         agent: Id of its data folder, created once.
-        node: Its machine, as a node of a cluster document.
+        node: The agent's machine, as a node of a cluster document.
         unheard_seconds: Seconds without contact to the server after which it ends its workloads; 0:
             never.
         busy: Devices that foreign processes use; see `backends.local.measurements.Measurement`.
@@ -388,7 +388,8 @@ def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | msgspec.Raw) -
     """Decode a frame or value from the other side.
 
     Raises:
-        msgspec.MsgspecError: It is invalid, has a text that is not UTF-8, or is nested too deeply.
+        msgspec.MsgspecError: The value is invalid, has text that is not UTF-8, or is nested too
+        deep.
     """
     try:
         return decoder.decode(frame)

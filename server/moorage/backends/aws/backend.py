@@ -206,8 +206,8 @@ class AwsBackend(CommonBackend):
     def _all(self, workload: str | None = None) -> list[Ec2Instance]:
         """Return the instances of all regions in which this server ever launched one.
 
-        A caller with `workload` gets the instances of regions that answer, so that it can end them.
-        A caller without it gets an error if a region is silent: missing instances would count as
+        With `workload`, only the regions that answer count, so that the caller can end instances
+        there. Without `workload`, a silent region is an error: missing instances would count as
         ended.
         """
         found: list[Ec2Instance] = []

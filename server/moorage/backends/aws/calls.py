@@ -105,7 +105,7 @@ class AwsError(BackendError):
 
     @property
     def meaning(self) -> Meaning:
-        """The meaning of the error for the next try."""
+        """What the error says about a further attempt."""
         return _MEANINGS.get(self.code, Meaning.NEVER)
 
 

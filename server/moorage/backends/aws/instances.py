@@ -38,14 +38,14 @@ class Ec2Instance:
     """One instance, as AWS last reported it.
 
     Args:
-        id: Its id at AWS.
+        id: The instance's id at AWS.
         type: E.g. `g5.xlarge`.
         state: One of AWS's: pending, running, shutting-down, terminated, stopping, stopped.
         spot: Whether it was rented on the spot market.
         launched: Launch time, by AWS's clock.
         reason: AWS's code for the reason of its end.
         message: AWS's text for this reason.
-        address: Its public address, or its private one if it has no public one.
+        address: The public address; the private one if there is no public one.
         ready: Whether it was ready once.
         stopped: Whether this server stopped it.
         container: Whether the order is for a container on it.

@@ -198,7 +198,7 @@ def request(
 
     Args:
         order: The order to carry out.
-        spec: Its spec.
+        spec: The workload's spec.
         offer: The type and market to try.
         zone: The zone to try.
         server: The server's id, for the tag.

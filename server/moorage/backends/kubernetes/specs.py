@@ -25,7 +25,7 @@ class PodResourceSpec(BaseResourceSpec):
         image: Image of its container.
         command: The command to run; by default the image's own.
         environment: Environment variables.
-        namespace: Its namespace; by default the backend's own.
+        namespace: The pod's namespace; by default the backend's own.
         labels: Further labels, beside those that Moorage sets.
         cpu_count: Number of processors; by default the lease's.
         mem_limit: Bytes, or text as `512m`, `2g`; by default the lease's memory.

@@ -49,11 +49,11 @@ class Kind(Generic[R]):
     """A kind of object to watch, and how to make a record of an object.
 
     Args:
-        name: Its name in errors and reports, e.g. `pods`.
-        path: Path of its list at the API server.
+        name: Name of the kind in errors and reports, e.g. `pods`.
+        path: Path of the list of objects at the API server.
         read: Returns the record of an object's JSON; None: the object is ignored.
         fields: A field selector; the API server reports objects that no longer match as deleted.
-        labels: A label selector, likewise.
+        labels: A label selector; objects that no longer match count as deleted, too.
     """
 
     name: str

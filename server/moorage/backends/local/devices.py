@@ -43,7 +43,7 @@ class DeviceBinding:
     """The devices that one workload is bound to.
 
     Args:
-        rows: Its devices, as `Rows`.
+        rows: The bound devices, as `Rows`.
         environment: The variables that show its GPUs to the workload.
         gpus: Ids of its GPUs.
     """
@@ -188,7 +188,7 @@ class Devices:
 
         Args:
             members: The requested devices, as the pool takes them.
-            must: Whether to raise an error if they are not free now.
+            must: Whether to raise an error if the devices are not free now.
             could: Whether to raise an error if this machine has fewer, free and held together.
         """
         if not members:

@@ -64,7 +64,7 @@ def document(
         spec: The order's spec.
         grant: The devices that the workload is bound to.
         mark: Value of the marker variable of all its processes.
-        group: Its control group; empty: none.
+        group: The workload's control group; empty: none.
         confinement: The method that hides a folder from it.
         owner: Pid of the process that it must not outlive; None: it may outlive any.
         heard: Path of `heard.json`; see `deadline`.

@@ -28,7 +28,7 @@ def document(cluster_id: str, seen: JsonMapping, *, live: bool = True) -> Docume
     """Return the cluster document of a Ray cluster.
 
     Args:
-        cluster_id: Its id.
+        cluster_id: The cluster's id.
         seen: The result of `driver.observation`, with `ours`: ids of this server's actors.
         live: Whether Ray answers; if not, the cluster gets no new leases.
     """

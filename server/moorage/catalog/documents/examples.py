@@ -57,7 +57,7 @@ class Example:
     """One call of a policy, and the expected answer.
 
     Args:
-        place: Its place, e.g. `metadata.examples[0]`.
+        place: The example's place, e.g. `metadata.examples[0]`.
         name: The author's name for it; may be empty.
         request: The fields of a client's request; None if `input_data` is given.
         fleet: The cluster documents of the example's fleet.

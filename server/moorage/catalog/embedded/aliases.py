@@ -21,7 +21,7 @@ from moorage.records.json_values import JsonObject
 HISTORY_MAX: Final = 1000
 """Most stored changes of one alias; the oldest is forgotten first."""
 DEFAULT_NAME: Final = "stable"
-"""The word of the alias that a bare policy name means."""
+"""The word after the colon if a policy name has none: `NAME` means `NAME:stable`."""
 _ALIAS: Final = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<word>[A-Za-z0-9_.+]+))?")
 """Matches an alias: no dash after the colon, so that no alias looks like a version's URI."""
 _CHARS_MAX: Final = 255

@@ -236,8 +236,8 @@ class DocumentStore:
         Args:
             work: Reads and writes the database; if it raises, all its changes are undone.
             publish: Called on the event loop with the result, once it is durable.
-            durable: False: a power cut may lose the last seconds, but not the end of the process.
-                For metrics, which the next ones replace.
+            durable: False: a power cut may undo the change within some seconds, a killed process
+                may not. Metrics use False, since newer metrics replace them.
 
         Raises:
             ServiceError: `busy`, `shutting_down`, `unavailable`, or the error of `work`.

@@ -123,7 +123,7 @@ class ClusterMirror:
         await self._registry.service.close()
 
     def at_hand(self, ids: Sequence[str] | None) -> list[str] | None:
-        """Return warnings if no request is needed for these clusters, else None."""
+        """Return warnings about these clusters; None: the registry must be asked first."""
         if not self._is_fresh():
             return None
         if ids is not None and any(name not in self._left_out for name in self._unknown(ids)):

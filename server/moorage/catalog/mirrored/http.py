@@ -153,9 +153,9 @@ class Service:
     """A client of one external service. The owner must close it.
 
     Args:
-        name: Its name in messages, e.g. `cluster registry`.
-        url: Its base URL. `user:password@` is sent as Basic credentials, `bearer:token@` as a
-            bearer token; neither is ever shown.
+        name: The service's name in messages, e.g. `cluster registry`.
+        url: The service's base URL. `user:password@` is sent as Basic credentials, `bearer:token@` as
+            a bearer token; neither is ever shown.
         seconds: Longest duration of one request, including repetitions.
     """
 

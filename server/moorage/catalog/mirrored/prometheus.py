@@ -50,7 +50,7 @@ class PrometheusSource:
     """The settings of a Prometheus server: its URL, and the labels of its series.
 
     Args:
-        url: Its base URL; credentials as in `catalog.mirrored.http.Service`.
+        url: The server's base URL; credentials as in `catalog.mirrored.http.Service`.
         labels: The labels that name a series' cluster and node.
         interval_seconds: Pause between two rounds.
         stale_seconds: Age from which a node's samples are marked as stale.

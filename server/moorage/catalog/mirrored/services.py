@@ -92,7 +92,7 @@ class MetricsRead:
 
 
 class ClusterRegistry:
-    """A client of the cluster database (8.3): bare documents, errors as `{"error": text}`."""
+    """A client of the cluster database: bare documents, errors as `{"error": text}`."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -131,7 +131,7 @@ class ClusterRegistry:
 
 
 class MetricsService:
-    """A client of the cluster metrics service (8.4): POST with a bare filter, else GET."""
+    """A client of the cluster metrics service: POST with a bare filter, else GET."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -191,7 +191,7 @@ class MetricsService:
 
 
 class PolicyStore:
-    """A client of the policy database (8.1)."""
+    """A client of the policy database."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -229,7 +229,7 @@ class PolicyStore:
 
 
 class SearchService:
-    """A client of the search service (8.2), with routes for bodies with and without envelope."""
+    """A client of the search service, with routes for bodies with and without envelope."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

@@ -49,7 +49,7 @@ class Deadlines:
         """Add a deadline; sweep the heap when it has too many outdated ones.
 
         Args:
-            request: The object; it has a deadline.
+            request: Id of an object with a deadline.
             live: Number of objects that may have a deadline.
         """
         at = self._of(request)

@@ -101,8 +101,8 @@ class State:
         groups: The leases with anti-affinity.
         places: The shares that leases hold, by node.
         fencing: The last fencing number given out.
-        clock_moved_at: When the calendar was last set, in seconds since the epoch. Leases granted
-            before may last into reservations of others.
+        clock_moved_at: When the calendar was last set, in seconds since the epoch. A lease granted
+            before this time may overlap a reservation of another tenant.
         cordons: Nodes, and clusters (node ""), that operators took out of service.
         reserved: The reservations.
         identities: The machines of the nodes.

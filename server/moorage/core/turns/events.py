@@ -123,7 +123,7 @@ class WorkloadStarted(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
-    """A backend reports that a lease's workload did not start; nothing of it is left.
+    """A backend reports that a lease's workload did not start; all its parts are gone.
 
     Args:
         fencing: Fencing number of the grant.
@@ -154,7 +154,7 @@ class WorkloadEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkloadStopped(msgspec.Struct, frozen=True, gc=False):
-    """A backend reports that a lease's workload was stopped as ordered; nothing of it is left.
+    """A backend reports that a lease's workload was stopped as ordered; all its parts are gone.
 
     Args:
         fencing: As in `WorkloadStarted`.

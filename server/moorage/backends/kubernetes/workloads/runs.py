@@ -362,7 +362,7 @@ class WorkloadRuns:
         """Return the report of an ended workload; raise an error if it was never ready.
 
         Raises:
-            BackendError: It was never ready.
+            BackendError: The workload was never ready.
         """
         pods = cluster.workloads.pods(report.id)
         failed = report.phase is Phase.FAILED
@@ -421,7 +421,7 @@ class WorkloadRuns:
     # Stopping ----------------------------------------------------------------------------------
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop a workload; return when nothing of it is left."""
+        """Stop a workload; return when all its parts are gone."""
         self._running.discard(workload)
         cluster = await self._cluster_of(workload)
         if cluster is not None:

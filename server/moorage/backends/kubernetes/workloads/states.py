@@ -127,9 +127,9 @@ class PodState:
         endpoint: Address of the workload once it is ready.
         probed: Whether it has a readiness check.
         node: The node that it is bound to; empty: not bound yet.
-        stop_seconds: Its own seconds between SIGTERM and SIGKILL.
+        stop_seconds: The pod's seconds between SIGTERM and SIGKILL.
         claims: Names of the claims that it needs.
-        phase: Its phase in Kubernetes.
+        phase: The pod's phase in Kubernetes.
         ready: Whether its readiness check succeeds.
         deleted: Whether its deletion was ordered.
         unschedulable: The scheduler's reason why it has no node; empty: none.
@@ -287,7 +287,7 @@ def view(
     """Return the joint state of a workload's pods; None without pods.
 
     Args:
-        workload: Its name.
+        workload: The workload's name.
         pods: The pods of one start, in the order of their names.
         nodes: The trouble of each node, by `/name`.
         listed: Whether `nodes` has all nodes of the cluster.

@@ -263,7 +263,7 @@ def _check(manifest: JsonMapping) -> JsonObject:
     """Check a manifest; return it without nulls, which Kubernetes reads as missing fields.
 
     Raises:
-        UnsupportedSpecError: It is not a Pod's manifest, names a node, or requests devices.
+        UnsupportedSpecError: The manifest is not of a Pod, names a node, or requests devices.
     """
     plain: JsonObject = _without_nulls(manifest)
     try:

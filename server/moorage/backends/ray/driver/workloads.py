@@ -173,7 +173,7 @@ class Workloads:
             new: Whether to start it if it does not exist; otherwise return None then.
 
         Raises:
-            NotDoneError: It did not become ready; nothing of it is left.
+            NotDoneError: The workload did not become ready and was removed.
         """
         workload = str(plans[0]["workload"])
         try:
