@@ -125,9 +125,9 @@ class Processes(LocalWorkloads):
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a process and all its descendants; see `Backend.stop`.
 
-        The supervisor in its files gets the order to stop it. Whatever the files say, all processes
-        that have its marker, descend from its supervisor or are in its group are killed before its
-        devices are freed.
+        The supervisor that the workload's files name gets the order to stop it. Even if the files
+        are wrong, all processes with its marker, its supervisor's descendants, and all processes of
+        its group are killed before its devices are freed.
         """
         order = await asyncio.to_thread(self._store.order, workload)
         if order is None and workload not in self._begun:

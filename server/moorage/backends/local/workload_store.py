@@ -170,8 +170,8 @@ class WorkloadStore:
     def fail(self, workload: str, fencing: str, reason: str) -> None:
         """Store the failure of a start in the workload's folder, before the folder is archived.
 
-        A daemon may be killed before it has stored the failure itself. Its repeated order then
-        finds this one, and is not carried out again.
+        A daemon may be killed before it stores the failure in its ledger. When it repeats the order
+        after a restart, it finds this record and does not start the workload again.
         """
         folder = self.folder(workload)
         if not self.has(workload):

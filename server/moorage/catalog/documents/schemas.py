@@ -1,8 +1,9 @@
 """The schemas of a PolicyRule document, which are read at its upload and enforced on every call.
 
-`catalog.documents.policies` reads them. Admission checks a request with them before it consults the
-policy; the sandbox's host checks the input and the answer of the policy. `policy.schema` has the
-schema language. A policy's answer may be hostile, so it is checked here, outside the cell.
+`catalog.documents.policies` reads the schemas. Admission checks a request with them before it
+consults the policy; the sandbox's host checks the input and the answer of the policy.
+`policy.schema` has the schema language. A policy's answer may be hostile, so it is checked here,
+outside the cell.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

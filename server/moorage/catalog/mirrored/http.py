@@ -154,8 +154,8 @@ class Service:
 
     Args:
         name: The service's name in messages, e.g. `cluster registry`.
-        url: The service's base URL. `user:password@` is sent as Basic credentials, `bearer:token@` as
-            a bearer token; neither is ever shown.
+        url: The service's base URL. `user:password@` is sent as Basic credentials, and
+            `bearer:token@` as a bearer token; neither is ever shown.
         seconds: Longest duration of one request, including repetitions.
     """
 
