@@ -134,7 +134,7 @@ def test_a_start_sets_unreadable_files_aside_and_reports_them(data):
             after.in_state(lease, "ended")
             assert lease["id"] not in workload_processes(data), damage
             if damage is not shutil.rmtree:
-                said = f"{lease['id']} is no record of a workload"
+                said = f"{lease['id']} is not a valid record of a workload"
                 assert said in after.log(), damage
                 assert (folders / "damaged" / lease["id"] / "process.json").exists(), damage
         again = run(after, WRITES, gpus=8)

@@ -299,7 +299,9 @@ async def test_without_the_right_to_create_a_start_fails_at_once_and_leaves_noth
     spec = PodResourceSpec(image="registry.example/none:1", stop_seconds=5)
     share = Share(ClusterId("c1"), NodeId("n1"), ("GPU-n1-0",))
     async with asyncio.timeout(60):
-        with pytest.raises(BackendError, match=r"may make no ResourceClaim in namespace default"):
+        with pytest.raises(
+            BackendError, match=r"may not create a ResourceClaim in namespace default"
+        ):
             await backend.start(Order("a", spec, (share,), {}, 300, fencing=7))
         await backend.stop("a")
         await backend.close()

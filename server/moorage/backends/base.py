@@ -1,19 +1,19 @@
 """The interface of all backends: one Protocol, and the types of its arguments and results.
 
 Two callers: the daemon's workload control, which names workloads by lease, and `ResourceEngine`,
-which names them as its user does. Calls are idempotent by that name: after a crash the same order
-is given again, and nothing is started twice.
+whose user names them. Calls are idempotent by name: after a crash the caller repeats its orders,
+and nothing is started twice.
 
     BackendError                 the backend cannot do that; the message says why
-    ├── UnknownWorkloadError     nothing of that name runs, or ran lately
-    │   └── UnknownAttemptError  it does, or did; of that start nothing is known any more
+    ├── UnknownWorkloadError     no workload of this name runs, or ran lately
+    │   └── UnknownAttemptError  the workload is known, but this start of it no longer is
     ├── UnknownFileError         a run has no such file
-    ├── UnsupportedSpecError     this backend never can: another backend or spec is needed
-    ├── BackendUnavailableError  nothing says where the backend is, or how to log in there
+    ├── UnsupportedSpecError     this backend can never do it: use another backend or spec
+    ├── BackendUnavailableError  the backend's address or credentials are not configured
     └── EngineClosedError        the resource engine was closed while the caller waited
 
-`UnsupportedSpecError` and `BackendUnavailableError` are a `ValueError`, too. A start that takes too
-long is a `TimeoutError`, as everywhere in Python.
+`UnsupportedSpecError` and `BackendUnavailableError` are also `ValueError`s. A start that takes too
+long raises `TimeoutError`, as everywhere in Python.
 """
 
 import codecs
@@ -31,15 +31,15 @@ from moorage.records.json_values import JsonMapping, JsonValue
 LOG_TAIL_LINES: Final = 20
 """Number of last lines of a workload's output in the report of its failure."""
 LOG_BYTES_MAX: Final = 256 * 1024
-"""Bytes that one call of `logs` returns at most."""
+"""Most bytes that one call of `logs` returns."""
 
 RUN_FILES_MAX: Final = 10_000
-"""Files of a run that are listed."""
+"""Most files of a run that are listed."""
 FILE_BYTES_MAX: Final = 256 * 1024
-"""Bytes that one call of `read_file` returns at most."""
+"""Most bytes that one call of `read_file` returns."""
 
 _SIGNALS: Final = 128
-"""The exit code of a container that a signal ended is this plus the signal's number."""
+"""A container that a signal ended has the exit code 128 plus the signal's number."""
 
 
 class BackendError(Exception):
@@ -57,8 +57,8 @@ class UnknownAttemptError(UnknownWorkloadError):
     """The backend stores nothing about this start of the workload.
 
     Args:
-        workload: Its name.
-        attempts: The starts of which something is, in order.
+        workload: Name of the workload.
+        attempts: Numbers of the starts with stored data, in order.
     """
 
     def __init__(self, workload: str, attempts: tuple[int, ...]) -> None:
@@ -119,19 +119,18 @@ class Order:
     """The order to run a workload.
 
     Args:
-        id: Name of the workload: of the lease, or what the user of the library chose.
+        id: Name of the workload: the lease's id, or the name that the library's user chose.
         spec: What to start.
-        placement: Where, device by device; empty if the backend chooses for itself.
+        placement: Nodes and devices; empty: the backend chooses them.
         environment: Variables for the workload, e.g. the lease's id.
-        timeout_seconds: How long it may take to be ready; None for as long as it takes.
-        attempt: Which start under this name it is, from 1: each has output of its own.
-        fencing: Of the grant that it is started for; 0 if there is none.
-        tenant: Whose it is; empty if there are no tenants.
-        devices: As `model.Lease.devices`, of `placement`.
-        stop_seconds_max: The most that it may ask for between the signal to end and being killed;
-            None if that is not bounded.
-        resumed: Whether it was ready before, under another daemon: then it is found, and what is
-            missing of a gang was lost rather than never made.
+        timeout_seconds: Longest time until it must be ready; None: no limit.
+        attempt: Number of this start of the workload, from 1; each start has its own output.
+        fencing: Fencing number of the grant; 0: there is no lease.
+        tenant: The lease's tenant; empty: there are no tenants.
+        devices: The devices of `placement`, as in `model.Lease.devices`.
+        stop_seconds_max: Limit for the spec's seconds between SIGTERM and SIGKILL; None: no limit.
+        resumed: Whether it was ready before, under an earlier daemon. The backend then finds it; a
+            missing member of a gang counts as lost, and is not started.
     """
 
     id: str
@@ -147,11 +146,11 @@ class Order:
     resumed: bool = False
 
     def bound_stop(self, seconds: float) -> float:
-        """Return the seconds between SIGTERM and SIGKILL: those given, up to the order's limit."""
+        """Return the seconds between SIGTERM and SIGKILL: `seconds`, up to the order's limit."""
         return seconds if self.stop_seconds_max is None else min(seconds, self.stop_seconds_max)
 
     def undo_seconds(self, error: BaseException) -> float | None:
-        """Return the `stop_seconds_max` for what a start leaves that ended with `error`."""
+        """Return the `stop_seconds_max` for the cleanup after a start that raised `error`."""
         bound = stop_bound(error)
         return self.stop_seconds_max if bound is None else self.bound_stop(bound)
 
@@ -161,12 +160,12 @@ class WorkloadReport:
     """The state of a workload, as its backend reports it.
 
     Args:
-        id: Its name, as in the `Order`.
-        phase: How far it is.
-        endpoint: Where it is reached, as a URL where there is one; empty before it is ready.
-        detail: One sentence for a person: what is going on, or why it failed.
-        exit_code: Of a process that ended; negative is a signal's number, None is not known.
-        log_tail: Its last lines, at most `LOG_TAIL_LINES`, where it failed.
+        id: The workload's name, as in the `Order`.
+        phase: The workload's phase.
+        endpoint: Address of the workload, if possible as a URL; empty before it is ready.
+        detail: One sentence for a person: the progress, or the reason of the failure.
+        exit_code: Exit code of an ended process; negative: a signal's number; None: unknown.
+        log_tail: Last lines of its output if it failed, at most `LOG_TAIL_LINES`.
     """
 
     id: str
@@ -182,8 +181,8 @@ class CommandExecution:
     """The outcome of a command that ran in a workload.
 
     Args:
-        exit_code: Of the command; negative is a signal's number.
-        output: Its standard output and error, in the order they were written.
+        exit_code: Exit code of the command; negative: a signal's number.
+        output: The command's standard output and error, in the order of writing.
     """
 
     exit_code: int
@@ -196,7 +195,7 @@ def exit_code(code: int) -> int:
 
 
 Listener = Callable[[WorkloadReport], None]
-"""A function that the backend calls at every change of a workload, also without an order.
+"""A function that the backend calls with a report at every change of a workload.
 
 It may be called in any thread, must not block, and must not raise."""
 
@@ -210,16 +209,16 @@ class Support:
     """The abilities of a backend beyond start and stop.
 
     Args:
-        categories: Of the specs that it starts.
+        categories: Categories of the specs that it starts.
         default: Category of a spec that names none.
-        limits: Which limits `control` changes while a workload runs.
-        reset: Whether every used workload can be made as new.
-        execute: Whether a command can be run inside of a workload.
+        limits: Names of the limits that `control` can change while a workload runs.
+        reset: Whether every used workload can be restored to its initial state.
+        execute: Whether commands can be run inside a workload.
         logs: Whether a workload's output can be read.
         gangs: Whether one workload may have several nodes.
         nodes: Names of the nodes that it starts on; empty if it starts on any.
         clusters: Ids of the clusters that it starts in; empty if it starts in any.
-        kinds: What a category of spec means here, where it means something else elsewhere.
+        kinds: Spec classes by category, where this backend's class differs from the common one.
     """
 
     categories: frozenset[str]
@@ -241,11 +240,11 @@ class Log:
     """A piece of a workload's output.
 
     Args:
-        text: What was written since the offset.
-        offset: Where to go on.
-        over: The workload has ended, and nothing will follow.
-        exit_code: Of a process that ended; negative is a signal's number, None is not known.
-        data: The text as it was written, byte by byte.
+        text: The output from the requested offset on.
+        offset: Offset of the next piece.
+        over: Whether this is the last piece: the workload has ended.
+        exit_code: Exit code of an ended process; negative: a signal's number; None: unknown.
+        data: The bytes of `text`, as they were written.
     """
 
     text: str
@@ -260,9 +259,9 @@ class Log:
 
         Args:
             data: The piece.
-            start: Its offset.
-            over: Nothing will follow.
-            exit_code: See above.
+            start: Offset of the piece.
+            over: Whether it is the last piece.
+            exit_code: As in `Log`.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(data, final=over)
@@ -277,7 +276,7 @@ class RunFiles:
 
     Args:
         files: Path and size of each plain file.
-        left_out: Path of what cannot be fetched, and why.
+        left_out: Path of each entry that cannot be fetched, and the reason.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -289,9 +288,9 @@ class FilePiece:
     """A piece of a file of a run.
 
     Args:
-        data: What it is.
-        offset: Where to go on.
-        over: Nothing follows.
+        data: The bytes of the piece.
+        offset: Offset of the next piece.
+        over: Whether it is the last piece.
     """
 
     data: bytes
@@ -301,36 +300,36 @@ class FilePiece:
 
 @runtime_checkable
 class FileSource(Protocol):
-    """A backend that can read the folders of its workloads, also of ended ones."""
+    """A backend that can read the working folders of its workloads, even of ended ones."""
 
     async def files(self, workload: str, attempt: int = 0) -> RunFiles:
-        """List the files of a start of a workload; `attempt` is as in `logs`.
+        """List the files of one start of a workload; `attempt` as in `logs`.
 
         Raises:
             UnsupportedSpecError: This workload has no folder of its own.
-            UnknownWorkloadError: There is none of that name.
+            UnknownWorkloadError: No workload has this name.
         """
 
     async def read_file(
         self, workload: str, path: str, offset: int = 0, attempt: int = 0
     ) -> FilePiece:
-        """Read a file of a start of a workload; at most `FILE_BYTES_MAX` at a time.
+        """Read a piece of a file of one start of a workload, at most `FILE_BYTES_MAX`.
 
         Raises:
-            UnknownFileError: There is none, or the path would leave the folder.
-            UnsupportedSpecError: As `files`; so does `UnknownWorkloadError`.
+            UnknownFileError: There is no such file, or the path would leave the folder.
+            UnsupportedSpecError: As in `files`, like `UnknownWorkloadError`.
         """
 
 
 class Backend(Protocol):
     """A backend starts and stops workloads; `provision.backend` names it.
 
-    Engines are used from several threads and event loops; none of their calls belongs to the loop
-    that started a workload.
+    Several threads and event loops may use one backend; a call need not come from the loop that
+    started the workload.
 
-    A gang that was ready and lost a member has failed: `discover`, `start`, `status` and `probe`
-    say so, `glance` says nothing, and the listener is called, until it is stopped. The detail names
-    the node of the member. What is left of the gang goes on until the stop that follows.
+    A gang that was ready and lost a member has failed, until it is stopped: `discover`, `start`,
+    `status` and `probe` report that, `glance` returns None, and the listener is called. The detail
+    names the member's node. The other members run on until the stop that follows.
     """
 
     @property
@@ -348,7 +347,7 @@ class Backend(Protocol):
         """Refuse a spec that this backend cannot start, before a lease is granted for it.
 
         Raises:
-            UnsupportedSpecError: It could never be started as it says.
+            UnsupportedSpecError: This backend can never start it.
         """
 
     async def discover(self) -> Collection[WorkloadReport]:
@@ -361,63 +360,63 @@ class Backend(Protocol):
     async def start(self, order: Order) -> WorkloadReport:
         """Start a workload, unless it runs already, and wait until it is ready.
 
-        Cancelled, it leaves nothing behind: `task.cancel(seconds)` bounds how long that takes, as
-        `stop_seconds_max` of `stop` does. A workload that has ended since its start is not started
+        A cancelled start leaves nothing behind; `task.cancel(seconds)` sets the `stop_seconds_max`
+        for that (see `stop`). A workload that was started before and has ended is not started
         again: its end is returned.
 
         Raises:
-            BackendError: It did not get ready; nothing of it is left.
-            TimeoutError: Nor did it in time; nothing of it is left.
+            BackendError: The workload did not become ready and was removed.
+            TimeoutError: The workload did not become ready in time and was removed.
         """
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop a workload; return when nothing of it is left. A second time does nothing.
+        """Stop a workload; return when all its parts are gone. A second call does nothing.
 
         Args:
-            workload: Its name.
-            stop_seconds_max: The most that it has between the signal to end and being killed,
-                whatever its spec says; None if that is not bounded.
+            workload: Name of the workload.
+            stop_seconds_max: Limit for the spec's seconds between SIGTERM and SIGKILL; None: no
+                limit.
 
         Raises:
-            BackendError: It cannot be stopped; it may still be using what it holds.
+            BackendError: The workload cannot be stopped, and may still use its devices.
         """
 
     async def status(self, workload: str) -> WorkloadReport:
         """Return the present report of a workload.
 
         Raises:
-            UnknownWorkloadError: There is none of that name.
+            UnknownWorkloadError: No workload has this name.
         """
 
     async def probe(self, workload: str) -> WorkloadReport:
         """Return the report of a workload; if it is ready, run its readiness check first.
 
-        A workload that does not answer is `STARTING` again, as is a paused one.
+        A paused workload, or one that does not answer, is reported as `STARTING`.
 
         Raises:
-            UnknownWorkloadError: There is none of that name.
+            UnknownWorkloadError: No workload has this name.
         """
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Return the report of a workload without waiting, if it is surely ready now; else None.
+        """Return the report of a workload without waiting, if it is certainly ready; else None.
 
-        After None, `probe` finds out.
+        After None, call `probe`.
         """
 
     async def control(self, workload: str, limits: JsonMapping) -> None:
-        """Change limits of a running workload, all of them or none.
+        """Change limits of a running workload: all given ones, or on an error none.
 
         Raises:
-            UnsupportedSpecError: One of them is not in `support.limits`, or its value is no good.
-            UnknownWorkloadError: There is none of that name.
+            UnsupportedSpecError: A limit is not in `support.limits`, or its value is invalid.
+            UnknownWorkloadError: No workload has this name.
         """
 
     async def reset(self, workload: str) -> JsonValue:
         """Restore a used workload to its initial state, for the next user.
 
         Raises:
-            UnsupportedSpecError: This kind of workload cannot be.
-            BackendError: It could not be, and must not be used again.
+            UnsupportedSpecError: This kind of workload cannot be reset.
+            BackendError: The reset failed; the workload must not be used again.
         """
 
     async def execute(
@@ -433,20 +432,20 @@ class Backend(Protocol):
         """Run a command in a workload.
 
         Raises:
-            UnsupportedSpecError: This kind of workload takes none.
-            UnknownWorkloadError: There is none of that name.
-            TimeoutError: It took too long, and was killed.
+            UnsupportedSpecError: This kind of workload runs no commands.
+            UnknownWorkloadError: No workload has this name.
+            TimeoutError: The command took too long, and was killed.
         """
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
-        """Read the output of a workload, from a byte offset on; at most `LOG_BYTES_MAX` at a time.
+        """Read a piece of a workload's output from a byte offset on, at most `LOG_BYTES_MAX`.
 
-        A negative offset counts from the end; `attempt` is as in the `Order`, 0 for the last one.
+        A negative offset counts from the end; `attempt` as in `Order`, 0 for the last start.
 
         Raises:
-            UnsupportedSpecError: This backend keeps no output.
-            UnknownWorkloadError: There is none of that name.
-            UnknownAttemptError: There is, and nothing is known of that start any more.
+            UnsupportedSpecError: This backend stores no output.
+            UnknownWorkloadError: No workload has this name.
+            UnknownAttemptError: There is one, but this start's output is no longer stored.
         """
 
     async def close(self) -> None:
@@ -467,7 +466,7 @@ class CommonBackend:
             self._listener(workload)
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Return None: this backend cannot know without a call; see `Backend.glance`."""
+        """Return None: only a call can tell; see `Backend.glance`."""
         del workload
         return None
 

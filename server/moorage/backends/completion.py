@@ -1,7 +1,7 @@
-"""Waits for work that must be finished even when its caller is cancelled.
+"""Waits for work that must finish even if its caller is cancelled.
 
-Backends and the store use it. `asyncio.shield` does less: its caller goes on while the work does,
-and an error that comes after that is reported by asyncio as one that was not retrieved.
+Backends and the store use it. With `asyncio.shield`, a cancelled caller continues before the work
+has ended, and asyncio reports a later error of the work as never retrieved.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ async def finish(work: Awaitable[_T]) -> _T:
     """Await `work` to its end, even if the caller is cancelled; then raise that cancellation.
 
     Raises:
-        CancelledError: The caller was cancelled; caused by what the work raised, if it did.
+        CancelledError: The caller was cancelled; its cause is the error of the work, if any.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -1,8 +1,8 @@
-"""Finds the kinds of backends; one object per kind has all that the server needs of the kind.
+"""Finds the kinds of backends; one object per kind tells the server all about the kind.
 
-A folder beside this file with a `kind.py` brings one, as `KIND`; other distributions bring theirs
-as entry points in the group `moorage.backends`. Every command imports this module and every
-`kind.py`. So a kind imports its backend, and what that needs, only where it opens one.
+Each folder beside this file with a `kind.py` provides a kind, as `KIND`; other distributions
+provide kinds by entry points in the group `moorage.backends`. Every command imports this module and
+every `kind.py`. So a kind imports its backend, and the packages for it, only when it opens one.
 """
 
 import functools
@@ -46,12 +46,12 @@ class Surroundings:
     """Arguments from the daemon for a backend that it opens.
 
     Args:
-        data_dir: The daemon's; a backend has the folder of its name there.
+        data_dir: The daemon's data folder; each backend uses the subfolder of its name.
         clusters: Returns the inventory as it is now.
-        alone: Whether there are no tokens, so that every caller is the operator.
-        lease: Returns the lease that has a workload of this name, or had it last.
-        names: By these, a server finds what a former leader of its database started; None: there
-            is only one server.
+        alone: Whether the server has no tokens, so that every caller is the operator.
+        lease: Returns the lease that has, or last had, the workload of this name.
+        names: The names that all servers of the database share, so that a new leader finds the
+            workloads of the former one; None: there is only one server.
     """
 
     data_dir: Path
@@ -66,14 +66,14 @@ class Inventory:
     """Arguments from the daemon for a kind that follows clusters.
 
     Args:
-        data_dir: The daemon's.
-        documents: Of the clusters.
-        known: Whether there is a cluster of an id.
-        is_live: Whether it may have new leases, too.
-        state: The core's; read only.
-        spawn: Runs something as long as the daemon.
-        watch: Has metrics read whenever all are.
-        tell: Passes on news: topic, name, data, tenant.
+        data_dir: The daemon's data folder.
+        documents: The cluster documents, to read and change.
+        known: Returns whether a cluster with an id exists.
+        is_live: Returns whether a cluster with an id exists and may get new leases.
+        state: The core's state; read only.
+        spawn: Runs a coroutine until the daemon ends.
+        watch: Adds a function that yields metrics; it is called whenever metrics are read.
+        tell: Publishes news: topic, name, data, tenant.
     """
 
     data_dir: Path
@@ -91,10 +91,10 @@ class Examination:
     """Arguments from `moored doctor` for a kind that it examines.
 
     Args:
-        data_dir: The server's.
-        wanted: Whether the setting `backends` has the kind.
-        advice: Ends what is said of the data folder.
-        settings: Of the kind, as the server has them; None: they are not known.
+        data_dir: The server's data folder.
+        wanted: Whether the setting `backends` lists the kind.
+        advice: Text to end findings about the data folder with.
+        settings: The kind's settings on this server; None: unknown.
     """
 
     data_dir: Path
@@ -107,17 +107,17 @@ class BackendKind(ABC, Generic[S]):
     """One kind of backend: its settings, its specs, and how to open it.
 
     Attributes:
-        name: What `provision.backend` names it by.
-        about: Sentences about it for operators.
-        does: What it does, for `moored doctor`, where it needs no extra.
+        name: The kind's name in `provision.backend`.
+        about: Sentences about the kind for operators.
+        does: The kind's finding in `moored doctor`, for kinds that need no extra.
         settings: A dataclass of its settings; each begins with the kind's name.
-        by_default: Whether servers have it that name no backends.
-        among_tenants: Settings with which they have it, too, where tenants are strangers to one
-            another; None: they do not have it there.
-        extra: What of its distribution has to be installed for it; empty: nothing.
-        package: The distribution that this extra brings.
-        distribution: Where the extra is declared.
-        engine_names: What `ResourceEngine` calls it; none if `open_alone` is not there.
+        by_default: Whether servers that name no backends have the kind.
+        among_tenants: Settings for such servers if tenants do not trust each other; None: those do
+            not have it.
+        extra: The extra of its distribution that must be installed; empty: none.
+        package: The distribution that this extra installs.
+        distribution: The distribution that declares the extra.
+        engine_names: Names of the kind in `ResourceEngine`; empty if the kind has no `open_alone`.
     """
 
     name: ClassVar[str]
@@ -136,21 +136,21 @@ class BackendKind(ABC, Generic[S]):
         """Open the backend of this kind.
 
         Raises:
-            BackendError: It cannot be opened.
-            ModuleNotFoundError: Its extra is not installed.
+            BackendError: The backend cannot be opened.
+            ModuleNotFoundError: The kind's extra is not installed.
         """
 
     def load(self, data_dir: Path) -> None:
         """Import the backend's modules before `open`, so that a standby takes over sooner."""
-        del data_dir  # That of some kinds needs it.
-        with suppress(ModuleNotFoundError):  # `open` says what is missing.
+        del data_dir  # Some kinds override this.
+        with suppress(ModuleNotFoundError):  # `open` reports that.
             importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.backend")
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
         """Open the backend in a program without a server, if the environment configures it.
 
         Raises:
-            BackendError: It cannot be opened.
+            BackendError: The backend cannot be opened.
         """
         del folder, environment
         raise NotImplementedError(  # Not abstract: `engine_names` of such a kind is empty.
@@ -165,12 +165,12 @@ class BackendKind(ABC, Generic[S]):
         """Start to follow the clusters that the kind's settings name, if any.
 
         Args:
-            settings: Its own.
-            backend: As it was opened; None if the setting `backends` does not name it.
-            inventory: Where the clusters are written.
+            settings: The kind's settings.
+            backend: The open backend; None if the setting `backends` does not name the kind.
+            inventory: Arguments from the daemon, e.g. the cluster documents.
 
         Raises:
-            BackendError: What this needs is not installed, or cannot be read.
+            BackendError: A package or file that this needs is missing or unreadable.
         """
 
     def examine(self, examination: Examination) -> Iterable[DoctorFinding]:
@@ -210,14 +210,14 @@ class BrokenKind(BackendKind[NoSettings]):
     """Stands for a kind that failed to load; `moored doctor` and `open` report the reason.
 
     Args:
-        name: Of its entry point.
-        reason: Why.
+        name: Name of its entry point.
+        reason: The error.
     """
 
     settings = NoSettings
 
     def __init__(self, name: str, reason: str) -> None:
-        self.name = name  # type: ignore[misc]  # Of each value here, of the class elsewhere.
+        self.name = name  # type: ignore[misc]  # A class attribute elsewhere.
         self.reason = reason
 
     def open(self, settings: NoSettings, surroundings: Surroundings) -> "Backend":
@@ -255,7 +255,7 @@ def kinds() -> Mapping[str, BackendKind[Any]]:
 def _load(point: importlib.metadata.EntryPoint) -> BackendKind[Any]:
     try:
         kind = point.load()
-    except Exception as error:  # noqa: BLE001  # It is the code of others.
+    except Exception as error:  # noqa: BLE001  # Foreign code may raise anything.
         return BrokenKind(point.name, f"{type(error).__name__}: {error}")
     if not isinstance(kind, BackendKind) or kind.name != point.name:
         return BrokenKind(point.name, f"{point.value} is no BackendKind named {point.name}")
@@ -283,7 +283,7 @@ def open_backend(kind: BackendKind[S], settings: S, surroundings: Surroundings) 
     """Open the backend of a kind.
 
     Raises:
-        BackendError: It cannot be opened, or its extra is not installed.
+        BackendError: The backend cannot be opened, or its extra is not installed.
     """
     from moorage.backends.base import BackendError  # noqa: PLC0415  # As the module says.
 

@@ -21,7 +21,7 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 _ALL: Final[list[type[BaseResourceSpec]]] = [*registry.specs(), LocalEnvResourceSpec]
 SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
     each.category: each
-    for each in reversed(_ALL)  # Of a category that two kinds have, that of the first.
+    for each in reversed(_ALL)  # Of two kinds with one category, the first.
 }
 """The spec classes by `category`, as JSON names them."""
 
@@ -35,11 +35,11 @@ def spec_from_document(
 
     Args:
         document: The fields; `category` among them wins over the argument.
-        category: Of the backend, where the document names none.
-        own: What a category means at the backend, where that is not what `SPECS` says.
+        category: The backend's default category, if the document names none.
+        own: The backend's own spec classes by category, where they differ from `SPECS`.
 
     Raises:
-        SpecError: It names the field, and what was expected there.
+        SpecError: A field is wrong; the error names it, and the expected value.
     """
     fields = dict(document)
     category = fields.pop("category", category)
@@ -82,12 +82,12 @@ def _fields_off_default(part: Any) -> JsonObject:
 def pool_key(spec: BaseResourceSpec, backend: str) -> str:
     """Return the name of the pool for resources of this spec and backend.
 
-    It starts with `category:title|backend`, for people, and ends with a digest of every field, so
-    that specs that mean something else anywhere share nothing, and those that say the same in other
-    words share all. Values JSON cannot say count by their `repr`.
+    It starts with `category:title|backend`, for people, and ends with a digest of every field. So
+    specs share a pool if and only if they mean the same, however they are written. Values that JSON
+    cannot express count by their `repr`.
     """
     document = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
-    with contextlib.suppress(KeyError, ValueError):  # It has none, or means something else by it.
+    with contextlib.suppress(KeyError, ValueError):  # No such field, or another meaning.
         document["mem_limit"] = memory_bytes(document["mem_limit"])
     if isinstance(spec, ContainerResourceSpec):
         document |= {"image": spec.title, "host_ip": spec.host_ip or "127.0.0.1"}

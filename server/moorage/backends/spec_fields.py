@@ -1,6 +1,6 @@
 """The types of the fields of specs.
 
-A value that is not allowed is refused with what was expected in its place.
+The error for a wrong value states the expected value.
 """
 
 import re
@@ -11,11 +11,11 @@ import pydantic
 from moorage.records.json_values import JsonValue
 
 CPUS_MAX: Final = 65_536
-"""Most processors, and most GPUs, that a spec may ask for."""
+"""Most processors, and most GPUs, in a spec."""
 START_SECONDS_MAX: Final = 86_400.0
-"""Longest time that a spec may allow a workload to become ready."""
+"""Longest time in seconds until a workload must be ready, in a spec."""
 STOP_SECONDS_MAX: Final = 3_600.0
-"""Longest time from SIGTERM to SIGKILL in a spec; a workload may outlive its lease by that."""
+"""Longest seconds from SIGTERM to SIGKILL in a spec; a workload may outlive its lease by these."""
 PROBE_SECONDS_MIN: Final = 0.01
 PROBE_SECONDS_MAX: Final = 3_600.0
 MEMORY_BYTES_MAX: Final = 1 << 60
@@ -29,7 +29,7 @@ NO_DEVICES: Final = {
 
 Variables of an image count only if these are not set."""
 MEMORY_DELAY_SECONDS_MAX: Final = 60.0
-"""Longest delay that a `MemoryResourceSpec` may ask for."""
+"""Longest delay in seconds in a `MemoryResourceSpec`."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
@@ -42,7 +42,7 @@ def _no_nul(text: str) -> str:
 
 def _number(given: object) -> object:
     if isinstance(given, bool):
-        raise ValueError("expected a number")  # noqa: TRY004  # Pydantic's own way to say so.
+        raise ValueError("expected a number")  # noqa: TRY004  # Pydantic expects ValueError.
     return given
 
 
@@ -104,7 +104,7 @@ def memory_bytes(given: int | str) -> int:
     """Return a number of bytes, from a number or a text such as `512m`, `2g`, `1.5GiB`.
 
     Raises:
-        ValueError: It is neither, or more than any machine has.
+        ValueError: The value has another form, or exceeds the memory of any machine.
     """
     if isinstance(given, int) and not isinstance(given, bool):
         size = float(min(given, 2 * MEMORY_BYTES_MAX))

@@ -1,12 +1,12 @@
 """Specs of workloads on one machine: one dataclass per kind, keyword-only.
 
-Resources are shared between users whose specs are equal in every field. Every field is checked when
-a spec is made, from JSON (`spec_documents`) or in Python. Each other kind of
-backend has its own in `specs` of its folder.
+Users whose specs are equal in every field share resources. Every field is checked when a spec is
+created, from JSON (`spec_documents`) or in Python. Kinds of backends define further specs in their
+own `specs` modules.
 
-    SpecError    (a ValueError) a spec cannot be read: which field, and what was expected there
+    SpecError    (a ValueError) a field of a spec is wrong; it names the field and what is expected
 
-Source: docs/reference/resource-engine.md, "Specs": the four keep their fields and defaults here.
+Source: docs/reference/resource-engine.md, "Specs", with the fields and defaults of the first four.
 """
 
 import functools
@@ -39,13 +39,13 @@ from moorage.backends.spec_fields import (
 from moorage.records.json_values import JsonObject
 
 WORDS_SHOWN_MAX: Final = 64
-"""Longest beginning of a command, in characters, that a message shows as a list."""
+"""Most characters of a command that a message shows."""
 _STRICT: Final = pydantic.ConfigDict(
     extra="forbid", arbitrary_types_allowed=True, revalidate_instances="always"
 )
 
 BUILT_IN: Final[set[str]] = set()
-"""The categories of Moorage's own specs."""
+"""The categories of specs that Moorage defines."""
 
 
 ContainerCategory = Literal["container", "python_env", "scienceworld", "alfworld", "webshop"]
@@ -57,8 +57,8 @@ class SpecError(ValueError):
     """A spec has a wrong field.
 
     Args:
-        path: Where in the spec, e.g. `spec.cpu_count`.
-        expected: What was expected there.
+        path: The path of the field, e.g. `spec.cpu_count`.
+        expected: The expected value.
     """
 
     def __init__(self, path: str, expected: str) -> None:
@@ -72,10 +72,10 @@ class BaseResourceSpec:
     """The fields of every spec.
 
     Args:
-        category: The kind's own; or one of the user's, which has a runner of its own.
-        max_global_num: Most resources of this spec and backend at a time, free ones and those
-            being made included; None for no limit.
-        extra: Anything else a backend or its runner understands.
+        category: The class's own category; or one of the user's, with the user's own runner.
+        max_global_num: Most resources of this spec and backend at a time, including free ones and
+            those being created; None: no limit.
+        extra: Further options for the backend or its runner.
     """
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
@@ -88,16 +88,16 @@ class BaseResourceSpec:
         """Check every field.
 
         Raises:
-            SpecError: It names the field, and what was expected there.
+            SpecError: A field is wrong; the error names it, and the expected value.
         """
-        for name, reader in _readers(type(self)).items():  # type: ignore[arg-type]  # A class has a hash.
+        for name, reader in _readers(type(self)).items():  # type: ignore[arg-type]  # Classes are hashable.
             try:
                 setattr(self, name, reader.validate_python(getattr(self, name)))
             except pydantic.ValidationError as error:
                 raise _spec_error(name, error) from error
         own = type(self).category
         if self.category == type(self).__dataclass_fields__["category"].default:
-            self.category = own  # A class may say it without a field.
+            self.category = own  # The class attribute counts.
         elif self.category != own and (not self.category or self.category in BUILT_IN):
             raise SpecError("category", f"{own} or one of your own")
 
@@ -123,14 +123,14 @@ class BaseResourceSpec:
 
 @dataclass(kw_only=True)
 class Readiness:
-    """The readiness check of a workload. Of `path`, `port` and `command`, at least one.
+    """The readiness check of a workload; it needs `path`, `port` or `command`, or several.
 
     Args:
-        path: HTTP GET of it must answer with a status below 400.
-        port: Of the probe; the spec's own where not given.
-        command: Must exit with 0, run inside of the workload.
-        every_seconds: Between two probes.
-        timeout_seconds: Of one probe.
+        path: Path of an HTTP GET that must return a status below 400.
+        port: Port of the probe; by default the spec's own.
+        command: Command that must exit with 0; it runs inside the workload.
+        every_seconds: Seconds between two probes.
+        timeout_seconds: Longest duration of one probe.
     """
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
@@ -148,13 +148,13 @@ class ProcessResourceSpec(BaseResourceSpec):
 
     Args:
         command: The program and its arguments. No shell is involved.
-        workdir: Where it runs; an empty folder of its own where not given.
-        environment: Variables, beside those of the lease.
-        cpu_count: Processors it is bound to; those of the lease where not given.
-        mem_limit: Bytes, or text as `512m`, `2g`; beyond it, allocating fails.
-        gpus: How many GPUs; those of the lease where there is one.
-        reset_command: Run between two users of a warm process; must exit with 0.
-        stop_seconds: Between SIGTERM and SIGKILL.
+        workdir: The working folder; by default a new empty folder.
+        environment: Variables in addition to the lease's.
+        cpu_count: Number of processors that it is bound to; by default the lease's.
+        mem_limit: Bytes, or text as `512m`, `2g`; larger allocations fail.
+        gpus: Number of GPUs; with a lease, its GPUs.
+        reset_command: Command that runs between two users of a warm process; must exit with 0.
+        stop_seconds: Seconds between SIGTERM and SIGKILL.
         start_timeout: Seconds until it must be ready.
     """
 
@@ -181,10 +181,10 @@ class ServiceResourceSpec(ProcessResourceSpec):
     """A command that serves requests, and is ready when its readiness check succeeds.
 
     Args:
-        port: Where it listens; 0 has a free port chosen and put into `{port}` of the command
-            and into `PORT` of the environment.
+        port: The port it listens on; 0: a free port, which replaces `{port}` in the command and is
+            set as `PORT` in the environment.
         host: The address it listens on.
-        readiness: How to see that it answers; a connection to `port` where not given.
+        readiness: The readiness check; by default a connection to `port`.
     """
 
     category: str = "service"
@@ -200,15 +200,15 @@ class VLLMModelResourceSpec(BaseResourceSpec):
     """A model served by vLLM.
 
     Args:
-        model_name_or_path: As vLLM knows it.
-        tensor_parallel_size: GPUs that one copy is split over.
-        port: Where it listens.
-        pipeline_parallel_size: Stages of the pipeline.
-        data_parallel_size: Copies.
-        template: File of the chat template.
+        model_name_or_path: Name or path of the model for vLLM.
+        tensor_parallel_size: Number of GPUs per copy and stage.
+        port: The port it listens on.
+        pipeline_parallel_size: Number of stages of the pipeline.
+        data_parallel_size: Number of copies of the model.
+        template: Path of the chat template.
         gpu_memory_utilization: Share of a GPU's memory that it takes.
-        tool_call_parser: As vLLM knows it.
-        python: Interpreter that has vLLM; the one that runs this program where not given.
+        tool_call_parser: Name of a parser of vLLM.
+        python: Python interpreter that has vLLM; by default the one that runs this program.
         start_timeout: Seconds until it must answer.
     """
 
@@ -256,21 +256,21 @@ class ContainerResourceSpec(BaseResourceSpec):
     """A container.
 
     Args:
-        image: What it is made of; `ubuntu:22.04` where not given.
-        cpu_count: Processors, also fractions.
+        image: The image; by default `ubuntu:22.04`.
+        cpu_count: Number of processors; may be a fraction.
         mem_limit: Bytes, or text as `512m`, `2g`.
-        gpus: How many GPUs, `"all"`, or a list of ids; those of the lease where there is one.
+        gpus: Number of GPUs, `"all"`, or a list of ids; with a lease, its GPUs.
         ports: Port in the container -> port of the host, 0 for a free one.
-        environment: Variables, beside those of the lease.
-        mount: Path of the host -> path in the container, `:ro` behind it for read-only; `bind` and
-            `rbind`, as in `:ro,rbind`, change nothing.
-        host_ip: Address of the host that ports are opened on; 127.0.0.1 where not given.
+        environment: Variables in addition to the lease's.
+        mount: Path of the host -> path in the container, with the suffix `:ro` for read-only;
+            `bind` and `rbind`, as in `:ro,rbind`, have no effect.
+        host_ip: Address of the host on which ports are opened; by default 127.0.0.1.
         container_port: The port that `endpoint` names.
-        command: What runs in it; the image's own where not given.
-        readiness: How to see that it answers; that it runs where not given.
+        command: The command to run; by default the image's own.
+        readiness: The readiness check; by default the container must only run.
         start_timeout: Seconds until it must be ready.
-        stop_seconds: Between SIGTERM and SIGKILL.
-        ray_actor_options: For the backend `ray`.
+        stop_seconds: Seconds between SIGTERM and SIGKILL.
+        ray_actor_options: Options for the backend `ray`.
     """
 
     category: str = "container"
@@ -301,11 +301,11 @@ class APIModelResourceSpec(BaseResourceSpec):
     """A model that another server offers at an OpenAI-compatible address.
 
     Args:
-        model_name_or_path: As the service knows it.
-        port: With `host`, where `base_url` is not given.
+        model_name_or_path: Name of the model at the service.
+        port: Port at `host`, if `base_url` is not given.
         base_url: E.g. `https://models.example/v1`.
-        host: The service's host.
-        api_key: Sent as a bearer token; never written down.
+        host: The service's host, if `base_url` is not given.
+        api_key: Sent as a bearer token; never stored.
         request_timeout: Seconds for one request.
         start_timeout: Seconds until the service must answer.
     """
@@ -333,7 +333,7 @@ class LocalEnvResourceSpec(BaseResourceSpec):
 
     Args:
         env_cls_path: `package.module.Class`.
-        init_kwargs: Its arguments.
+        init_kwargs: Keyword arguments of the class.
     """
 
     category: str = "local_env"
@@ -347,16 +347,16 @@ class MemoryResourceSpec(BaseResourceSpec):
     """A fake workload that is only an entry in a dictionary, with faults on demand.
 
     Args:
-        name: Tells kinds of workload apart.
-        start_seconds: How long the start takes.
-        stop_seconds: How long the stop takes.
-        fail: Fails the start with this reason, half way.
-        fail_stops: How many stops fail before one succeeds.
-        die_seconds: Ends by itself these seconds after it was ready.
-        exit_code: With this, when it ends by itself.
-        lose_seconds: How long after the start the gang loses its last member.
-        fail_reset: Fails every reset with this reason.
-        resettable: Whether it can be reset at all.
+        name: Makes specs different, so that they share no resources.
+        start_seconds: Duration of the start.
+        stop_seconds: Duration of the stop.
+        fail: Reason with which the start fails half way; empty: it succeeds.
+        fail_stops: Number of stops that fail before one succeeds.
+        die_seconds: Seconds from readiness until it ends by itself.
+        exit_code: Exit code when it ends by itself.
+        lose_seconds: Seconds from the start until the gang loses its last member.
+        fail_reset: Reason with which every reset fails; empty: resets succeed.
+        resettable: Whether it can be reset.
     """
 
     category: str = "memory"

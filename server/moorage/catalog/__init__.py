@@ -1,1 +1,1 @@
-"""Cluster documents, metrics and policies: the world outside the core."""
+"""Stores and serves cluster documents, metrics and policies, which the core does not own."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 REQUESTS_MAX: Final = 2
-"""Requests that one ask may cause at external services, whatever its candidates."""
+"""Most requests to external services that one allocation request may cause."""
 SPENT: Final = (
     f"A request may cause at most {REQUESTS_MAX} requests to external services, and this one "
     "caused them. Their answers are stored for the next request."
@@ -16,8 +16,8 @@ SPENT: Final = (
 class Allowance:
     """The number of requests to external services that an allocation request may still cause.
 
-    Repetitions after a failure are not counted, nor the download of a policy's code, once for each
-    version. Joining a request that is under way for another tenant counts.
+    Repetitions after a failure do not count, nor does the download of a policy's code, once per
+    version. To join a request that is under way for another tenant counts.
     """
 
     left: int = REQUESTS_MAX

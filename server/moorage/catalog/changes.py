@@ -1,4 +1,4 @@
-"""Changes that listeners of the catalog get, on the event loop, once they are durable."""
+"""Durable changes, which the catalog reports to its listeners on the event loop."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class ClusterPut:
     """A cluster document was created or changed.
 
     Args:
-        cluster: What placement depends on.
-        live: Whether its `status` lets it be a candidate; it has just stopped being one if not.
+        cluster: The fields of the document that placement uses.
+        live: Whether its `status` allows it as a candidate; False: from now on it is none.
     """
 
     cluster: Cluster
@@ -55,7 +55,7 @@ class PolicyDeleted:
 
 @dataclass(frozen=True, slots=True)
 class ClustersListed:
-    """A registry that could not be read at the start has been read: these are all its clusters."""
+    """A registry was read that was unreachable at the start: these are all its clusters."""
 
     cluster_ids: frozenset[ClusterId]
 

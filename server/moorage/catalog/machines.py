@@ -1,7 +1,7 @@
-"""Identify the machines of registered nodes, so that none is registered twice.
+"""Identifies the machines of registered nodes, so that no machine is registered twice.
 
-Everything here runs in the store's thread, and before the change is committed. So what it remembers
-is looked up in the file before it refuses anything: a change may have failed to become durable.
+All of it runs in the store's thread, before a change is committed. The commit may fail, so before a
+refusal the remembered cluster is looked up in the file.
 """
 
 from typing import Final
@@ -21,11 +21,11 @@ from moorage.records.json_values import JsonValue
 from moorage.records.rights import SERVER_ITSELF
 
 _SPARE: Final = 1000
-"""Clusters that are gone and remembered, beyond as many as there are, before a sweep."""
+"""Removed clusters that may stay in memory, beyond the number of existing ones, before a sweep."""
 
 
 class Machines:
-    """All nodes whose documents identify their machine."""
+    """The machines of all nodes whose documents identify them."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[str, str]] = {}
@@ -45,8 +45,8 @@ class Machines:
         """Check the machines of a cluster document before it is stored.
 
         Raises:
-            ServiceError: As `read_cluster_document`; `conflict`: one of its nodes is a machine that
-                is registered as another node.
+            ServiceError: As in `read_cluster_document`; `conflict`: a node's machine is registered
+            as another node.
         """
         read = read_cluster_document(given)
         check_names(read.cluster)
@@ -67,9 +67,9 @@ class Machines:
     def _other(
         self, database: Database, cluster: Cluster, node: Node, own: dict[str, Node]
     ) -> tuple[str, str]:
-        """Return the node that is the same machine, as `cluster/node`, and whose its cluster is.
+        """Return the other node of the same machine, as `cluster/node`, and its cluster's owner.
 
-        Empty for none.
+        Both are empty if there is none.
         """
         for key in node.identity:
             twin = own.get(key)
@@ -77,7 +77,7 @@ class Machines:
                 return f"{cluster.id}/{twin.id}", ""
             name, other = self._places.get(key, ("", ""))
             if name in {"", cluster.id}:
-                continue  # What it had before, it has no more.
+                continue  # The cluster's own former nodes do not count.
             row = database.get("cluster", name)
             known = cluster_model(decode(row.document)).nodes if row is not None else ()
             if row and any(is_same_machine(node.identity, each.identity) for each in known):
@@ -86,7 +86,7 @@ class Machines:
 
 
 def _twice(name: str, number: int, other: str, owner: str) -> ServiceError:
-    """Return the refusal of a machine; `owner` is the other tenant that has it, empty for none."""
+    """Return the refusal of a machine; `owner` is the other tenant that has it; empty: none."""
     cluster = other.partition("/")[0]
     move = f"take it out of {cluster} first"
     if owner:

@@ -1,7 +1,6 @@
-"""Open a catalog: each part is embedded, or mirrors a configured external service.
+"""Opens a catalog: each part is embedded, or mirrors a configured external service.
 
-`daemon` opens the one that the configuration describes; rehearsals and tests open one that has
-everything itself.
+`daemon` opens the configured catalog; rehearsals and tests open one with all parts embedded.
 """
 
 import contextlib
@@ -54,17 +53,18 @@ async def open_catalog(
 ) -> Catalog:
     """Open and load the records, and read an external registry for the first time.
 
-    Where the registry does not answer, the catalog opens all the same: asks are refused with
-    `unavailable` until it does.
+    If the registry does not answer, the catalog opens nevertheless, and refuses allocation requests
+    with `unavailable` until it does.
 
     Args:
-        records: Not open yet; the catalog closes them.
-        sources: Where the code of policies may come from; None: no files, and all public hosts.
-        external: Which services are mirrored; None: none.
-        follows: Another process writes the records; `Catalog.following` takes over what changes.
+        records: The stored records; not open yet, and closed by the catalog.
+        sources: The allowed sources of policies' code; None: no files, and all public hosts.
+        external: The services to mirror; None: none.
+        follows: Whether another process writes the records; then `Catalog.following` loads changes.
 
     Raises:
-        ServiceError: `unavailable`: they are no catalog, are damaged, or are newer.
+        ServiceError: `unavailable`: the records are not a catalog, are damaged, or are of a newer
+        release.
     """
     external, sources = external or External(), sources or CodeSources()
     elsewhere = external.parts()
@@ -216,12 +216,12 @@ class _Mirrors:
 
     async def first_read(self) -> None:
         if self._clusters is not None:
-            with contextlib.suppress(ServiceError):  # Every request says so until it answers.
+            with contextlib.suppress(ServiceError):  # Requests report it until it answers.
                 await self._clusters.read_soon()
 
 
 class AlwaysFresh:
-    """`catalog.ports.Freshness` of a catalog that mirrors no service."""
+    """Implements `catalog.ports.Freshness` for a catalog that mirrors no service."""
 
     registry_known = True
 

@@ -1,7 +1,7 @@
-"""The interface of a catalog: one small Protocol for each part, and one for the whole.
+"""The interface of a catalog: a small Protocol for each part, and `Catalog` for the whole.
 
-`catalog.opening` builds them. Methods that may ask a service are `async`, so that a mirrored
-part fits; what the hot path calls for every request are plain functions of `Memory`.
+`catalog.opening` builds them. Methods that may send requests to a service are `async`, for mirrored
+parts; the hot path calls only plain functions of `Memory`.
 
 Every refusal is a `protocol.faults.ServiceError`.
 """
@@ -29,10 +29,9 @@ class Blocks(BlockDocuments, Protocol):
     """Documents of blocks and of their metrics, and searches of them."""
 
     async def fetch(self, allowance: Allowance) -> list[str]:
-        """Read the metrics again if an external service has them; return warnings.
+        """Read outdated metrics again if an external service has them; return warnings.
 
-        The metrics that `matching` and `encoding` then find are at most `metrics_fresh_seconds`
-        old.
+        Then the metrics for `matching` and `documents` are at most `metrics_fresh_seconds` old.
         """
 
     async def matching(self, wanted: Filter) -> Sequence[str]:
@@ -58,31 +57,31 @@ class Policies(PolicyDocuments, Protocol):
         """Check a PolicyRule document and fetch its code, without storing or running it.
 
         Raises:
-            ServiceError: `bad_message` naming the field, `bad_policy` about the code,
-                `too_large`, `unavailable` where a URL could not be fetched.
+            ServiceError: `bad_message` naming the field; `bad_policy` about the code; `too_large`;
+            `unavailable` if a URL could not be fetched.
         """
 
     async def register(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:
         """Store a policy. Storing the same policy again is no error.
 
         Args:
-            prepared: By `prepare`.
+            prepared: The result of `prepare`.
             who: The tenant, for the policy's history.
 
         Raises:
-            ServiceError: `already_exists` where the URI has another content; `too_large`.
+            ServiceError: `already_exists` if the URI has other content; `too_large`.
         """
 
     async def update(self, uri: str, change: Document, who: str = "") -> Document:
         """Change descriptive fields of a policy, as `DocumentCollection.update` does.
 
         Raises:
-            ServiceError: `unknown_policy`; `already_exists` where the change would make another
-                policy of it (code, defaults, schemas): that needs a new version.
+            ServiceError: `unknown_policy`; `already_exists` if the change affects the policy's
+            behaviour (code, defaults, schemas), which needs a new version.
         """
 
     async def delete(self, uri: str, who: str = "") -> Document:
-        """Delete a policy and return its document, or raise `unknown_policy`."""
+        """Delete a policy and return its document; raise `unknown_policy` if there is none."""
 
 
 class Freshness(Protocol):
@@ -100,11 +99,11 @@ class Freshness(Protocol):
         """Whether an external registry has answered at least once."""
 
     def at_hand(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str] | None:
-        """Return warnings for a request if memory has all its data, fresh enough, else None.
+        """Return warnings for a request if memory has all its data and they are fresh, else None.
 
         Args:
-            uri: Its policy.
-            cluster_ids: Clusters it names, known or not; None: every live one.
+            uri: URI of the request's policy.
+            cluster_ids: Clusters that the request names, known or not; None: all live ones.
         """
 
     async def fetch(
@@ -118,14 +117,14 @@ class Freshness(Protocol):
         """Load the data that `at_hand` missed, in bulk and with a time limit.
 
         Args:
-            uri: The ask's policy; empty: none is wanted.
-            cluster_ids: Clusters it names; None: every live one.
-            allowance: What the ask may cause. A policy that is not known comes first, then clusters
-                that are not known, then metrics; what is known, if old, waits for another ask.
-            searching: Its clusters are going to be searched for, which may take requests too.
+            uri: URI of the request's policy; empty: no policy is needed.
+            cluster_ids: Clusters that the request names; None: all live ones.
+            allowance: The external requests that may be sent: first for an unknown policy, then for
+                unknown clusters, then for metrics. Outdated data may be left to a later request.
+            searching: Whether a search for clusters follows, which may need external requests, too.
 
         Returns:
-            Warnings for the ask: what could not be read, and what that left out.
+            Warnings about data that could not be read, and what is missing therefore.
 
         Raises:
             ServiceError: `unavailable` naming the service, or `unknown_policy`.
@@ -137,13 +136,13 @@ class Catalog:
     """The documents outside of the core: clusters, metrics, blocks and policies.
 
     Args:
-        freshness: Sees to it that memory has what an ask needs.
-        memory: All that the hot path reads, on the event loop.
-        aliases: Names that mean a version of a policy; they may stand in the place of a URI.
-        executors: Names under which other servers have policies executed here.
-        contexts: What policies remember, on the disk.
-        warnings: What was damaged on the disk and is done without, each a sentence for the log.
-        following: Takes over what another process writes; None: this one does.
+        freshness: Loads the data that a request needs into memory.
+        memory: All data for the hot path, on the event loop.
+        aliases: Names that stand for a version of a policy, and may replace its URI.
+        executors: Names by which other servers request evaluations of policies here.
+        contexts: The stored contexts of policies.
+        warnings: Sentences for the log about damaged records, which are not served.
+        following: Loads the changes of another process; None: this process writes the records.
     """
 
     clusters: ClusterDocuments
@@ -161,13 +160,13 @@ class Catalog:
     following: FollowedRecords | None = None
 
     async def lead(self, records: RecordStore) -> "Catalog | None":
-        """Return the catalog that writes these records, which this one has followed until now.
+        """Return a catalog that writes these records, which this one has followed until now.
 
         Returns:
-            None where a part mirrors a service: it is to be read again.
+            The catalog; None if a part mirrors a service: then open a new one.
 
         Raises:
-            ServiceError: `unavailable`: they cannot be opened.
+            ServiceError: `unavailable`: the records cannot be opened.
         """
         if self.following is None or not self.following.has_all:
             return None

@@ -1,8 +1,8 @@
-"""Search documents: an index of cluster documents, an index of metrics, and their thread.
+"""Searches documents: an index of cluster documents, an index of metrics, and their thread.
 
-The embedded catalog keeps one `DocumentSearch` over what it has in memory. The indexes belong to
-the thread, so that a query over ten thousand documents stops no request; what changes meanwhile is
-noted on the event loop and handed over with the next query.
+The embedded catalog has one `DocumentSearch` over its documents in memory. Only the thread uses the
+indexes, so a query over ten thousand documents blocks no request. The event loop collects changed
+ids and passes them on with the next query.
 """
 
 import asyncio
@@ -31,23 +31,23 @@ from moorage.records.json_values import JsonMapping
 T = TypeVar("T")
 
 WAITING_MAX: Final = 1024
-"""Searches at one time; one more is refused with `busy`."""
+"""Most searches at one time; one more is refused as `busy`."""
 CHANGED_MAX: Final = 4 * CLUSTERS_MAX
-"""Changed documents noted between two searches; beyond it the next one indexes all again."""
+"""Most changed ids collected between two searches; beyond it the next one indexes all again."""
 
 FEW: Final = 1000
-"""Clusters that a search names to the metrics index; for more, it filters the index's answer."""
+"""Most clusters that a search passes to the metrics index; with more, it filters the result."""
 
 _News = dict[str, tuple[Document | None, Document | None]]
-"""Cluster and metrics documents by id; None: there is none any more."""
+"""Cluster and metrics documents by id; None: deleted."""
 
 
 class ClusterSearch:
     """Searches of clusters, live or not; call `Freshness.fetch` first if memory may be old.
 
     Args:
-        index: Over the documents in memory.
-        elsewhere: Sends a search to an external service; None: there is no such service.
+        index: The index of the documents in memory.
+        elsewhere: Sends a search to an external service; None: no such service is configured.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class ClusterSearch:
     async def ask(
         self, action: SearchAction, body: Document, allowance: Allowance
     ) -> list[ClusterId] | None:
-        """Send a search to an external service; None if there is no such service.
+        """Send a search to the external service; return None if none is configured.
 
         Args:
-            action: What the body is.
-            body: As the client sent it, bare or in its envelope.
-            allowance: What the ask may cause; a search takes one.
+            action: The kind of search, which defines the body.
+            body: The client's body, bare or in its envelope.
+            allowance: The remaining external requests; a search uses one.
 
         Raises:
-            ServiceError: `unavailable`, or `bad_message` with what the service said.
+            ServiceError: `unavailable`, or `bad_message` with the service's message.
         """
         if self._elsewhere is None:
             return None
@@ -83,10 +83,10 @@ class DocumentSearch:
     """Searches the documents of a catalog.
 
     Args:
-        clusters: The cluster documents, as the catalog keeps them; or those of blocks.
-        metrics: The metrics documents, by cluster id.
-        companion: What a filter calls a condition on the metrics.
-        key: Where the metrics say whose they are.
+        clusters: The cluster documents in memory, or those of blocks.
+        metrics: The metrics documents, by cluster or block id.
+        companion: The field of a filter with the condition on metrics.
+        key: The field of metrics with the id of their cluster or block.
     """
 
     def __init__(
@@ -106,19 +106,19 @@ class DocumentSearch:
         self._closed = False
 
     def note_change(self, document_id: str) -> None:
-        """Note that a cluster document or its metrics have changed."""
+        """Record that a cluster document or its metrics have changed."""
         if self._changed is not None:
             self._changed.add(document_id)
             if len(self._changed) > CHANGED_MAX:
                 self._changed = None
 
     async def matching(self, wanted: Filter) -> list[ClusterId]:
-        """Return the clusters that match a filter of `matchType` `cluster`, by id.
+        """Return the clusters that match a filter with `matchType` `cluster`, by id.
 
-        Where it also names metrics, a cluster has to meet both.
+        If the filter also has a condition on metrics, a cluster must meet both.
 
         Raises:
-            ServiceError: `too_large` where a `$regex` would read too much; `busy`.
+            ServiceError: `too_large` if a `$regex` would read too much; `busy`.
         """
 
         def work() -> list[str]:
@@ -128,7 +128,7 @@ class DocumentSearch:
                 return clusters.matching(wanted.condition)
             if wanted.condition == EVERYTHING:
                 return [name for name in metrics.matching(companion) if name in clusters]
-            # Both must hold, so the order is free: whichever finds few goes first.
+            # Both must hold, so evaluate the one with fewer results first.
             found = clusters.matching(wanted.condition)
             if len(found) <= FEW:
                 return metrics.matching(restrict(companion, self._key, found))
@@ -144,7 +144,7 @@ class DocumentSearch:
 
         Args:
             like: The id of a known cluster, or a part of a cluster document.
-            weights: By path; None: those of `query.DEFAULT_WEIGHTS`.
+            weights: Weights by path; None: `query.DEFAULT_WEIGHTS`.
         """
         found = await self.run(lambda: nearest(self._indexes[0], like, weights))
         return [ClusterId(name) for name, _ in found]
@@ -164,18 +164,18 @@ class DocumentSearch:
     def _name_clusters(
         self, condition: Condition, key: str, entries: Mapping[str, DocumentEntry]
     ) -> list[str] | None:
-        """Return the document that a condition names by id, if it names one.
+        """Return the only document that a condition matches, if it names a known id.
 
-        None if it is another one, which the thread has to look into.
+        None: the condition is of another form, and the thread must evaluate it.
         """
-        name = text_at(condition, key)  # Documents are stored under what they have there.
+        name = text_at(condition, key)  # Documents are stored by this field.
         return [name] if name in entries and not self._closed else None
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` in the thread, after an update of the indexes.
 
         Raises:
-            ServiceError: `busy`, `shutting_down`; or what `QueryError` the work raised says.
+            ServiceError: `busy`, `shutting_down`, or the refusal of a `QueryError` of the work.
         """
         if self._closed:
             raise ServiceError(
@@ -184,7 +184,7 @@ class DocumentSearch:
         if self._waiting >= WAITING_MAX:
             raise ServiceError(Code.BUSY, f"{WAITING_MAX} searches wait; ask again in a moment")
         if self._changed is None or self._changed:
-            # Not part of the work, which a caller may give up before it is begun.
+            # Outside of the work, which may be cancelled before it begins.
             afresh, news = self._changed is None, self._news()
             self._updated = self._thread.submit(self._update, news, afresh=afresh)
         updated = self._updated

@@ -1,4 +1,4 @@
-"""Types of a catalog: documents, and policies in the form that the sandbox loads."""
+"""Types of the catalog: documents, and policies in the form that the sandbox loads."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ __all__ = [
 
 SearchAction = Literal["filter", "search"]
 DocumentKind = Literal["cluster", "metrics"]
-"""The two fields of a request that describe candidates instead of naming them."""
+"""The two fields of a request that describe candidate clusters instead of naming them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class PolicyRecord:
     """One immutable version of a policy, in the form that the sandbox loads.
 
     Args:
-        ref: URI and digest; the digest covers files, settings, parameters and schemas.
-        files: Content by path; the entry is `function.py`, siblings are importable from it.
-        settings: Defaults: `policy_settings`, completed by those that its schema says.
-        parameters: Defaults: `policy_parameters`, completed likewise.
-        document: The PolicyRule document with its identity filled in, for readers.
-        schemas: What its schemas say; None if it has none, as on most hot paths.
+        ref: URI and digest; the digest is over files, settings, parameters and schemas.
+        files: Content by path; the entry is `function.py`, which can import its siblings.
+        settings: Default settings: `policy_settings`, completed by the schema's defaults.
+        parameters: Default parameters: `policy_parameters`, completed by the schema.
+        document: The PolicyRule document with complete identity, for readers.
+        schemas: The policy's schemas; None: it has none, as most policies.
     """
 
     ref: PolicyRef
@@ -53,11 +53,11 @@ Examine = Callable[[PolicyRecord], Awaitable[str]]
 class PreparedPolicy:
     """A policy whose document is checked, but which is not registered yet.
 
-    Nothing of it has been compiled or run: its registration lets a jail load it first, and run
-    its examples.
+    Its code has not been compiled or run: the registration first loads it in a jail, and runs its
+    examples.
 
     Args:
-        warnings: What is not as its author may think, and no reason to refuse it.
+        warnings: Sentences for the author about faults that do not prevent the registration.
     """
 
     record: PolicyRecord

@@ -1,7 +1,7 @@
 """The allocator: a state machine without I/O. It takes events and returns facts and effects.
 
-The daemon is the only caller. It hands each event to the part whose subject it is: `requests`,
-`leases`, `warm_reuse`, or the queue. It never reads a clock and never rolls dice.
+The daemon is the only caller. The allocator passes each event to `requests`, `leases`, `warm_reuse`
+or another part. It reads no clock and draws no random numbers.
 """
 
 import math
@@ -72,7 +72,7 @@ from moorage.records.json_values import JsonObject
 
 
 class Allocator:
-    """Owns the state of all asks and leases.
+    """Owns the state of all requests and leases.
 
     Args:
         requeue_pause_seconds: How long a lease waits after its workload failed before the second
@@ -80,7 +80,7 @@ class Allocator:
         overtaken_max: How often a waiter may be overtaken.
 
     Attributes:
-        state: What the facts say. Read it; only `step` and `replay` change it.
+        state: The state that follows from the facts; read-only for callers.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class Allocator:
         self._waking = Backfill(self.state, self.requests, self._warm, self._asks, self._preemption)
         parts = (self._leases, self._warm, self._cordons)
         self._dry_runs = DryRuns(self.state, self.feasibility, self.requests, *parts)
-        self._freed = -1  # After a restart, all duplicates are looked at once.
+        self._freed = -1  # After a restart, all duplicates are checked.
         self._keeps_index = False
-        """Whether the index of the waiters is built, and `follow` keeps it up to date."""
+        """Whether the index of the waiters exists, so that `follow` must update it."""
 
     @property
     def undecided(self) -> int:
@@ -133,7 +133,7 @@ class Allocator:
         """Restore the state from the ledger's facts. No decision is made again.
 
         Args:
-            facts: The ledger's facts; for an allocator that followed, only the newer ones.
+            facts: The ledger's facts; after `follow`, only those that it has not applied.
             fencing: Fencing numbers up to this one may be in use, even if no fact has them.
         """
         self.follow(facts)
@@ -170,7 +170,7 @@ class Allocator:
         return turn
 
     def forget(self) -> None:
-        """Drop all large state at once: its parts refer to each other. The last call."""
+        """Drop all large state, whose parts refer to each other. Call no method afterwards."""
         self.state.waiting.clear()
         self.requests.queue.restore()
         vars(self.feasibility).clear()
@@ -327,7 +327,7 @@ class Allocator:
         known: MutableMapping[str, JsonObject] = self._turn.decisions
         waiter = self.state.waiting.get(RequestId(inquiry.subject))
         if waiter is not None and waiter.lease is None:
-            last = self._asks.in_the_way(waiter.ask)  # Its last answer may be outdated.
+            last = self._asks.in_the_way(waiter.ask)  # The stored refusal may be outdated.
             record = explain.refusal_object(last) if last else known.get(waiter.ask.id, {})
             known = ChainMap({waiter.ask.id: {"state": "waiting", **record}}, known)
         queue, now = self.requests.queue, self._turn.now

@@ -1,5 +1,5 @@
 """Transactions on one database: facts of the ledger, records of the catalog, tokens, a secret.
 
-`ledger`, `catalog` and `daemon.access` say what these mean; a file, a dialect of SQL and a sync are
-here alone. `storage.base` is the interface; each store is a folder beside it.
+`ledger`, `catalog` and `daemon.access` define what these rows mean; only this package deals with
+files, SQL and syncs. `storage.base` is the interface; each store has a folder.
 """

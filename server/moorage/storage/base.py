@@ -1,15 +1,15 @@
 """The interface of a store for ledger, catalog and tokens: its rows and its errors.
 
-All of it is synchronous. Only one thread, which the user of the store owns, calls methods that
+All methods are synchronous. Only one thread, which the user of the store owns, calls methods that
 write: the ledger's writer, or the catalog's thread.
 
 The exceptions:
 
     StorageError            the database cannot do this; the message says what to do
-    ├── StorageLocked       another process writes it
-    ├── StorageCorrupt      what is there is not what was written
+    ├── StorageLocked       another process writes the database
+    ├── StorageCorrupt      its contents differ from what was written
     └── StorageFailed       writing or reading failed
-        └── Deposed         another server writes it since
+        └── Deposed         another server writes the database now
 """
 
 import zlib
@@ -20,17 +20,17 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 SECRET_BYTES: Final = 32
 FENCING_BLOCK: Final = 10_000
-"""Fencing numbers reserved at a time. A crash leaves the rest of a block unused."""
+"""Fencing numbers that are reserved at once. A crash leaves the rest of a block unused."""
 FENCING_SKIP: Final = 10**12
-"""Numbers that a restore leaves out: three years of leases at 10,000 a second. Those granted after
-the backup are unknown, and must not come twice; 2**53, up to which every client counts, is far."""
+"""Fencing numbers that a restore skips: three years of leases at 10,000 a second. Numbers granted
+after the backup are unknown and must not repeat; every client can count up to 2**53."""
 _PAGE_FACTS: Final = 1_000
 _PAGE_BYTES: Final = 8 << 20
 LEAD_SECONDS: Final = 3.0
-"""How long a leader leads without a sign of life, by the clock of the database."""
+"""Seconds that a leader may lead without a heartbeat, by the clock of the database."""
 T = TypeVar("T")
 SqlValue: TypeAlias = Any
-"""The value of one column; its statement says which type it has."""
+"""The value of one column; its type depends on the SQL statement."""
 SqlRow: TypeAlias = tuple[SqlValue, ...]
 
 
@@ -38,13 +38,13 @@ class StorageError(Exception):
     """The database cannot do this; the message says what to do."""
 
 
-class StorageLocked(StorageError):  # noqa: N818  # It names what happened, like asyncio.QueueFull.
+class StorageLocked(StorageError):  # noqa: N818  # Named after the event, like asyncio.QueueFull.
     """Another process writes this database.
 
     Args:
-        place: The database, as its owner calls it.
-        pid: The process that holds it, as it wrote down itself; None if it has not yet.
-        reason: All of it in words; empty for what a file says.
+        place: Name of the database in messages.
+        pid: The process that holds the lock, from the lock's file; None: the file does not name it.
+        reason: The whole message; empty: a message for a lock in a file.
     """
 
     def __init__(self, place: str, pid: int | None, reason: str = "") -> None:
@@ -62,8 +62,8 @@ class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
     """The contents of the database differ from what was written.
 
     Args:
-        place: The database, as its owner calls it.
-        finding: What is wrong, and where.
+        place: Name of the database in messages.
+        finding: The damage and its place.
     """
 
     def __init__(self, place: str, finding: str) -> None:
@@ -77,7 +77,7 @@ class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
 
 
 class StorageFailed(StorageError):  # noqa: N818  # As StorageLocked.
-    """The database refused. Data that was being written may or may not be stored."""
+    """The database failed. Data that was being written may or may not be stored."""
 
 
 class Deposed(StorageFailed):  # As StorageLocked.
@@ -88,9 +88,9 @@ class Seat(NamedTuple):
     """A server among those that use one database.
 
     Args:
-        name: The machine that it runs on, its process, and its roll-out if it has one.
+        name: The server's machine, its process, and its roll-out if it has one.
         ws: URL by which clients reach its WebSocket.
-        http: Likewise its HTTP services.
+        http: URL by which clients reach its HTTP services.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Seat(NamedTuple):
 
     @property
     def rollout(self) -> str:
-        """The part of the server's name that is common to all servers of its roll-out; or ""."""
+        """The part of the name that all servers of its roll-out share; "" without a roll-out."""
         return "".join(self.name.split(" ", 2)[2:])
 
 
@@ -107,8 +107,8 @@ class Leader(NamedTuple):
     """The server that writes a database.
 
     Args:
-        epoch: Grows with each change of the leader.
-        since: In seconds since the epoch of the clock.
+        epoch: A number that grows with each change of the leader.
+        since: When the server became the leader, in Unix seconds.
     """
 
     seat: Seat
@@ -117,13 +117,13 @@ class Leader(NamedTuple):
 
 
 class Election(Protocol):
-    """Which of several servers on one database writes it."""
+    """The election of the one server, among several on one database, that writes."""
 
     def stand(self, seat: Seat) -> bool:
         """Become the leader if there is none; return whether this server leads.
 
-        Else note that this server stands by, and learn who leads. It returns after a short while,
-        or as soon as the leader leaves.
+        Otherwise note that this server stands by, and read which server leads. The call returns
+        after a short while, or as soon as the leader leaves.
 
         Raises:
             StorageError: The database cannot be used, now or at all.
@@ -131,7 +131,7 @@ class Election(Protocol):
 
     @property
     def leader(self) -> Leader | None:
-        """The leader that this server last saw; None: no leader, or one about to resign."""
+        """The leader that this server last saw; None: no leader, or one that is about to resign."""
 
     @property
     def standbys(self) -> bool:
@@ -145,13 +145,13 @@ class Election(Protocol):
         """Renew the leader's heartbeat; return whether an operator wants it to resign.
 
         Raises:
-            Deposed: Another server leads since.
+            Deposed: Another server leads now.
             StorageFailed: The database failed.
         """
 
     @property
     def is_deposed(self) -> bool:
-        """Whether another server has led since this one did."""
+        """Whether another server took over after this server had led."""
 
     def announce(self) -> None:
         """Tell the standby servers that this server is about to resign."""
@@ -171,16 +171,16 @@ class FactRow(NamedTuple):
     body: bytes
     checksum: int
     chain: int
-    """Covers this fact's checksum and all before it: a replaced fact breaks the next chain."""
+    """Checksum of this fact's checksum and all before it: a replaced fact breaks the next chain."""
 
 
 class Checkpoint(NamedTuple):
     """One finished checkpoint.
 
     Args:
-        number: Grows with every checkpoint that is begun; unfinished ones leave only parts.
-        seq: The fact as of which it was taken.
-        parts: How many parts it has.
+        number: Grows with every checkpoint that is begun; an unfinished checkpoint has only parts.
+        seq: Number of the last fact that the checkpoint covers.
+        parts: Number of its parts.
         checksum: CRC-32 of the parts' bytes, in order, and then of the other numbers.
     """
 
@@ -210,7 +210,7 @@ class Facts(Protocol):
         """Return the seq of the last fact that was pruned; 0 if no fact was."""
 
     def oldest_at(self) -> float:
-        """Return when the oldest fact was appended. Only where there is one."""
+        """Return when the oldest fact was appended, in Unix seconds. There must be a fact."""
 
     def chain_of(self, seq: int) -> int | None:
         """Return the chain checksum of a fact; 0 before the first fact, None for a missing fact."""
@@ -230,9 +230,9 @@ class Facts(Protocol):
         """Delete some of the oldest facts. Return whether there are more to delete.
 
         Args:
-            limit: Only facts before this seq.
-            before: Those that were appended before this go, in seconds since the epoch.
-            bytes_max: As long as more than this is used, others go, too.
+            limit: Facts from this seq on stay.
+            before: Facts that were appended before this time, in Unix seconds, are deleted.
+            bytes_max: While the database uses more bytes, later facts are deleted, too.
         """
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -256,7 +256,7 @@ class Facts(Protocol):
     def sweep(self) -> bool:
         """Delete some parts of dropped checkpoints. Return whether there were any.
 
-        Only to be called while no checkpoint is being written.
+        The caller makes sure that no checkpoint is being written.
         """
 
 
@@ -264,8 +264,8 @@ class OpenedFacts(NamedTuple):
     """The result of opening a store of facts.
 
     Args:
-        fencing: Fencing numbers up to this one may have been given out.
-        warnings: Damage beside the facts that was survived, each a sentence for the log.
+        fencing: Highest fencing number that may have been granted.
+        warnings: Damage outside the facts that did no harm, each a sentence for the log.
     """
 
     fencing: int
@@ -273,17 +273,17 @@ class OpenedFacts(NamedTuple):
 
 
 class FactReading(Protocol):
-    """The facts of one ledger, as they can be read."""
+    """Reads the facts of one ledger."""
 
     @property
     def place(self) -> str:
-        """Its name in messages."""
+        """Name of the database in messages."""
 
     def reading(self) -> AbstractContextManager[Facts]:
-        """Read all facts as of one moment, also while a server writes. For any thread.
+        """Read all facts as of one moment, also while a server writes. Any thread may call this.
 
         Raises:
-            StorageError: It is not open, damaged, or cannot be read.
+            StorageError: The ledger is not open, is damaged, or cannot be read.
         """
 
     def close(self) -> None:
@@ -297,7 +297,7 @@ class FollowedFacts(FactReading, Protocol):
         """Return the seq of the last fact, in one statement.
 
         Raises:
-            StorageError: It cannot be read.
+            StorageError: The ledger cannot be read.
         """
 
 
@@ -305,7 +305,7 @@ class FactStore(FactReading, Protocol):
     """The facts of one ledger, which one process writes."""
 
     is_local: bool
-    """A commit waits for a disk of this machine alone."""
+    """A commit waits only for a disk of this machine."""
 
     @property
     def is_full(self) -> bool:
@@ -315,9 +315,9 @@ class FactStore(FactReading, Protocol):
         """Take the single-writer lock, verify the data, and create missing tables.
 
         Raises:
-            StorageLocked: Another process has it.
-            StorageCorrupt: What is there cannot be trusted.
-            StorageError: It cannot be opened.
+            StorageLocked: Another process has the lock.
+            StorageCorrupt: The data is damaged.
+            StorageError: The ledger cannot be opened.
         """
 
     def commit(
@@ -328,14 +328,14 @@ class FactStore(FactReading, Protocol):
         Args:
             rows: Facts, in order.
             fencing: The highest fencing number in them; 0 if there is none.
-            works: Other changes, done in order after the facts are there.
+            works: Other changes, made in order after the facts are added.
 
         Returns:
-            What the works returned.
+            The results of the works.
 
         Raises:
-            StorageFailed: It may or may not be there, and nothing more may be committed.
-            StorageError: Likewise.
+            StorageFailed: The data may or may not be stored; nothing more may be committed.
+            StorageError: As StorageFailed.
         """
 
     def upkeep(self) -> float | None:
@@ -344,15 +344,15 @@ class FactStore(FactReading, Protocol):
         Called after commits, and then from time to time.
 
         Raises:
-            StorageFailed: Nothing more may be committed.
+            StorageFailed: A write failed; nothing more may be committed.
         """
 
     def end_writing(self, *, clean: bool) -> None:
-        """Close what only `commit` uses. `clean`: every commit succeeded."""
+        """Close the resources that only `commit` uses. `clean`: every commit succeeded."""
 
 
 class RecordRow(NamedTuple):
-    """One record of the catalog as it is stored. A damaged one may hold values of any type."""
+    """One record of the catalog as it is stored. A damaged record may hold values of any type."""
 
     id: SqlValue
     document: SqlValue
@@ -361,7 +361,7 @@ class RecordRow(NamedTuple):
 
 
 class RecordTally(NamedTuple):
-    """The noted and the counted number of records of a kind."""
+    """The stored and the counted number of records of a kind, and of their checksums."""
 
     records: int
     checksums: int
@@ -379,20 +379,20 @@ class RecordTable(Protocol):
         """Return whether a record with this id exists."""
 
     def ids(self, kind: str) -> list[str]:
-        """Return the ids of all records of a kind, in the order in which they came."""
+        """Return the ids of all records of a kind, in the order in which they were stored."""
         ...
 
     def rows(self, kind: str) -> list[tuple[int, RecordRow]]:
-        """Return all records of a kind, by id, with the number of each."""
+        """Return all records of a kind, in the order of their ids, each with its number."""
 
     def put(self, kind: str, row: RecordRow) -> None:
-        """Store a record, in the place of the one with its id if there is one."""
+        """Store a record; it replaces a record with the same id."""
 
     def remove(self, kind: str, record_id: str) -> bool:
         """Delete a record; return whether there was one."""
 
     def number_of(self, kind: str, record_id: str) -> int:
-        """Return the number of an existing record."""
+        """Return the number under which a record is stored; the record must exist."""
 
     def set_aside(self, number: int, why: str) -> None:
         """Move a record aside, so that its id is free for another record."""
@@ -401,7 +401,7 @@ class RecordTable(Protocol):
         """Return the number of records of a kind, by counting them."""
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """Return the noted number and bytes of the records of each kind, without counting them."""
+        """Return the stored number and bytes of the records of each kind, without counting them."""
 
     def marks(self) -> dict[str, object]:
         """Return, per kind, a value that differs after each change, without reading the records."""
@@ -410,10 +410,10 @@ class RecordTable(Protocol):
         """Return the checksums of all records of a kind, by id."""
 
     def tallies(self) -> dict[str, RecordTally]:
-        """Return the noted and the counted number of each kind."""
+        """Return the stored and the counted number of records of each kind."""
 
     def take_tally(self, kind: str) -> None:
-        """Store the counted number of a kind as the noted one."""
+        """Replace the stored number of records of a kind by the counted number."""
 
 
 class RecordStore(Protocol):
@@ -421,27 +421,27 @@ class RecordStore(Protocol):
 
     @property
     def place(self) -> str:
-        """Its name in messages."""
+        """Name of the database in messages."""
 
     def open(self) -> list[str]:
         """Verify the data, and create missing tables.
 
         Returns:
-            Damage that was survived, each a sentence for the log.
+            Damage that did no harm, each a sentence for the log.
 
         Raises:
-            StorageError: It cannot be opened, or is not whole.
+            StorageError: The catalog cannot be opened, or records are missing.
         """
 
     def transact(self, work: Callable[[RecordTable], T], *, durable: bool) -> T:
-        """Run `work` in a transaction and return its result; all of it is undone if it raises.
+        """Run `work` in a transaction and return its result; an error undoes all its changes.
 
         Args:
             work: Reads and writes records.
-            durable: False if the last seconds may be lost with the machine's power.
+            durable: False: a power cut may undo the change within some seconds.
 
         Raises:
-            StorageError: The database refused.
+            StorageError: The database failed.
         """
 
     def upkeep(self) -> float | None:
@@ -468,7 +468,7 @@ class SharedRows(Protocol):
 
     @property
     def place(self) -> str:
-        """Its name in messages."""
+        """Name of the database in messages."""
 
     def version(self) -> object:
         """Return a value that differs after each change; None: there are no rows yet."""
@@ -504,13 +504,13 @@ class LoginRows(SharedRows, Protocol):
     """Logins to the console, each a document under the digest of its cookie."""
 
     def rows(self) -> dict[str, bytes]:
-        """Return all documents by digest, the oldest first."""
+        """Return all documents by digest, oldest first."""
 
     def insert(self, digest: str, document: bytes, gone: Collection[str] = ()) -> None:
-        """Store a new login, and delete others."""
+        """Store a new login, and delete the logins with the digests `gone`."""
 
     def delete(self, digests: Collection[str]) -> None:
-        """Delete the logins with these digests, as far as they exist."""
+        """Delete the logins with these digests; digests without a login are ignored."""
 
 
 class AuditEnd(NamedTuple):
@@ -526,7 +526,7 @@ class AuditRows(Protocol):
 
     @property
     def place(self) -> str:
-        """Its name in messages."""
+        """Name of the database in messages."""
 
     def append(
         self, now: float, make: Callable[[AuditEnd], tuple[Sequence[bytes], AuditEnd]]
@@ -534,13 +534,13 @@ class AuditRows(Protocol):
         """Append the lines that `make` builds from the log's end, while no other process writes."""
 
     def lines(self, after: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines after line `number`, with their numbers."""
+        """Yield the lines after line `after`, with their numbers."""
 
     def end(self) -> AuditEnd:
         """Return the number, hash and last fact of the log's last line."""
 
     def prune(self, before: float, bytes_max: int) -> None:
-        """Delete lines stored before a time, then the oldest while there are more bytes."""
+        """Delete lines stored before a time, then the oldest while the log exceeds `bytes_max`."""
 
     def close(self) -> None:
         """Close the log."""
@@ -549,13 +549,13 @@ class AuditRows(Protocol):
 def diff_rows(
     before: Mapping[str, bytes], after: Mapping[str, bytes]
 ) -> tuple[list[tuple[str, bytes]], list[tuple[str]]]:
-    """Return the rows that a change puts, and the keys that it deletes."""
+    """Return the rows that a change stores, and the keys that it deletes."""
     put = [(key, document) for key, document in after.items() if before.get(key) != document]
     return put, [(key,) for key in before if key not in after]
 
 
 class Followed(NamedTuple):
-    """The database of another server's writes, for reading; nothing can be written to it."""
+    """A database that another server writes, for reading only."""
 
     facts: FollowedFacts
     records: RecordStore
@@ -578,10 +578,10 @@ class Storage(Protocol):
     """One database with everything that a server must not lose."""
 
     def facts(self) -> FactStore:
-        """Return the ledger's part."""
+        """Return the store of the ledger."""
 
     def records(self) -> RecordStore:
-        """Return the catalog's part."""
+        """Return the store of the catalog."""
 
     def tokens(self) -> TokenRows:
         """Return the named tokens."""
@@ -593,7 +593,7 @@ class Storage(Protocol):
         """Return the logins to the console."""
 
     def audit(self) -> AuditRows | None:
-        """Return the audit log; None: it is in files of the data folder."""
+        """Return the audit log; None: the audit log is in files of the data folder."""
 
     def election(self) -> Election | None:
         """Return the election of the server that writes; None if a second server is refused."""
@@ -611,7 +611,7 @@ class Storage(Protocol):
         """Return the secret from which lease tokens are derived; create it if it does not exist.
 
         Raises:
-            StorageError: It cannot be read or made.
+            StorageError: The secret cannot be read or created.
         """
 
 
@@ -620,11 +620,11 @@ class Contents:
     """All data of one storage at one moment, while no server uses the storage.
 
     Args:
-        place: What the storage is called in messages.
+        place: Name of the storage in messages.
         agents: The agents and their joining tokens, by key.
-        secret: Of the tokens of leases; empty if none was made yet.
-        fencing: Fencing numbers up to this one may have been given out.
-        audit: Yields the lines of the audit log.
+        secret: Secret from which the tokens of leases are derived; empty: there is none yet.
+        fencing: Highest fencing number that may have been granted.
+        audit: Function that yields the lines of the audit log.
     """
 
     place: str
@@ -644,7 +644,7 @@ class Contents:
         return not (ledger or records or self.tokens or self.agents or audit)
 
     def fact_pages(self) -> Iterator[list[FactRow]]:
-        """Yield all facts, in order, some at a time."""
+        """Yield all facts, in order, in pages."""
         after = self.facts.pruned_seq()
         while rows := self.facts.page(after, _PAGE_FACTS, _PAGE_BYTES):
             yield rows
@@ -654,7 +654,7 @@ class Contents:
         """Yield the finished checkpoints and their parts, oldest first.
 
         Raises:
-            StorageCorrupt: One of them is damaged.
+            StorageCorrupt: A checkpoint is damaged.
         """
         for finished in reversed(self.facts.checkpoints()):
             parts = self.facts.checkpoint_parts(finished)

@@ -10,8 +10,8 @@ class Format:
     """The number of a database's format.
 
     Args:
-        current: What this release writes.
-        steps: By an older number, the statements that make a database of the next one.
+        current: Number of the format that this release writes.
+        steps: Per older format, the statements that convert a database to the next format.
     """
 
     current: int
@@ -21,8 +21,8 @@ class Format:
         """Return why a database with this format number is refused; empty if it is accepted.
 
         Args:
-            found: The number.
-            writer: The release that wrote it; empty if that is unknown.
+            found: Number of the database's format.
+            writer: The release that wrote the database; empty: unknown.
         """
         here = f"moored {version('moorage')} reads formats up to {self.current}"
         if found > self.current:
@@ -35,6 +35,6 @@ class Format:
         return ""
 
     def migration(self, found: int) -> Iterator[str]:
-        """Return the statements that bring an older database to the current format."""
+        """Return the statements that convert an older database to the current format."""
         for number in range(found, self.current):
             yield from self.steps[number]

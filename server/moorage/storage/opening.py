@@ -8,10 +8,10 @@ from moorage.storage.sqlite.storage import SqliteStorage
 
 
 def open_storage(address: str, folder: Path) -> Storage:
-    """Return the storage of a server: PostgreSQL where there is an address, else the folder.
+    """Return a server's storage: PostgreSQL at the address, or the folder if the address is empty.
 
     Raises:
-        StorageError: The extra `postgres` is missing, or it is no address.
+        StorageError: The extra `postgres` is missing, or the address is invalid.
     """
     if not address:
         return SqliteStorage(folder)
@@ -25,7 +25,7 @@ def need_postgres() -> None:
     """Raise an error if the extra `postgres` is not installed.
 
     Raises:
-        StorageError: It is missing.
+        StorageError: The extra is missing.
     """
     try:
         import psycopg  # noqa: F401, PLC0415  # Whether it is there.

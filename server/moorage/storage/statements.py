@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def read_statements(path: Path) -> dict[str, str]:
-    """Return the statements of a file by the name in the comment line before each."""
+    """Return the statements of a file, by the names in the comment lines before them."""
     _, *parts = re.split(r"^-- name: (\w+)\n", path.read_text("utf-8"), flags=re.MULTILINE)
     return {
         name: text.strip().removesuffix(";")

@@ -1,1 +1,1 @@
-"""Machines beside the server's own: each has an agent, and is part of the backend `local`."""
+"""Other machines than the server's own: each runs an agent, and belongs to the backend `local`."""

@@ -1,8 +1,8 @@
-"""`FleetBackend`: the server's own machine and those of agents, as the one backend `local`.
+"""`FleetBackend`: the server's own machine and the machines of agents, as one backend `local`.
 
 A workload whose lease is placed on the node of an agent runs there; all others run here. The daemon
-attaches agents. What was ordered of a machine that is away waits until it is heard again, until it
-counts as lost, or until an operator says that it is gone for good; `AgentMachine` says which.
+attaches agents. Orders for a machine that is away wait until the machine reports again, counts as
+lost, or is removed by an operator: see each method of `AgentMachine`.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ from moorage.model import ClusterId, Lease, NodeId
 from moorage.records.json_values import JsonMapping, JsonValue
 
 CALL_WAIT_SECONDS: Final = 5.0
-"""How long a look into a workload waits for a machine that is away."""
+"""Seconds that a call about a workload waits for a machine that is away."""
 DISCOVER_SECONDS_MAX: Final = 60.0
-"""How long an agent that has come may take to say what runs on its machine."""
+"""Seconds that a connected agent may take to list the workloads on its machine."""
 RETRY_SECONDS: Final = 2.0
-"""Pause before stopping a workload without a lease is tried again."""
+"""Pause in seconds before the stop of a workload without a lease is repeated."""
 PLACES_MAX: Final = 10_000
-"""Workloads whose machine is remembered; that of older ones is looked up by their lease."""
+"""Most workloads whose machines are remembered; for older ones, the lease names the machine."""
 _OWN_NEWS: Final = frozenset({Phase.FAILED, Phase.SUCCEEDED, Phase.PULLING, Phase.STARTING})
-"""Phases of a gang that its members bring about."""
+"""Phases of a gang that reports of its members cause."""
 
 log = structlog.get_logger("moored")
 
@@ -68,10 +68,10 @@ class AgentMachine:
     """A machine with an agent, connected or not.
 
     Attributes:
-        heard_time: When it was last heard of, in seconds since the epoch.
-        lost: Whether it has not been heard of for too long.
-        idle: Whether its silence has lasted until the agent must have ended all that ran there.
-        gone: Whether an operator has said that it will not come back.
+        heard_time: Time of the last message from its agent, in seconds since the epoch.
+        lost: Whether its agent has been silent for too long.
+        idle: Whether the silence is so long that the agent must have ended all workloads there.
+        gone: Whether an operator removed the machine.
         revoked: Whether an operator revoked its agent.
     """
 
@@ -84,11 +84,11 @@ class AgentMachine:
         self.revoked = False
         self._made_at = time.monotonic()
         self._link: AgentLink | None = None
-        self._latest: AgentLink | None = None  # It need not be in use yet, or any more.
+        self._latest: AgentLink | None = None  # The last heard one; perhaps not in use.
         self._measured = b"", 0.0
-        self._ending: asyncio.Future[list[None]] | None = None  # Of workloads that no lease holds.
-        self._is_known = False  # Since this server started, its workloads have been looked at.
-        self._change: asyncio.Event | None = None  # None waits: a fleet has thousands of machines.
+        self._ending: asyncio.Future[list[None]] | None = None  # Stops those without a lease.
+        self._is_known = False  # Whether this server has listed its workloads.
+        self._change: asyncio.Event | None = None  # None saves memory while no task waits.
 
     @property
     def link(self) -> AgentLink | None:
@@ -97,7 +97,7 @@ class AgentMachine:
 
     @property
     def heard_at(self) -> float:
-        """When it was last heard of, on the monotonic clock; at first, when this was made."""
+        """Monotonic time of the agent's last message; at first, of the creation of this object."""
         return self._made_at if self._latest is None else self._latest.heard_at
 
     @property
@@ -120,7 +120,7 @@ class AgentMachine:
 
     @property
     def absence(self) -> str:
-        """Why it cannot be reached, for people."""
+        """A sentence for people on why the machine cannot be reached."""
         if self.gone:
             return f"an operator removed the machine {self.place[1]}"
         since = datetime.fromtimestamp(self.heard_time, UTC)
@@ -129,7 +129,7 @@ class AgentMachine:
         return f"{text}, and has ended its workloads" if self.idle else text
 
     def note(self, **changes: object) -> None:
-        """Change attributes, and wake all who wait for a change."""
+        """Change attributes, and wake all tasks that wait for a change."""
         for name, value in changes.items():
             setattr(self, name, value)
         if self._change is not None:
@@ -137,31 +137,31 @@ class AgentMachine:
             self._change = None
 
     def hear(self, link: AgentLink) -> None:
-        """Note that its agent was heard, over a connection that carries no orders yet."""
+        """Record a message of the agent on a connection that carries no orders yet."""
         self._measured = self._measure()
         self._latest = link
 
     def connect(self, link: AgentLink, ending: "asyncio.Future[list[None]]") -> None:
-        """Send orders over a connection from now on; start nothing before `ending` is done."""
+        """Send orders over this connection from now on; start nothing before `ending` is done."""
         self._is_known = True
         self._ending = ending
         self.note(_link=link, lost=False, idle=False)
 
     def disconnect(self, link: AgentLink) -> None:
-        """Note that a connection is gone."""
+        """Record that a connection is gone."""
         if self._link is link:
             self.note(_link=None, heard_time=time.time())
 
     async def look(self, order: wire.AnyOrder, kind: type[T], *, again: bool = True) -> T:
-        """Carry out an order that waits only a moment for the machine.
+        """Carry out an order; if the machine is away, wait only `CALL_WAIT_SECONDS` for it.
 
         Args:
-            order: What to do.
-            kind: What that returns.
-            again: Whether it may be done twice, where the connection goes meanwhile.
+            order: The order.
+            kind: The type of its result.
+            again: Whether to send the order again if the connection breaks meanwhile.
 
         Raises:
-            BackendError: The machine is away, or as `Backend`'s method does.
+            BackendError: The machine is away, or the `Backend` method of the order raised it.
         """
         end = time.monotonic() + CALL_WAIT_SECONDS
         while True:
@@ -170,14 +170,14 @@ class AgentMachine:
                 return _value(await self._call(link, order), kind)
             except LinkLost:
                 if not again:
-                    reason = "the connection to its machine was lost; the order may have been done"
+                    reason = "the connection to the machine broke; the order may have been done"
                     raise BackendError(reason) from None
 
     async def start(self, order: Order) -> WorkloadReport:
         """Start a workload; see `Backend.start`.
 
-        It fails if the machine is lost, unless the order may have reached it: then it may run, and
-        must not run elsewhere, before the machine has ended all that ran there.
+        The start fails if the machine is lost. But if the order may have reached the machine, the
+        workload may run there; the start then waits until the machine is back or `idle`.
         """
         frame, may_run = wire.StartOrder.of(order), order.resumed or not self._is_known
         while True:
@@ -187,14 +187,14 @@ class AgentMachine:
                 if not (self.gone or self.idle) or not order.resumed:
                     raise
                 return WorkloadReport(order.id, Phase.FAILED, detail=self.absence)
-            if self._ending is not None:  # What no lease holds may use the same devices.
+            if self._ending is not None:  # They may use the same devices.
                 await asyncio.wait([self._ending])
             may_run = True
             with suppress(LinkLost):
                 return _value(await self._call(link, frame), WorkloadReport)
 
     async def has(self, order: Order) -> bool:
-        """Return whether a workload is here; wait for the machine as `start` does.
+        """Return whether a workload is on this machine; wait for the machine as `start` does.
 
         Raises:
             BackendError: The machine is lost.
@@ -214,16 +214,16 @@ class AgentMachine:
                 return False
 
     async def meet(self) -> wire.Meeting:
-        """Return the address where other machines find this one."""
+        """Return the address at which other machines reach this one."""
         return await self.look(wire.MeetOrder(), wire.Meeting)
 
     async def stop(self, workload: str, stop_seconds_max: float | None) -> None:
-        """Stop a workload; wait for its machine without a bound; see `Backend.stop`."""
+        """Stop a workload; wait for its machine without a limit; see `Backend.stop`."""
         while not (self.gone or self.idle):
             try:
                 link = await self._wait_for_link()
             except BackendError:
-                continue  # Nothing runs there any more.
+                continue  # The machine is `gone` or `idle`.
             with suppress(LinkLost):
                 await self._call(link, wire.StopOrder(workload, stop_seconds_max))
                 return
@@ -238,14 +238,14 @@ class AgentMachine:
     async def _wait_for_link(
         self, *, unless_lost: bool = False, end: float | None = None
     ) -> AgentLink:
-        """Wait for a connection.
+        """Wait for a connection to the agent, and return it.
 
         Args:
-            unless_lost: Whether not to wait for a machine that is lost.
-            end: When not to wait any longer, on the monotonic clock; None: as long as it takes.
+            unless_lost: Whether to give up if the machine is lost.
+            end: Monotonic time at which to give up; None: never.
 
         Raises:
-            BackendError: There is none.
+            BackendError: There is no connection.
         """
         while (link := self._link) is None:
             left = None if end is None else end - time.monotonic()
@@ -262,14 +262,14 @@ Member = AgentMachine | OwnMachine
 
 
 class FleetBackend(CommonBackend):
-    """See the module.
+    """The backend `local`: this machine and machines with agents.
 
     Args:
-        lease: Returns the lease that has a workload of this name, or had it last.
-        address: Where members of gangs on other machines find this one; empty: where the first of
-            these reaches the server.
-        look: Looks at this machine; None: its metrics are not reported.
-        here: Whether workloads start on this machine; if not, those that run here already go on.
+        lease: Returns the lease that has, or last had, the workload of this name.
+        address: Address of this machine for members of gangs on other machines; empty: the address
+            at which the first of these machines reaches the server.
+        look: Measures this machine; None: its metrics are not reported.
+        here: Whether workloads may start on this machine; if not, running ones continue.
     """
 
     name: Final = "local"
@@ -294,13 +294,13 @@ class FleetBackend(CommonBackend):
         self._own_gangs: dict[str, tuple[OwnMachine, asyncio.AbstractEventLoop]] = {}
         self._places: dict[str, tuple[Member, ...]] = {}
         self._members: dict[str, dict[str, WorkloadReport]] = {}
-        self._lost: set[str] = set()  # Workloads of lost machines, as the listener knows them.
+        self._lost: set[str] = set()  # Workloads that were reported as lost.
         self._nodes: frozenset[str] = frozenset()
 
     # For the daemon ----------------------------------------------------------------------------
 
     def machine(self, place: Place) -> AgentMachine:
-        """Return the machine with the agent of a node; make it where there is none."""
+        """Return the `AgentMachine` of a node; create it if there is none."""
         if place not in self._machines:
             self._machines[place] = AgentMachine(place)
             self._nodes = frozenset(node for _, node in self._machines)
@@ -311,21 +311,21 @@ class FleetBackend(CommonBackend):
         return tuple(self._machines.values())
 
     def lose(self, machine: AgentMachine) -> None:
-        """Say of all that runs on a lost machine that nothing is known of it for now."""
+        """Report the workloads of a lost machine as lost: their state is unknown for now."""
         for name in [each for each, there in self._places.items() if machine in there]:
             if self._is_held(name, machine.place):
                 self._lost.add(name)
                 self._tell(WorkloadReport(name, Phase.LOST, detail=machine.absence))
 
     def forget(self, machine: AgentMachine) -> None:
-        """Note that a machine will not come back, so that nothing runs there."""
+        """Remove a machine that will not come back; report its workloads as failed."""
         machine.note(gone=True)
         del self._machines[machine.place]
         self._nodes = frozenset(node for _, node in self._machines)
         self._fail_all(machine)
 
     def give_up(self, machine: AgentMachine) -> None:
-        """Note that a machine has ended all its workloads, as agreed with its agent."""
+        """Record that a silent machine has ended all its workloads, as agreed with its agent."""
         machine.note(idle=True)
         self._fail_all(machine)
 
@@ -334,11 +334,11 @@ class FleetBackend(CommonBackend):
             self._tell(WorkloadReport(name, Phase.FAILED, detail=machine.absence))
 
     async def attach(self, machine: AgentMachine, link: AgentLink) -> None:
-        """Route a machine's orders over a connection; return when it runs leases' workloads only.
+        """Route a machine's orders over a connection; return once it runs only workloads of leases.
 
         Raises:
-            LinkLost: The connection went meanwhile.
-            BackendError: The agent does not say what runs there; so does `TimeoutError`.
+            LinkLost: The connection broke meanwhile.
+            BackendError: The agent did not list its workloads. `TimeoutError`: not in time.
         """
         try:
             async with asyncio.timeout(DISCOVER_SECONDS_MAX):
@@ -351,7 +351,7 @@ class FleetBackend(CommonBackend):
         for report in map(wire.cut_to_bounds, found):
             if report.id not in orphans:
                 if machine not in self._machines_of(report.id):
-                    self._places.pop(report.id, None)  # Its lease has moved here since.
+                    self._places.pop(report.id, None)  # Its lease has moved here.
                 self._remember(report.id, self._machines_of(report.id))
                 self._tell_member(machine, report)
         ending = asyncio.gather(*(self._end(link, each) for each in orphans))
@@ -359,12 +359,12 @@ class FleetBackend(CommonBackend):
         await ending
 
     def tell(self, machine: AgentMachine, report: WorkloadReport) -> None:
-        """Pass an agent's report of a workload to the listener, unless it is elsewhere by now."""
+        """Pass an agent's report to the listener, unless the workload is now on another machine."""
         if machine in self._machines_of(report.id):
             self._tell_member(machine, wire.cut_to_bounds(report))
 
     def _hear_own(self, report: WorkloadReport) -> None:
-        """Pass a report of this machine on, in any thread; one of a gang's member as such."""
+        """Pass on a report of this machine, from any thread; treat a gang's member as a member."""
         gang = self._own_gangs.get(report.id)
         if gang is None:
             self._tell(report)
@@ -373,13 +373,13 @@ class FleetBackend(CommonBackend):
             loop.call_soon_threadsafe(self._tell_member, machine, report)
 
     def _tell_member(self, machine: Member, report: WorkloadReport) -> None:
-        """Pass a report on; for a member of a gang, if it changes the gang."""
+        """Pass on a report; for a member of a gang, only if it changes the gang's state."""
         machines = self._machines_of(report.id)
         if len(machines) < 2:  # noqa: PLR2004  # A gang has more than one.
             self._tell(report)
             return
         known, node = self._members.setdefault(report.id, {}), machine.place[1]
-        # An agent may report a member that ends at once as ready after its end.
+        # An agent may report the end of a short-lived member before it reports it as ready.
         if report.phase.over or not known.get(node, report).phase.over:
             known[node] = report
         nodes = [each.place[1] for each in machines]
@@ -389,7 +389,7 @@ class FleetBackend(CommonBackend):
         is_found = report.id in self._lost and not any(
             each.lost for each in machines if each is not machine
         )
-        # It starts and stops as a whole, which `start` and `stop` say.
+        # `start` and `stop` report the start and stop of the whole gang.
         if is_found or state.phase in _OWN_NEWS:
             self._tell(state)
 
@@ -399,7 +399,7 @@ class FleetBackend(CommonBackend):
         super()._tell(workload)
 
     async def _end(self, link: AgentLink, workload: str) -> None:
-        """Stop a workload that no lease stands for."""
+        """Stop a workload without a lease; repeat the stop until it succeeds."""
         while True:
             try:
                 await link.call(wire.StopOrder(workload, None))
@@ -493,7 +493,7 @@ class FleetBackend(CommonBackend):
             starting = [asyncio.ensure_future(each.start(member)) for each, member in pairs]
             reports = await _all_or_none(starting)
         except BaseException as error:
-            # A server that stops while it finds a gang again leaves it running.
+            # A server that is stopped while it looks for a running gang leaves the gang alone.
             if not (order.resumed and isinstance(error, asyncio.CancelledError)):
                 await finish(asyncio.gather(*(each.stop(order.id, 0.0) for each in touched)))
             raise
@@ -504,7 +504,7 @@ class FleetBackend(CommonBackend):
         return join_reports({node: known[node] for node in nodes})
 
     async def _meetings(self, machines: Sequence[Member]) -> list[wire.Meeting]:
-        """Return where members find each other, in the order of the machines."""
+        """Return the address and port of each member, in the order of the machines."""
         agents = [each for each in machines if isinstance(each, AgentMachine)]
         said = await asyncio.gather(*(each.meet() for each in agents))
         meetings = dict(zip(agents, said, strict=True))
@@ -518,7 +518,7 @@ class FleetBackend(CommonBackend):
         ]
 
     def _member(self, place: Place) -> Member | None:
-        """Return the machine of a node: one with an agent, or this one; None: it has none."""
+        """Return the machine of a node: one with an agent, or this one; None: neither."""
         if place in self._machines:
             return self._machines[place]
         if place[1] not in self._own.support.nodes:
@@ -526,14 +526,14 @@ class FleetBackend(CommonBackend):
         return self._own_machines.setdefault(place, OwnMachine(place, self._own))
 
     def _note_own(self, workload: str, machines: Sequence[Member]) -> OwnMachine | None:
-        """Note that what this machine says of a workload is of a gang's member, if it is."""
+        """Record that a workload is a gang's member here, if it is; return this machine or None."""
         own = next((each for each in machines if isinstance(each, OwnMachine)), None)
         if own is not None:
             self._own_gangs[workload] = own, asyncio.get_running_loop()
         return own
 
     def _refuse_here(self, order: Order) -> None:
-        """Refuse to begin a workload on this machine where only those that run already may be."""
+        """Refuse a new workload if no workload may start on this machine."""
         if not self._here:
             nodes = ", ".join(f"{each.cluster_id}/{each.node_id}" for each in order.placement)
             reason = f"the backend local starts on machines with agents, not on {nodes}"
@@ -601,7 +601,7 @@ class FleetBackend(CommonBackend):
         return await self._hosts(workload)[0].look(order, FilePiece)
 
     async def close(self) -> None:
-        """Close the connections. Workloads go on running."""
+        """Close the connections. Workloads continue to run."""
         self._listener = None
         await self._own.close()
 
@@ -615,11 +615,11 @@ class FleetBackend(CommonBackend):
             self._own_gangs.pop(old, None)
 
     def _hosts(self, workload: str) -> tuple[Member, ...]:
-        """Return the machines of a workload, that of rank 0 first, this one alone included."""
+        """Return the machines of a workload, rank 0 first; also if it is this machine alone."""
         return self._machines_of(workload) or (self._alone,)
 
     def _machines_of(self, workload: str) -> tuple[Member, ...]:
-        """Return the machines of a workload, that of rank 0 first; none: it is this one alone."""
+        """Return the machines of a workload, rank 0 first; (): it is this machine alone."""
         if workload in self._places:
             return self._places[workload]
         lease = self._lease(workload)
@@ -627,12 +627,12 @@ class FleetBackend(CommonBackend):
         found = [(each.cluster_id, each.node_id) for each in places]
         if len(found) < 2:  # noqa: PLR2004  # A gang has more than one.
             return tuple(self._machines[each] for each in found if each in self._machines)
-        # A member whose machine has no agent any more is gone, and with it the gang.
+        # A member without a machine counts as gone, so the gang has failed.
         return tuple(self._member(each) or _missing_machine(each) for each in found)
 
 
 def _why_not(order: Order, found: Sequence[Member | None]) -> str:
-    """Return why a gang cannot be on machines; empty: it can."""
+    """Return why a gang cannot run on these machines; empty: it can."""
     missing = [s.node_id for s, each in zip(order.placement, found, strict=True) if each is None]
     if missing:
         there = "with agents, and on the server's own"
@@ -650,9 +650,10 @@ def _missing_machine(place: Place) -> AgentMachine:
 
 
 async def _look_for_members(order: Order, machines: Sequence[Member]) -> dict[Member, bool]:
-    """Return which machines have their member of a gang, once all are reachable.
+    """Return, by machine, whether it has its member of a gang; wait until all are reachable.
 
-    Where one lacks a member that ran, the gang is over: then those not reached yet are left out.
+    If a machine lacks a member that ran before, the gang has failed; machines that have not
+    answered by then are left out.
 
     Raises:
         BackendError: A machine is lost.
@@ -670,7 +671,7 @@ async def _look_for_members(order: Order, machines: Sequence[Member]) -> dict[Me
 
 
 async def _all_or_none(starting: Sequence["asyncio.Task[WorkloadReport]"]) -> list[WorkloadReport]:
-    """Await all members; where one fails, cancel the others before raising its error."""
+    """Await the starts of all members; if one fails, cancel the others, then raise its error."""
     try:
         return await asyncio.gather(*starting)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Carries out all orders but starts on a machine; `host` and `own_machine` call it."""
+"""Carries out orders on a machine, except starts; `host` and `own_machine` call it."""
 
 from typing import assert_never
 
@@ -8,10 +8,10 @@ from moorage.records.json_values import JsonValue
 
 
 async def carry_out(backend: Backend, order: wire.BackendOrder | wire.FileOrder) -> JsonValue:
-    """Carry an order out at the backend of this machine; return the result of its method.
+    """Call the backend method of an order on this machine; return its result.
 
     Raises:
-        BackendError: As the method does; so do others.
+        BackendError: The method raised it; the method's other errors pass through, too.
     """
     match order:
         case wire.FilesOrder() | wire.ReadFileOrder():

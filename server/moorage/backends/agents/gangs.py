@@ -1,7 +1,7 @@
 """Gangs: one workload with a member on each of several machines, which start and end together.
 
-`backend` starts and stops members; this module says what a member learns of the others, and how the
-gang is by how its members are. Nothing here waits.
+`backend` starts and stops members. This module makes each member's order, which names the other
+members, and joins the members' reports into that of the gang. It does no I/O.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,16 @@ from moorage.backends.base import Order, Phase, WorkloadReport
 _ORDER: Final = (
     *(Phase.FAILED, Phase.STOPPED, Phase.PENDING, Phase.PULLING, Phase.STARTING, Phase.READY),
 )
-"""A gang is as the first of these that any member is; once all have succeeded, it has, too."""
+"""The phase of a gang is the first of these that any member has, or else SUCCEEDED."""
 
 
 def member_orders(order: Order, meetings: Sequence[Meeting]) -> list[Order]:
-    """Return the order of each member: its share, and where the others are.
+    """Return the order of each member, with its share of the lease and the rank-0 address.
 
     Args:
-        order: Of the gang.
-        meetings: Of each machine, in the order of the placement; the first one's port is met at.
+        order: The gang's order.
+        meetings: Address of each machine, in the order of the placement; members meet at the port
+            of the first.
     """
     common = {
         "MOORAGE_ADDRESSES": ",".join(each.address for each in meetings),
@@ -30,7 +31,7 @@ def member_orders(order: Order, meetings: Sequence[Meeting]) -> list[Order]:
         "MASTER_PORT": str(meetings[0].port),
         "WORLD_SIZE": str(len(meetings)),
     }
-    # `torchrun` takes its options from these.
+    # `torchrun` reads its options from these.
     common |= {f"PET_{name}": common[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
     common["PET_NNODES"] = common["WORLD_SIZE"]
     return [
@@ -55,7 +56,7 @@ def join_reports(members: Mapping[str, WorkloadReport]) -> WorkloadReport:
     """Return the report of a gang.
 
     Args:
-        members: How each member is, by its node, in the order of their ranks.
+        members: The report of each member, by node, in the order of ranks.
     """
     first = next(iter(members.values()))
     if len(members) == 1:

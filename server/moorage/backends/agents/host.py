@@ -26,25 +26,26 @@ from moorage.protocol.agent_socket import AgentSocket
 from moorage.records.json_values import JsonValue
 
 FENCES_MAX: Final = 1_000
-"""Workloads whose fencing number is remembered: the last ones."""
+"""Most workloads whose fencing number is remembered: the latest ones."""
 BEATS_A_MEASUREMENT: Final = 2
-"""Between two looks at the machine."""
+"""Beats from one measurement of the machine to the next."""
 SILENT_SECONDS_MIN: Final = 10.0
-"""Seconds that a server may be silent at least, even if beats come faster."""
+"""Least seconds of the server's silence before the connection is given up."""
 
 log = structlog.get_logger("moored")
 
 
 class AgentHost:
-    """Carries out orders.
+    """Carries out the orders of the server on this machine.
 
     Args:
         folder: Holds the fencing numbers of the last orders.
-        on_heard: Called when the server has heard what was sent at a time of `deadline.now`.
-        address: Where members of a gang on other machines find this one; empty: by the address
-            with which it reaches the server.
-        measure: Looks at the machine, in a thread; None: the server does not learn of it.
-        epoch: The latest of which a server has given orders here.
+        on_heard: Called when the server confirms a message, with the time when it was sent, by
+            `deadline.now`.
+        address: Address of this machine for members of a gang on others; empty: the address that
+            its connection to the server has.
+        measure: Measures the machine, in a thread; None: no metrics are sent.
+        epoch: The latest epoch of servers whose orders were accepted here.
     """
 
     def __init__(
@@ -73,20 +74,20 @@ class AgentHost:
         self._news: deque[WorkloadReport] = deque()
         loop = asyncio.get_running_loop()
 
-        def hear(report: WorkloadReport) -> None:  # In any thread.
+        def hear(report: WorkloadReport) -> None:  # Called in any thread.
             self._news.append(report)
             loop.call_soon_threadsafe(self._tell)
 
         backend.listen(hear)
 
     async def serve(self, socket: AgentSocket, beat_seconds: float, epoch: int) -> float:
-        """Carry out the orders of a connection until it is gone, or the server is silent.
+        """Carry out the orders of a connection until it breaks or is silent for too long.
 
         Args:
             socket: The connection.
             beat_seconds: The pause between two beats.
-            epoch: Of the server, as in its welcome: orders of an earlier one are refused from now
-                on, also those that came before and have not begun.
+            epoch: The server's epoch, from its welcome. Orders of earlier epochs are refused from
+                now on, even if they arrived before but have not begun.
 
         Returns:
             The seconds since the server's last frame.
@@ -135,7 +136,7 @@ class AgentHost:
             value = wire.encode(await self._done(call.order, socket))
             report = wire.AgentDone(number, msgspec.Raw(value))
         except asyncio.CancelledError:
-            report = wire.AgentFailure(number, "failed", "it was given up")
+            report = wire.AgentFailure(number, "failed", "the call was cancelled")
         except Exception as error:  # noqa: BLE001  # A defect is an error of this order, too.
             report = wire.AgentFailure.of(number, error)
         finally:
@@ -145,8 +146,8 @@ class AgentHost:
 
     def _refuse_earlier(self, epoch: int) -> None:
         if epoch < self._epoch:
-            reason = f"this order is of a server with epoch {epoch}, and one with {self._epoch} led"
-            raise BackendError(f"{reason} since; nothing was done")
+            reason = f"the order is from a server with epoch {epoch}, but one with {self._epoch}"
+            raise BackendError(f"{reason} has led since; nothing was done")
 
     async def _done(self, order: wire.AnyOrder, socket: AgentSocket) -> JsonValue:
         match order:
@@ -154,15 +155,15 @@ class AgentHost:
                 return wire.Meeting(self._address or socket.own_address, free_port(""))
             case wire.StartOrder():
                 return await self._start(order)
-            case _:  # `carry_out` closes the match.
+            case _:  # `carry_out` handles all other orders.
                 return await carry_out(self._backend, order)
 
     async def _start(self, order: wire.StartOrder) -> WorkloadReport:
-        """Start a workload, or wait for its start that is under way."""
+        """Start a workload, or wait for a start that is under way."""
         name, known = order.workload, self._fences.get(order.workload, 0)
         if order.fencing < known:
-            reason = f"an order for {name} with fencing number {order.fencing} is older than that"
-            raise BackendError(f"{reason} with {known}, which came before")
+            reason = f"the order for {name} with fencing number {order.fencing} is outdated"
+            raise BackendError(f"{reason}: one with {known} came before")
         if order.fencing > known:
             self._fences.pop(name, None)
             self._fences[name] = order.fencing
@@ -180,7 +181,7 @@ class AgentHost:
     def _note_start(self, name: str, start: "asyncio.Task[WorkloadReport]") -> None:
         del self._starts[name]
         if not start.cancelled():
-            start.exception()  # Without a connection none else looks at it.
+            start.exception()  # Mark as read: there may be no caller left.
 
     def _spawn(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
@@ -189,7 +190,7 @@ class AgentHost:
         return task
 
     async def _beat(self, socket: AgentSocket, seconds: float) -> None:
-        """Send beats, every second one with metrics unless the driver is slow."""
+        """Send a beat every `seconds`, every other one with metrics unless the driver is slow."""
         for number in itertools.count():
             metrics = None
             if number % BEATS_A_MEASUREMENT == 0:
@@ -204,7 +205,7 @@ class AgentHost:
             await asyncio.sleep(seconds)
 
     async def busy(self) -> dict[str, str]:
-        """Return which devices others use, as a hello has it."""
+        """Return the devices in use by foreign processes, for `AgentHello.busy`."""
         metrics = await self._metrics()
         return {} if metrics is None else metrics.busy
 
@@ -213,19 +214,19 @@ class AgentHost:
             return None
         try:
             return wire.AgentMetrics(*await asyncio.to_thread(self._measure))
-        except Exception as error:  # noqa: BLE001  # A driver may say anything; the rest goes on.
+        except Exception as error:  # noqa: BLE001  # A driver may raise any error.
             log.warning("measuring_failed", reason=f"{type(error).__name__}: {error}")
             return None
 
     def _tell(self) -> None:
-        """Send news; without a connection there are none: the server looks when there is one."""
+        """Send queued news; without a connection, drop them: the server asks once it connects."""
         if self._socket is None:
             self._news.clear()
         else:
             self._spawn(self._send(self._socket))
 
     async def _send(self, socket: AgentSocket, report: wire.Report | None = None) -> None:
-        """Send news, and then a report: news from before a call's end precede it."""
+        """Send queued news, then a report, so that news from before a call's end arrive first."""
         async with self._sending:
             while self._news:
                 await socket.send(wire.encode(wire.AgentNews(self._news.popleft())))
@@ -240,14 +241,14 @@ class AgentHost:
         await asyncio.gather(*starts, return_exceptions=True)
 
     async def close(self) -> None:
-        """Close the backend. Workloads go on running, except those that are being started."""
+        """Close the backend. Workloads continue to run; starts under way are cancelled."""
         with contextlib.suppress(asyncio.CancelledError):
             await self.cancel_starts()
         await self._backend.close()
 
 
 async def _receive(socket: AgentSocket, seconds: float) -> bytes | None:
-    """Return the next frame; None: the connection is gone, or was silent for `seconds`."""
+    """Return the next frame; None: the connection broke, or was silent for `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await socket.receive()

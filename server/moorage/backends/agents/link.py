@@ -31,25 +31,26 @@ from moorage.backends.completion import stop_bound
 from moorage.protocol.agent_socket import AgentSocket
 
 CANCEL_SECONDS_MAX: Final = 30.0
-"""How long an agent may take to say that a call that was given up is over."""
+"""Seconds that an agent may take to confirm the end of a cancelled call."""
 
 
-class LinkLost(Exception):  # noqa: N818  # It is an event, which `AgentMachine` handles.
-    """The connection went before a call was reported."""
+class LinkLost(Exception):  # noqa: N818  # An event for `AgentMachine`, not an error.
+    """The connection broke before the agent reported the result of a call."""
 
 
 class AgentLink:
-    """A connection to an agent that has been let in.
+    """A connection to an agent that the server has accepted.
 
     Args:
-        on_news: Called with each report that no call is for.
-        epoch: Of this server, which each of its orders has.
+        on_news: Called with each report that is not the answer to a call.
+        epoch: This server's epoch; each order has it.
 
     Attributes:
-        heard_at: When the last frame came, on the monotonic clock.
-        measured: The frame of its last `AgentMetrics`; that of a thousand machines is small so.
-        busy: Devices that others used then; None: it has not been measured.
-        measured_at: When that was, in seconds since the epoch.
+        heard_at: Monotonic time of the last frame.
+        measured: The encoded frame of the last `AgentMetrics`, which takes less memory than the
+            object.
+        busy: Devices that foreign processes used then; None: not measured yet.
+        measured_at: Arrival of these metrics, in seconds since the epoch.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class AgentLink:
 
     @property
     def server_address(self) -> str:
-        """By which address of this machine the agent reaches it."""
+        """The address of this machine at which the agent reaches it."""
         return self._socket.own_address
 
     async def run(self) -> None:
-        """Read until the connection is gone.
+        """Read frames until the connection breaks.
 
         Raises:
-            msgspec.MsgspecError: The agent sent what is no frame.
+            msgspec.MsgspecError: The agent sent an invalid frame.
         """
         try:
             while (frame := await self._socket.receive()) is not None:
@@ -101,7 +102,7 @@ class AgentLink:
             for _, waiting in self._calls.values():
                 if not waiting.done():
                     waiting.set_exception(LinkLost())
-                    waiting.exception()  # A call that was given up does not look at it.
+                    waiting.exception()  # Mark as read: the caller may have been cancelled.
 
     def _note_metrics(self, metrics: AgentMetrics) -> None:
         self.measured, self.busy, self.measured_at = encode(metrics), metrics.busy, time.time()
@@ -109,7 +110,7 @@ class AgentLink:
             self._socket.answer(encode(AgentHeard(metrics.at)))
 
     def rely_on_beats(self) -> None:
-        """Have its owner notice by `heard_at` that the agent is away, not the socket by pings."""
+        """Stop the socket's own pings; the owner detects a silent agent by `heard_at` instead."""
         self._socket.rely_on_beats()
 
     def abort(self) -> None:
@@ -122,8 +123,8 @@ class AgentLink:
         When cancelled, it returns after the agent has cancelled the order.
 
         Raises:
-            LinkLost: The connection went; whether it was carried out is not known.
-            BackendError: As `Backend`'s method does; so do others.
+            LinkLost: The connection broke; the agent may have carried out the order.
+            BackendError: The agent's backend raised it; its other errors are raised, too.
         """
         if self._gone:
             raise LinkLost
@@ -135,7 +136,7 @@ class AgentLink:
             return await asyncio.shield(report)
         except asyncio.CancelledError as error:
             await self._socket.send(encode(AgentCancel(number, stop_bound(error))))
-            with contextlib.suppress(Exception):  # It is over, whatever it says.
+            with contextlib.suppress(Exception):  # The result no longer matters.
                 await asyncio.wait_for(asyncio.shield(report), CANCEL_SECONDS_MAX)
             raise
         finally:

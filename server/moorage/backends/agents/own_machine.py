@@ -1,7 +1,7 @@
 """The server's own machine as a member of gangs, beside machines with agents.
 
-`FleetBackend` makes one for each node that this machine is. By `OwnLook` the daemon sees what it
-does, as agents say it of theirs.
+`FleetBackend` makes one for each node that stands for this machine. The daemon reads this machine's
+metrics by `OwnLook`, as it gets those of other machines from agents.
 """
 
 from collections.abc import Callable
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OwnLook:
-    """Looks at this machine.
+    """Finds and measures this machine.
 
     Args:
-        place: Returns the node of the inventory that it is; None: it is not registered.
-        measure: Returns its metrics, and its GPUs that others use. Blocks.
+        place: Returns the inventory's node for this machine; None: not registered.
+        measure: Returns its metrics, and its GPUs that foreign processes use. Blocks.
     """
 
     place: Callable[[], tuple[str, str] | None]
@@ -39,7 +39,7 @@ class OwnLook:
 
 
 class OwnMachine:
-    """This machine, as `AgentMachine` is another one."""
+    """This machine as a member of gangs; the counterpart of `AgentMachine`."""
 
     reachable = True
     lost = False
@@ -51,22 +51,22 @@ class OwnMachine:
     async def look(
         self, order: wire.BackendOrder | wire.FileOrder, kind: type[T], *, again: bool = True
     ) -> T:
-        """Carry an order out; see `AgentMachine.look`."""
-        del kind, again  # It is done once, in this process.
+        """Carry out an order; see `AgentMachine.look`."""
+        del kind, again  # A call in this process is never repeated.
         return cast("T", await carry_out(self._backend, order))
 
     async def start(self, order: Order) -> WorkloadReport:
         return await self._backend.start(order)
 
     async def has(self, order: Order) -> bool:
-        """Return whether a workload is here."""
+        """Return whether a workload is on this machine."""
         return await has_workload(self._backend, order.id)
 
     async def stop(self, workload: str, stop_seconds_max: float | None) -> None:
         await self._backend.stop(workload, stop_seconds_max)
 
     def meeting(self, address: str) -> wire.Meeting:
-        """Return an address of this machine with a port that is free."""
+        """Return the given address of this machine with a free port."""
         return wire.Meeting(address, free_port(""))
 
 
@@ -80,24 +80,24 @@ async def has_workload(backend: Backend, workload: str) -> bool:
 
 
 def refuse_unreachable(own: str, others: list[str]) -> None:
-    """Refuse a gang whose members on other machines would look for this one on their own.
+    """Refuse a gang if `own` is a loopback address, which on other machines means themselves.
 
     Args:
-        own: Address of this machine, as agents reach it.
+        own: The address of this machine that agents connect to.
         others: Addresses of the machines with agents.
 
     Raises:
-        UnsupportedSpecError: It is so.
+        UnsupportedSpecError: Other machines cannot reach this one at `own`.
     """
     if _is_loopback(own) and not all(map(_is_loopback, others)):
         raise UnsupportedSpecError(
-            f"agents reach this server at {own}, by a proxy of its own, so that members of a gang "
-            "on other machines do not find it: set `local_address`"
+            f"agents reach this server at {own}, through a proxy on their machine; members of a "
+            "gang on other machines cannot: set `local_address`"
         )
 
 
 def _is_loopback(address: str) -> bool:
     try:
         return ip_address(address).is_loopback
-    except ValueError:  # A name.
+    except ValueError:  # It is a name.
         return address == "localhost"

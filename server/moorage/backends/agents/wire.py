@@ -1,7 +1,8 @@
-"""Frames between the server and the agents of machines: MessagePack, one a WebSocket message.
+"""Frames between the server and its agents: MessagePack, one per WebSocket message.
 
-An agent says `AgentHello`; the server answers `AgentWelcome` or `AgentFarewell`, and sends orders,
-each in an `AgentCall`. The agent reports. Both sides import this module: `link` and `host`.
+An agent sends `AgentHello`. The server answers `AgentWelcome` or `AgentFarewell`, then sends
+orders, each in an `AgentCall`; the agent reports results. Both sides import this module: `link` and
+`host`.
 """
 
 import dataclasses
@@ -31,18 +32,18 @@ from moorage.records.fields import SHOWN
 from moorage.records.json_values import JsonObject
 
 VERSION: Final = 3
-"""Of these frames. An agent of another version is refused with a sentence."""
+"""Version of these frames. An agent with another version gets an `AgentFarewell`."""
 BEATS_MISSED_MAX: Final = 4
-"""Longest silence of a connection; then either end closes it, and the agent dials again."""
+"""Longest silence in beats; then either end closes the connection, and the agent reconnects."""
 SENTENCE_CHARS_MAX: Final = 4_000
-"""Of a text of an agent that goes to leases and logs; the rest is cut off."""
+"""Most characters of an agent's text for leases and logs; the rest is cut off."""
 
 EXIT_CODE_MAX: Final = (1 << 31) - 1
-"""Of an exit code, which is a C integer; a negative one may be lower by 1."""
+"""Largest exit code, a C integer; a negative one may be lower by 1."""
 NAME_CHARS_MAX: Final = 100
-"""Of a release, and of an agent's id."""
+"""Most characters of a release, and of an agent's id."""
 ADDRESSES_MAX: Final = 64
-"""Hardware addresses of a machine that its agent says."""
+"""Most hardware addresses of a machine that its agent sends."""
 T = TypeVar("T")
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX, pattern=SHOWN)]
 
@@ -52,13 +53,13 @@ class _Frame(msgspec.Struct, tag=True):
 
 
 class AgentFolder(msgspec.Struct, frozen=True):
-    """The marks that distinguish an agent's data folder from a copy of the folder.
+    """Marks that tell an agent's data folder from a copy of that folder.
 
     Args:
-        made_at: When it was made, in nanoseconds since the epoch, as its file system has it: no
-            program can copy that. 0: the file system does not have it.
-        addresses: Hardware addresses of the machine, which a copied disk does not bring along.
-        boot: Names the start of the machine's kernel; empty: it is not known.
+        made_at: Creation time by the file system, in nanoseconds since the epoch: programs cannot
+            copy it. 0: the file system does not store it.
+        addresses: Hardware addresses of the machine, which a copied disk does not have.
+        boot: Id of the kernel's present boot; empty: unknown.
     """
 
     made_at: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
@@ -66,15 +67,15 @@ class AgentFolder(msgspec.Struct, frozen=True):
     boot: Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)] = ""
 
     def is_copy_of(self, first: "AgentFolder") -> bool:
-        """Return whether this is another folder than the one that was seen first.
+        """Return whether this folder is a copy of the one that was seen first.
 
-        It counts only what both have. A machine with one address of that time is the same one; if
-        it has restarted since, nothing that the first agent ran is left.
+        Only marks that both have are compared. One common hardware address means the same machine.
+        If it has rebooted since, no workload of the first agent is left, so a copy does no harm.
         """
         other = 0 != self.made_at != first.made_at != 0
         same_start = self.boot and self.boot == first.boot
         if same_start or not (self.addresses and first.addresses):
-            return other  # With the same start it is the same machine, whatever cards it has now.
+            return other  # The same boot means the same machine, even with other network cards.
         if not set(self.addresses) & set(first.addresses):
             return True
         return other and not (self.boot and first.boot)
@@ -84,13 +85,13 @@ class AgentHello(_Frame):
     """The first frame of an agent.
 
     Args:
-        version: Of the frames that it speaks.
-        agent: Id of its data folder, made once.
-        node: Its machine, as a node of a cluster document.
-        unheard_seconds: How long what it runs goes on while the server is not heard; 0: as long as
-            it likes.
-        busy: Devices that others use; see `backends.local.measurements.Measurement`.
-        folder: Its data folder; None: the agent is of a release that does not say.
+        version: Version of its frames.
+        agent: Id of its data folder, created once.
+        node: The agent's machine, as a node of a cluster document.
+        unheard_seconds: Seconds without contact to the server after which it ends its workloads; 0:
+            never.
+        busy: Devices that foreign processes use; see `backends.local.measurements.Measurement`.
+        folder: Marks of its data folder; None: the agent's release does not send them.
     """
 
     version: int
@@ -103,14 +104,14 @@ class AgentHello(_Frame):
 
 
 class AnyHello(msgspec.Struct, tag="AgentHello"):
-    """The part of a hello that agents of all versions send."""
+    """The fields of a hello that agents of all versions send."""
 
     version: int
     release: str = ""
 
 
 class AgentBeat(_Frame):
-    """A sign of life of the agent, with the time at which it was sent, by the agent's clock."""
+    """A sign of life of the agent, with the sending time by the agent's clock."""
 
     at: float
 
@@ -134,14 +135,14 @@ class AgentMetrics(_Frame):
 
 
 class AgentDone(_Frame):
-    """A call was carried out."""
+    """The result of a call that was carried out."""
 
     id: int
     value: msgspec.Raw
 
 
 class AgentFailure(_Frame):
-    """A call was not carried out."""
+    """The error of a call that failed."""
 
     id: int
     kind: str
@@ -150,13 +151,13 @@ class AgentFailure(_Frame):
 
     @classmethod
     def of(cls, call: int, error: Exception) -> "AgentFailure":
-        """Return the frame of an error of a backend."""
+        """Return the frame for a backend's error."""
         kind = next((name for name, kind in _ERRORS.items() if type(error) is kind), "failed")
         attempts = error.attempts if isinstance(error, UnknownAttemptError) else ()
         return cls(call, kind, str(error) or type(error).__name__, attempts)
 
     def error(self, workload: str) -> Exception:
-        """Return the error, for a workload of this name."""
+        """Return the frame's error, about a workload of this name."""
         if self.kind == "unknown_attempt":
             return UnknownAttemptError(workload, self.attempts)
         if self.kind == "unknown_workload":
@@ -174,14 +175,14 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
 
 
 class AgentWelcome(_Frame):
-    """Lets an agent in.
+    """The server's answer that accepts an agent.
 
     Args:
-        cluster_id: The cluster that its machine is in.
-        node_id: The node that it is there.
-        key: Shown instead of the joining token from now on; empty: the one that it has.
-        epoch: Of the server that gives orders; an agent takes none of an earlier one.
-        beat_seconds: The pause between two beats.
+        cluster_id: The cluster of the agent's machine.
+        node_id: The node that stands for the machine in this cluster.
+        key: The key to send instead of the joining token from now on; empty: keep the present one.
+        epoch: Epoch of the leading server; an agent accepts no orders of earlier epochs.
+        beat_seconds: Seconds between two beats.
     """
 
     cluster_id: str
@@ -192,10 +193,10 @@ class AgentWelcome(_Frame):
 
 
 class AgentFarewell(_Frame):
-    """Refuses an agent.
+    """The server's answer that refuses an agent.
 
     Args:
-        final: Whether it is in vain to try again.
+        final: Whether another try is useless.
     """
 
     reason: str
@@ -203,20 +204,20 @@ class AgentFarewell(_Frame):
 
 
 class AgentHeard(_Frame):
-    """The server has read a beat; `at` is as in the beat."""
+    """The server's confirmation of a beat; `at` is copied from the beat."""
 
     at: float
 
 
 class MeetOrder(_Frame):
-    """Asks where the members of a gang may find this machine; the answer is a `Meeting`."""
+    """Asks for an address at which a gang's members reach this machine; answered by `Meeting`."""
 
 
 class Meeting(msgspec.Struct):
-    """The address of a machine for other machines.
+    """The address of a machine for members of a gang on other machines.
 
     Args:
-        port: A free one.
+        port: A free port.
     """
 
     address: str
@@ -232,7 +233,7 @@ class DiscoverOrder(_Frame):
 
 
 class StartOrder(_WorkloadOrder):
-    """See `Backend.start`; all but `spec` is as in the `Order`."""
+    """See `Backend.start`; all fields except `spec` are as in `Order`."""
 
     spec: JsonObject
     placement: Placement
@@ -255,7 +256,7 @@ class StartOrder(_WorkloadOrder):
         """Return the order.
 
         Raises:
-            UnsupportedSpecError: This release knows no such spec.
+            UnsupportedSpecError: This release cannot read the spec.
         """
         support = backend.support
         try:
@@ -336,17 +337,17 @@ BackendOrder = (
     | ExecuteOrder
     | LogsOrder
 )
-"""The orders that a backend of the machine carries out unchanged."""
+"""The orders that `carrying` passes to the machine's backend."""
 FileOrder = FilesOrder | ReadFileOrder
 AnyOrder = BackendOrder | FileOrder | StartOrder | MeetOrder
 
 
 class AgentCall(_Frame):
-    """An order.
+    """An order with the number of its report.
 
     Args:
-        id: What its report names.
-        epoch: Of the server that gives it, as in the welcome; an agent refuses an earlier one.
+        id: Number of the call; its report repeats it.
+        epoch: Epoch of the server that sends it; an agent refuses earlier epochs.
     """
 
     id: int
@@ -355,10 +356,11 @@ class AgentCall(_Frame):
 
 
 class AgentCancel(_Frame, omit_defaults=True):
-    """Cancels a call; the agent reports it nevertheless.
+    """Cancels a call; the agent still reports the call's result.
 
     Args:
-        stop_seconds_max: For what a cancelled start leaves; None: as the start's order says.
+        stop_seconds_max: Limit from SIGTERM to SIGKILL for processes of a cancelled start; None:
+            the limit of the start's order.
     """
 
     id: int
@@ -370,7 +372,7 @@ Instruction = AgentWelcome | AgentFarewell | AgentHeard | AgentCall | AgentCance
 
 
 def cut_to_bounds(value: T) -> T:
-    """Return what an agent says, with texts and exit codes cut to the bounds of leases."""
+    """Return an agent's value with texts and exit codes cut to the limits of leases."""
     cut: object = value
     if isinstance(cut, WorkloadReport):
         lines = tuple(each[:SENTENCE_CHARS_MAX] for each in cut.log_tail[-LOG_TAIL_LINES:])
@@ -383,10 +385,11 @@ def cut_to_bounds(value: T) -> T:
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes | msgspec.Raw) -> T:
-    """Decode what the other side sent.
+    """Decode a frame or value from the other side.
 
     Raises:
-        msgspec.MsgspecError: It is invalid: also by a text that is no UTF-8, or by its depth.
+        msgspec.MsgspecError: The value is invalid, has text that is not UTF-8, or is nested too
+        deep.
     """
     try:
         return decoder.decode(frame)

@@ -1,8 +1,8 @@
 """`AwsBackend`: one instance of Amazon EC2 for each workload.
 
-Everything that must outlive the daemon is at AWS, in tags, but for the server's id (`identity`).
-boto3 blocks, so every call is made in one of a few threads. One more thread looks at all instances
-now and then, and tells of those that ended by themselves.
+All state that must outlive the daemon is in tags at AWS, except the server's id and its regions
+(`Identity`). boto3 blocks, so each call runs in one of a few threads. One more thread checks all
+instances periodically, and reports those that ended by themselves.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ from moorage.records.json_values import JsonValue
 from moorage.storage.base import SharedNames
 
 THREADS_MAX: Final = 16
-"""Calls of AWS at the same time; further ones wait for a thread."""
+"""Most calls to AWS at the same time; further calls wait for a thread."""
 POLL_SECONDS: Final = 5.0
 STOP_SECONDS_MAX: Final = 900.0
-"""How long AWS may take to end an instance; large ones with GPUs take minutes."""
+"""Longest wait in seconds until AWS has ended an instance; large ones with GPUs take minutes."""
 PROBE_SECONDS_MAX: Final = 2.0
-"""How long one try to reach the readiness port may take."""
+"""Longest time in seconds of one connection attempt to the readiness port."""
 
 T = TypeVar("T")
 
@@ -63,16 +63,15 @@ def _check_allowed(field: str, wanted: Collection[str], allowed: Collection[str]
 
 
 class AwsBackend(CommonBackend):
-    """Instances of EC2.
+    """Runs workloads as instances of EC2.
 
     Args:
-        root: Folder of what must outlive the daemon. Two backends over one root are a daemon before
-            and after a crash.
+        root: Folder for data that must outlive the daemon; a restarted daemon opens it again.
         node: Finds the node of a share in the inventory, for its labels.
-        poll_seconds: Between two looks at an instance, or at all of them.
-        names: Those of the servers of its database; None: this server is alone.
-        profiles: What `instance_profile` may name; None: anything.
-        groups: What `security_groups` may name; None: anything.
+        poll_seconds: Seconds between two checks of one instance, or of all instances.
+        names: The names that the servers of its database share; None: this server is alone.
+        profiles: Allowed values of `instance_profile`; None: all.
+        groups: Allowed values in `security_groups`; None: all.
     """
 
     name: Final = "aws"
@@ -96,7 +95,7 @@ class AwsBackend(CommonBackend):
         self._poll_seconds = poll_seconds
         self._calls = AwsCalls()
         self._lock = threading.Lock()
-        # A lock lasts as long as a task holds it or waits for it.
+        # A lock exists as long as a task holds it or waits for it.
         self._names: weakref.WeakValueDictionary[str, threading.Lock] = (
             weakref.WeakValueDictionary()
         )
@@ -126,7 +125,7 @@ class AwsBackend(CommonBackend):
         return [each.as_workload() for each in named.values()]
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Look at an instance, and try its port where one is known; see `Backend.probe`."""
+        """Check an instance, and connect to its port if one is known; see `Backend.probe`."""
         instance = await self._in_thread(lambda _: self._current(workload))
         port = self._watch().port(workload)
         seen = instance.as_workload(port)
@@ -143,8 +142,9 @@ class AwsBackend(CommonBackend):
     def _all(self, workload: str | None = None) -> list[Ec2Instance]:
         """Return the instances of all regions in which this server ever launched one.
 
-        A region that does not answer is no reason not to end what was found in another; but who
-        asks for all must not take silence for an end.
+        With `workload`, only the regions that answer count, so that the caller can end instances
+        there. Without `workload`, a silent region is an error: missing instances would count as
+        ended.
         """
         found: list[Ec2Instance] = []
         silent: AwsError | None = None
@@ -213,7 +213,7 @@ class AwsBackend(CommonBackend):
                 found = self._patiently(lambda: self._find(order.id, regions), given_up, trouble)
                 if found is not None or order.resumed:
                     return found
-                self._home.enter(region)  # Not before: AWS has answered, so there is one.
+                self._home.enter(region)  # Only now: AWS has answered, so the region exists.
                 self._tell(
                     WorkloadReport(
                         order.id, Phase.PULLING, detail=f"requested from AWS in {region}"
@@ -232,7 +232,7 @@ class AwsBackend(CommonBackend):
         while True:
             seen.append(instance)
             if instance.over:
-                if instance.ready:  # It was ready, and has ended since.
+                if instance.ready:  # It was ready once, and has ended since.
                     return instance.as_workload()
                 raise BackendError(instance.as_workload().detail)
             if instance.state == "running" and await self._is_ready(instance, spec):
@@ -271,15 +271,15 @@ class AwsBackend(CommonBackend):
         return seen
 
     def _mark(self, instance: Ec2Instance) -> Ec2Instance:
-        with contextlib.suppress(AwsError):  # Then it is tried again after a crash, no more.
+        with contextlib.suppress(AwsError):  # Without it, a restarted daemon probes again.
             self._instances().mark_ready(instance)
         return replace(instance, ready=True)
 
     async def _undone(self, workload: str, seen: list[Ec2Instance]) -> tuple[str, ...]:
-        """Terminate the instances of a failed start; return the last lines of its console.
+        """Terminate the instances of a failed start; return the last lines of their console.
 
-        That AWS ends it is certain once it has said so, and is not waited for here: large machines
-        take minutes.
+        Once AWS has accepted the order, the end is certain; this does not wait for it, since large
+        machines take minutes.
         """
         lines: tuple[str, ...] = ()
         try:
@@ -293,7 +293,8 @@ class AwsBackend(CommonBackend):
     def _patiently(self, look: Callable[[], T], given_up: threading.Event, trouble: list[str]) -> T:
         """Repeat `look` while AWS does not answer, until the start is cancelled.
 
-        A daemon that comes back must not take an instance for gone because AWS is not reached.
+        A restarted daemon must not conclude that an instance is gone only because AWS is
+        unreachable.
         """
         while True:
             try:
@@ -308,7 +309,7 @@ class AwsBackend(CommonBackend):
     async def stop(
         self,
         workload: str,
-        stop_seconds_max: float | None = None,  # noqa: ARG002  # AWS alone says how long one has.
+        stop_seconds_max: float | None = None,  # noqa: ARG002  # AWS alone sets the time.
     ) -> None:
         self._watch().forget(workload)
         try:
@@ -337,7 +338,7 @@ class AwsBackend(CommonBackend):
         return any(not each.gone for each in self._all(workload))
 
     async def close(self) -> None:
-        """Close the connections. Instances go on running."""
+        """Close the connections. Instances continue to run."""
         self._listener = None
         with self._lock:
             watch, self._watching = self._watching, None
@@ -347,7 +348,7 @@ class AwsBackend(CommonBackend):
         if pool is not None:
             pool.shutdown(wait=False)
 
-    # What AWS has not --------------------------------------------------------------------------
+    # Not supported, or by SSM ------------------------------------------------------------------
 
     async def reset(self, workload: str) -> JsonValue:
         """Refuse: only a new machine undoes the changes of a user."""
@@ -366,7 +367,7 @@ class AwsBackend(CommonBackend):
     ) -> CommandExecution:
         """Run a command on an instance, or in its container, by SSM; see `Backend.execute`.
 
-        Of what it writes, AWS keeps the first 24,000 characters.
+        AWS stores only the first 24,000 characters of the output.
         """
 
         def run(given_up: threading.Event) -> CommandExecution:
@@ -379,7 +380,7 @@ class AwsBackend(CommonBackend):
         return await self._in_thread(run)
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:  # noqa: ARG002  # Each name has one instance.
-        """Read the console of an instance, some minutes old, or its container's output by SSM."""
+        """Read the console of an instance (some minutes old), or its container's output by SSM."""
         return await self._in_thread(lambda given_up: self._read(workload, offset, given_up))
 
     def _read(self, workload: str, offset: int, given_up: threading.Event) -> Log:
@@ -396,7 +397,7 @@ class AwsBackend(CommonBackend):
     # Threads -----------------------------------------------------------------------------------
 
     async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
-        """Run in a thread to the end; a cancellation sets the event that the work reads."""
+        """Run `work` in a thread to its end; a cancellation sets the event that it gets."""
         given_up = threading.Event()
         with self._lock:
             if self._pool is None:
@@ -406,12 +407,12 @@ class AwsBackend(CommonBackend):
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             given_up.set()
-            with contextlib.suppress(BackendError):  # The caller has gone.
+            with contextlib.suppress(BackendError):  # No caller is left for the error.
                 await finish(future)
             raise
 
     def _name(self, workload: str) -> threading.Lock:
-        """Return the lock of a workload: its holder alone looks it up, launches or ends it."""
+        """Return the lock of a workload; only its holder looks up, launches or ends it."""
         with self._lock:
             return self._names.setdefault(workload, threading.Lock())
 

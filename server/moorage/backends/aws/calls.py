@@ -1,7 +1,7 @@
-"""Calls of AWS: clients, and what their errors mean, in plain words.
+"""Calls to AWS: clients, and plain sentences for their errors.
 
-Credentials come by boto3's own chain (environment, profile, role of the machine) and are never
-here. So do the region and, for private endpoints, `AWS_ENDPOINT_URL`.
+boto3 finds the credentials itself (environment, profile, role of the machine), as well as the
+region and, for private endpoints, `AWS_ENDPOINT_URL`. This module never sees credentials.
 """
 
 import threading
@@ -14,7 +14,7 @@ from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectionError,  # noqa: A004  # Its name at botocore; every trouble of the network is below it.
+    ConnectionError,  # noqa: A004  # botocore's base class of network errors.
     HTTPClientError,
     NoCredentialsError,
     PartialCredentialsError,
@@ -25,14 +25,14 @@ from moorage.backends.base import BackendError
 from moorage.records.json_values import JsonObject, JsonValue
 
 Client: TypeAlias = Any
-"""A client of boto3, which makes the classes of its clients at run time."""
+"""A client of boto3; its class is created at run time."""
 CONNECT_SECONDS_MAX: Final = 5.0
 READ_SECONDS_MAX: Final = 20.0
-"""Of one try of one call. `RunInstances` with one instance answers within a few."""
+"""Longest seconds of one try of a call. `RunInstances` for one instance answers within a few."""
 TRIES_MAX: Final = 4
-"""Tries of a call other than a launch; boto3 pauses between them, longer each time."""
+"""Most tries of a call other than a launch; boto3 pauses between them, longer each time."""
 PRICING_REGION: Final = "us-east-1"
-"""The region with the endpoint of the price list, for prices of all regions."""
+"""The region whose endpoint serves the price list of all regions."""
 
 
 class Meaning(StrEnum):
@@ -41,11 +41,11 @@ class Meaning(StrEnum):
     NO_CAPACITY = "no_capacity"
     """This zone lacks capacity now: the next zone may have some."""
     QUOTA = "quota"
-    """The account may have no more of these here: another market or type may do."""
+    """The account's quota is used up here: another market or type may succeed."""
     AGAIN = "again"
-    """The same call may succeed in a moment: throttled, or trouble at AWS or on the way."""
+    """The same call may succeed soon: AWS throttled it, failed, or was unreachable."""
     NEVER = "never"
-    """Wrong, or not allowed: it fails everywhere alike."""
+    """The call is wrong or not allowed: it fails everywhere."""
 
 
 _THROTTLED: Final = frozenset(
@@ -61,7 +61,7 @@ _MEANINGS: Final = {
             "InsufficientCapacity",
             "InsufficientFreeAddressesInSubnet",
             "SpotMaxPriceTooLow",
-            "Unsupported",  # This type is not offered in this zone.
+            "Unsupported",  # This zone does not offer the type.
             "MissingInput",  # This zone has no default subnet.
         ),
         Meaning.NO_CAPACITY,
@@ -87,16 +87,16 @@ _DENIED: Final = frozenset(
     }
 )
 _TROUBLE_FROM: Final = 500
-"""HTTP statuses from this one on, without a code of AWS, are trouble that may pass."""
+"""From this HTTP status on, an error without an AWS code counts as passing trouble."""
 _ERRORS: Final = (ClientError, BotoCoreError, ResponseParserError, ValueError)
-"""All that a call of boto3 raises."""
+"""All errors that a call of boto3 raises."""
 
 
 class AwsError(BackendError):
     """AWS refused a call.
 
     Args:
-        text: For a person: what, where, what to do.
+        text: A sentence for a person: the error, the place, the remedy.
     """
 
     def __init__(self, text: str, code: str) -> None:
@@ -105,21 +105,21 @@ class AwsError(BackendError):
 
     @property
     def meaning(self) -> Meaning:
-        """The meaning of the error for the next try."""
+        """What the error says about a further attempt."""
         return _MEANINGS.get(self.code, Meaning.NEVER)
 
 
 class UnreachableError(AwsError):
-    """AWS did not answer; it may have carried out the call."""
+    """AWS did not answer; AWS may have carried out the call."""
 
     @property
     def meaning(self) -> Meaning:
-        """Return `AGAIN`: a repeated call may succeed."""
+        """`AGAIN`: a repeated call may succeed."""
         return Meaning.AGAIN
 
 
 class AwsCalls:
-    """The calls of one backend. Safe in several threads."""
+    """Makes the calls of one backend. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -143,7 +143,7 @@ class AwsCalls:
         return name
 
     def call(self, name: str, region: str, **arguments: JsonValue) -> JsonObject:
-        """Make one call of EC2; boto3 repeats it where that helps.
+        """Make one call of EC2; boto3 repeats it if the error may pass.
 
         Raises:
             AwsError: AWS refused.
@@ -154,7 +154,7 @@ class AwsCalls:
     def launch(self, region: str, **arguments: JsonValue) -> JsonObject:
         """Call RunInstances once, not repeated by boto3.
 
-        AWS sends a lack of capacity as HTTP 500, and boto3 takes that for trouble that passes.
+        AWS reports a lack of capacity as HTTP 500, which boto3 would treat as passing trouble.
         """
         return self._call("run_instances", region, 1, arguments)
 
@@ -170,7 +170,7 @@ class AwsCalls:
     def pages(
         self, name: str, region: str, service: str = "ec2", **arguments: JsonValue
     ) -> Iterator[JsonObject]:
-        """Make a call whose answer comes in pages."""
+        """Yield the pages of a call whose answer has several."""
         try:
             yield from (
                 self._client(service, region, TRIES_MAX).get_paginator(name).paginate(**arguments)
@@ -189,7 +189,7 @@ class AwsCalls:
         return answer
 
     def _client(self, service: str, region: str, tries: int) -> Client:
-        """Return a client. They may be shared between threads; making them may not be."""
+        """Return a client. Threads may share clients, but may not create them at the same time."""
         key = (service, region, tries)
         with self._lock:
             if key not in self._clients:
@@ -200,7 +200,7 @@ class AwsCalls:
                     max_pool_connections=32,
                     user_agent_extra="moorage",
                 )
-                make: Any = self._open().client  # Typed for literal names only.
+                make: Any = self._open().client  # boto3's types accept only literal names.
                 self._clients[key] = make(service, region_name=region, config=config)
             return self._clients[key]
 
@@ -217,7 +217,7 @@ def _error_of(error: Exception, name: str, region: str) -> AwsError:
         code = str(error.response.get("Error", {}).get("Code", "Unknown"))
         message = str(error.response.get("Error", {}).get("Message", "")).rstrip(".")
         detail = f"{code}: {message}" if message else code
-        if code.isdigit() and int(code) >= _TROUBLE_FROM:  # Not of AWS, but of something before it.
+        if code.isdigit() and int(code) >= _TROUBLE_FROM:  # From a proxy, not from AWS.
             return UnreachableError(f"AWS did not answer {call} in {region}: HTTP {detail}", code)
         if code in _THROTTLED:
             advice = "send fewer requests, or have AWS raise the limit of API requests"
@@ -229,7 +229,7 @@ def _error_of(error: Exception, name: str, region: str) -> AwsError:
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         advice = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role"
         return AwsError(f"there are no credentials for AWS ({error}): {advice}", "NoCredentials")
-    # What cannot be parsed is no answer of AWS, but a page of something on the way.
+    # An answer that cannot be parsed comes from a proxy on the way, not from AWS.
     if isinstance(error, ConnectionError | HTTPClientError | ResponseParserError):
         text = f"AWS did not answer {call} in {region}: {error}"
         return UnreachableError(text, "Unreachable")

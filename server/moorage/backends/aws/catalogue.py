@@ -1,8 +1,8 @@
-"""Instance types with their sizes and prices: a list that ships, and newer ones by region.
+"""Instance types with their sizes and prices: a list in this package, and newer ones per region.
 
-Prices are as of the day that the list names, on demand, for Linux. The shipped list is of
-us-east-1: of other regions it knows what types have, and not what they cost. `refresh` asks AWS
-and writes a list of a region into the data folder, which is used from then on.
+Prices are on demand, for Linux, as of the day in the list. The shipped list has the prices of
+us-east-1; for other regions, only its sizes are valid. `refresh` asks AWS for the list of a region
+and writes it into the data folder; that list is used from then on.
 """
 
 import functools
@@ -35,10 +35,10 @@ class InstanceType:
 
     Args:
         name: E.g. `g5.xlarge`.
-        gpus: How many it has.
+        gpus: Number of GPUs.
         gpu_model: E.g. `A100`; empty if it has none.
-        gpu_memory_mib: Memory of each.
-        usd_per_hour: On demand; None if the list does not know.
+        gpu_memory_mib: Memory of each GPU, in MiB.
+        usd_per_hour: Price on demand; None: unknown.
     """
 
     name: str
@@ -50,7 +50,7 @@ class InstanceType:
     usd_per_hour: float | None = None
 
     def is_model(self, wanted: str) -> bool:
-        """Whether its GPUs are of a model, such as `A100`, or `A100-80GB` with the memory."""
+        """Return whether its GPUs are of a model: `A100`, or `A100-80GB` with the memory."""
         names = {self.gpu_model, f"{self.gpu_model}-{round(self.gpu_memory_mib / 1024)}GB"}
         return wanted.casefold() in {name.casefold() for name in names}
 
@@ -60,8 +60,8 @@ class Catalogue:
     """The types of a region, all of them x86.
 
     Args:
-        region: Whose prices these are.
-        as_of: The day they were read, as `2026-01-19`.
+        region: The region of the prices.
+        as_of: The day of the prices, as `2026-01-19`.
     """
 
     region: str
@@ -76,16 +76,16 @@ class Catalogue:
     def fitting(
         self, *, vcpus: float = 0, memory_mib: float = 0, gpus: int = 0, gpu_model: str = ""
     ) -> list[InstanceType]:
-        """Return the types that have at least this, the cheapest first.
+        """Return the types that have at least these resources, the cheapest first.
 
         A request without GPUs gets a type without GPUs. Types without a price come last, the
         smallest first.
 
         Args:
-            vcpus: Processors.
-            memory_mib: Memory.
-            gpus: GPUs.
-            gpu_model: Of them; empty for any.
+            vcpus: Least number of processors.
+            memory_mib: Least memory, in MiB.
+            gpus: Least number of GPUs.
+            gpu_model: Model of the GPUs; empty: any.
         """
         wanted = max(gpus, 1 if gpu_model else 0)
         fit = [
@@ -111,10 +111,10 @@ def _cost(each: InstanceType) -> tuple[bool, float, int, int, str]:
 
 
 def load(folder: Path, region: str) -> Catalogue:
-    """Return the catalogue of a region: what `refresh` wrote, else the shipped one.
+    """Return the catalogue of a region: the one that `refresh` wrote, else the shipped one.
 
-    Without prices of its own region, types are still ordered by what they cost in the shipped
-    one's; `Catalogue.of` takes them away where a price decides.
+    The shipped catalogue keeps its prices, so types are ordered by price in any region;
+    `Catalogue.of` removes them where an actual price is needed.
 
     Raises:
         BackendError: A refreshed list cannot be read; the message names the file.
@@ -129,7 +129,7 @@ def load(folder: Path, region: str) -> Catalogue:
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, changed_ns: int) -> Catalogue:
-    del changed_ns  # Part of the key: a list that was written again is read again.
+    del changed_ns  # Only part of the cache key: a rewritten file is read again.
     document = json.loads(path.read_text())
     types = tuple(InstanceType(**each) for each in document["types"])
     return Catalogue(document["region"], document["as_of"], document["source"], types)
@@ -142,12 +142,12 @@ def _path(folder: Path, region: str) -> Path:
 
 
 def refresh(calls: AwsCalls, folder: Path, region: str) -> Catalogue:
-    """Ask AWS for the types and prices of a region, and write them down.
+    """Ask AWS for the types and prices of a region, and store them.
 
     Needs the permissions ec2:DescribeInstanceTypes and pricing:GetProducts.
 
     Raises:
-        BackendError: AWS did not answer, or refused; nothing was written.
+        BackendError: AWS did not answer, or refused; the stored list is unchanged.
     """
     path = _path(folder, region)
     prices = dict(_prices(calls, region))

@@ -15,11 +15,11 @@ from moorage.backends.base import BackendError, CommandExecution, UnsupportedSpe
 LOOK_SECONDS: Final = 0.5
 """Seconds between two checks of a command's status."""
 RUN_SECONDS_MAX: Final = 172_800
-"""The longest that AWS lets a command take."""
+"""Longest run in seconds that AWS allows a command."""
 BEGIN_SECONDS: Final = 60
-"""How long AWS may try to hand a command to its instance."""
+"""Seconds that AWS may try to deliver a command to its instance."""
 CONTAINER_SECONDS_MAX: Final = 300
-"""How long a command waits for the container that it is to run in."""
+"""Seconds that a command waits for its container to run."""
 _GOES_ON: Final = frozenset({"Pending", "InProgress", "Delayed", "Cancelling"})
 _UNMANAGED: Final = "InvalidInstanceId"
 _UNKNOWN: Final = "InvocationDoesNotExist"
@@ -34,7 +34,7 @@ def script_of(
     *,
     container: bool,
 ) -> str:
-    """Return a command as a script, which writes all to its standard output."""
+    """Return a command as a script that writes all output to its standard output."""
     if container:
         options = [] if workdir is None else ["--workdir", workdir]
         options += [] if user is None else ["--user", user]
@@ -61,8 +61,8 @@ def run(
 
     Raises:
         UnsupportedSpecError: SSM does not manage the instance.
-        BackendError: The command did not get there.
-        TimeoutError: It took too long, and was ended.
+        BackendError: SSM did not run the command.
+        TimeoutError: The command took too long, and was ended.
     """
     limit = RUN_SECONDS_MAX if timeout_seconds is None else max(1, math.ceil(timeout_seconds))
     try:
@@ -104,7 +104,7 @@ def _read_status(calls: AwsCalls, instance: Ec2Instance, name: str) -> tuple[str
             "get_command_invocation", instance.region, CommandId=name, InstanceId=instance.id
         )
     except AwsError as error:
-        if error.code == _UNKNOWN:  # AWS shows it a moment later.
+        if error.code == _UNKNOWN:  # AWS may show a new command later.
             return None
         raise
     if seen["Status"] in _GOES_ON:

@@ -28,7 +28,7 @@ def instance_of(spec: ContainerResourceSpec) -> InstanceResourceSpec:
     """Return the spec of the instance that runs a container; its `extra` may set other fields.
 
     Raises:
-        UnsupportedSpecError: It names the field that means nothing there.
+        UnsupportedSpecError: A field has no meaning on an instance; the message names it.
     """
     if spec.mount:
         raise UnsupportedSpecError(
@@ -72,7 +72,7 @@ def _script(spec: ContainerResourceSpec, ports: dict[int, int]) -> str:
     for key, text in spec.environment.items():
         options += ["--env", f"{key}={text}"]
     for inside, outside in ports.items():
-        options += ["--publish", f"{spec.host_ip or '0.0.0.0'}:{outside}:{inside}"]  # noqa: S104  # Security groups say who may.
+        options += ["--publish", f"{spec.host_ip or '0.0.0.0'}:{outside}:{inside}"]  # noqa: S104  # Security groups limit access.
     if spec.cpu_count is not None:
         options += ["--cpus", f"{spec.cpu_count:g}"]
     if spec.mem_limit is not None:

@@ -17,11 +17,11 @@ _REGION: Final = "aws region "
 
 
 class Identity:
-    """A folder that outlives the daemon. Two backends over one: a daemon before and after a crash.
+    """A folder that outlives the daemon; after a restart, the daemon uses it again.
 
     Args:
-        folder: Made when something is first written.
-        names: Has the id and the regions, too, for the server that leads next; None: there is none.
+        folder: Created at the first write.
+        names: Also stores the id and the regions, for the next leader; None: no next one.
     """
 
     def __init__(self, folder: Path, names: SharedNames | None = None) -> None:
@@ -33,7 +33,7 @@ class Identity:
 
     @property
     def server(self) -> str:
-        """The server's id in tags; drawn at its first use."""
+        """The server's id in tags; created at random at its first use."""
         with self._lock:
             self._read()
             return self._server

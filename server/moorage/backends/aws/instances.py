@@ -1,7 +1,7 @@
-"""Instances as AWS shows them, found by the tags that this backend gives them.
+"""Instances as AWS reports them, found by the tags of this backend.
 
-AWS shows a change some seconds after it answered the call that made it ("eventual consistency"), so
-what this process launched itself is remembered for that long.
+AWS shows a change some seconds after the call that made it ("eventual consistency"), so this
+process remembers its own launches for that time.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from moorage.backends.base import LOG_TAIL_LINES, Phase, WorkloadReport
 from moorage.records.json_values import JsonObject
 
 SERVER: Final = "moorage:server"
-"""Tag: the server that cares for the instance."""
+"""Tag: the server that manages the instance."""
 WORKLOAD: Final = "moorage:workload"
-"""Tag: the name of the workload; of a lease, its id."""
+"""Tag: the name of the workload; for a lease, its id."""
 READY: Final = "moorage:ready"
 """Tag: the instance was ready once; a restarted daemon does not probe it again."""
 CONTAINER: Final = "moorage:container"
@@ -28,27 +28,27 @@ CONTAINER: Final = "moorage:container"
 STOPPED: Final = "moorage:stopped"
 """Tag: this server stopped the instance, and does not report its end."""
 CONSISTENCY_SECONDS: Final = 60.0
-"""How long AWS may not show what it has started. Usually it takes a second or two."""
+"""Longest time in seconds until AWS shows a launched instance; usually a second or two."""
 _WILD: Final = re.compile(r"([*?\\])")
 _OVER: Final = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 
 
 @dataclass(frozen=True, slots=True)
 class Ec2Instance:
-    """One instance.
+    """One instance, as AWS last reported it.
 
     Args:
-        id: AWS's name for it.
+        id: The instance's id at AWS.
         type: E.g. `g5.xlarge`.
-        state: As AWS calls it: pending, running, shutting-down, terminated, stopping, stopped.
-        spot: Whether it is of the spot market.
-        launched: When, by AWS's clock.
-        reason: AWS's code for why it ended.
-        message: AWS's words for that.
-        address: Its public address, or the private one where it has no public one.
-        ready: It was ready once.
-        stopped: It was stopped from here.
-        container: It has the one container of the order.
+        state: One of AWS's: pending, running, shutting-down, terminated, stopping, stopped.
+        spot: Whether it was rented on the spot market.
+        launched: Launch time, by AWS's clock.
+        reason: AWS's code for the reason of its end.
+        message: AWS's text for this reason.
+        address: The public address; the private one if there is no public one.
+        ready: Whether it was ready once.
+        stopped: Whether this server stopped it.
+        container: Whether the order is for a container on it.
     """
 
     id: str
@@ -68,7 +68,7 @@ class Ec2Instance:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, or is about to."""
+        """Whether the instance has ended, or is ending."""
         return self.state in _OVER
 
     @property
@@ -78,12 +78,12 @@ class Ec2Instance:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """The instance in messages: type, id, zone and market."""
         market = "spot" if self.spot else "on demand"
         return f"{self.type} {self.id} in {self.zone}, {market}"
 
     def as_workload(self, port: int | None = None) -> WorkloadReport:
-        """Return the report for the users of the backend."""
+        """Return the instance's state as a workload report."""
         if not self.over:
             ready = self.ready and self.state == "running"
             phase = Phase.READY if ready else Phase.STARTING
@@ -101,7 +101,7 @@ class Ec2Instance:
                 return "AWS took the spot instance back"
             case "Client.UserInitiatedShutdown":
                 return "a user ended it at AWS (Client.UserInitiatedShutdown)"
-            case _:  # AWS has many reasons, and adds to them.
+            case _:  # AWS has many reasons, and adds new ones.
                 why = f": {self.message}" if self.message else ""
                 return f"its state at AWS is {self.state}{why}"
 
@@ -110,7 +110,7 @@ class Instances:
     """Finds, marks and ends the instances of one server.
 
     Args:
-        calls: How AWS is reached.
+        calls: Makes the calls to AWS.
         server: Value of the tag `moorage:server`.
     """
 
@@ -129,7 +129,7 @@ class Instances:
         """Return the instances of this server, or of one workload; the earliest first.
 
         Raises:
-            AwsError: AWS did not say.
+            AwsError: AWS refused, or did not answer.
         """
         filters = [{"Name": f"tag:{SERVER}", "Values": [_plain(self.server)]}]
         if workload is not None:
@@ -145,10 +145,10 @@ class Instances:
         return sorted(found.values(), key=lambda each: (each.launched, each.id))
 
     def current(self, region: str, workload: str) -> Ec2Instance | None:
-        """Return the instance that is a workload: the one alive, else the last that ended.
+        """Return a workload's instance: the one alive, else the last that ended; None: neither.
 
-        Should there be two alive (two starts, of which AWS did not show one in time), the one that
-        was ready stays, else the earliest, and the others are ended.
+        Two may be alive if AWS showed the first one too late. Then this keeps the one that was
+        ready, else the earliest, and ends the others.
         """
         found = [each for each in self.all(region, workload) if not each.stopped]
         alive = [each for each in found if not each.over]
@@ -167,7 +167,7 @@ class Instances:
         return next((each for each in self._fresh() if each.id == instance.id), None)
 
     def passed(self, instance: Ec2Instance) -> bool:
-        """Return whether both status checks of AWS are passed."""
+        """Return whether the instance has passed both status checks of AWS."""
         answer = self._calls.call(
             "describe_instance_status", instance.region, InstanceIds=[instance.id]
         )
@@ -188,7 +188,7 @@ class Instances:
         if not named:
             return
         region, ids = named[0].region, [each.id for each in named]
-        with contextlib.suppress(AwsError):  # Of what has ended AWS may forget the tags, or all.
+        with contextlib.suppress(AwsError):  # AWS may have deleted an ended instance.
             self._tag(region, ids, STOPPED)
         alive = [each for each in named if not each.gone]
         try:
@@ -198,17 +198,17 @@ class Instances:
         except AwsError as error:
             if error.code != "InvalidInstanceID.NotFound":
                 raise
-            if len(alive) > 1:  # AWS does none of them then.
+            if len(alive) > 1:  # One unknown id: AWS ended none.
                 for each in alive:
                     self.end([each])
-            elif alive[0].id in {each.id for each in self._fresh()}:  # Not yet, not no longer.
+            elif alive[0].id in {each.id for each in self._fresh()}:  # AWS does not show it yet.
                 raise
         with self._lock:
             for each in named:
                 self._launched.pop(each.id, None)
 
     def console(self, instance: Ec2Instance) -> tuple[str, ...]:
-        """Return the last lines of its console, as far as AWS has them."""
+        """Return the last lines of an instance's console; () if AWS has none."""
         with contextlib.suppress(AwsError):
             lines = [line.strip() for line in self.output(instance).splitlines()]
             return tuple([line for line in lines if line][-LOG_TAIL_LINES:])
@@ -266,5 +266,5 @@ def _parse(document: JsonObject, region: str) -> Ec2Instance:
 
 
 def _plain(value: str) -> str:
-    """Return a value for a filter, in which `*` and `?` would be wild."""
+    """Return a value for a filter, with the wildcards `*` and `?` escaped."""
     return _WILD.sub(r"\\\1", value)

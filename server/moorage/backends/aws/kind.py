@@ -67,10 +67,10 @@ class AwsKind(BackendKind[AwsSettings]):
         )
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
-        """Open it with the credentials and the region that boto3 finds."""
+        """Open the backend with the credentials and the region that boto3 finds."""
         from moorage.backends.aws.backend import AwsBackend  # noqa: PLC0415  # It needs an extra.
 
-        del environment  # boto3 reads it.
+        del environment  # boto3 reads the environment itself.
         return AwsBackend(folder)
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":

@@ -1,4 +1,4 @@
-"""Gets one instance for an order: offer by offer, zone by zone, until AWS has one.
+"""Launches one instance for an order: tries each offer in each zone until AWS has capacity.
 
 `AwsBackend` is the only caller, in a thread of its own and under the lock of the workload's name.
 """
@@ -17,11 +17,11 @@ from moorage.backends.base import BackendError, Order
 from moorage.records.json_values import JsonObject
 
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses before retries of a launch that AWS throttled or did not answer."""
+"""Pauses in seconds before retries of a launch that AWS throttled or did not answer."""
 ROUNDS_MAX: Final = 20
-"""How many instances of one name may have ended before a launch is refused."""
+"""Most launches of one name per call that may return an ended instance."""
 SHOWN_MAX: Final = 8
-"""Refusals that the reason of a failed start lists."""
+"""Most refusals that the reason of a failed start lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class LaunchPlan:
     """The tries of a launch.
 
     Args:
-        zones: In the order they are tried; empty for all that AWS names.
-        offers: In the order they are tried.
+        zones: The zones to try, in order; empty: all that AWS lists.
+        offers: The offers to try, in order.
     """
 
     order: Order
@@ -42,7 +42,7 @@ class LaunchPlan:
 
 @dataclass(slots=True)
 class _Refusals:
-    """The reasons why no instance was launched yet."""
+    """Collects the reasons why no instance was launched yet."""
 
     refusals: list[str] = field(default_factory=list[str])
     meanings: set[Meaning] = field(default_factory=set[Meaning])
@@ -64,16 +64,16 @@ class _Refusals:
 def launch(
     plan: LaunchPlan, calls: AwsCalls, instances: Instances, given_up: threading.Event
 ) -> Ec2Instance:
-    """Start an instance at AWS, and remember it.
+    """Launch an instance at AWS, and remember it in `instances`.
 
     Args:
-        plan: What to try.
-        calls: How AWS is reached.
-        instances: Where it is remembered, and what ended before is looked up.
-        given_up: No caller waits any more: try nothing further.
+        plan: The offers and zones to try.
+        calls: Makes the calls to AWS.
+        instances: Finds earlier instances of the workload, and remembers the new one.
+        given_up: Set when the caller has given up; then nothing more is tried.
 
     Raises:
-        BackendError: There is none; the message says what was tried and what to do.
+        BackendError: No instance was launched; the message lists the tries and the remedy.
     """
     zones = plan.zones or _zones(calls, plan.region)
     turn = len([each for each in instances.all(plan.region, plan.order.id) if each.over])
@@ -88,7 +88,7 @@ def launch(
                 match error.meaning:
                     case Meaning.NO_CAPACITY:
                         refusals.add(offer, zone, error)
-                    case Meaning.QUOTA:  # It is the same in every zone of the region.
+                    case Meaning.QUOTA:  # All zones of a region share it.
                         refusals.add(offer, zone, error)
                         break
                     case Meaning.AGAIN | Meaning.NEVER:
@@ -105,10 +105,10 @@ def _one(
     instances: Instances,
     given_up: threading.Event,
 ) -> Ec2Instance:
-    """Launch in one zone.
+    """Launch an instance in one zone.
 
-    AWS keeps client tokens longer than it shows what ended. So an answer may be an instance of an
-    earlier turn, which has ended since: then it is the next turn's.
+    AWS remembers client tokens longer than it lists ended instances. So the answer may be an
+    instance that has ended since; then the number of the next turn gives a new token.
     """
     for each in range(turn, turn + ROUNDS_MAX):
         parameters = orders.request(plan.order, plan.spec, offer, zone, instances.server, each)
@@ -124,7 +124,7 @@ def _one(
 def _launch(
     parameters: JsonObject, plan: LaunchPlan, calls: AwsCalls, given_up: threading.Event
 ) -> Ec2Instance:
-    """Call RunInstances, again where the outcome is not known or AWS asks for patience."""
+    """Call RunInstances; repeat it if the outcome is unknown or AWS throttles."""
     for pause in (*PAUSES_SECONDS, None):
         try:
             answer = calls.launch(plan.region, **parameters)
@@ -142,9 +142,9 @@ def _launch(
 def _by_token(
     parameters: JsonObject, plan: LaunchPlan, calls: AwsCalls, error: AwsError
 ) -> Ec2Instance:
-    """Return the instance that an earlier launch made, whose other arguments were not the same.
+    """Return the instance of an earlier launch with the same token but other arguments.
 
-    So it goes after an update of the server, between a launch and the first look at it.
+    That happens if the server is updated between a launch and the first check of the instance.
     """
     filters = [{"Name": "client-token", "Values": [parameters["ClientToken"]]}]
     answer = calls.call("describe_instances", plan.region, Filters=filters)

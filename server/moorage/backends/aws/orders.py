@@ -1,9 +1,9 @@
 """Regions, zones, types and image for an order. Makes no call to AWS.
 
-The spec's own fields come first. What it leaves open is taken from the node that the lease holds:
-its labels name the instance type, region, zone and market, and without a type of its own the
-cheapest one is taken that has what the lease holds. So a cluster document can describe capacity at
-AWS that is rented only when a lease starts something there.
+The spec's own fields come first. The leased node supplies missing ones: its labels name the
+instance type, region, zone and market. Without a type there, the cheapest type with the lease's
+resources is taken. So a cluster document can describe capacity at AWS that is rented only when a
+lease starts a workload there.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ LABELS: Final = {
     "region": "topology.kubernetes.io/region",
     "zone": "topology.kubernetes.io/zone",
 }
-"""Labels of a node that say what it is at AWS: the well-known ones of Kubernetes."""
+"""Labels of a node with its type and place at AWS: the well-known ones of Kubernetes."""
 TYPES_TRIED_MAX: Final = 5
-"""Instance types that one start tries, the cheapest first, where the spec names none."""
+"""Most instance types that one start tries, the cheapest first, if the spec names none."""
 USER_DATA_BYTES_MAX: Final = 16 * 1024
 TAGS_MAX: Final = 40
-"""Tags that a user may set; AWS takes 50, and this backend needs some."""
+"""Most tags that a user may set; AWS allows 50, and this backend needs some."""
 TAG_VALUE_CHARS_MAX: Final = 256
 _OURS: Final = ("aws:", "moorage:")
 _SHELLS: Final = ("#!/bin/sh", "#!/bin/bash", "#!/usr/bin/env bash", "#!/usr/bin/env sh")
@@ -46,19 +46,19 @@ _IMAGE_GPU: Final = (
     ),
     "/dev/sda1",
 )
-"""Amazon Linux 2023, and AWS's Ubuntu with NVIDIA's open driver: newest versions, found by AWS."""
+"""Amazon Linux 2023, and AWS's Ubuntu with NVIDIA's open driver; AWS finds the newest versions."""
 _NO_OPEN_DRIVER: Final = frozenset({"V100", "K80", "M60"})
-"""Models that NVIDIA's open driver does not know."""
+"""GPU models that NVIDIA's open driver does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A type in a market.
+    """An instance type in a market.
 
     Args:
         type: Name of the instance type.
-        spot: Of the spot market, or on demand.
-        known: What the catalogue says of the type; None if it has it not.
+        spot: Whether to rent it on the spot market; False: on demand.
+        known: The type's entry in the catalogue; None: it has none.
     """
 
     type: str
@@ -67,7 +67,7 @@ class Offer:
 
     @property
     def title(self) -> str:
-        """Its name, for a person."""
+        """The offer in messages: type and market."""
         return f"{self.type} {'spot' if self.spot else 'on demand'}"
 
 
@@ -75,7 +75,7 @@ def check(spec: InstanceResourceSpec) -> None:
     """Refuse a spec that AWS could never start.
 
     Raises:
-        UnsupportedSpecError: It names the field.
+        UnsupportedSpecError: AWS could never start it; the message names the field.
     """
     if any(key.startswith(_OURS) for key in spec.tags):
         raise UnsupportedSpecError("tags: expected keys that start with neither aws: nor moorage:")
@@ -86,10 +86,10 @@ def check(spec: InstanceResourceSpec) -> None:
 
 
 def region_of(spec: InstanceResourceSpec, node: Node | None, default: str | None) -> str:
-    """Return the region in which to run it.
+    """Return the region in which to run an instance.
 
     Raises:
-        BackendUnavailableError: It is unknown.
+        BackendUnavailableError: No region is known.
     """
     region = spec.region or (node.labels.get(LABELS["region"]) if node else None) or default
     if not region:
@@ -100,7 +100,7 @@ def region_of(spec: InstanceResourceSpec, node: Node | None, default: str | None
 
 
 def zones_of(spec: InstanceResourceSpec, node: Node | None) -> list[str]:
-    """Return the zones that the spec names, in order; empty for all."""
+    """Return the zones that the spec or the node names, in order; empty: all."""
     if spec.zones or spec.subnets:
         return list(spec.zones or spec.subnets)
     zone = node.labels.get(LABELS["zone"]) if node and not spec.region else None
@@ -117,7 +117,7 @@ def offers(
     """Return the offers to try, in order: the spot market first if the spec wants it.
 
     Raises:
-        BackendError: No type has what the spec wants, or none at that price.
+        BackendError: No type has the wanted resources, or none has them at that price.
     """
     priced = catalogue.of(region)
     types = _types(spec, share, node, catalogue)
@@ -193,19 +193,19 @@ def request(
 ) -> JsonObject:
     """Return the arguments of RunInstances.
 
-    The client token is made of the server, the workload's name, the turn, the offer and the zone:
-    AWS answers a second call with the same one with the same instance.
+    The client token follows from the server, the workload's name, the turn, the offer and the zone.
+    AWS answers a second call with the same token with the same instance.
 
     Args:
-        order: What shall run.
-        spec: Its spec.
+        order: The order to carry out.
+        spec: The workload's spec.
         offer: The type and market to try.
-        zone: Where.
-        server: Of the tag.
-        turn: How many instances of this name ended before.
+        zone: The zone to try.
+        server: The server's id, for the tag.
+        turn: Number of earlier instances of this name that ended.
 
     Raises:
-        BackendError: There is no image for it.
+        BackendError: The type has no default image, and the spec names none.
     """
     image, device = _image(spec, offer)
     token = "|".join((server, order.id, str(turn), offer.title, zone))
@@ -223,7 +223,7 @@ def request(
         "ImageId": image,
         "ClientToken": hashlib.sha256(token.encode()).hexdigest(),
         "Placement": {"AvailabilityZone": zone},
-        # A machine that shuts itself down is gone, rather than stopped and paid for.
+        # An instance that shuts itself down is deleted, so it costs nothing more.
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpTokens": "required"},
         "TagSpecifications": [

@@ -16,28 +16,28 @@ class InstanceResourceSpec(BaseResourceSpec):
     """A virtual machine of a cloud.
 
     Args:
-        instance_type: E.g. `g5.xlarge`; by default the cheapest that has what the spec wants.
-        gpus: Smallest number, where no type is given.
-        gpu_model: Of this model, as `A100` or `A100-80GB`, where no type is given.
-        cpu_count: Smallest number, where no type is given.
-        mem_limit: Smallest memory, where no type is given.
-        image_id: What it boots; Amazon Linux 2023, or with GPUs AWS's Ubuntu with their driver,
-            where not given.
-        region: Where; that of the credentials where not given.
-        zones: In the order they are tried; all of the region where empty.
-        subnets: Zone -> subnet; the default ones where empty.
-        security_groups: Ids.
-        key_name: Of the SSH key pair.
-        instance_profile: Name or ARN.
-        user_data: Run at the first boot. A shell script finds the lease in its environment.
-        volume_gib: Of the root volume; the image's own where not given.
-        spot: Try the spot market first.
-        on_demand_fallback: Where the spot market has none.
-        max_price_per_hour: In USD; offers above it, or of which no price is known, are passed over.
-        readiness_port: It is ready when a connection to it succeeds; None waits for the status
-            checks of AWS instead, which take minutes.
-        tags: Its own, beside those that Moorage sets.
-        start_timeout: Seconds until it must be ready.
+        instance_type: E.g. `g5.xlarge`; by default the cheapest with the wanted resources.
+        gpus: Least number of GPUs, if no type is given.
+        gpu_model: Model of the GPUs, as `A100` or `A100-80GB`, if no type is given.
+        cpu_count: Least number of processors, if no type is given.
+        mem_limit: Least memory, if no type is given.
+        image_id: The image to boot; by default Amazon Linux 2023, or with GPUs AWS's Ubuntu with
+            the GPU driver.
+        region: By default the region of the credentials.
+        zones: The zones to try, in order; empty: all zones of the region.
+        subnets: Zone -> subnet; empty: the default subnets.
+        security_groups: Ids of security groups.
+        key_name: Name of the SSH key pair.
+        instance_profile: Name or ARN of the instance profile.
+        user_data: Text that runs at the first boot. A shell script gets the lease's variables.
+        volume_gib: Size of the root volume; by default the image's own.
+        spot: Whether to try the spot market first.
+        on_demand_fallback: Whether to rent on demand if the spot market has no capacity.
+        max_price_per_hour: In USD; offers with a higher or unknown price are skipped.
+        readiness_port: The instance is ready when this port accepts a connection. None: when AWS's
+            status checks pass, which takes minutes.
+        tags: Further tags, beside those that Moorage sets.
+        start_timeout: Seconds until the instance must be ready.
     """
 
     category: str = "instance"

@@ -1,4 +1,4 @@
-"""Looks at all instances from time to time, and reports those that ended by themselves."""
+"""Checks all instances periodically, and reports those that ended by themselves."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ from moorage.backends.aws.instances import CONSISTENCY_SECONDS, Ec2Instance
 from moorage.backends.base import BackendError, Listener, Phase, WorkloadReport
 
 UNWANTED_SECONDS: Final = 3600.0
-"""How long to look for an instance that a failed start may have left."""
+"""Seconds to look for an instance that a failed start may have left."""
 
 
 @dataclass(slots=True)
@@ -22,12 +22,12 @@ class _Followed:
 
 
 class InstanceWatch:
-    """One thread, from the first workload that it follows on until `close`.
+    """Runs one thread, from the first workload that it follows until `close`.
 
     Args:
         look: Returns all instances of the server, or raises `BackendError`.
-        sweep: Ends all instances of a name, or raises `BackendError`.
-        tell: Told of every workload that ended by itself.
+        sweep: Ends all instances of a workload, or raises `BackendError`.
+        tell: Called with the report of each workload that ended by itself.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class InstanceWatch:
         self._thread: threading.Thread | None = None
 
     def follow(self, instance: Ec2Instance, port: int | None = None) -> None:
-        """Report the end of an instance that ends by itself. `port` is that of its endpoint."""
+        """Report when an instance ends by itself. `port` is the port of its endpoint."""
         if instance.over:
             return
         with self._lock:
@@ -74,7 +74,7 @@ class InstanceWatch:
             self._unwanted.pop(workload, None)
 
     def port(self, workload: str) -> int | None:
-        """Return the port that its endpoint names."""
+        """Return the port of a workload's endpoint."""
         with self._lock:
             known = self._followed.get(workload)
             return known.port if known else None
@@ -95,7 +95,7 @@ class InstanceWatch:
             with self._lock:
                 busy = bool(self._followed or self._unwanted)
             if busy:
-                with contextlib.suppress(BackendError):  # AWS may answer the next time.
+                with contextlib.suppress(BackendError):  # The next round tries again.
                     self._round()
 
     def _round(self) -> None:

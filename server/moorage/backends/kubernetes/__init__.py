@@ -4,6 +4,6 @@ All errors are one tree:
 
     KubernetesError              the cluster does not answer a call; the message says why
     ├── ConfigurationError       its kubeconfig cannot be read
-    ├── NoAnswerError            its API server did not answer, or broke off
-    └── RefusedError             its API server said no; `status` has its code
+    ├── NoAnswerError            its API server did not answer, or cut the connection
+    └── RefusedError             its API server refused the call; `status` has the code
 """

@@ -1,7 +1,7 @@
 """`KubernetesBackend`: runs pods, Jobs and Services in the configured clusters.
 
-Everything that must outlive the daemon is at the API servers, in labels and annotations, but for
-the server's own name (`identity`) and the output of pods that ended (`workloads.output`).
+All state that must outlive the daemon is at the API servers, in labels and annotations, except the
+server's own name (`identity`) and the output of ended pods (`workloads.output`).
 """
 
 import asyncio
@@ -38,10 +38,9 @@ class KubernetesBackend(CommonBackend):
     """Runs workloads as pods in Kubernetes clusters.
 
     Args:
-        root: Folder of what must outlive the daemon. Two backends over one root are a daemon before
-            and after a crash.
-        clusters: Which; a workload without a placement goes to the first.
-        namespace: Where everything lies; `{tenant}` in it stands for the tenant.
+        root: Folder for data that must outlive the daemon; a restarted daemon opens it again.
+        clusters: The clusters; a workload without a placement goes to the first.
+        namespace: Namespace of all objects; `{tenant}` in it stands for the tenant.
     """
 
     name: Final = "kubernetes"
@@ -89,7 +88,7 @@ class KubernetesBackend(CommonBackend):
         return await self._thread.run(self._open().status(workload))
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Return a workload's report; its kubelet probes it all the time. See `Backend.probe`."""
+        """Return a workload's report; the kubelet probes it continuously. See `Backend.probe`."""
         return await self.status(workload)
 
     def glance(self, workload: str) -> WorkloadReport | None:

@@ -1,7 +1,7 @@
-"""The client library of Kubernetes; `connection` takes it from here.
+"""Imports the client library of Kubernetes, for `connection`.
 
-The library looks for the home folder of this user while it is imported, and fails without one,
-even where `KUBECONFIG` or the account of a pod makes it needless.
+The library looks up this user's home folder during its import, and fails if there is none, even if
+`KUBECONFIG` or a pod's account makes the folder unnecessary.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ __all__ = [
 
 @contextlib.contextmanager
 def _home() -> Iterator[None]:
-    """Name the root as home, as container runtimes do, for as long as a user without one needs."""
+    """Set HOME to `/` during the import if this user has no home, as container runtimes do."""
     try:
         Path.home()
-    except RuntimeError:  # Neither HOME nor an entry in the system's list of users.
+    except RuntimeError:  # There is neither HOME nor an entry in the user database.
         os.environ["HOME"] = "/"
         try:
             yield

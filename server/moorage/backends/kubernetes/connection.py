@@ -1,8 +1,8 @@
 """Calls one cluster's API server, with bytes or plain JSON.
 
 The client library logs in (kubeconfig with certificates, tokens and plugins; the account of a pod)
-and keeps connections. Its models are not used: they cost ten times as much as JSON, and refuse
-objects that the API server accepts. Every call has a bound of time.
+and pools connections. Its models are not used: they cost ten times as much as JSON, and refuse
+objects that the API server accepts. Every call has a time limit.
 """
 
 import asyncio
@@ -67,9 +67,9 @@ class ClusterConnection:
     """An open connection to a cluster.
 
     Args:
-        configuration: Where its API server is, and how to log in.
-        kubeconfig: Where that was read from; it is read again when what it gave has expired.
-        context: Which of its contexts.
+        configuration: Address of its API server, and the login.
+        kubeconfig: The file with the login; it is read again when the login has expired.
+        context: Context in the kubeconfig.
     """
 
     def __init__(self, configuration: Configuration, kubeconfig: Path | None, context: str) -> None:
@@ -85,13 +85,13 @@ class ClusterConnection:
         """Log in to a cluster.
 
         Args:
-            kubeconfig: The file that says how; None: what `KUBECONFIG` names, or else
+            kubeconfig: The file with the login; None: the files in `KUBECONFIG`, else
                 `~/.kube/config`.
-            context: Which of its contexts; empty: its current one, or without a file the account of
-                the pod that this runs in; `IN_CLUSTER`: that account.
+            context: Context in the file; empty: the current one, or inside a pod, without
+                `kubeconfig`, the pod's account; `IN_CLUSTER`: the pod's account.
 
         Raises:
-            ConfigurationError: It cannot be read.
+            ConfigurationError: The kubeconfig cannot be read.
         """
         configuration = Configuration()
         configuration.connection_pool_maxsize = CONNECTIONS_MAX
@@ -113,8 +113,8 @@ class ClusterConnection:
         """Return the body of a GET.
 
         Raises:
-            RefusedError: The API server said no.
-            NoAnswerError: It did not answer in time.
+            RefusedError: The API server refused the call.
+            NoAnswerError: The API server did not answer in time.
         """
         return await self._send("GET", path, query, None)
 
@@ -124,8 +124,8 @@ class ClusterConnection:
         """Send a request with a JSON body, and return the JSON response; a PATCH is a merge patch.
 
         Raises:
-            RefusedError: The API server said no.
-            NoAnswerError: It did not answer in time.
+            RefusedError: The API server refused the call.
+            NoAnswerError: The API server did not answer in time.
         """
         return msgspec.json.decode(await self._send(method, path, query, body))
 
@@ -142,9 +142,9 @@ class ClusterConnection:
         """Open a GET whose response arrives line by line; reading it raises the errors of `read`.
 
         Args:
-            path: What to read.
-            silence_seconds: Longest silence; after it the connection counts as cut.
-            query: Parameters.
+            path: The path to read.
+            silence_seconds: Longest time without data; after it the connection counts as cut.
+            query: Query parameters.
         """
         bound = aiohttp.ClientTimeout(
             None, sock_connect=CONNECT_SECONDS_MAX, sock_read=silence_seconds
@@ -159,8 +159,8 @@ class ClusterConnection:
         """Open a WebSocket to the API server, for commands in containers.
 
         Raises:
-            RefusedError: The API server said no.
-            NoAnswerError: It did not answer in time, or broke off.
+            RefusedError: The API server refused the call.
+            NoAnswerError: The API server did not answer in time, or cut the connection.
         """
         try:
             async with asyncio.timeout(CALL_SECONDS_MAX):
@@ -216,20 +216,20 @@ class ClusterConnection:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             cause = str(error) or type(error).__name__
             raise NoAnswerError(f"{self._configuration.host}: {cause}") from error
-        except ConfigException as error:  # Of a token that the library reads again by itself.
+        except ConfigException as error:  # The library failed to renew a token.
             raise ConfigurationError(f"{self._configuration.host}: {error}") from error
 
     async def _log_in_again(self, logins: int) -> None:
         """Log in again, only once for all calls that were refused with the same login."""
         async with self._logging_in:
             if self._logins != logins:
-                return  # Another call has done so meanwhile.
+                return  # Another call has logged in meanwhile.
             before = _certificates(self._configuration)
             await _log_in(self._configuration, self._kubeconfig, self._context)
             self._logins += 1
             if _certificates(self._configuration) == before:
                 return
-            # A client reads certificates when it is made; what goes on with the last one may end.
+            # A client reads certificates once. Replace it; calls on the former one may still end.
             if self._earlier is not None:
                 await self._earlier.close()  # type: ignore[no-untyped-call]  # The library's.
             self._earlier, self._api = self._api, _open_client(self._configuration)
@@ -262,7 +262,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> RefusedError:
     text = await response.read()
     try:
         status = _STATUS.decode(text)
-    except msgspec.MsgspecError:  # A proxy in between says it in its own way.
+    except msgspec.MsgspecError:  # The answer is from a proxy in between.
         status = ApiStatus(message=text[:500].decode(errors="replace"))
     return RefusedError(response.status, status.reason or str(response.reason), status.message)
 
@@ -274,7 +274,7 @@ def _certificates(configuration: Configuration) -> tuple[str | None, ...]:
 def _check_there(kubeconfig: Path | None) -> None:
     """Raise an error for a missing kubeconfig, about which the library would write to stderr."""
     files = str(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)
-    paths = map(os.path.expanduser, files)  # It raises nothing where this user has no home.
+    paths = map(os.path.expanduser, files)  # No error without a home folder.
     if not any(Path(each).is_file() for each in paths):
         raise ConfigurationError(f"there is no kubeconfig {' or '.join(files)}; set KUBECONFIG")
 
@@ -289,7 +289,7 @@ async def _log_in(configuration: Configuration, kubeconfig: Path | None, context
             load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # The library's.
         else:
             file = str(kubeconfig) if kubeconfig else None
-            # It may run a program that fetches a token.
+            # A kubeconfig may run a program that fetches a token.
             async with asyncio.timeout(CALL_SECONDS_MAX):
                 await load_kube_config(  # type: ignore[no-untyped-call]  # The library's.
                     file, context or None, configuration, persist_config=False

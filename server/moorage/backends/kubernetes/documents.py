@@ -1,13 +1,13 @@
 """Makes the cluster document of a Kubernetes cluster from records of its objects. No I/O.
 
-A node's document is what the import of `kubectl get nodes -o json` makes of it, and more:
+A node's document has the fields that the import of `kubectl get nodes -o json` makes, and:
 
-    unavailable    why no pod can start there now: `cordoned`, `not ready`, `tainted KEY`
+    unavailable    the reason why no pod can start there: `cordoned`, `not ready`, `tainted KEY`
     taints         as in its spec
-    used           what pods and claims of others take: `cpuMilli`, `memoryMib`, `gpus` (ids)
+    used           use by pods and claims of others: `cpuMilli`, `memoryMib`, `gpus` (ids)
 
-and of each device that a DRA driver publishes `driver`, `pool`, `device` (the names that a claim
-is made with), `uuid`, `index`, and of MIG instances `profile` and `parentUuid`.
+Each device that a DRA driver publishes also has `driver`, `pool` and `device` (the names in a
+claim), `uuid`, `index`, and as a MIG instance `profile` and `parentUuid`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -52,12 +52,12 @@ def machine_document(
 
     Args:
         node: The node.
-        published: Devices of it that DRA drivers publish; where there are any, those that a device
-            plugin counts are the same ones, and are left out.
-        pods: Those on it.
-        claims: What holds which device of it.
-        server: Whose pods and claims are our own.
-        leased: Ids of devices that leases of that server hold.
+        published: Devices of the node that DRA drivers publish. If there are any, they replace
+            those that a device plugin counts, which are the same devices.
+        pods: The pods on the node.
+        claims: The claim that holds a device, by device.
+        server: Name of this server, as in the label of its pods and claims.
+        leased: Ids of devices that leases of this server hold.
     """
     document = dict(node.document)
     own, others = list[PodRecord](), list[PodRecord]()
@@ -89,10 +89,10 @@ def _order(device: Document) -> tuple[str, str, int, str]:
 
 
 def _count(node: NodeRecord, others: Iterable[PodRecord], ours: Collection[str]) -> list[str]:
-    """Return ids to stand for devices that others hold, on nodes that only count devices.
+    """Return ids that stand for devices held by others, on nodes that only count devices.
 
-    Which devices those are, only their kubelet knows: the last ids that no lease of ours has, and
-    where those do not suffice, leased ones.
+    Only the kubelet knows the actual devices. So this returns the last ids without a lease of this
+    server, and if these are too few, leased ones.
     """
     counts: dict[str, int] = {}
     for pod in others:
@@ -106,7 +106,7 @@ def _count(node: NodeRecord, others: Iterable[PodRecord], ours: Collection[str])
             places, taken = [each for each in ids if each.startswith(f"{profile}-")], number
         else:
             places, taken = [each for each in ids if each.isdecimal()], -(-number // node.replicas)
-        places.sort(key=lambda each: each not in ours)  # Stable: leased ones are taken last.
+        places.sort(key=lambda each: each not in ours)  # A stable sort: leased ids are taken last.
         held += places[len(places) - min(taken, len(places)) :]
     return held
 
@@ -127,7 +127,8 @@ def whole_document(cluster_id: str, machines: Iterable[Document]) -> Document:
 def free_capacity_document(document: Document) -> Document:
     """Return a cluster document with only the capacity that others do not use now.
 
-    Every node is as large as what others leave. Those that no pod can start on stay, and say so.
+    The size of each node is the capacity that others leave. Nodes on which no pod can start stay,
+    with the reason in `unavailable`.
     """
     nodes = [_free_capacity(node) for node in document["nodes"]["nodeData"]]
     return whole_document(document["id"], nodes) | {"unavailable": ""}

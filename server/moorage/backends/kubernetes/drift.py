@@ -1,7 +1,7 @@
 """Finds differences between leases and the objects in their cluster. No I/O.
 
-The daemon tells the findings to the owners of the leases. None of them frees anything: a lease
-holds until its owner or its backend ends it, so no other lease is promised what it names.
+The daemon reports the findings to the owners of the leases. A finding frees nothing: a lease keeps
+its capacity until its owner or its backend ends it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,9 +31,9 @@ def drifts(
     """Return the differences between a cluster and the leases on it.
 
     Args:
-        leases: All that hold something, also elsewhere.
+        leases: All leases that hold capacity, also in other clusters.
         cluster_id: The cluster.
-        machines: Its nodes as they are, by id, with what others use of them.
+        machines: The present documents of its nodes, by id, with the use by others.
     """
     found: list[Drift] = []
     for lease in leases:

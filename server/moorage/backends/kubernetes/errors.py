@@ -17,9 +17,9 @@ class RefusedError(KubernetesError):
     """The cluster's API server refused the call.
 
     Args:
-        status: The code of HTTP; 410: the API server no longer remembers that version.
-        reason: One word of the API, such as `Forbidden` or `AlreadyExists`.
-        message: A sentence of the API server.
+        status: The HTTP status; 410: the API server no longer has the requested version.
+        reason: The API's word for the reason, such as `Forbidden` or `AlreadyExists`.
+        message: The API server's message.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:

@@ -40,7 +40,7 @@ class EventLoopThread:
         except asyncio.CancelledError:
             if not outcome.done():
                 loop.call_soon_threadsafe(lambda: tasks[0].cancel())  # noqa: PLW0108  # There may be none yet.
-            with contextlib.suppress(Exception):  # The caller has gone.
+            with contextlib.suppress(Exception):  # No caller is left for the error.
                 await finish(outcome)
             raise
 
@@ -72,7 +72,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         for task in left:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        for _ in range(CLOSING_ROUNDS):  # A connection that was closed says so in later rounds.
+        for _ in range(CLOSING_ROUNDS):  # Closed connections report their end in later rounds.
             loop.run_until_complete(asyncio.sleep(0))
     finally:
         loop.close()

@@ -1,9 +1,8 @@
 """The program behind `moorage fleet import kubernetes`: writes a cluster as JSON lines to stdout.
 
-The command line is a client and may not import the server's packages. It starts this program with
-a job, as JSON in its only argument: `cluster_id`, `context`, and `watch`. A line is one of
-`{"document": …}`, `{"stale": "why"}` and `{"error": "why"}`, the last of all. It ends when its
-stdin does.
+The command line is a client and may not import the server's packages. It starts this program with a
+job, as JSON in the only argument: `cluster_id`, `context`, and `watch`. Each line is `{"document":
+…}` or `{"stale": "why"}`; `{"error": "why"}` is the last one. The program ends when its stdin ends.
 """
 
 import asyncio
@@ -60,9 +59,9 @@ def _say(line: JsonObject) -> None:
 
 
 def _end_with_stdin() -> None:
-    # Not by `sys.stdin`: the interpreter aborts where a thread reads from it when `main` returns.
+    # Not `sys.stdin`: the interpreter aborts if a thread reads from it when `main` returns.
     os.read(0, 1)
-    os._exit(0)  # Nothing is open here that another process could miss.
+    os._exit(0)  # No open file needs closing.
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Follows a cluster for a registry: reports its free capacity, or why that is unknown.
 
-The daemon and `moorage fleet import kubernetes` keep a registry fresh with it. A cluster counts as
-stale when its API server does not answer, or when a watch has been broken for a while.
+The daemon and `moorage fleet import kubernetes` use it to keep a registry up to date. A cluster
+counts as stale if its API server does not answer, or if a watch has been broken for a while.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ LOOK_SECONDS: Final = 2.0
 ANSWER_SECONDS_MAX: Final = 5.0
 """Longest wait for the API server's version; a slower server counts as not answering."""
 STALE_SECONDS: Final = 10.0
-"""After an interruption of this length, what a watch has read is too old to use."""
+"""After an interruption of this length, the objects that a watch has read count as outdated."""
 SHARE_MAX: Final = 0.05
-"""Largest share of time spent on making documents; large clusters are reported less often."""
+"""Largest share of time for making documents; so large clusters are reported less often."""
 NODES_AT_ONCE: Final = 200
 """Node documents made in one step, before other tasks of the event loop run."""
 PAUSE_SECONDS: Final = 0.1
@@ -41,8 +41,8 @@ class ClusterSource:
 
     Args:
         cluster_id: The id of its document.
-        context: Of the kubeconfig; `connection.IN_CLUSTER`; or empty, see `ClusterConnection.open`.
-        kubeconfig: The file; None: the usual one.
+        context: As in `ClusterConnection.open`.
+        kubeconfig: The kubeconfig file; None: the usual one.
     """
 
     cluster_id: str
@@ -55,9 +55,9 @@ class ClusterView:
     """The state of a cluster at one moment.
 
     Args:
-        document: What can be had of it, for a registry; None if that is as it was.
-        machines: All that is known of its nodes, by id; None if it was never read.
-        stale: Why that may be out of date; empty: it is as the cluster is.
+        document: Document of the free capacity, for a registry; None: unchanged.
+        machines: Documents of its nodes, by id; None: never read.
+        stale: The reason why these may be out of date; empty: they are current.
     """
 
     document: Document | None = None
@@ -70,7 +70,7 @@ class ClusterFollower:
 
     Args:
         server: The value of the label `records.SERVER_LABEL` of our own pods and claims.
-        leased: Returns what leases hold there now.
+        leased: Returns the ids of devices that leases hold there, by node.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ClusterFollower:
                 ):
                     async for view in self._follow(connection, inventory):
                         yield view
-            except KubernetesError as error:  # It cannot be logged in to.
+            except KubernetesError as error:  # The login failed.
                 yield ClusterView(None, self._machines, str(error))
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -131,13 +131,13 @@ class ClusterFollower:
         if inventory is None:
             return ClusterView(None, self._machines, stale)
         inventory.lease(self._leased())
-        while inventory.refresh(NODES_AT_ONCE):  # noqa: ASYNC110  # There is work in each turn.
+        while inventory.refresh(NODES_AT_ONCE):  # noqa: ASYNC110  # Each turn does work.
             await asyncio.sleep(0)
-        if inventory.remade == self._remade:  # It heard of nothing but our own pods, say.
+        if inventory.remade == self._remade:  # E.g. only our own pods changed.
             return ClusterView(None, self._machines, stale)
         self._remade = inventory.remade
         self._machines = inventory.machines()
-        # Of thousands of nodes it takes a while, and others wait for this event loop.
+        # For thousands of nodes this takes long, and would block the event loop.
         document = await asyncio.to_thread(self._changed_document, [*self._machines.values()])
         return ClusterView(document, self._machines, stale)
 

@@ -9,8 +9,8 @@
             document = inventory.document()
             seen = await inventory.wait_for_change(seen)
 
-Nodes, pods, ResourceSlices and ResourceClaims are watched; only a record of each object is stored
-(`records`). A change rebuilds the documents of the nodes that it touches, and no others.
+It watches nodes, pods, ResourceSlices and ResourceClaims, and stores a small record of each object
+(`records`). A change rebuilds the documents of the affected nodes only.
 """
 
 import asyncio
@@ -72,10 +72,10 @@ class WatchHealth:
     """The state of the watch of one kind of object.
 
     Args:
-        kind: Which, e.g. `pods`.
-        error: Why it cannot be read now; empty: it can.
-        silent_seconds: Since the API server last said something of it.
-        lists: How often it was listed as a whole.
+        kind: The kind of object, e.g. `pods`.
+        error: Why the kind cannot be read now; empty: it can.
+        silent_seconds: Seconds since the last message of the API server about this kind.
+        lists: Number of complete lists so far.
     """
 
     kind: str
@@ -88,14 +88,14 @@ class ClusterInventory:
     """Follows the capacity of a cluster, and its use by others.
 
     Args:
-        connection: To the cluster; it stays open when the inventory is closed.
-        cluster_id: The id that its document has.
-        server: The value of the label `records.SERVER_LABEL` of our own pods and claims; empty:
-            none is ours.
+        connection: Connection to the cluster; it stays open when the inventory is closed.
+        cluster_id: Id of the cluster's document.
+        server: Value of the label `records.SERVER_LABEL` on this server's pods and claims; empty:
+            there are none.
 
     Attributes:
-        version: Grows with everything that is heard.
-        remade: Grows with every node whose document is another.
+        version: Grows with each change of an object.
+        remade: Grows with each changed document of a node.
     """
 
     def __init__(self, connection: ClusterConnection, cluster_id: str, server: str = "") -> None:
@@ -137,7 +137,7 @@ class ClusterInventory:
         """Wait until the cluster has been read once, and return the inventory's version.
 
         Raises:
-            KubernetesError: It was not in time; the message says why.
+            KubernetesError: The cluster was not read in time; the message says why.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -168,14 +168,14 @@ class ClusterInventory:
         return whole_document(self._cluster_id, self.machines().values())
 
     def machines(self) -> dict[str, Document]:
-        """Return the documents of the nodes, by id, that `refresh` made."""
+        """Return the documents of the nodes, by id, as of the last `refresh`."""
         return dict(self._machines)
 
     def lease(self, leased: Mapping[str, Collection[str]]) -> None:
         """Record the devices that leases of this server hold: by node, the device ids.
 
-        Of devices that are only counted, use by others is reported on other devices, as long as
-        there are any.
+        Counted devices have no known user. So use by others is reported on devices without a lease,
+        as long as there are any.
         """
         before, self._leased = self._leased, leased
         for name in before.keys() | leased.keys():
@@ -240,7 +240,7 @@ class ClusterInventory:
             slices = self._slices_of[pool]
             devices = complete_devices(slices.values())
             if devices is None and slices:
-                continue  # Its driver is about to publish the rest: what was complete counts.
+                continue  # Incomplete: keep the last complete state.
             for node in self._nodes_of.pop(pool, set()):
                 self._pools_on[node].pop(pool, None)
                 self._touch(node)

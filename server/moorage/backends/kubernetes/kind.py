@@ -130,7 +130,7 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
     def follow(
         self, settings: KubernetesSettings, backend: "Backend | None", inventory: Inventory
     ) -> None:
-        del backend  # Clusters are followed without it, too.
+        del backend  # Clusters are followed even without the backend.
         if not settings.kubernetes_clusters:
             return
         try:

@@ -1,6 +1,6 @@
 """The fields of Kubernetes objects that we read; decoding drops all others.
 
-`records` makes its records of them. Field names are those of the API.
+`records` makes records from them. Field names are those of the API.
 """
 
 import msgspec

@@ -51,11 +51,11 @@ class PodRecord:
     """The resources that a pod takes on its node.
 
     Args:
-        node: Where it is.
-        server: The Moorage server that made it; empty: none did.
-        cpu_milli: What it asks for.
-        memory_mib: What it asks for.
-        counts: Pairs of an extended resource and how many of it.
+        node: Name of its node.
+        server: The Moorage server that created it; empty: another client did.
+        cpu_milli: Requested CPU.
+        memory_mib: Requested memory.
+        counts: Pairs of an extended resource and the requested number.
         gpus: Ids of the counted devices that its lease holds.
     """
 
@@ -91,7 +91,7 @@ def node_record(item: JsonMapping) -> NodeRecord:
     """Return the record of a Node.
 
     Raises:
-        WrongNodeError: A field is not what the API documents.
+        WrongNodeError: A field does not have the form that the API documents.
     """
     reading = NodeReading(item)
     document = reading.document()
@@ -139,7 +139,7 @@ def _scheduler_requests(pod: ApiPod) -> dict[str, float]:
             own = _sum([stays, own])
         starting = _most(starting, own)
     wanted = _most(_sum([stays, *running]), starting)
-    wanted |= _requests(spec.resources)  # What is said of the pod as a whole counts instead.
+    wanted |= _requests(spec.resources)  # Requests of the pod as a whole replace these.
     return _sum([wanted, _amounts(spec.overhead)])
 
 
@@ -196,11 +196,11 @@ def _device(driver: str, pool: str, found: ApiDevice) -> Document | None:
     if any(taint.effect in {"NoSchedule", "NoExecute"} for taint in found.taints or ()):
         return None
     if instance and found.consumes_counters:
-        return None  # It is cut from a device that is published, too: only one can be given away.
+        return None  # Its parent device is published, too, and only one of them can be leased.
     memory = (found.capacity or {}).get("memory")
     model = _first_of(values, MODEL_ATTRIBUTES, str, "")
     if not memory and not model:
-        return None  # A network card, say.
+        return None  # E.g. a network card.
     profile = f"-MIG-{values['profile']}" if instance and "profile" in values else ""
     made = device(
         f"{model}{profile}",

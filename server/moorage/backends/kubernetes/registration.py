@@ -1,7 +1,7 @@
 """Keeps the documents of the configured clusters up to date, and reports drift from leases.
 
-`kind` runs it where the setting `kubernetes_clusters` names any. A cluster that cannot be reached
-stays registered and says why nothing can start there: its leases stand, and none is added.
+`kind` runs it if the setting `kubernetes_clusters` names clusters. An unreachable cluster stays
+registered, with the reason in `unavailable`: its leases stand, and it gets no new ones.
 """
 
 from collections import Counter
@@ -33,9 +33,9 @@ class FollowedClusters:
     """Follows the clusters of the setting `kubernetes_clusters`.
 
     Args:
-        contexts: Of the kubeconfig, by id of the cluster.
-        kubeconfig: Where it is, if not where kubectl looks.
-        inventory: Has their documents and the leases, and takes reports of drift.
+        contexts: Contexts of the kubeconfig, by cluster id.
+        kubeconfig: Path of the kubeconfig; None: the usual one.
+        inventory: Arguments from the daemon: documents, leases, and a function for news of drift.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class FollowedClusters:
         """Start to follow the clusters.
 
         Raises:
-            BackendError: What says which server this is cannot be read.
+            BackendError: This server's name cannot be read.
         """
         try:
             name = server_name(self._inventory.data_dir / "kubernetes")
@@ -84,7 +84,7 @@ class FollowedClusters:
         cluster_id = source.cluster_id
         follower = ClusterFollower(source, server, lambda: self._leased_devices(cluster_id))
         async for view in follower.views():
-            # What was refused is tried again with the next view.
+            # A refused document is written again with the next view.
             document = view.document or self._unregistered.pop(cluster_id, None)
             try:
                 await self._register(cluster_id, document, view.stale)
@@ -107,13 +107,13 @@ class FollowedClusters:
         if document is not None:
             await self._put(cluster_id, document | {"unavailable": stale})
         elif self._registered.get(cluster_id) != bool(stale):
-            # Its nodes stay as they were last known.
+            # Its nodes stay unchanged.
             await self._put(cluster_id, {"id": cluster_id, "unavailable": stale})
         self._registered[cluster_id] = bool(stale)
         self._note(cluster_id, stale)
 
     async def _put(self, cluster_id: str, document: JsonObject) -> None:
-        """Create or change a cluster's document; fields that others added stay."""
+        """Create or change a cluster's document; fields of other writers stay."""
         clusters = self._inventory.documents
         try:
             await clusters.update(cluster_id, document)

@@ -22,19 +22,19 @@ class PodResourceSpec(BaseResourceSpec):
     """A pod in a Kubernetes cluster.
 
     Args:
-        image: Of its one container.
-        command: What runs in it; the image's own where not given.
-        environment: Variables.
-        namespace: Where it lives; the backend's own where not given.
-        labels: Its own, beside those that Moorage sets.
-        cpu_count: Processors; those of the lease where not given.
-        mem_limit: Bytes, or text as `512m`, `2g`; that of the lease where not given.
-        gpus: Of `gpu_resource`; those of the lease where there is one.
-        gpu_resource: The extended resource's name, where devices are only counted.
-        manifest: Merged over what the other fields make.
-        readiness: How to see that it answers; that it runs where not given.
-        stop_seconds: Between SIGTERM and SIGKILL.
-        start_timeout: Seconds until it must be ready.
+        image: Image of its container.
+        command: The command to run; by default the image's own.
+        environment: Environment variables.
+        namespace: The pod's namespace; by default the backend's own.
+        labels: Further labels, beside those that Moorage sets.
+        cpu_count: Number of processors; by default the lease's.
+        mem_limit: Bytes, or text as `512m`, `2g`; by default the lease's memory.
+        gpus: Number of GPUs, as `gpu_resource`; with a lease, its GPUs.
+        gpu_resource: Name of the extended resource, on nodes that only count devices.
+        manifest: Fields of the pod; they override those that follow from the other fields.
+        readiness: The readiness check; by default the pod must only run.
+        stop_seconds: Seconds between SIGTERM and SIGKILL.
+        start_timeout: Seconds until the pod must be ready.
     """
 
     category: str = "pod"
@@ -66,7 +66,7 @@ class PodServiceResourceSpec(PodResourceSpec):
     """A pod behind a Kubernetes Service.
 
     Args:
-        port: Where it listens, and where the Service does.
+        port: Port of the pod, and of the Service.
     """
 
     category: str = "service"

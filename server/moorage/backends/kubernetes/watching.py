@@ -1,9 +1,9 @@
 """Keeps records of all objects of one kind: lists them once, then watches them.
 
-A watch that ends, breaks or hangs goes on where it was. If the API server no longer has later
-versions (410), all is listed again, and objects that vanished meanwhile are reported as gone.
-The library's own `Watch` is not used: it asks again with the version that was refused with 410,
-hides when a connection broke, and decodes each object twice.
+A watch that ends, breaks or hangs is resumed from its last version. If the API server no longer has
+that version (410), all objects are listed again, and vanished ones are reported as gone. The
+library's own `Watch` is not used: it repeats the version that got a 410, hides broken connections,
+and decodes each object twice.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from moorage.backends.kubernetes.objects import ApiEvent, ApiItem, ApiMeta, ApiP
 
 PAGE_OBJECTS: Final = 500
 WATCH_SECONDS: Final = 20
-"""The API server ends a watch after this time, or up to half as long again; we resume it.
+"""The API server ends a watch after this time, or up to 50 % later; then it is resumed.
 
-Just before, it says how far it was. A watch that says nothing for longer hangs, behind a network
-that forgot its connection, say.
+Just before, the API server sends the last version. A watch that is silent for longer hangs, e.g.
+behind a network that dropped its connection.
 """
 STEADY_SECONDS: Final = 5.0
 """A watch that lasted longer than this does not count as failed."""
@@ -49,11 +49,11 @@ class Kind(Generic[R]):
     """A kind of object to watch, and how to make a record of an object.
 
     Args:
-        name: What it is called in errors and reports, e.g. `pods`.
-        path: Where the API server lists it.
-        read: Makes an object's record of its JSON; None if it does not count.
-        fields: A field selector; the API server tells what no longer meets it as deleted.
-        labels: A label selector, likewise.
+        name: Name of the kind in errors and reports, e.g. `pods`.
+        path: Path of the list of objects at the API server.
+        read: Returns the record of an object's JSON; None: the object is ignored.
+        fields: A field selector; the API server reports objects that no longer match as deleted.
+        labels: A label selector; objects that no longer match count as deleted, too.
     """
 
     name: str
@@ -67,15 +67,15 @@ class ObjectWatcher(Generic[R]):
     """Keeps the records of all objects of one kind.
 
     Args:
-        changed: Called with the key of each record that changed, and the record as it was and as it
-            is; None: not there.
+        changed: Called at each change with the record's key, its former value, and its new value;
+            None: no record.
 
     Attributes:
-        records: By `namespace/name`.
-        listed: Set when they have been read for the first time.
-        lists: How often they were listed as a whole.
-        error: Why they cannot be read now; None: they can.
-        heard_at: When the API server last said something, by `time.monotonic`.
+        records: The objects' records, by `namespace/name`.
+        listed: Set once all objects have been read.
+        lists: Number of complete lists so far.
+        error: Why the objects cannot be read now; None: they can.
+        heard_at: Time of the API server's last message, by `time.monotonic`.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class ObjectWatcher(Generic[R]):
                 if not self._version:
                     await self._list()
                 await self._watch()
-            except Exception as error:  # noqa: BLE001  # Whatever ended it would end all news.
+            except Exception as error:  # noqa: BLE001  # An escaped error would end all news.
                 self._note(error)
                 if before and not self._version:
-                    failures = min(failures, 1)  # To be listed again is no failure to get through.
-            # A watch that lasted or brought news is resumed at once; one that ends again and again
-            # without news waits ever longer.
+                    failures = min(failures, 1)  # A new list is no connection failure.
+            # A watch that lasted or brought news is resumed at once; one that keeps ending without
+            # news is resumed after ever longer pauses.
             lasted = time.monotonic() - began > STEADY_SECONDS
             had_news = bool(before and self._version) and self._version != before
             failures = 0 if lasted or had_news else failures + 1
@@ -121,9 +121,9 @@ class ObjectWatcher(Generic[R]):
             self._version = ""
         if isinstance(error, RefusedError) and error.status == _NOT_FOUND:
             self._version = ""
-            self._replace({})  # This cluster has no such kind.
+            self._replace({})  # The cluster does not have this kind.
             self.listed.set()
-        if not isinstance(error, KubernetesError):  # An object that is not what the API documents.
+        if not isinstance(error, KubernetesError):  # An object has an undocumented form.
             self._version = ""
             error = NoAnswerError(f"{self.kind.name} cannot be read: {error}")
         self.error = error

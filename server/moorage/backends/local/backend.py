@@ -62,12 +62,11 @@ class LocalBackend(CommonBackend):
     """Runs processes and services on this machine, and containers if it has a container engine.
 
     Args:
-        root: Where it keeps what must outlive the daemon. Two backends over one root are a daemon
-            before and after a crash.
-        nodes: Names of nodes that are this machine; empty for whatever name.
+        root: Folder for data that must outlive the daemon; a restarted daemon opens it again.
+        nodes: Ids of nodes that stand for this machine; empty: all.
         gpus: Ids of GPUs for workloads without a lease.
-        outlive: Whether workloads go on when this process ends.
-        hidden: A folder that no workload may look into, but for its own folder in there.
+        outlive: Whether workloads continue when this process ends.
+        hidden: A folder that workloads may not read, except each its own folder inside.
     """
 
     name: Final = "local"
@@ -125,7 +124,7 @@ class LocalBackend(CommonBackend):
             raise UnsupportedSpecError("the backend local starts on one machine, not on a gang")
         container = isinstance(order.spec, ContainerResourceSpec)
         part = self._containers if container else self._processes
-        for share in order.placement if not part.has(order.id) else ():  # What runs here, does.
+        for share in order.placement if not part.has(order.id) else ():  # Running ones may stay.
             if self._nodes and share.node_id not in self._nodes:
                 reason = f"the backend local starts on {', '.join(sorted(self._nodes))}"
                 raise UnsupportedSpecError(f"{reason}, not on {share.cluster_id}/{share.node_id}")

@@ -1,4 +1,4 @@
-"""Runs a command beside a process of a workload: `Processes.execute` is the only caller."""
+"""Runs a command beside a workload's process; `Processes.execute` is the only caller."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ from moorage.backends.completion import finish
 from moorage.backends.local import marks
 
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of a command's output that are stored; the rest is dropped."""
+"""Most bytes of a command's output that are stored; the rest is dropped."""
 OUTPUT_SECONDS: Final = 0.5
-"""How long to read on after the command has ended: its child processes may keep the pipe open."""
+"""Seconds to read on after the command has ended, as its child processes may keep the pipe open."""
 _CHUNK_BYTES: Final = 65_536
 
 
@@ -35,16 +35,18 @@ async def run(
 
     Args:
         command: The program and its arguments.
-        folder: Where it runs.
-        environment: All of its variables.
-        begun: Called with its pid as soon as it has one.
-        timeout_seconds: How long it may take.
-        membership: `cgroup.procs` of the group that it and all it starts are to be in.
-        confine: Keeps the calling process out of what it shall not see; it is in `folder` then.
+        folder: The working folder.
+        environment: All environment variables of the command.
+        begun: Called with the pid of the started command.
+        timeout_seconds: Longest run of the command; None: no limit.
+        membership: Descriptor of `cgroup.procs` of the group for the command and its child
+            processes.
+        confine: Hides folders from the calling process; called in the child, before it enters
+            `folder`.
 
     Raises:
-        BackendError: It cannot be run.
-        TimeoutError: It took too long; it was killed, and all that it had started.
+        BackendError: The command cannot be run.
+        TimeoutError: The command took too long; it was killed with all its child processes.
     """
     if not os.path.isdir(folder):  # noqa: ASYNC240, PTH112  # One look; a path may be relative.
         raise BackendError(f"{folder}: {os.strerror(errno.ENOENT)}")
@@ -63,7 +65,7 @@ async def run(
                 start_new_session=True,
                 preexec_fn=_preparation(folder, membership, confine),
             )
-        except subprocess.SubprocessError as error:  # Of what was done before: what is unknown.
+        except subprocess.SubprocessError as error:  # A step before exec failed.
             raise BackendError(
                 f"the command cannot run in {folder}, or cannot be confined"
             ) from error
@@ -79,7 +81,7 @@ async def run(
         except BaseException as error:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(BackendError):  # What is still there ends with the workload.
+            with contextlib.suppress(BackendError):  # The rest ends with the workload.
                 await finish(asyncio.to_thread(marks.kill_by_mark, f"{marks.EXECUTION}={mark}"))
             await finish(process.wait())
             if isinstance(error, TimeoutError):
@@ -95,9 +97,9 @@ def _preparation(
 ) -> Callable[[], None] | None:
     """Return the function that the child process calls before it executes the command, or None."""
 
-    def prepare() -> None:  # It takes no lock that another thread may hold.
+    def prepare() -> None:  # In the child: must take no lock that a thread may hold.
         if membership is not None:
-            with contextlib.suppress(OSError):  # The group was removed.
+            with contextlib.suppress(OSError):  # The group may have been removed.
                 os.write(membership, b"0")
         if confine is not None:
             confine()

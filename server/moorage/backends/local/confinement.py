@@ -1,19 +1,19 @@
 """Hides the daemon's data folder from workloads, which run as the same user as the daemon.
 
-The supervisor calls `confine` in the child that becomes a workload, the daemon in the one that
-becomes a command beside it. A `Confinement` says how; `find` has tried it out. The supervisor has
-the standard library only, and so has this module.
+The supervisor calls `confine` in the child process that becomes a workload, the daemon in the child
+that becomes a command beside it. A `Confinement` has the method, which `find` has tested. The
+supervisor may use only the standard library, so this module does, too.
 
-Landlock knows what is allowed, not what is forbidden. So there are two ways:
+Landlock can only allow paths, not forbid them. So there are two methods:
 
-- `mounts`, as root: an empty folder is mounted over the data, for the workload alone. All else is
-  as it was, except that the workload can mount nothing, lest it take that away again.
-- `siblings`, for others: all is allowed that lies beside the data folder, and beside each folder
-  that leads there. What is made straight in one of these folders later is not among that, so
-  no confined process can make anything there. They can list the data folder, and open nothing.
+- `mounts`, as root: an empty folder is mounted over the data folder, for the workload alone. The
+  workload cannot mount or unmount anything, so it cannot undo this.
+- `siblings`, for other users: all siblings of the data folder, and of each of its parent folders,
+  are allowed. Later files directly in these parents are not, so a confined process cannot create
+  any there. It can list the data folder, but open nothing in it.
 
-In either way who is confined cannot look into a process that is not: its memory, its variables, its
-root. Where the kernel knows how (6.12), a workload cannot signal one either.
+With either method, a confined process cannot inspect an unconfined one: its memory, variables or
+root. On kernels from 6.12 on, a workload cannot signal an unconfined process either.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ import os
 import stat
 import sys
 
-TYPE_CHECKING = False  # `typing` itself would take longer to import than all the rest.
+TYPE_CHECKING = False  # To import `typing` would take longer than all the rest.
 if TYPE_CHECKING:
     from typing import Any
 
@@ -53,12 +53,12 @@ libc: "Any" = ctypes.CDLL(None, use_errno=True)
 
 
 class Confinement:
-    """The folder that is hidden from workloads, and the method that hides it.
+    """A folder that is hidden from workloads, and the method that hides it.
 
     Args:
         hidden: The folder, without links in its path.
         way: `mounts` or `siblings`; empty if nothing is hidden.
-        detail: The finding, in words.
+        detail: A sentence about the method, or the reason why there is none.
     """
 
     def __init__(self, hidden: str = "", way: str = "", detail: str = "") -> None:
@@ -71,21 +71,21 @@ class Confinement:
         named = dict(variables)
         if self.way and _leads(self.hidden, named.get("HOME", "")):
             named["HOME"] = work
-        if self.way == "siblings" and _leads(named.get("TMPDIR", "/tmp"), self.hidden):  # noqa: S108  # Where programs look.
+        if self.way == "siblings" and _leads(named.get("TMPDIR", "/tmp"), self.hidden):  # noqa: S108  # The default of programs.
             named["TMPDIR"] = work
         return named
 
 
 def find(hidden: str) -> Confinement:
     """Return a method that hides a folder from workloads; it was tested with a process."""
-    import subprocess  # noqa: PLC0415  # A supervisor needs it not, and it takes long to load.
+    import subprocess  # noqa: PLC0415  # Slow to load, and supervisors never need it.
 
     hidden = os.path.realpath(hidden)
     ways = ("mounts", "siblings") if _is_admin() else ("siblings",)
     cause = ""
     for way in ways:
         command = [sys.executable, "-I", "-S", __file__, way, hidden]
-        tried = subprocess.run(  # noqa: S603  # This file.
+        tried = subprocess.run(  # noqa: S603  # Runs this file.
             command, check=False, capture_output=True, text=True, timeout=TRIAL_SECONDS_MAX
         )
         if tried.returncode == 0:
@@ -98,13 +98,13 @@ def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
     """Hide a folder from the calling process for ever, except for one folder inside it.
 
     Args:
-        way: See above.
-        hidden: The folder.
-        work: The other one, which may be in it.
-        signals: Whether it may signal processes that are not confined as it is.
+        way: `mounts` or `siblings`.
+        hidden: The folder to hide.
+        work: The workload's folder, which stays visible; it may be inside `hidden`.
+        signals: Whether the process may signal unconfined processes.
 
     Raises:
-        OSError: It cannot be.
+        OSError: The folder cannot be hidden.
     """
     work = os.path.realpath(work)
     abi = system_call(CREATE, None, 0, 1)
@@ -122,7 +122,7 @@ def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
             _allow(ruleset, place, rights)
         try:
             system_call(RESTRICT, ruleset, 0)
-        except PermissionError:  # Who is not root must give up setuid programs for it.
+        except PermissionError:  # Other users than root must first give up setuid programs.
             if libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
                 raise
             system_call(RESTRICT, ruleset, 0)
@@ -184,7 +184,7 @@ def _allow(ruleset: int, place: str, rights: int) -> None:
         mode = os.fstat(opened).st_mode
         if not stat.S_ISLNK(mode):
             allowed = rights if stat.S_ISDIR(mode) else rights & ABOUT_ONE_FILE
-            # `struct landlock_path_beneath_attr` is packed.
+            # `struct landlock_path_beneath_attr` has no padding.
             policy = allowed.to_bytes(8, sys.byteorder) + opened.to_bytes(4, sys.byteorder)
             system_call(ADD, ruleset, 1, policy, 0)
     finally:
@@ -204,11 +204,11 @@ def _is_admin() -> bool:
 
 def _detail(hidden: str, way: str) -> str:
     if way == "mounts":
-        return f"processes see an empty folder instead of {hidden}, and mount nothing"
+        return f"processes see an empty folder instead of {hidden}, and cannot mount anything"
     above = [hidden[:end] or "/" for end in range(len(hidden)) if hidden[end] == "/"]
     closed = ", ".join(each for each in above if os.access(each, os.W_OK))
     detail = f"Landlock keeps processes from opening what is in {hidden}"
-    return f"{detail}; they can make nothing new straight in {closed}" if closed else detail
+    return f"{detail}; they cannot create anything directly in {closed}" if closed else detail
 
 
 def main(way: str, hidden: str) -> int:

@@ -1,9 +1,9 @@
 """Calls this machine's container engine, Docker or Podman, at its Docker-compatible API. Blocks.
 
-`Containers` is the only caller, in threads. The Docker SDK speaks to both. Where Podman's half of
-that API says less than Docker's (devices are dropped in silence, limits cannot be changed), its own
-API at the same socket is used. Whatever goes wrong leaves here as an `BackendError` in the engine's
-own words.
+`Containers` is the only caller, in threads. The Docker SDK works with both engines. Where Podman's
+Docker-compatible API falls short (it silently ignores devices, and cannot change limits), Podman's
+own API at the same socket is used. All errors leave this module as `BackendError` with the engine's
+message.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ ANSWER_SECONDS_MAX: Final = 60.0
 REMOVE_SECONDS_MAX: Final = 20.0
 """Longest wait until the container engine has removed an ended container."""
 LOG_FILE_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of one of a container's two log files; when the newer is full, the older is dropped."""
+"""Most bytes in each of a container's two log files; a full one replaces the other."""
 EXECUTION_BYTES_MAX: Final = 1024 * 1024
-"""Bytes stored of the output of a command in a container; the rest is dropped."""
+"""Most stored bytes of the output of a command in a container; the rest is dropped."""
 _PERIOD_MICROSECONDS: Final = 100_000
 _KILL: Final = signal.SIGKILL
 _LIBPOD: Final = "/v4.0.0/libpod"
@@ -50,11 +50,11 @@ class Seen:
     """A container's state as the engine reports it.
 
     Args:
-        state: The engine's word: `created`, `running`, `paused`, `exited`, `dead`, …
-        exit_code: Once it has ended; 128 and more is a signal's number on top of 128.
-        out_of_memory: It was killed because it wanted more than its limit.
-        bounded: It has a limit of memory.
-        error: Why it could not be started, in the engine's words.
+        state: The engine's state: `created`, `running`, `paused`, `exited`, `dead`, …
+        exit_code: Exit code once it has ended; above 128: 128 plus a signal's number.
+        out_of_memory: Whether it was killed because it exceeded its memory limit.
+        bounded: Whether it has a memory limit.
+        error: The engine's message why it could not be started.
         ports: Port in the container -> port of the host.
     """
 
@@ -80,22 +80,22 @@ class ContainerApi:
     """A connection to the container engine of this machine.
 
     Raises:
-        BackendError: Nothing that speaks the API answers there.
+        BackendError: No container engine answers at the socket.
     """
 
     def __init__(self, place: Path) -> None:
-        # An extra, so only where used.
+        # Imported at the first use: it is an optional extra.
         self._docker: ModuleType = importlib.import_module("docker")
         self._requests: ModuleType = importlib.import_module("requests")
         self.place = place
         with self._errors("connect"):
             known = {"base_url": f"unix://{place}", "timeout": ANSWER_SECONDS_MAX}
             any_version = self._docker.constants.DEFAULT_DOCKER_API_VERSION
-            # For `/version`, Podman looks for the package of each program that it may start.
+            # Not `/version`: for that, Podman slowly looks up the packages of its helper programs.
             with contextlib.closing(self._docker.APIClient(version=any_version, **known)) as asking:
                 answer = asking.get(f"{asking.base_url}/_ping", timeout=ANSWER_SECONDS_MAX)
             answer.raise_for_status()
-            spoken = answer.headers.get("Api-Version", "0")  # The SDK refuses that.
+            spoken = answer.headers.get("Api-Version", "0")  # The SDK refuses version 0.
             self._api: Any = self._docker.APIClient(version=spoken, **known)
         name, _, version = answer.headers.get("Server", "").partition(" ")[0].partition("/")
         self._podman = name == "Libpod"
@@ -124,7 +124,7 @@ class ContainerApi:
         """Pull an image; return when it is on this machine, or when `given_up` is set."""
         with self._errors(f"pull {image}"):
             news = self._api.pull(image, stream=True, decode=True)
-            with contextlib.closing(news):  # Which ends the pull, where it is under way.
+            with contextlib.closing(news):  # Closing ends a pull under way.
                 for line in news:
                     if given_up.is_set():
                         return
@@ -150,7 +150,7 @@ class ContainerApi:
         except BackendError:
             if self.inspect(plan.name) is None:
                 raise
-            return  # Another caller was quicker.
+            return  # Another caller created it first.
         with self._errors("look at the new container"):
             host = self._api.inspect_container(plan.name)["HostConfig"]
         ignored = [
@@ -158,7 +158,7 @@ class ContainerApi:
             for name, wanted, got in (
                 ("mem_limit", plan.memory_bytes, host.get("Memory")),
                 ("cpu_count", plan.cpu_count, host.get("NanoCpus") or host.get("CpuQuota")),
-                # Podman's own API takes them or fails; it lists them once they are there.
+                # Podman's own API accepts devices or fails, and lists them only after the start.
                 ("gpus", plan.devices, self._podman or host.get("DeviceRequests")),
             )
             if wanted and not got
@@ -174,7 +174,7 @@ class ContainerApi:
         host = self._api.create_host_config(
             nano_cpus=None if plan.cpu_count is None else int(plan.cpu_count * 1e9),
             mem_limit=plan.memory_bytes,
-            memswap_limit=plan.memory_bytes,  # Together with swap, so there is none.
+            memswap_limit=plan.memory_bytes,  # Memory plus swap: no swap.
             device_requests=requests if plan.devices else None,
             port_bindings={
                 inside: (plan.host_ip, outside or None) for inside, outside in plan.ports.items()
@@ -276,7 +276,7 @@ class ContainerApi:
     def stop(self, name: str, seconds: float) -> None:
         """Stop a container; SIGKILL it after `seconds`. No error if it has ended already."""
         with contextlib.suppress(BackendError), self._errors("go on with the container"):
-            self._api.unpause(name)  # A paused one hears no signal.
+            self._api.unpause(name)  # A paused container gets no signal.
         with contextlib.suppress(_MissingError), self._errors("stop the container"):
             self._api.stop(name, timeout=math.ceil(seconds))
 
@@ -284,12 +284,12 @@ class ContainerApi:
         """Kill a container if it runs, and remove all that is left of it.
 
         Raises:
-            BackendError: It is still there.
+            BackendError: The container is still there.
         """
         deadline = time.monotonic() + REMOVE_SECONDS_MAX
         pause = 0.05
         while True:
-            # Killed first: Podman would be patient with it.
+            # Kill it first: Podman's removal would wait for its stop time.
             with contextlib.suppress(BackendError), self._errors("kill the container"):
                 self._api.kill(name)
             try:
@@ -314,9 +314,9 @@ class ContainerApi:
             changes: dict[str, int] = {}
             if memory_bytes is not None:
                 changes |= {"Memory": memory_bytes, "MemorySwap": memory_bytes}
-            if cpu_count is not None:  # As it was created: an engine takes no mixture.
+            if cpu_count is not None:  # As in `create`: an engine accepts only one form.
                 changes["NanoCpus"] = int(cpu_count * 1e9)
-            url = self._api._url("/containers/{0}/update", name)  # noqa: SLF001  # The SDK's own method has no NanoCpus.
+            url = self._api._url("/containers/{0}/update", name)  # noqa: SLF001  # The SDK's method lacks NanoCpus.
             self._api._raise_for_status(self._api.post(url, json=changes))  # noqa: SLF001  # As above.
 
     # Output, commands, news ----------------------------------------------------------------------
@@ -333,14 +333,14 @@ class ContainerApi:
     def output(self, name: str) -> Iterator[bytes]:
         """Yield the output of a container so far."""
         with self._errors("read output"):
-            # The SDK's own method loses the connection where the container is removed meanwhile.
+            # The SDK's own method leaks the connection if the container is removed meanwhile.
             url = self._api._url("/containers/{0}/logs", name)  # noqa: SLF001  # As above.
             wanted = {"stdout": 1, "stderr": 1}
             response = self._api.get(url, params=wanted, stream=True, timeout=ANSWER_SECONDS_MAX)
             yield from self._pieces(response)
 
     def _pieces(self, response: Any) -> Iterator[bytes]:
-        """Yield the output that an answer streams; close its connection then."""
+        """Yield the output that an answer streams; then close its connection."""
         with contextlib.closing(response):
             self._api._raise_for_status(response)  # noqa: SLF001  # As above.
             yield from self._api._multiplexed_response_stream_helper(response)  # noqa: SLF001  # As above.
@@ -350,14 +350,14 @@ class ContainerApi:
 
         The API has no offsets, so the output is read from its start up to the piece.
         """
-        seen = self.inspect(name)  # Before the output: what is written until it ends is in it.
+        seen = self.inspect(name)  # Before the output: once ended, it is complete.
         data, start, size = bytearray(), 0, 0
         for piece in self.output(name):
             size += len(piece)
             data += piece
             excess = len(data) - LOG_BYTES_MAX
             if offset < 0:
-                excess = len(data) + offset  # The end is known when it comes.
+                excess = len(data) + offset  # Keep the last bytes so far.
             elif start < offset:
                 excess = min(offset - start, len(data))
             elif excess >= 0:
@@ -365,7 +365,7 @@ class ContainerApi:
             if excess > 0:
                 del data[:excess]
                 start += excess
-        if size < max(offset, 0):  # It was cut since.
+        if size < max(offset, 0):  # The log was rotated since.
             return self.log(name, 0)
         del data[LOG_BYTES_MAX:]
         end = start + len(data)
@@ -396,7 +396,7 @@ class ContainerApi:
         """Run a prepared command to its end; return its exit code and output."""
         data = bytearray()
         with self._errors("run a command in the container"):
-            # The SDK's own method loses output that arrives together with the head of the answer.
+            # The SDK's own method loses output that arrives together with the answer's header.
             url = self._api._url("/exec/{0}/start", command)  # noqa: SLF001  # As above.
             wanted = {"Tty": False, "Detach": False}
             for piece in self._pieces(self._api._post_json(url, data=wanted, stream=True)):  # noqa: SLF001  # As above.
@@ -420,7 +420,7 @@ class ContainerApi:
 
     def _libpod(self, path: str, body: JsonMapping) -> None:
         url = f"{self._api.base_url}{_LIBPOD}/{path}"
-        self._api._raise_for_status(self._api.post(url, json=body, timeout=ANSWER_SECONDS_MAX))  # noqa: SLF001  # It turns statuses into the SDK's errors.
+        self._api._raise_for_status(self._api.post(url, json=body, timeout=ANSWER_SECONDS_MAX))  # noqa: SLF001  # Raises the SDK's errors.
 
     @contextlib.contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
@@ -446,9 +446,7 @@ class Events:
     def __iter__(self) -> Iterator[Mapping[str, str]]:
         """Yield the labels of each ended container; stop when the engine closes the stream."""
         try:
-            with contextlib.suppress(
-                Exception
-            ):  # However it ends, there is no more news from here.
+            with contextlib.suppress(Exception):  # Any error ends the stream.
                 for event in self._stream:
                     if event.get("Action") in _ENDS:
                         yield (event.get("Actor") or {}).get("Attributes") or {}
@@ -458,7 +456,7 @@ class Events:
 
     def close(self) -> None:
         """Close the stream, also while another thread reads it."""
-        with contextlib.suppress(OSError):  # It may have been hung up at the other end.
+        with contextlib.suppress(OSError):  # The engine may have closed it.
             self._stream.close()
 
 
@@ -480,10 +478,10 @@ def _limits(cpu_count: float | None, memory_bytes: int | None) -> JsonObject:
 def find_socket() -> Path:
     """Return the path of a container engine's socket that accepts connections.
 
-    `DOCKER_HOST` alone where it is set; else Docker's and Podman's usual places.
+    Tries only `DOCKER_HOST` if it is set; else Docker's and Podman's usual places.
 
     Raises:
-        UnsupportedSpecError: There is none, or no library to speak with it.
+        UnsupportedSpecError: There is no such socket, or the Docker SDK is not installed.
     """
     if importlib.util.find_spec("docker") is None:
         reason = f"containers need the Docker SDK: {install_command('containers')}"

@@ -24,16 +24,16 @@ class ContainerPlan:
     """The arguments for a new container.
 
     Args:
-        name: Of the container; there can be only one of a name.
-        image: What it is made of.
-        command: What runs in it; the image's own where not given.
-        stdin: Its input stays open, and empty, so that a shell waits instead of ending.
-        labels: By which it is found again.
-        cpu_count: Processors' worth of time; None for no limit.
-        memory_bytes: Beyond it, it is killed; None for no limit.
-        devices: Of the Container Device Interface, e.g. `nvidia.com/gpu=0`.
+        name: Unique name of the container.
+        image: The image.
+        command: The command to run; None: the image's own.
+        stdin: Whether its standard input stays open, so that a shell waits instead of ending.
+        labels: Labels by which it is found again.
+        cpu_count: Limit of CPU time, in processors; None: no limit.
+        memory_bytes: Memory limit, beyond which it is killed; None: no limit.
+        devices: Names in the Container Device Interface, e.g. `nvidia.com/gpu=0`.
         ports: Port in the container -> port of the host, 0 for a free one.
-        host_ip: Address of the host that ports are opened on.
+        host_ip: Address of the host on which ports are opened.
         mounts: Path of the host, path in the container, and whether it is read-only.
     """
 
@@ -63,14 +63,14 @@ def plan(
     If the spec sets no processors, memory or GPUs, the container gets those of its lease.
 
     Args:
-        order: What shall run.
-        spec: Of the order.
-        grant: The devices it is bound to.
-        name: Of the container.
-        labels: By which it is found again.
+        order: The order to carry out.
+        spec: The order's spec.
+        grant: The devices that the container is bound to.
+        name: Name of the container.
+        labels: Labels by which it is found again.
 
     Raises:
-        UnsupportedSpecError: The spec contradicts itself.
+        UnsupportedSpecError: Fields of the spec contradict each other.
     """
     share = order.placement[0] if order.placement else None
     cpus = spec.cpu_count
@@ -79,8 +79,8 @@ def plan(
     size = None if spec.mem_limit is None else memory_bytes(spec.mem_limit)
     if size is None and share is not None and share.memory_mib:
         size = share.memory_mib << 20
-    # The devices are those it is given, numbered again inside: a list of them would mislead. And
-    # where the container engine gives devices by this variable, it shall not give others.
+    # The container sees only its own devices, numbered from 0, so a list of host ids would be
+    # wrong. And an engine that assigns devices by this variable must not add others.
     gpus = {**NO_DEVICES}
     gpus |= {key: value for key, value in grant.environment.items() if "MPS" in key}
     order_of_gpus = DEVICE_ORDER if _gpus(order, spec, grant) else {}
@@ -125,7 +125,7 @@ def probe_port(spec: ContainerResourceSpec) -> int | None:
     """Return the container port that the readiness probe connects to; None without such a probe.
 
     Raises:
-        UnsupportedSpecError: It needs one, and none is given.
+        UnsupportedSpecError: The probe needs a port, and none is given.
     """
     probe = spec.readiness
     if probe is None:
@@ -141,7 +141,7 @@ def mounts(spec: ContainerResourceSpec) -> list[tuple[str, str, bool]]:
     """Return each mount as a tuple: host path, path in the container, whether it is read-only.
 
     Raises:
-        UnsupportedSpecError: One of them is no absolute path, or has options that mean nothing.
+        UnsupportedSpecError: A mount has a path that is not absolute, or an unknown option.
     """
     found = []
     for outside, given in spec.mount.items():

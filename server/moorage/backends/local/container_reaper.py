@@ -1,11 +1,12 @@
-"""Removes a daemon's containers after the daemon has ended or crashed. A program of its own.
+"""Removes a daemon's containers after the daemon has ended or crashed; a separate program.
 
-`Containers` starts it beside a process that uses the resource engine as a library, because what the
-library starts ends with that process. Its arguments are the container engine's socket, a label
-and its value, and the process's pid. It has the standard library only, so that it starts at once.
+`Containers` starts it beside a process that uses the resource engine as a library, since the
+library's containers must end with that process. Its arguments are the container engine's socket, a
+label and its value, and the process's pid. It uses only the standard library, so that it starts
+fast.
 
-Beside an agent it outlives its parent, and ends containers while the server is not heard: it is
-given the path of the file that `deadline` is about in the place of a pid.
+Beside an agent, it outlives the agent, and kills containers while there is no contact to the
+server. An agent passes the path of `heard.json` (see `deadline`) instead of a pid.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import urllib.parse
 from pathlib import Path
 
 QUIET_SECONDS = 5.0
-"""How long to watch for further containers: a request of the ended daemon may be under way."""
+"""Seconds to watch for further containers, as a request of the ended daemon may be under way."""
 REAP_SECONDS_MAX = 120.0
 """Longest time for the whole removal; after that, remaining containers are left alone."""
 PAUSE_SECONDS = 0.5
@@ -29,7 +30,7 @@ ANSWER_SECONDS_MAX = 30.0
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
+    """An HTTP connection over a Unix socket."""
 
     def __init__(self, place: str) -> None:
         super().__init__("localhost", timeout=ANSWER_SECONDS_MAX)
@@ -65,16 +66,16 @@ def reap(place: str, label: str, value: str) -> None:
                 _say(place, "DELETE", f"/containers/{each['Id']}?force=1&v=1")
             quiet = not found
         except (OSError, ValueError, http.client.HTTPException):
-            pass  # The next round looks again.
+            pass  # The next round tries again.
         if not quiet:
             quiet_since = time.monotonic()
-        time.sleep(PAUSE_SECONDS)  # A container engine has no news of what is not there.
+        time.sleep(PAUSE_SECONDS)  # No event reports the absence of containers.
 
 
 def guard(place: str, label: str, value: str, contact_file: str) -> None:
     """Kill the labelled containers while the server is silent; return when the file is removed.
 
-    Another such program may be there already; then this one is not needed.
+    If another such program runs already, this one returns.
     """
     lock = os.open(f"{contact_file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -84,7 +85,7 @@ def guard(place: str, label: str, value: str, contact_file: str) -> None:
             if time.clock_gettime(time.CLOCK_BOOTTIME) > document["at"] + document["seconds"]:
                 with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
                     kill(place, label, value)
-            time.sleep(PAUSE_SECONDS)  # A clock has no news.
+            time.sleep(PAUSE_SECONDS)  # Polls the clock.
     except (BlockingIOError, FileNotFoundError):
         return
 
@@ -106,7 +107,7 @@ def main(place: str, label: str, value: str, owner: int) -> None:
     """Wait until the owner process has ended; then remove its containers."""
     with contextlib.suppress(ProcessLookupError):
         ended = os.pidfd_open(owner)
-        if os.getppid() == owner:  # Else it ended before, and the pid may be another's.
+        if os.getppid() == owner:  # Else it has ended, and the pid may be reused.
             poll = select.poll()
             poll.register(ended, select.POLLIN)
             poll.poll()

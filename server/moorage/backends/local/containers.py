@@ -1,9 +1,9 @@
 """Runs containers on this machine with Docker or Podman.
 
-`LocalBackend` is the only caller. The container engine keeps the containers, under names that
-follow from the workloads' own and with labels that say whose they are, so that a daemon after a
-crash finds them and starts none twice. What it does not keep has a folder (`workload_store`): what
-was ordered, that it was ready, and the output of what was stopped.
+`LocalBackend` is the only caller. The names of containers follow from the workloads' names, and
+labels mark this server's containers, so a restarted daemon finds them and starts none twice. All
+other data is in a folder per workload (`workload_store`): the order, whether the workload was
+ready, and the output of stopped ones.
 
     ROOT/containers/running/NAME/order.json       written before anything is created
                                 /container.json   written when the container has been created
@@ -56,11 +56,11 @@ from moorage.records.json_values import JsonMapping, JsonObject
 
 CATEGORIES: Final = frozenset({"container"})
 COMMANDS_MAX: Final = 64
-"""Commands that run in containers at the same time; further ones wait."""
+"""Most commands that run in containers at the same time; further ones wait."""
 RECONNECT_SECONDS: Final = 1.0
 """Pause before events are requested again from a container engine that closed the connection."""
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of a stopped container's output that are stored."""
+"""Most bytes of a stopped container's output that are stored."""
 RUNNING_SECONDS: Final = 0.05
 """Seconds between two checks whether a started container runs."""
 _LABEL_ROOT: Final = "moorage.root"
@@ -84,14 +84,14 @@ class Containers(LocalWorkloads):
     ) -> None:
         super().__init__(folders, devices, tell, outlive=outlive)
         self._hidden = hidden
-        # Threads of their own: commands may take an hour, and everything else has few.
+        # Commands may take an hour, so they do not share the few default threads.
         self._commands = ThreadPoolExecutor(COMMANDS_MAX, "container-command")
         self._reaper: int | None = None
         self._contact_file = folders.root.parent / HEARD
         self._begun_here: set[str] = set()
         self._stopping: set[str] = set()
         self._reported: set[str] = set()
-        self._strays: set[str] = set()  # At the container engine, and without records here.
+        self._strays: set[str] = set()  # Containers without a stored order.
         self._connected: ContainerApi | None = None
         self._events: Events | None = None
         self._listening: threading.Thread | None = None
@@ -201,7 +201,7 @@ class Containers(LocalWorkloads):
         return await asyncio.to_thread(self._log, workload, offset, attempt)
 
     def close(self) -> None:
-        """Stop listening to the container engine. The containers go on."""
+        """Stop listening to the container engine. The containers continue to run."""
         self._closed.set()
         self._commands.shutdown(wait=False)
         with self._lock:
@@ -272,7 +272,7 @@ class Containers(LocalWorkloads):
                 return workload_seen
             if workload_seen.phase.over:
                 if ready.exists() or (probe is None and workload_seen.exit_code is not None):
-                    return workload_seen  # It was ready, and has ended since; or did its work.
+                    return workload_seen  # It was ready before, or has completed.
                 self._tell_end(workload_seen)
                 lines = "; ".join(workload_seen.log_tail[-3:])
                 raise BackendError(f"{workload_seen.detail}{': ' if lines else ''}{lines}")
@@ -327,13 +327,13 @@ class Containers(LocalWorkloads):
             api = self._api()
             self._listen()
             labels = api.labelled(_LABEL_ROOT, str(self._store.root))
-        except BackendError as error:  # It may still run there; no answer may deny it.
+        except BackendError as error:  # It may still run: report no end.
             detail = f"its container cannot be inspected: {error}"
             return [WorkloadReport(name, Phase.PENDING, detail=detail) for name in sorted(names)]
         self._strays |= {each[_LABEL_ID] for each in labels if _LABEL_ID in each} - names
         found = []
         for name in sorted(names | self._strays):
-            with contextlib.suppress(UnknownWorkloadError):  # It was stopped meanwhile.
+            with contextlib.suppress(UnknownWorkloadError):  # Stopped meanwhile.
                 found.append(self._look(name))
         return found
 
@@ -343,8 +343,8 @@ class Containers(LocalWorkloads):
     def _log(self, workload: str, offset: int, attempt: int) -> Log:
         """Read output: of existing containers from the engine, of removed ones from files.
 
-        The container's name may be another start's by the time of the answer, which therefore
-        counts only where the folder is the same after as before.
+        By the time of the engine's answer, the container's name may belong to another start. So the
+        answer counts only if the folder of the start has not changed meanwhile.
         """
         folder = self._store.folder(workload)
         begun = self._start_number(folder, attempt)
@@ -368,7 +368,7 @@ class Containers(LocalWorkloads):
     # Ending ------------------------------------------------------------------------------------
 
     def _stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop and remove the container, and keep its output. Blocks."""
+        """Stop and remove the container, and store its output. Blocks."""
         folder, name = self._store.folder(workload), self._name(workload)
         order = self._store.order(workload) or {}
         with self._lock:
@@ -379,7 +379,7 @@ class Containers(LocalWorkloads):
                 seconds = float(order.get("stop_seconds", 0))
                 bound = seconds if stop_seconds_max is None else stop_seconds_max
                 api.stop(name, min(seconds, bound))
-                with contextlib.suppress(BackendError, OSError):  # Two stops at a time, say.
+                with contextlib.suppress(BackendError, OSError):  # E.g. two stops at a time.
                     self._keep_output(folder, name)
                 api.remove(name)
         finally:
@@ -396,7 +396,7 @@ class Containers(LocalWorkloads):
         left = OUTPUT_BYTES_MAX
         (folder / "output.log").unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(folder / "output.log", flags, 0o600), "wb") as file:  # noqa: PTH123  # It is open already.
+        with open(os.open(folder / "output.log", flags, 0o600), "wb") as file:  # noqa: PTH123  # Opens a descriptor.
             for piece in self._api().output(name):
                 file.write(piece[:left])
                 left -= len(piece[:left])
@@ -404,10 +404,10 @@ class Containers(LocalWorkloads):
     def _kill_command(self, name: str, command: str, mark: str) -> None:
         """Kill a command in a container and its child processes, from the host or from inside."""
         wanted = f"{marks.EXECUTION}={mark}"
-        with contextlib.suppress(BackendError):  # The container may be gone, and all with it.
+        with contextlib.suppress(BackendError):  # The container may be gone.
             api = self._api()
             marks.kill_by_mark(wanted)
-            if api.command_runs(command):  # These are not this user's processes.
+            if api.command_runs(command):  # It runs as another user.
                 killer = api.begin_command(name, ("/bin/sh", "-c", _KILL, wanted), user="0")
                 api.run_command(killer)
 
@@ -443,7 +443,7 @@ class Containers(LocalWorkloads):
             if not self._outlive:
                 root = str(self._store.root)
                 self._reaper = container_reaper.start(str(api.place), _LABEL_ROOT, root)
-            elif self._contact_file.exists():  # Where one is there already, this one leaves.
+            elif self._contact_file.exists():  # A second one ends at once.
                 place = str(api.place), _LABEL_ROOT, str(self._store.root)
                 container_reaper.start(*place, os.fspath(self._contact_file))
 
@@ -464,7 +464,7 @@ class Containers(LocalWorkloads):
                     self._look_at_end(name)
 
     def _look_at_end(self, workload: str) -> None:
-        with contextlib.suppress(BackendError):  # Of a look: the next status says it.
+        with contextlib.suppress(BackendError):  # The next `status` reports the error.
             seen = self._look(workload)
             if seen.phase in {Phase.SUCCEEDED, Phase.FAILED}:
                 self._tell_end(seen)
@@ -482,7 +482,7 @@ def _end_report(workload: str, seen: Seen, lines: tuple[str, ...]) -> WorkloadRe
         detail = "it was killed because it used more memory than its mem_limit"
     elif code < 0:
         detail = f"it was killed by signal {-code}"
-        if code == -signal.SIGKILL and seen.bounded:  # Not every engine knows why, on cgroup v1.
+        if code == -signal.SIGKILL and seen.bounded:  # On cgroup v1, it may be unreported.
             detail += ", as happens to a process that uses more memory than its mem_limit"
     else:
         detail = f"it ended by itself with exit status {code}"
@@ -501,8 +501,8 @@ class _Mount:
 def shows(outside: str, hidden: str) -> bool:
     """Return whether a mount of `outside` would show the hidden folder, or a part of it.
 
-    Links are followed. One folder may be mounted in several places, so the devices and the
-    folders there are compared, not the paths. All mounts below count, too.
+    Links are followed. A folder may be mounted in several places, so devices and folders within
+    devices are compared, not paths. Mounts below `outside` count, too.
     """
     mounts = _mounts()
     secret, shown = (
@@ -523,7 +523,7 @@ def _mounts() -> list[_Mount]:
 
 
 def _unescape(text: str) -> str:
-    for number in (0o40, 0o11, 0o12, 0o134):  # The kernel writes these in octal, the last one too.
+    for number in (0o40, 0o11, 0o12, 0o134):  # The kernel escapes these, the backslash last.
         text = text.replace(f"\\{number:03o}", chr(number))
     return text
 
@@ -531,9 +531,9 @@ def _unescape(text: str) -> str:
 def _lies(path: str, mounts: list[_Mount]) -> _Mount:
     """Return the device that a path lies on, and the path within that device."""
     over = [each for each in mounts if _leads(each.place, path)]
-    mount = max(over, key=lambda each: len(each.place))  # The first of these is the latest.
+    mount = max(over, key=lambda each: len(each.place))  # `max` returns the first, the latest.
     inside = os.path.relpath(path, mount.place)
-    return _Mount(path, mount.device, os.path.normpath(os.path.join(mount.root, inside)))  # noqa: PTH118  # Text of the kernel's.
+    return _Mount(path, mount.device, os.path.normpath(os.path.join(mount.root, inside)))  # noqa: PTH118  # Plain text.
 
 
 def _overlap(one: _Mount, other: _Mount) -> bool:

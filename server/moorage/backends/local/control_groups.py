@@ -1,15 +1,15 @@
-"""Makes a control group (cgroup v2) for each process or service, where the system permits it.
+"""Makes a control group (cgroup v2) for each process or service, if the system permits it.
 
-What is in a group cannot leave it unnoticed, whatever session it opens and whatever it does to its
-environment; so the group says who belongs to a workload, and ends all of it at once. Where the
-memory controller is to be had, it bounds the workload as a whole, too.
+A process cannot leave its group, whatever session it opens or variables it sets. So the group has
+all processes of a workload, and can kill them at once. With the memory controller, it also limits
+the memory of the workload as a whole.
 
-    BASE/moorage-DIGEST/         of one workload: its memory.max
-                        main/    the command and all it starts
-                        exec/    commands run beside it
+    BASE/moorage-DIGEST/         one workload: its memory.max
+                        main/    the command and its child processes
+                        exec/    commands that run beside it
 
-The supervisor makes a group and removes it, since it outlives the daemon; here is what the daemon
-does: find out whether there can be groups, put commands into them, end them.
+The supervisor creates and removes a group, since it outlives the daemon. This module has the
+daemon's part: test whether groups are possible, put commands into them, end them.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ class Groups:
     """The control group under which new groups can be made.
 
     Args:
-        base: The group that they are made in; None: nowhere.
-        memory: Whether they bound memory.
-        detail: What was found, in words.
+        base: The parent of new groups; None: groups are not possible.
+        memory: Whether new groups can limit memory.
+        detail: The result of the test, in words.
     """
 
     base: Path | None
@@ -66,8 +66,8 @@ def find() -> Groups:
         except OSError as error:
             tried.append(f"{base}: {error.strerror}")
             continue
-        bounds = "memory is bounded as a whole" if memory else "without the memory controller"
-        return Groups(base, memory, f"each workload gets its own below {base}, {bounds}")
+        bounds = "with a limit of its memory" if memory else "without the memory controller"
+        return Groups(base, memory, f"each workload gets a group below {base}, {bounds}")
     return Groups(None, memory=False, detail="; ".join(tried) or "no cgroup v2 is mounted here")
 
 
@@ -75,7 +75,7 @@ def end(group: str) -> None:
     """Kill all processes of a group, and remove the group; a missing group is no error. Blocks.
 
     Raises:
-        EngineError: Some of it is still there long after that: the kernel has it.
+        BackendError: Processes are still alive some seconds later, e.g. blocked in the kernel.
     """
     if not group or not Path(group).is_dir():
         return
@@ -94,7 +94,7 @@ def clear(group: str) -> None:
         Path(group, "cgroup.kill").write_text("1")
         return group
 
-    with contextlib.suppress(FileNotFoundError):  # The supervisor was quicker.
+    with contextlib.suppress(FileNotFoundError):  # The supervisor has removed it.
         kill_until_none(kill)
 
 
@@ -116,7 +116,7 @@ def bound(group: str, memory_bytes: int) -> None:
     """Limit the memory of a workload's control group, if the group has a memory controller.
 
     Raises:
-        BackendError: The kernel refuses it, and why.
+        BackendError: The kernel refuses the limit; the message has the reason.
     """
     limit = Path(group, "memory.max")
     if group and limit.exists():
@@ -130,8 +130,8 @@ def bound(group: str, memory_bytes: int) -> None:
 def _bases() -> Iterator[Path]:
     """Yield possible parents of new groups: our own group's parent, if we own it; our own group.
 
-    Where a controller is switched on for a group's children, it may hold no process itself. So a
-    daemon that shall bound memory lies in a group of its own, beside those of its workloads.
+    A group with a controller for its children may not have processes itself. So to limit memory,
+    the daemon must be in a group of its own, beside those of its workloads.
     """
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -143,7 +143,7 @@ def _bases() -> Iterator[Path]:
                 continue
             inside = os.path.relpath(own, root)
             if inside.startswith(".."):
-                continue  # Another part of the tree is mounted here.
+                continue  # The mount shows another part of the tree.
             here = Path(mount, inside)
             if inside != "." and _is_delegated(here.parent):
                 yield here.parent

@@ -1,7 +1,7 @@
 """Stores the time at which workloads end without contact to the server: `heard.json`.
 
-An agent of a machine writes it. Supervisors, and the reaper of containers, read it, so that it
-holds also while there is no agent.
+The machine's agent writes it. Supervisors and the container reaper read it, so the deadline holds
+even if the agent has ended.
 """
 
 import json
@@ -25,8 +25,8 @@ class HeardFile:
     """The file `heard.json`, for the agent that writes it.
 
     Args:
-        seconds: How long workloads may run unheard, 0: as long as they like. Until the server has
-            agreed, what was agreed before holds, too: the shorter one of both.
+        seconds: How long workloads may run without contact to the server; 0: no limit. Until the
+            server accepts this, the shorter of this and the last accepted value holds.
     """
 
     def __init__(self, root: Path, seconds: float) -> None:
@@ -36,7 +36,7 @@ class HeardFile:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         known = workload_store.read(self._file)
         if known is not None:
-            same = known["boot"] == self._boot  # Else nothing that it is about has outlived it.
+            same = known["boot"] == self._boot  # After a reboot, no workload is left.
             self._seconds, self._at = float(known["seconds"]), known["at"] if same else now()
         else:
             self._seconds, self._at = 0.0, now()
@@ -66,6 +66,6 @@ class HeardFile:
             return
         document = {"boot": self._boot, "seconds": self._seconds, "at": self._at}
         fresh = self._file.with_suffix(".new")
-        with suppress(OSError):  # It is not put off then.
+        with suppress(OSError):  # Then the deadline stays.
             fresh.write_text(json.dumps(document))
             fresh.replace(self._file)

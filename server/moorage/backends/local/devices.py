@@ -1,12 +1,11 @@
-"""Binds workloads to processors and GPUs of this machine, which a slot pool hands out.
+"""Binds workloads to processors and GPUs of this machine, by a slot pool.
 
-A lease names its GPUs itself; processors have no names in a placement, and a user of the library
-names neither. Shares of these devices come from the pool.
+A lease names its GPUs, but not its processors; a user of the library names neither. The pool
+chooses the devices that are not named.
 
-The core promises a GPU of one node once, but the same machine may be registered as two nodes. So
-shares are booked here on the device itself, as of the start of the workload, whatever a node or
-this machine calls it now (`backends.local.gpus.Device`): a workload that would share one beyond
-what it has is not started.
+The core promises each GPU of a node once, but one machine may be registered as two nodes. So this
+module books shares on the physical device, as it was at the workload's start, whatever its present
+names (`backends.local.gpus.Device`). A workload whose share would overbook a device is not started.
 """
 
 import contextlib
@@ -30,13 +29,13 @@ _ROUNDING: Final = 1e-6
 
 _LEASED: Final = "leased"
 DEVICE_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""Makes CUDA number GPUs as NVML does, which our ids come from; its default is fastest first."""
+"""Makes CUDA number GPUs like NVML, as in our ids; CUDA's default is fastest first."""
 
 Rows = dict[str, list[JsonObject]]
 """A workload's devices, as JSON: `{"cpus": [{"id", "slots"}], "gpus": […]}` from the slot pool.
 
 Devices of its lease: `{"leased": [{"id", "slots", "of", "device"}]}`. `of` is the leased node, and
-`device` the GPU at the start as `[GPU, MIG instance]`, where that was known."""
+`device` the GPU at the start as `[GPU, MIG instance]`, if that was known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ class DeviceBinding:
     """The devices that one workload is bound to.
 
     Args:
-        rows: What it has of the pool.
-        environment: The variables that tell it of its GPUs.
+        rows: The bound devices, as `Rows`.
+        environment: The variables that show its GPUs to the workload.
         gpus: Ids of its GPUs.
     """
 
@@ -68,8 +67,8 @@ class Devices:
     """The processors and GPUs of this machine.
 
     Args:
-        gpus: Ids of the GPUs that are handed out to workloads without a lease.
-        held: What workloads of an earlier daemon have.
+        gpus: Ids of the GPUs for workloads without a lease.
+        held: Devices of workloads that an earlier daemon started, by workload.
     """
 
     def __init__(self, gpus: Iterable[str], held: Mapping[str, Rows]) -> None:
@@ -83,8 +82,8 @@ class Devices:
         """Bind a workload to devices; a second call returns the same devices.
 
         Raises:
-            UnsupportedSpecError: It wants more than this machine has.
-            BackendError: It wants more than is left.
+            UnsupportedSpecError: This machine has fewer devices than requested.
+            BackendError: Too few devices are free now.
         """
         share = order.placement[0] if order.placement else None
         cpus = getattr(order.spec, "cpu_count", None)
@@ -152,8 +151,8 @@ class Devices:
         """Bind a workload to new processors; None removes the binding. An error changes nothing.
 
         Raises:
-            UnsupportedSpecError: This machine has fewer.
-            BackendError: Fewer are left.
+            UnsupportedSpecError: This machine has fewer processors.
+            BackendError: Too few processors are free now.
         """
         wanted = _cpus(cpu_count)
         with self._lock:
@@ -175,7 +174,7 @@ class Devices:
             self._check_in(self._held.pop(workload, {}))
 
     def _refuse_twice(self, wanted: Sequence[JsonMapping]) -> None:
-        """Refuse devices if other workloads leave too small a share of them."""
+        """Refuse devices of which other workloads leave too small a share."""
         for row in wanted:
             left = 1.0
             for workload, rows in self._held.items():
@@ -188,9 +187,9 @@ class Devices:
         """Check devices out of the slot pool; leave out optional ones that are not free.
 
         Args:
-            members: What is wanted.
-            must: It is to be had now.
-            could: This machine must have that much, free or held.
+            members: The requested devices, as the pool takes them.
+            must: Whether to raise an error if the devices are not free now.
+            could: Whether to raise an error if this machine has fewer, free and held together.
         """
         if not members:
             return {}
@@ -233,7 +232,7 @@ class Devices:
     def _adopt(self, held: Mapping[str, Rows]) -> None:
         """Take the devices of an earlier daemon's workloads out of the slot pool, as whole devices.
 
-        A pool hands out what it likes, so everything is checked out, and the rest back in.
+        A pool chooses devices itself, so all are checked out, and the others checked in again.
         """
         for workload, rows in held.items():
             self._held[workload] = {
@@ -252,7 +251,7 @@ class Devices:
             with contextlib.suppress(ValueError):
                 self._pool.checkin({kind: rest})
         known = {(kind, str(row["id"])) for kind, each in everything.items() for row in each}
-        for place in self._adopted.keys() - known:  # A device that is no longer there.
+        for place in self._adopted.keys() - known:  # Devices that have vanished.
             del self._adopted[place]
         for rows in self._held.values():
             for kind, each in rows.items():
@@ -269,7 +268,7 @@ def _leased_gpus(order: Order, share: Share | None) -> list[JsonObject]:
     """Return the GPUs of this machine that a lease holds, under their present ids.
 
     Raises:
-        BackendError: This machine has not got one of them.
+        BackendError: This machine does not have one of them.
     """
     if share is None:
         return []
@@ -297,7 +296,7 @@ def _part_of(wanted: JsonMapping, held: JsonMapping) -> float:
         return 0.0
     if one.instance.lower() == other.instance.lower():
         return float(held["slots"])
-    # An instance is a part of its GPU: a holder of either leaves nothing of the other.
+    # An instance is part of its GPU: a holder of one excludes users of the other.
     return 0.0 if one.instance and other.instance else 1.0
 
 
@@ -315,7 +314,7 @@ def _visible(rows: Sequence[JsonMapping]) -> dict[str, str]:
     """Return the variables that show these GPUs, and no others, to a workload."""
     # An empty list hides all of them: a lease without GPUs must not use any.
     names = ",".join(str(row["id"]) for row in rows)
-    # CUDA knows an instance by its UUID alone.
+    # CUDA accepts an instance only by its UUID.
     cuda = ",".join(str(row.get("device", ("", ""))[1] or row["id"]) for row in rows)
     return {"CUDA_VISIBLE_DEVICES": cuda, "NVIDIA_VISIBLE_DEVICES": names or "void"}
 

@@ -14,8 +14,8 @@ class Device(NamedTuple):
     """A GPU of this machine, or a MIG instance of one.
 
     Args:
-        gpu: UUID of the GPU; where NVML does not tell, the id that was given.
-        instance: The same of the instance; empty for the whole GPU.
+        gpu: UUID of the GPU; without NVML, the given id.
+        instance: UUID of the MIG instance, or its given id; empty: the whole GPU.
     """
 
     gpu: str
@@ -50,8 +50,8 @@ def find_device(name: str, meant: DeviceId) -> tuple[str, Device | None]:
     """Return the present id of a device, and the device; None for the device if it is unknown.
 
     Args:
-        name: What the device's node has called it.
-        meant: Which one that is; without a UUID, the one that has this name here.
+        name: The device's last known name on its node.
+        meant: The device's UUIDs; without any, the device with this name is meant.
 
     Raises:
         LookupError: This machine has no such device.
@@ -87,15 +87,15 @@ def _devices_by_name() -> dict[str, Device]:
             for number, uuid, _ in instances(nvml, handle):
                 names[f"{index}:{number}"] = names[uuid.lower()] = Device(gpu, uuid)
     finally:
-        nvml.nvmlShutdown()  # Otherwise the next look would see an old list.
+        nvml.nvmlShutdown()  # Otherwise NVML returns the same list next time.
     return names
 
 
 def instances(nvml: ModuleType, handle: object) -> Iterator[tuple[int, str, object]]:
     """Yield number, UUID and handle of each MIG instance of a GPU."""
-    with suppress(nvml.NVMLError):  # It cannot be divided.
+    with suppress(nvml.NVMLError):  # The GPU does not support MIG.
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with suppress(nvml.NVMLError_NotFound):  # Numbers have gaps: some were destroyed.
+            with suppress(nvml.NVMLError_NotFound):  # Destroyed instances leave gaps.
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
                 yield number, str(nvml.nvmlDeviceGetUUID(instance)), instance
 
@@ -105,6 +105,6 @@ def nvml_here() -> ModuleType | None:
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:  # noqa: BLE001  # No bindings or no driver: there are no GPUs to hand out.
+    except Exception:  # noqa: BLE001  # No bindings or no driver: no GPUs.
         return None
     return nvml

@@ -67,7 +67,7 @@ class LocalKind(BackendKind[LocalSettings]):
         from moorage.backends.agents.backend import FleetBackend  # noqa: PLC0415  # See registry.
         from moorage.backends.agents.own_machine import OwnLook  # noqa: PLC0415  # See registry.
         from moorage.backends.local.backend import LocalBackend  # noqa: PLC0415  # See registry.
-        from moorage.backends.local.machine import names_of, place_of  # noqa: PLC0415  # Likewise.
+        from moorage.backends.local.machine import names_of, place_of  # noqa: PLC0415  # As above.
 
         folder = surroundings.data_dir / self.name
         nodes = settings.local_nodes or names_of(folder, surroundings.clusters().values())

@@ -1,8 +1,8 @@
-"""Tells which nodes of the inventory are this machine, also under its former names.
+"""Finds the nodes of the inventory that stand for this machine, also by its former names.
 
-A host name changes: by DHCP, after the first boot, with each start of a container over one volume.
-So the folder of the backend remembers under which names it knew itself, and as which node
-`moored serve --here` has registered it. `daemon` and `commands.here` are the callers.
+A host name may change: by DHCP, after the first boot, or with each start of a container on the same
+volume. So the backend's folder stores the names that this machine has had, and the node that
+`moored serve --here` registered. `daemon` and `commands.here` are the callers.
 """
 
 import platform
@@ -16,7 +16,7 @@ from moorage.protocol.cluster_documents import machine_key
 from moorage.records.json_values import JsonObject
 
 NAMES_MAX: Final = 16
-"""Names of this machine that are remembered: the first one and the latest ones."""
+"""Most names of this machine that are stored: the first one and the latest ones."""
 _MACHINE_ID: Final = Path("/etc/machine-id")
 _FILE: Final = "machine.json"
 
@@ -34,12 +34,12 @@ def this_node() -> str:
 
 
 def names_of(root: Path, inventory: Iterable[Cluster]) -> Sequence[str]:
-    """Return the ids of the nodes that are this machine, and store its present name.
+    """Return the ids of the nodes that stand for this machine, and store its present name.
 
     Args:
         root: Folder of the backend.
-        inventory: All clusters. Where the folder remembers nothing yet, as that of an earlier
-            release, the nodes with the machine id of this one are meant.
+        inventory: All clusters. If the folder has no names yet, as from an earlier release, the
+            nodes with this machine's id count.
     """
     known = _read(root)
     names = known.get("names")
@@ -65,7 +65,7 @@ def place_of(root: Path, inventory: Mapping[ClusterId, Cluster]) -> RegisteredNo
     """Return the inventory's node for this machine; None if this machine is not registered.
 
     Args:
-        root: Folder of the backend. Where it remembers none, the machine id counts.
+        root: Folder of the backend. If it has no registration, the machine's id finds the node.
         inventory: All clusters.
     """
     noted, key = read_registration(root), f"machine {_machine_key()}"
@@ -90,7 +90,7 @@ def _machine_key() -> str:
     try:
         return machine_key(_MACHINE_ID.read_text(encoding="ascii").partition("\n")[0])
     except (OSError, ValueError):
-        return ""  # As in most containers.
+        return ""  # E.g. in most containers.
 
 
 def _read(root: Path) -> JsonObject:

@@ -1,6 +1,6 @@
 """Finds and kills processes of this machine by a marker variable in their environment.
 
-A variable is inherited: what hides in a session of its own, or outlives its parent, has it too.
+Child processes inherit the variable, even in a session of their own or after their parent's end.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ def kill_by_mark(mark: str, *also: str) -> None:
     """Kill all processes of this user that have this variable; return when none is left.
 
     Args:
-        mark: `NAME=value`.
-        also: Names of variables that it must have beside that.
+        mark: The variable, as `NAME=value`.
+        also: Names of further variables that a process must have.
 
     Raises:
-        BackendError: Some are still there after `KILL_SECONDS_MAX`: the kernel has them.
+        BackendError: Processes are still alive after `KILL_SECONDS_MAX`, blocked in the kernel.
     """
     wanted = [f"{name}=".encode() for name in also]
 
@@ -55,10 +55,10 @@ def kill_by_mark(mark: str, *also: str) -> None:
 def kill_workload(value: str) -> None:
     """Kill all processes of a workload: those with its marker, and its supervisor's descendants.
 
-    A supervisor is killed last: what it has inherited hides from everybody else.
+    A supervisor is killed last: only through it can its orphaned descendants be found.
 
     Raises:
-        BackendError: Some are still there after `KILL_SECONDS_MAX`: the kernel has them.
+        BackendError: Processes are still alive after `KILL_SECONDS_MAX`, blocked in the kernel.
     """
     mark, above = f"{WORKLOAD}={value}".encode(), f"{SUPERVISOR}={value}".encode()
 
@@ -107,16 +107,16 @@ def kill_until_none(kill: Callable[[], str]) -> None:
     """Repeat `kill` until it finds no process.
 
     Args:
-        kill: Kills what there is and returns what that was; empty: nothing.
+        kill: Kills all processes that it finds, and returns a text that lists them; empty: none.
 
     Raises:
-        BackendError: Something is still there after `KILL_SECONDS_MAX`: the kernel has it.
+        BackendError: Processes are still alive after `KILL_SECONDS_MAX`, blocked in the kernel.
     """
     deadline = time.monotonic() + KILL_SECONDS_MAX
     while left := kill():
         if time.monotonic() > deadline:
             raise BackendError(f"processes still run {KILL_SECONDS_MAX:g} s after SIGKILL: {left}")
-        time.sleep(LOOK_SECONDS)  # They are no children of this process, so no signal comes.
+        time.sleep(LOOK_SECONDS)  # Polls: only a child's end sends a signal.
 
 
 def _kill(pids: Collection[int]) -> str:
@@ -132,7 +132,7 @@ def _kill(pids: Collection[int]) -> str:
 def environments() -> Iterator[tuple[int, list[bytes]]]:
     """Yield pid and environment of each process that this user may inspect."""
     for pid in all_pids():
-        with contextlib.suppress(OSError):  # It has ended, or is another user's.
+        with contextlib.suppress(OSError):  # It has ended, or belongs to another user.
             yield pid, Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 

@@ -17,7 +17,7 @@ from moorage.backends.local.gpus import instances, nvml_here
 
 _MIB: Final = 1 << 20
 _SHOWN_MAX: Final = 3
-"""Foreign processes on one GPU that a message names at most."""
+"""Most foreign processes on one GPU that a message names."""
 Groups = dict[str, dict[str, float]]
 
 
@@ -25,9 +25,9 @@ class Measurement(NamedTuple):
     """The metrics of this machine.
 
     Args:
-        groups: `memory`, `vcpu`, `storage`, and `gpu` where there are GPUs.
-        gpus: Each GPU, with its index as `gpu_id`.
-        busy: Why a GPU or MIG instance cannot be used now, by its UUID.
+        groups: Metrics by group: `memory`, `vcpu`, `storage`, and with GPUs `gpu`.
+        gpus: Metrics of each GPU, with its index as `gpu_id`.
+        busy: The reason why a GPU or MIG instance cannot be used now, by UUID.
     """
 
     groups: Groups
@@ -39,9 +39,9 @@ def measure(folder: Path, held: Collection[str]) -> Measurement:
     """Measure this machine. Blocks.
 
     Args:
-        folder: On the disk whose room is measured.
-        held: UUIDs, in small letters, of devices that workloads of this machine's backend have:
-            whatever runs there is theirs.
+        folder: A folder on the disk to measure.
+        held: UUIDs, in lower case, of devices of this backend's workloads: processes there are not
+            foreign.
     """
     groups = {"memory": _memory(), "vcpu": _load(), "storage": _disk(folder)}
     nvml = nvml_here()
@@ -84,7 +84,7 @@ def _gpus(nvml: ModuleType, held: Collection[str]) -> tuple[list[dict[str, float
     rows: list[dict[str, float]] = []
     busy: dict[str, str] = {}
     for index in range(nvml.nvmlDeviceGetCount()):
-        with suppress(nvml.NVMLError):  # It fell off the bus: `busy` cannot name it.
+        with suppress(nvml.NVMLError):  # A GPU that fell off the bus has no UUID for `busy`.
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             rows.append({"gpu_id": index, **_gpu(nvml, handle)})
             parts = [instance for _, _, instance in instances(nvml, handle)]
@@ -110,7 +110,7 @@ def _gpu(nvml: ModuleType, handle: object) -> dict[str, float]:
         "temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
     }
     for name, look in looks.items():
-        with suppress(nvml.NVMLError):  # Cards that are divided do not say.
+        with suppress(nvml.NVMLError):  # Not available on divided cards.
             row[name] = float(look())
     return row
 

@@ -1,4 +1,4 @@
-"""Makes the order for a process's supervisor; a daemon reads it again after a crash."""
+"""Makes the order document for a process's supervisor; a restarted daemon reads it again."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ from moorage.backends.specs import (
 from moorage.records.json_values import JsonObject
 
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of a workload's log; beyond them the older half is dropped."""
+"""Most bytes of a workload's log; beyond them the older half is dropped."""
 _INHERITED: Final = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
@@ -28,14 +28,14 @@ _INHERITED: Final = frozenset(
         *("http_proxy", "https_proxy", "no_proxy"),
     }
 )
-"""Variables of the daemon that workloads get too. Its secrets are not among them."""
+"""Variables of the daemon that workloads get, too; none is a secret."""
 
 
 def process(spec: BaseResourceSpec) -> ProcessResourceSpec:
     """Return a spec as a process spec: a vLLM model becomes the command that serves it.
 
     Raises:
-        UnsupportedSpecError: It is of something else.
+        UnsupportedSpecError: The spec is of another kind.
     """
     if isinstance(spec, VLLMModelResourceSpec):
         return spec.service()
@@ -60,14 +60,14 @@ def document(
     """Return the content of `order.json`.
 
     Args:
-        order: What shall run.
-        spec: Of the order.
-        grant: The devices it is bound to.
-        mark: Value of the mark of all that belongs to it.
-        group: Its control group, empty for none.
-        confinement: Hides a folder from it.
-        owner: The process that it shall not outlive, if any.
-        heard: Path of the file that `deadline` is about.
+        order: The order to carry out.
+        spec: The order's spec.
+        grant: The devices that the workload is bound to.
+        mark: Value of the marker variable of all its processes.
+        group: The workload's control group; empty: none.
+        confinement: The method that hides a folder from it.
+        owner: Pid of the process that it must not outlive; None: it may outlive any.
+        heard: Path of `heard.json`; see `deadline`.
     """
     port, host, probe = 0, "", None
     command, environment = spec.command, dict(spec.environment)
@@ -91,7 +91,7 @@ def document(
         "workdir": spec.workdir,
         "environment": {
             **confinement.environment({**inherited, **environment}, f"{mark}/work"),
-            **grant.environment,  # What it holds is not for the spec to say.
+            **grant.environment,  # The spec may not override the lease's variables.
             **order.environment,
             marks.WORKLOAD: mark,
         },

@@ -1,7 +1,7 @@
 """Runs processes and services, each under a supervisor that outlives the daemon.
 
-`LocalBackend` is the only caller. All data about a workload is in its folder (`workload_store`);
-this module starts supervisors, waits for them, and asks workloads whether they answer.
+`LocalBackend` is the only caller. All data about a workload is in its folder (`workload_store`).
+This module starts supervisors, waits for them, and runs readiness checks.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class Processes(LocalWorkloads):
         self._confinement = confinement
         self._watcher = Watcher()
         self._groups = control_groups.find()
-        self._begun: set[str] = set()  # By this backend, or found by it; and not stopped.
+        self._begun: set[str] = set()  # Started or found here, and not stopped.
         self._lost: set[str] = set()  # Found without records.
         self._ends: dict[str, Future[None]] = {}
         self._watched: dict[str, tuple[int, int]] = {}
@@ -104,7 +104,7 @@ class Processes(LocalWorkloads):
         known = {self._mark(each.id) for each in found}
         for mark in marks.marks_below(self._mark("")) - known:
             lost = self._store.name_of(Path(mark))
-            if lost is None:  # A name too long for a folder: no lease has one.
+            if lost is None:  # A shortened name; no lease has one.
                 marks.kill_workload(mark)
                 continue
             self._begun.add(lost)
@@ -117,7 +117,7 @@ class Processes(LocalWorkloads):
         if order.id in self._lost:
             await self.stop(order.id, order.stop_seconds_max)
             raise BackendError(_LOST)
-        if self._store.forbidden(order.id):  # Its stop was cut short by a crash.
+        if self._store.forbidden(order.id):  # A crash interrupted its stop.
             await self.stop(order.id, order.stop_seconds_max)
         await finish(asyncio.to_thread(self._begin, order, spec))
         return await self._until_ready(order.id, spec)
@@ -125,8 +125,9 @@ class Processes(LocalWorkloads):
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a process and all its descendants; see `Backend.stop`.
 
-        Its files say whom to ask. Whatever they say, and where they are lost, all that has its
-        mark, is below its supervisor or in its control group is killed before its devices are free.
+        The supervisor that the workload's files name gets the order to stop it. Even if the files
+        are wrong, all processes with its marker, its supervisor's descendants, and all processes of
+        its group are killed before its devices are freed.
         """
         order = await asyncio.to_thread(self._store.order, workload)
         if order is None and workload not in self._begun:
@@ -135,7 +136,7 @@ class Processes(LocalWorkloads):
             self._ready.pop(workload, None)
         pid = None
         if order is not None:
-            # First the word, then the look: a supervisor that takes the lock later finds the word.
+            # Mark it first, then read the lock: a supervisor that locks later finds the mark.
             self._store.forbid(workload)
             pid = workload_store.holder(self._store.folder(workload))
         if pid is not None:
@@ -143,17 +144,17 @@ class Processes(LocalWorkloads):
         with self._lock:
             ended, watched = self._ends.get(workload), self._watched.get(workload)
         if watched is not None:
-            for number in (signal.SIGTERM, signal.SIGCONT):  # It may be paused.
+            for number in (signal.SIGTERM, signal.SIGCONT):  # Continue a paused supervisor.
                 self._watcher.signal(*watched, number)
         limit = STOP_SPARE_SECONDS + float((order or {}).get("stop_seconds", 0))
         if stop_seconds_max is not None and stop_seconds_max < limit - STOP_SPARE_SECONDS:
-            limit = stop_seconds_max  # Its supervisor would wait longer; the sweep does not.
+            limit = stop_seconds_max  # The supervisor would wait longer.
         if ended is not None:
-            with contextlib.suppress(TimeoutError):  # Then the sweep kills it.
+            with contextlib.suppress(TimeoutError):  # `_sweep` kills it then.
                 async with asyncio.timeout(limit):
                     await asyncio.shield(asyncio.wrap_future(ended))
         await asyncio.to_thread(self._sweep, workload, (order or {}).get("group", ""))
-        if ended is not None:  # Its end is reported before this returns: the name is free after it.
+        if ended is not None:  # Report its end before the name becomes free.
             try:
                 async with asyncio.timeout(STOP_SPARE_SECONDS):
                     await asyncio.shield(asyncio.wrap_future(ended))
@@ -175,7 +176,7 @@ class Processes(LocalWorkloads):
     def glance(self, workload: str) -> WorkloadReport | None:
         """Return the report of a ready process if it and its supervisor run; else None.
 
-        A service, which has an endpoint, is not known to be ready before it has answered.
+        None for a service, which has an endpoint: only a probe can tell whether it is ready.
         """
         with self._lock:
             ready, watched = self._ready.get(workload), self._watched.get(workload)
@@ -183,7 +184,7 @@ class Processes(LocalWorkloads):
             return None
         if not (ready and watched and self._watcher.lives(*watched)):
             return None
-        with contextlib.suppress(OSError):  # No descriptor is left, say: then it is not known.
+        with contextlib.suppress(OSError):  # E.g. no descriptor is left.
             return ready if self._command_lives(workload) else None
         return None
 
@@ -209,8 +210,7 @@ class Processes(LocalWorkloads):
     async def reset(self, workload: str) -> None:
         """Run the spec's own reset command; see `Backend.reset`.
 
-        Processes that commands inside the workload left running are killed in any case, before the
-        next user comes.
+        Before that, it kills processes that commands inside the workload left running.
         """
         order = self._order(workload)
         mark = f"{marks.WORKLOAD}={self._mark(workload)}"
@@ -247,14 +247,14 @@ class Processes(LocalWorkloads):
         work = str(self._store.folder(workload) / "work")
         gpus = await asyncio.to_thread(self._devices.environment, workload)
         confine = None
-        if order["way"]:  # It may signal the workload, and so all others.
+        if order["way"]:  # It may signal the workload, and so all processes.
             confine = partial(
                 confinement.confine, order["way"], order["hidden"], work, signals=True
             )
         with control_groups.membership(order.get("group", "")) as membership:
             return await commands.run(
                 command,
-                folder=os.path.join(order["workdir"] or work, workdir or ""),  # noqa: PTH118  # A path may be relative.
+                folder=os.path.join(order["workdir"] or work, workdir or ""),  # noqa: PTH118  # `workdir` may be relative.
                 environment={**order["environment"], **gpus, **(environment or {})},
                 begun=lambda pid: _bound(pid, order["cpus"], order["memory_bytes"] or None),
                 timeout_seconds=timeout_seconds,
@@ -282,7 +282,7 @@ class Processes(LocalWorkloads):
                 and not (folder / "process.json").exists()
                 and not (folder / "exit.json").exists()
             ):
-                if not self._store.has(order.id):  # Else a supervisor may have read it.
+                if not self._store.has(order.id):  # Else a supervisor may have read the order.
                     folder.mkdir(exist_ok=True, mode=0o700)
                     document = orders.document(
                         order,
@@ -311,7 +311,7 @@ class Processes(LocalWorkloads):
             if seen.phase is Phase.READY:
                 return self._note_ready(seen)
             if seen.phase.over:
-                if (folder / "ready.json").exists():  # It was ready, and has ended since.
+                if (folder / "ready.json").exists():  # It was ready once, and has ended since.
                     return seen
                 if not isinstance(spec, ServiceResourceSpec) and seen.exit_code is not None:
                     return seen
@@ -329,7 +329,7 @@ class Processes(LocalWorkloads):
         workload_store.write(folder / "ready.json", {"endpoint": endpoint})
         ready = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
         with self._lock:
-            if workload in self._ends:  # The report of its end follows, and must be the last.
+            if workload in self._ends:  # Only before the report of its end.
                 self._tell(ready)
         return self._note_ready(ready)
 
@@ -373,10 +373,10 @@ class Processes(LocalWorkloads):
         for pause in (*END_PAUSES, None):
             try:
                 seen = self._store.look(workload)
-            except OSError as error:  # No descriptor is left, say.
+            except OSError as error:  # E.g. no descriptor is left.
                 if pause is None:
                     return WorkloadReport(workload, Phase.FAILED, detail=f"it ended: {error}")
-                time.sleep(pause)  # No event says that descriptors are free.
+                time.sleep(pause)  # No event reports free descriptors.
                 continue
             if seen is None and workload in self._begun:
                 return WorkloadReport(workload, Phase.FAILED, detail=_LOST)
@@ -412,12 +412,12 @@ class Processes(LocalWorkloads):
     def _mark(self, workload: str) -> str:
         """Return the marker of a workload; for an empty name, the prefix of all markers."""
         if not workload:
-            return os.path.join(self._store.root.absolute(), "running", "")  # noqa: PTH118  # A path has no slash at its end.
+            return os.path.join(self._store.root.absolute(), "running", "")  # noqa: PTH118  # Adds a final slash.
         return os.fspath(self._store.folder(workload).absolute())
 
 
 def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
-    """Limit the memory of all these processes; after an error, of none."""
+    """Limit the memory of all these processes; an error restores their former limits."""
     before: dict[int, tuple[int, int]] = {}
     try:
         for pid in pids:
@@ -426,7 +426,7 @@ def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
                 supervisor.bound_data(pid, memory_bytes)
     except OSError as error:
         for pid, limits in before.items():
-            with contextlib.suppress(OSError):  # It has ended, or was not changed.
+            with contextlib.suppress(OSError):  # It has ended, or is unchanged.
                 resource.prlimit(pid, resource.RLIMIT_DATA, limits)
         raise BackendError(str(error)) from error
 

@@ -12,13 +12,13 @@ from moorage.lazy import LazyModule
 
 if TYPE_CHECKING:
     import httpx
-else:  # Few probes speak HTTP, and it is slow to import.
+else:  # Slow to import, and few probes need it.
     httpx = LazyModule("httpx")
 
 HANG_UP_SECONDS: Final = 0.2
-"""Time in which a proxy without a server behind it closes the connection."""
+"""Seconds within which a proxy without a server behind it closes a connection."""
 STILL_SECONDS_MAX: Final = 10.0
-"""Longest check whether a workload is still ready, however long its probe may take."""
+"""Longest check in seconds whether a workload is still ready, whatever its probe allows."""
 _FAILED_FROM: Final = 400
 """The lowest HTTP status that counts as not ready."""
 
@@ -30,8 +30,8 @@ async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> 
     """Return whether a workload is still ready; if it does not answer, try a second time.
 
     Args:
-        ask: Asks.
-        probe: How often; None if there is nothing to wait for.
+        ask: Runs the readiness check once.
+        probe: The check, with the pause before the second try; None: no second try.
     """
     pauses = (0.0,) if probe is None else (0.0, probe.every_seconds)
     with contextlib.suppress(TimeoutError):
@@ -49,16 +49,16 @@ async def answers(
     """Run each configured probe once; a port without path or command must accept a connection.
 
     Args:
-        probe: What to try.
-        host: Where the workload listens.
-        port: Where, unless the probe says otherwise.
-        run: For a probe that is a command.
-        proxied: A proxy in between may accept connections before the workload does, and hangs up
-            then; Docker does so at the ports of containers.
+        probe: The checks to run.
+        host: Address at which the workload listens.
+        port: Port of the workload, if the probe names none.
+        run: Runs the probe's command in the workload.
+        proxied: Whether a proxy in between may accept connections before the workload does, and
+            then closes them, like Docker's at the ports of containers.
     """
     at = probe.port or port
     if probe.command is not None:
-        with contextlib.suppress(Exception):  # Whatever it is, it is no answer.
+        with contextlib.suppress(Exception):  # Any error counts as not ready.
             if await run(probe.command, probe.timeout_seconds) != 0:
                 return False
             return probe.path is None or await _http(probe, host, at)
@@ -81,7 +81,7 @@ async def _http(probe: Readiness, host: str, port: int | None) -> bool:
             _client() as client,
             client.stream("GET", url) as reply,
         ):
-            # Its status says all: what follows is not read, and a redirect is an answer.
+            # Only the status counts: the body is not read, and a redirect counts as ready.
             return reply.status_code < _FAILED_FROM
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
         return False
@@ -89,7 +89,7 @@ async def _http(probe: Readiness, host: str, port: int | None) -> bool:
 
 def _client() -> "httpx.AsyncClient":
     return httpx.AsyncClient(
-        timeout=None,  # One deadline covers everything, dripping answers included.
+        timeout=None,  # The deadline above covers all, even slow answers.
         trust_env=False,
         verify=_no_certificates(),
     )
@@ -99,7 +99,7 @@ def _client() -> "httpx.AsyncClient":
 def _no_certificates() -> ssl.SSLContext:
     """Return an empty TLS context for clients that use no TLS.
 
-    To load certificates takes longer than all the rest of a probe.
+    Loading certificates would take longer than all the rest of a probe.
     """
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 

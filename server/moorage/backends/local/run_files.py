@@ -1,7 +1,7 @@
 """Reads files in a workload's working folder, and never follows a path out of it.
 
-A workload may put anything there at any time: links, pipes, folders without end. So every step of a
-path is opened by itself and follows no link, and nothing but plain files is read.
+A workload may create anything there at any time: links, pipes, endless folders. So each part of a
+path is opened separately, without following links, and only plain files are read.
 """
 
 import os
@@ -26,7 +26,7 @@ _KINDS: Final = (
 
 
 def list_files(folder: int) -> RunFiles:
-    """Return all plain files below a folder, and the names left out. Blocks."""
+    """Return all plain files below a folder, and the entries left out. Blocks."""
     files: list[tuple[str, int]] = []
     left_out: list[tuple[str, str]] = []
     _walk(folder, "", files, left_out, _DEPTH_MAX)
@@ -61,7 +61,7 @@ def _walk(
             elif os.access(name, os.R_OK, dir_fd=folder):
                 files.append((path, found.st_size))
                 continue
-        except FileNotFoundError:  # It has gone meanwhile.
+        except FileNotFoundError:  # Deleted meanwhile.
             continue
         except OSError as error:
             reason += f": {error.strerror}"
@@ -103,4 +103,4 @@ def _is_text(path: str) -> bool:
         path.encode()
     except UnicodeEncodeError:
         return False
-    return len(path) <= 1024  # noqa: PLR2004  # As `records.fields.RunPath`.
+    return len(path) <= 1024  # noqa: PLR2004  # As in `records.fields.RunPath`.

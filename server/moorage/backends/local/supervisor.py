@@ -1,25 +1,25 @@
 """Supervises one workload: starts it, waits for its end, and leaves no process behind.
 
-Run as a script of its own by `processes`, with nothing but the standard library, so that it starts
-fast and stays small. It outlives the daemon on purpose: the daemon that comes after finds it by its
-lock, learns from its files how the workload is, and stops it with SIGTERM.
+`processes` runs it as a separate script with only the standard library, so it starts fast and stays
+small. It outlives the daemon on purpose: the next daemon finds it by its lock, reads the workload's
+state from its files, and stops it with SIGTERM.
 
-Guarantees: - The process that holds the lock of the workload's folder is its supervisor. One that
-cannot take it leaves,
-  and one that takes it after the command was begun, or is to be stopped, leaves too: one order
-  carried out twice starts one workload, however late a supervisor comes.
-- When the command ends, whatever it started and left behind is killed, also what hides in a session
-  of its own: all of it is inherited by the supervisor, which is a subreaper.
-- Where control groups can be had, all of that is in one, and is killed by it: also what others
-  put there, as commands run beside the workload are.
-- A workload whose processes use more memory together than they may is ended, with that reason.
-- What the command writes passes through here, so its file never grows beyond its bound.
-- Where an agent has not heard its server for too long, the workload is ended, as `order.json` says
-  where to look; it need not live itself.
+Guarantees:
+- The process that holds the lock of the workload's folder is its supervisor. One that cannot take
+  the lock ends; so does one that takes it after the command has begun or is to be stopped. So an
+  order that is carried out twice starts one workload, however late a supervisor comes.
+- When the command ends, all processes that it left behind are killed, also those in a session of
+  their own: the supervisor is a subreaper, so it inherits them.
+- If control groups are available, all these processes are in one and are killed through it, as are
+  commands that run beside the workload.
+- A workload whose processes together exceed its memory limit is ended, with that reason.
+- The command's output passes through the supervisor, so its file never exceeds its limit.
+- If the agent has had no contact to its server for too long, the workload is ended. The supervisor
+  reads that from the file named in `order.json`, so the agent need not run.
 - `exit.json` is complete or absent.
 
-Usage: supervisor.py FOLDER DESCRIPTOR, with `order.json` in the folder; the descriptor is of a pipe
-where one line of JSON is written as soon as the command runs, or could not.
+Usage: supervisor.py FOLDER DESCRIPTOR, with `order.json` in the folder. The descriptor is a pipe,
+which gets one line of JSON once the command runs or has failed to start.
 """
 
 import _thread
@@ -36,36 +36,36 @@ import stat
 import sys
 import time
 
-TYPE_CHECKING = False  # `typing` itself would take longer to import than all the rest.
+TYPE_CHECKING = False  # To import `typing` would take longer than all the rest.
 if TYPE_CHECKING:
     from moorage.records.json_values import JsonMapping, JsonObject
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MISSING = 127
-"""Exit code if the program does not exist, as shells have it."""
+"""Exit code if the program does not exist, as in shells."""
 NOT_EXECUTABLE = 126
-"""Exit code if the program exists but cannot be run, as shells have it."""
+"""Exit code if the program exists but cannot be run, as in shells."""
 BEGUN = ("process.json", "exit.json", "stop")
-"""Files of which any one means: do not start the command."""
+"""Files that forbid to start the command, if one of them exists."""
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that may be ignored in this process; commands get the default handling back."""
 REASON_MAX = 500
-"""Longest program name or error text in a message that a command cannot be run."""
+"""Most characters of a program's name, or of an error, in a message."""
 CHECK_SECONDS = 0.5
 """Seconds between two checks of the memory in use, and of whether the owner runs."""
 CHUNK_BYTES = 65_536
 """Bytes of output that are read or moved at a time: the size of a pipe's buffer."""
 OUTPUT_SECONDS_MAX = 1.0
-"""How long to wait for more output after the workload: another process may hold the pipe open."""
+"""Seconds to wait for more output after the workload's end, if a process holds the pipe open."""
 OUTPUT_TRIES_MAX = 60
-"""How often to wait `OUTPUT_SECONDS_MAX` while the pipe has data: a busy machine is slow."""
+"""Most waits of `OUTPUT_SECONDS_MAX` while the pipe has data, as on a busy machine."""
 UNHEARD = "its machine had not heard the server for too long"
 """The reason of an end because the agent had no contact to its server for too long."""
 UNHEARD_STOP_SECONDS_MAX = 5.0
 """Longest time from SIGTERM to SIGKILL after lost contact, whatever the spec allows."""
 KILL_SECONDS_MAX = 10.0
-"""How long to wait until killed processes are gone; the kernel may hold some longer."""
+"""Seconds to wait until killed processes are gone; the kernel may block some for longer."""
 
 
 def main(folder: str, pipe: int) -> int:
@@ -79,7 +79,7 @@ def main(folder: str, pipe: int) -> int:
         order = json.load(file)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # Signals are waited for, not handled: no moment is wrong for one to arrive.
+    # `supervise` waits for signals, without handlers, so a signal may arrive at any moment.
     wanted = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted | {signal.SIGINT, signal.SIGHUP})
     if unheard(order):
@@ -101,7 +101,7 @@ def main(folder: str, pipe: int) -> int:
         os.close(written)
     output = Output(os.path.join(folder, "output.log"), order["log_bytes_max"])
     output.follow(seen)
-    # Where the folder is gone, the workload goes on all the same, until it is stopped.
+    # Without its folder, the workload runs on until it is stopped.
     with contextlib.suppress(OSError):
         write(os.path.join(folder, "process.json"), {"pid": child, "supervisor": os.getpid()})
     report(pipe, {"pid": child})
@@ -110,7 +110,7 @@ def main(folder: str, pipe: int) -> int:
     kill_rest(group)
     output.complete()
     code = os.waitstatus_to_exitcode(status)
-    # It may end well when it is stopped, but has not done its work.
+    # An exit code 0 after lost contact is not a success: the workload was stopped.
     finish(folder, code or -signal.SIGTERM if detail == UNHEARD else code, detail)
     return 0
 
@@ -121,7 +121,7 @@ def take(folder: str) -> bool:
         lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         held, there = os.fstat(lock), os.stat(os.path.join(folder, "lock"))
-    except OSError:  # Another one has it; or the workload was stopped, and its folder is gone.
+    except OSError:  # Another one holds it, or the folder is gone.
         return False
     begun = any(os.path.exists(os.path.join(folder, name)) for name in BEGUN)
     return held.st_ino == there.st_ino and not begun
@@ -134,7 +134,7 @@ def make_group(order: "JsonObject") -> str:
         return ""
     try:
         for folder in (group, os.path.join(group, "main"), os.path.join(group, "exec")):
-            with contextlib.suppress(FileExistsError):  # Of one killed before it could begin.
+            with contextlib.suppress(FileExistsError):  # From a killed supervisor.
                 os.mkdir(folder)
     except OSError:
         return ""
@@ -165,10 +165,10 @@ def start(order: "JsonObject", folder: str, libc: ctypes.CDLL, group: str, outpu
     with contextlib.suppress(OSError):
         os.mkdir(work, 0o700)
     confinement = None
-    if order["way"]:  # A script's own folder is none that it imports from.
+    if order["way"]:  # Not on the path in isolated mode.
         sys.path.append(os.path.dirname(__file__))
         confinement = __import__("confinement")
-    seen, written = os.pipe()  # Closed by exec: whatever comes through it is why there was none.
+    seen, written = os.pipe()  # Exec closes it; data means that exec failed.
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -186,7 +186,7 @@ def start(order: "JsonObject", folder: str, libc: ctypes.CDLL, group: str, outpu
             if confinement is not None:
                 confinement.confine(order["way"], order["hidden"], work, signals=False)
             become(order, order["workdir"] or work)
-        except BaseException as error:  # noqa: BLE001  # The parent gets it as text.
+        except BaseException as error:  # noqa: BLE001  # Sent to the parent as text.
             number = error.errno if isinstance(error, OSError) and error.errno else 0
             os.write(
                 written, f"{number} {str(error) or type(error).__name__}"[:REASON_MAX].encode()
@@ -207,8 +207,8 @@ def start(order: "JsonObject", folder: str, libc: ctypes.CDLL, group: str, outpu
 def bound_data(pid: int, size: int) -> None:
     """Limit the memory of a process (pid 0: the calling one); raise OSError if that fails.
 
-    Its hard limit stays where it can: a caller that may not raise hard limits can then raise the
-    soft one again.
+    The hard limit stays unchanged if possible, since a caller that may not raise hard limits can
+    later raise the soft limit again.
     """
     hard = resource.prlimit(pid, resource.RLIMIT_DATA)[1]
     wide = hard == resource.RLIM_INFINITY or hard >= size
@@ -223,7 +223,7 @@ def bound_data(pid: int, size: int) -> None:
 def detach(output: int, written: int) -> None:
     """Set signals and descriptors of this process for a command; close all others but `written`."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for ignored in IGNORED:  # A command would inherit that.
+    for ignored in IGNORED:  # A command would inherit ignored signals.
         signal.signal(ignored, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
@@ -239,7 +239,7 @@ def become(order: "JsonObject", place: str) -> None:
     except OSError as error:
         raise ValueError(f"its workdir {place}: {error.strerror}") from error
     command = order["command"]
-    os.execvpe(command[0], command, order["environment"])  # noqa: S606  # The user's own.
+    os.execvpe(command[0], command, order["environment"])  # noqa: S606  # The user's own command.
 
 
 def supervise(
@@ -299,8 +299,8 @@ def reap() -> "list[tuple[int, int]]":
 def kill_rest(group: str) -> None:
     """Kill the command's remaining processes: descendants of this process, and group members.
 
-    Then the group is removed. Where the kernel does not let go of something, it stays, and
-    the removal of the workload tries again.
+    Then it removes the group. If processes are blocked in the kernel, the group stays, and the stop
+    of the workload tries again.
     """
     deadline = time.monotonic() + KILL_SECONDS_MAX
     while time.monotonic() < deadline and kill_all(group):
@@ -335,8 +335,8 @@ def members(group: str) -> "list[int]":
 def too_large(folder: str, group: str) -> str:
     """Return a message if a workload exceeded its memory limit, else "".
 
-    The limit is read again: it may be changed while the workload runs. A first sum counts what
-    processes share once for each of them; only where that is too much, it is counted exactly.
+    The limit is read each time, as it may change. The first sum counts shared memory once per
+    process; only if it exceeds the limit, the exact sum is computed, which is slower.
     """
     with contextlib.suppress(OSError, ValueError):
         with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
@@ -412,7 +412,7 @@ class Output:
         self.taking = _thread.allocate_lock()
         self.source = -1
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with contextlib.suppress(OSError):  # Without a file it is dropped.
+        with contextlib.suppress(OSError):  # Without a file, output is dropped.
             opened = os.open(path, flags, 0o600)
             seen = os.fstat(opened)
             if stat.S_ISREG(seen.st_mode):
@@ -430,7 +430,7 @@ class Output:
         for _ in range(OUTPUT_TRIES_MAX):
             if self.over.acquire(timeout=OUTPUT_SECONDS_MAX):
                 return
-            with self.taking:  # What was read by now is in the file.
+            with self.taking:  # All output read so far is in the file.
                 if not more.poll(0):
                     return
 
@@ -441,7 +441,7 @@ class Output:
             more.poll()
             with self.taking:
                 data = os.read(source, CHUNK_BYTES)
-                with contextlib.suppress(OSError):  # No room on the disk: the command goes on.
+                with contextlib.suppress(OSError):  # E.g. the disk is full.
                     self.take(data)
         self.over.release()
 
@@ -479,7 +479,7 @@ def waiting_for(source: int) -> "select.poll":
 def finish(folder: str, code: "int | None", detail: str, *, started: bool = True) -> None:
     """Write the workload's end into `exit.json`. A negative code is a signal's number."""
     ended = {"code": code, "detail": detail, "started": started}
-    with contextlib.suppress(OSError):  # Where the folder is gone, it has no reader.
+    with contextlib.suppress(OSError):  # The folder may be gone.
         write(os.path.join(folder, "exit.json"), ended)
 
 

@@ -38,7 +38,7 @@ class Watcher:
 
     def lives(self, descriptor: int, pid: int) -> bool:
         """Return whether the process of a watched pidfd still runs."""
-        with self._lock:  # Or it may be closed, and another file's by then.
+        with self._lock:  # Else it may be closed and reused meanwhile.
             watch = self._watches.get(descriptor)
             if self._closed or watch is None or watch.pid != pid:
                 return False
@@ -77,7 +77,7 @@ class Watcher:
             watch = self._watches.pop(descriptor)
             self._epoll.unregister(descriptor)
         os.close(descriptor)
-        with contextlib.suppress(ChildProcessError):  # One that an earlier daemon started is not.
+        with contextlib.suppress(ChildProcessError):  # An earlier daemon may have started it.
             os.waitpid(watch.pid, os.WNOHANG)
         watch.ended()
 

@@ -1,22 +1,22 @@
 """Stores orders, states and ends of this machine's workloads in folders.
 
-A folder is made before anything starts, and moved away when nothing is left, so whatever a daemon
-that was killed had begun is found by the next one.
+A folder is created before its workload starts, and moved away when nothing of the workload is left.
+So the next daemon finds all that a killed daemon had begun.
 
-    ROOT/running/NAME/order.json     what the supervisor is to do
-                     /lock           held by the supervisor as long as it lives
+    ROOT/running/NAME/order.json     the supervisor's order
+                     /lock           held by the supervisor while it lives
                      /process.json   written by the supervisor when the command runs
                      /ready.json     written by the backend when the workload answers
-                     /exit.json      written by the supervisor when nothing is left of it
-                     /output.log     what the workload wrote, through its supervisor
-                     /work           where it runs, unless its spec says where
-                     /stop           made by the backend when it is to be stopped
-                     /failed.json    written by the backend when it did not get ready
-    ROOT/ended/NAME@ATTEMPT/         the last `ENDED_MAX` that were stopped, for their output
-    ROOT/damaged/NAME/               what could not be read when the daemon started
+                     /exit.json      written by the supervisor when no process is left
+                     /output.log     the workload's output, through its supervisor
+                     /work           its working folder, unless the spec names another
+                     /stop           created by the backend for a stop
+                     /failed.json    written by the backend if it did not become ready
+    ROOT/ended/NAME@ATTEMPT/         the last `ENDED_MAX` stopped ones, for their output
+    ROOT/damaged/NAME/               unreadable at the start of the daemon
 
-Where nothing keeps a workload out, it may put anything in the place of these files. So they are
-opened without following links and without waiting, and what is no plain file counts as lost.
+Without confinement, a workload may replace these files by anything. So they are opened without
+following links and without blocking, and anything but a plain file counts as lost.
 """
 
 import contextlib
@@ -47,10 +47,10 @@ from moorage.backends.local import supervisor
 from moorage.records.json_values import JsonMapping, JsonObject
 
 ENDED_MAX: Final = 200
-"""Folders of stopped workloads, one per start, that stay for their output; and as many
-damaged folders."""
+"""Most folders of stopped workloads, one per start, that stay for their output; and most damaged
+folders."""
 RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Longest JSON file in bytes; a longer one was not written by this module."""
+"""Longest JSON file in bytes; a longer one was not written by Moorage."""
 _ALIEN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
 """Errors of opening a path that is a link, a socket or a folder instead of a file."""
 _NAME_MAX: Final = 150
@@ -65,7 +65,7 @@ class WorkloadStore:
     """Stores workloads in folders below one root.
 
     Args:
-        root: Made if it is not there; no other user may look into it.
+        root: Created if missing; readable only by this user.
     """
 
     def __init__(self, root: Path) -> None:
@@ -76,21 +76,21 @@ class WorkloadStore:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in (root, self._running, self._ended, self._damaged):
             folder.mkdir(exist_ok=True, mode=0o700)
-            folder.chmod(0o700)  # An earlier release made some that others could read.
+            folder.chmod(0o700)  # An earlier release made some readable by others.
         self.quarantined = tuple(filter(None, map(self._tidy, sorted(self._running.iterdir()))))
-        """Messages about unreadable folders that were put aside."""
+        """Messages about unreadable folders that were moved to `damaged`."""
 
     def _tidy(self, folder: Path) -> str:
-        """Remove folders without an order; put unreadable ones aside, and return a message."""
+        """Remove a folder without an order; move an unreadable one away, and return a message."""
         plain = not folder.is_symlink() and folder.is_dir()
         if plain and not os.path.lexists(folder / "order.json"):
-            shutil.rmtree(folder, ignore_errors=True)  # Its daemon was killed before it could.
+            shutil.rmtree(folder, ignore_errors=True)  # A daemon was killed before writing it.
         elif not plain or _sound(folder) is None:
             place = self._damaged / folder.name
             _remove(place)
             folder.rename(place)
             _prune(self._damaged)
-            return f"{folder} is no record of a workload, and now lies in {place}"
+            return f"{folder} is not a valid record of a workload; it was moved to {place}"
         return ""
 
     def folder(self, workload: str) -> Path:
@@ -98,7 +98,7 @@ class WorkloadStore:
         return self._running / _file_name(workload)
 
     def name_of(self, folder: Path) -> str | None:
-        """Return the name of a folder's workload; None if the folder's name does not say it."""
+        """Return the name of a folder's workload; None if the folder's name is shortened."""
         name = unquote(folder.name)
         return name if self.folder(name) == folder else None
 
@@ -119,7 +119,7 @@ class WorkloadStore:
         order = self.order(workload)
         found = set() if order is None else {int(order.get("attempt", 1))}
         for folder in self._ended.iterdir():
-            name, _, attempt = folder.name.rpartition("@")  # `_file_name` has none of these.
+            name, _, attempt = folder.name.rpartition("@")  # `_file_name` escapes "@".
             if name == _file_name(workload) and attempt.isdecimal():
                 found.add(int(attempt))
         return tuple(sorted(found))
@@ -144,7 +144,7 @@ class WorkloadStore:
         folder = self.folder(workload)
         if self.order(workload) is None:
             return None
-        # The lock first: a supervisor writes how it ended before it lets go of it.
+        # Read the lock first: a supervisor writes `exit.json` before it releases the lock.
         held = holder(folder) is not None
         ended = read(folder / "exit.json")
         if ended is not None and not held:
@@ -159,7 +159,7 @@ class WorkloadStore:
 
     def forbid(self, workload: str) -> None:
         """Mark a workload so that a supervisor that has not started it yet never does."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # It is gone.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # The folder may be gone.
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             os.close(os.open(self.folder(workload) / "stop", flags, 0o600))
 
@@ -170,8 +170,8 @@ class WorkloadStore:
     def fail(self, workload: str, fencing: str, reason: str) -> None:
         """Store the failure of a start in the workload's folder, before the folder is archived.
 
-        Who ordered it may be killed before it has written that down itself, and order the same
-        start again: that one is over.
+        A daemon may be killed before it stores the failure in its ledger. When it repeats the order
+        after a restart, it finds this record and does not start the workload again.
         """
         folder = self.folder(workload)
         if not self.has(workload):
@@ -196,12 +196,12 @@ class WorkloadStore:
     def archive(self, workload: str) -> None:
         """Move the folder of a stopped workload into the archive."""
         order = self.order(workload)
-        if order is None:  # Lost, and so is whose start it was.
+        if order is None:  # Without an order, the attempt is unknown.
             _remove(self.folder(workload))
             return
         place = self._archive_path(workload, int(order.get("attempt", 1)))
         _remove(place)
-        with contextlib.suppress(FileNotFoundError):  # Two stops at the same time.
+        with contextlib.suppress(FileNotFoundError):  # E.g. two stops at a time.
             self.folder(workload).rename(place)
         _prune(self._ended)
 
@@ -209,14 +209,14 @@ class WorkloadStore:
         """Read output from a byte offset on, even of stopped workloads.
 
         Args:
-            workload: Its name.
-            offset: A negative one counts from the end.
-            attempt: Which start of it; 0 for the last one.
+            workload: Name of the workload.
+            offset: Byte offset; a negative one counts from the end.
+            attempt: Number of the start; 0: the last one.
 
         Returns:
-            None if no folder of it is left.
+            A piece of the output; None if no folder of the workload is left.
         """
-        # In this order: a stop moves the folder at once, so it is found in one place or the other.
+        # In this order: a stop moves the folder to the archive, so one of the two has it.
         found = _piece(self.folder(workload), offset, attempt, over=False)
         if found is None and not attempt:
             archives = [self._archive_path(workload, each) for each in self.attempts(workload)]
@@ -228,16 +228,16 @@ class WorkloadStore:
         """Open the working folder of a start, also of a stopped workload.
 
         Args:
-            workload: Its name.
-            attempt: Which start of it; 0 for the last one.
+            workload: Name of the workload.
+            attempt: Number of the start; 0: the last one.
 
         Returns:
-            A descriptor; None if no folder of it is left.
+            A descriptor; None if no folder of the workload is left.
 
         Raises:
-            UnsupportedSpecError: It ran elsewhere.
+            UnsupportedSpecError: The workload did not run in a folder of its own.
         """
-        # In this order, as in `log`.
+        # In the same order as in `log`.
         archives = [self._archive_path(workload, each) for each in self.attempts(workload)]
         last = sorted(archives, key=_change_time, reverse=True)
         for folder in (self.folder(workload), *last, self._archive_path(workload, attempt)):
@@ -247,7 +247,7 @@ class WorkloadStore:
                     order = read(Path("order.json"), opened)
                     if order is None or attempt not in {0, order.get("attempt", 1)}:
                         continue
-                    # Not by its path: a stop may have moved it meanwhile.
+                    # By descriptor, since a stop may have moved the folder meanwhile.
                     there = os.access("work", os.F_OK, dir_fd=opened, follow_symlinks=False)
                     if order.get("workdir") or not there:
                         reason = "it did not run in a folder of its own, but in a container or"
@@ -264,8 +264,8 @@ class WorkloadStore:
 def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None:
     """Read a piece of a start's output from a folder; None if another start owns the folder.
 
-    The folder is opened first. Its name may be that of another one a moment later: a stop moves
-    it away, and the next start makes its own.
+    The folder is opened first, since its path may soon belong to another start: a stop moves the
+    folder, and the next start creates its own.
     """
     try:
         opened = os.open(folder, _FOLDER)
@@ -275,7 +275,7 @@ def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None
         order = read(Path("order.json"), opened)
         if order is None or attempt not in {0, order.get("attempt", 1)}:
             return None
-        ended = read(Path("exit.json"), opened)  # Before the output, which is complete by then.
+        ended = read(Path("exit.json"), opened)  # Read before the output, which is then complete.
         code = None if ended is None else ended["code"]
         over = over or ended is not None
         output = _open(Path("output.log"), opened)
@@ -285,10 +285,10 @@ def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None
             return Log("", 0, over, code)
     finally:
         os.close(opened)
-    with open(output, "rb") as file:  # noqa: PTH123  # It is open already.
+    with open(output, "rb") as file:  # noqa: PTH123  # Opens a descriptor.
         size = os.fstat(output).st_size
         start = max(0, size + offset) if offset < 0 else offset
-        start = start if start <= size else 0  # It was cut since.
+        start = start if start <= size else 0  # The log was shortened since.
         file.seek(start)
         data = file.read(LOG_BYTES_MAX)
         end = file.tell()
@@ -300,15 +300,15 @@ def read(path: Path, folder: int | None = None) -> JsonObject | None:
 
     Args:
         path: The file.
-        folder: Descriptor of the folder that the path begins at.
+        folder: Descriptor of the folder that the path is relative to.
 
     Raises:
-        OSError: It is unknown, e.g. because no descriptor is left.
+        OSError: The file cannot be read now, e.g. as no descriptor is left.
     """
     opened = _open(path, folder)
     if opened is None:
         return None
-    with open(opened, "rb") as file:  # noqa: PTH123  # It is open already.
+    with open(opened, "rb") as file:  # noqa: PTH123  # Opens a descriptor.
         data = file.read(RECORD_BYTES_MAX + 1)
     try:
         document = json.loads(data) if len(data) <= RECORD_BYTES_MAX else None
@@ -366,7 +366,7 @@ write: Final = supervisor.write
 def holder(folder: Path) -> int | None:
     """Return the pid of the supervisor that holds the lock of a folder, or None.
 
-    Looking takes no lock itself, so that no supervisor can find one taken by a look.
+    It only queries the lock, so that it never keeps a supervisor from taking it.
     """
     descriptor = _open(folder / "lock")
     if descriptor is None:
@@ -384,7 +384,7 @@ def tail(folder: Path) -> tuple[str, ...]:
     opened = _open(folder / "output.log")
     if opened is None:
         return ()
-    with open(opened, "rb") as file:  # noqa: PTH123  # It is open already.
+    with open(opened, "rb") as file:  # noqa: PTH123  # Opens a descriptor.
         file.seek(max(0, os.fstat(opened).st_size - _TAIL_BYTES))
         lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
     return tuple(lines[-LOG_TAIL_LINES:])
@@ -393,7 +393,7 @@ def tail(folder: Path) -> tuple[str, ...]:
 def _end_report(workload: str, ended: JsonMapping, lines: tuple[str, ...]) -> WorkloadReport:
     code, detail = ended["code"], ended["detail"]
     if not ended.get("started", True):
-        code = None  # It is a shell's word for that: see `log`.
+        code = None  # No program ran, so the code is not its own.
     if detail == "stopped":
         return WorkloadReport(workload, Phase.STOPPED, detail=detail, exit_code=code)
     phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED

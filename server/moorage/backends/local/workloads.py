@@ -1,7 +1,7 @@
 """The common base of the workloads on this machine: processes and containers.
 
-`LocalBackend` gives each workload to one of its parts. A part brings it up and takes it down; how a
-start is given up, how limits are read and who begins first is the same for both, and is here.
+`LocalBackend` gives each workload to `Processes` or `Containers`, which start and stop it. This
+base class has their common parts: cancelled starts, limits, and locks.
 """
 
 import abc
@@ -34,7 +34,7 @@ from moorage.records.json_values import JsonMapping, JsonObject
 LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
 """The limits that `control` can change."""
 _LINES_SHOWN: Final = 3
-"""Lines of output that the message about a start that took too long shows."""
+"""Lines of output in the message about a start that took too long."""
 
 
 class LocalWorkloads(abc.ABC):
@@ -42,11 +42,11 @@ class LocalWorkloads(abc.ABC):
 
     Args:
         tell: The listener of the backend.
-        outlive: Whether workloads go on when this process ends.
+        outlive: Whether workloads continue when this process ends.
     """
 
     noun: ClassVar[str]
-    """The word for one such workload in messages."""
+    """Name of this kind of workload in messages, such as "process"."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class LocalWorkloads(abc.ABC):
     async def start(self, order: Order) -> WorkloadReport:
         fencing = order.environment.get("MOORAGE_FENCING", "")
         try:
-            if fencing:  # Or it is no start that may be ordered again.
+            if fencing:  # Only starts for leases are repeated.
                 await asyncio.to_thread(self._not_again, order, fencing)
             async with asyncio.timeout(order.timeout_seconds):
                 return await self._bring_up(order)
@@ -103,14 +103,14 @@ class LocalWorkloads(abc.ABC):
                 before = self._devices.cpu_count(workload)
                 grant = self._devices.resize(workload, float(limits["cpu_count"]))
         except UnsupportedSpecError:
-            raise  # It is a ValueError, too, and says more.
+            raise  # Also a ValueError, but with a better message.
         except (ValueError, TypeError) as error:
             reason = f"cpu_count: expected a number above 0, not {limits['cpu_count']!r}"
             raise UnsupportedSpecError(reason) from error
         try:
             noted = await finish(asyncio.to_thread(self._limit, workload, size, grant))
         except BackendError:
-            if grant is not None:  # All or none.
+            if grant is not None:  # Undo: change all limits or none.
                 again = self._devices.resize(workload, before)
                 noted = self._limit(workload, None, again) if again.cpus else {}
                 self._note(workload, order, noted)
@@ -169,9 +169,9 @@ class LocalWorkloads(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Stop watching. Workloads go on."""
+        """Stop watching. Workloads continue to run."""
 
-    # For the kinds -----------------------------------------------------------------------------
+    # For subclasses ----------------------------------------------------------------------------
 
     @abc.abstractmethod
     async def _bring_up(self, order: Order) -> WorkloadReport:
@@ -203,7 +203,7 @@ class LocalWorkloads(abc.ABC):
         """Read a workload's output from its stored file. Blocks.
 
         Raises:
-            UnknownWorkloadError: There is none.
+            UnknownWorkloadError: No output of the workload is stored.
         """
         log = self._store.log(workload, offset, attempt)
         if log is None:
@@ -222,7 +222,7 @@ class LocalWorkloads(abc.ABC):
         return order
 
     def _not_again(self, order: Order, fencing: str) -> None:
-        """Refuse to repeat a failed start that was ordered again after a crash. Blocks."""
+        """Refuse an order whose start failed before a crash of the daemon. Blocks."""
         failed = self._store.failure(order.id, order.attempt, fencing)
         if failed is not None:
             self._tell(failed)

@@ -1,8 +1,8 @@
-"""The backend that starts nothing: workloads are entries of a dictionary, faults come on demand.
+"""The backend that starts nothing: workloads are entries of a dictionary, with faults on demand.
 
-Ships with the server for rehearsals (`"provision": {"backend": "memory"}`) and stands for every
-other backend in the tests of the core, the daemon and the resource engine. A `MemoryResourceSpec`
-says which faults; any other spec starts, runs and stops without any.
+It ships with the server for rehearsals (`"provision": {"backend": "memory"}`), and replaces other
+backends in the tests of the core, the daemon and the resource engine. A `MemoryResourceSpec` sets
+the faults; any other spec starts, runs and stops without faults.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
 
 @dataclass(slots=True)
 class _Entry:
-    """A workload, and the rest of its faults."""
+    """A workload, and its faults that are still to come."""
 
     spec: MemoryResourceSpec
     workload: WorkloadReport
@@ -42,10 +42,10 @@ class _Entry:
 
 
 class MemoryBackend(CommonBackend):
-    """Workloads in memory. Two backends over one `machine` are a daemon before and after a crash.
+    """Workloads in memory. A second backend on the same `machine` acts as a restarted daemon.
 
     Args:
-        machine: What runs, by name; survives this backend.
+        machine: The workloads by name; they survive this backend.
     """
 
     name: Final = "memory"
@@ -58,7 +58,7 @@ class MemoryBackend(CommonBackend):
         self._lock = threading.Lock()
 
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Take every spec; see `Backend.refuse`."""
+        """Accept every spec; see `Backend.refuse`."""
 
     async def discover(self) -> Collection[WorkloadReport]:
         with self._lock:
@@ -79,7 +79,7 @@ class MemoryBackend(CommonBackend):
         entry = _Entry(spec, ready, spec.fail_stops)
         with self._lock:
             there = self._machine.setdefault(order.id, entry)
-        if there is not entry:  # Two starts of the same name: there is one workload.
+        if there is not entry:  # Of two starts at a time, one counts.
             return there.workload
         if spec.die_seconds is not None:
             code = spec.exit_code
@@ -114,7 +114,7 @@ class MemoryBackend(CommonBackend):
         return self._entry(workload).workload
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Look at a workload: there is nothing to ask; see `Backend.probe`."""
+        """Return the report of a workload; see `Backend.probe`."""
         return self._entry(workload).workload
 
     def glance(self, workload: str) -> WorkloadReport | None:
@@ -148,7 +148,7 @@ class MemoryBackend(CommonBackend):
         user: str | None = None,  # noqa: ARG002  # The Protocol's.
         environment: Mapping[str, str] | None = None,  # noqa: ARG002  # The Protocol's.
     ) -> CommandExecution:
-        """Refuse: nothing runs, so nothing can run inside of it."""
+        """Refuse: the workload does not really run."""
         self._entry(workload)
         raise UnsupportedSpecError("the backend memory runs no commands")
 

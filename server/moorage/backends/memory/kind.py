@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class MemoryKind(BackendKind[NoSettings]):
-    """Starts nothing, and needs nothing."""
+    """The kind `memory`: starts nothing, and needs no settings or packages."""
 
     name = "memory"
     does = "starts nothing, and only records the workloads that it would run"
@@ -22,7 +22,7 @@ class MemoryKind(BackendKind[NoSettings]):
     def open(self, settings: NoSettings, surroundings: Surroundings) -> "Backend":
         from moorage.backends.memory.backend import MemoryBackend  # noqa: PLC0415  # See registry.
 
-        del settings, surroundings  # It needs nothing.
+        del settings, surroundings  # Needs neither.
         return MemoryBackend()
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":

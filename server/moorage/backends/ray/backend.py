@@ -1,7 +1,7 @@
 """`RayBackend`: runs a workload as one detached Ray actor per node.
 
-All that speaks to Ray is another process (`connection`, `driver`): where Ray hangs or crashes,
-calls fail, workloads go on, and the next process finds them again by the names of their actors.
+A separate process talks to Ray (`connection`, `driver`). If Ray hangs or crashes, calls fail,
+workloads continue, and the next process finds them by the names of their actors.
 """
 
 import asyncio
@@ -49,10 +49,9 @@ class RayBackend(CommonBackend):
     """Runs commands, services, jobs, containers and actors on the nodes of a Ray cluster.
 
     Args:
-        root: Folder of what must outlive the daemon. Two backends over one root are a daemon before
-            and after a crash.
-        address: Of the cluster: `auto`, `HOST:PORT`, or `ray://HOST:PORT`.
-        leased: Whether leases say what each workload holds; else its spec does.
+        root: Folder for data that must outlive the daemon; a restarted daemon opens it again.
+        address: Address of the cluster: `auto`, `HOST:PORT`, or `ray://HOST:PORT`.
+        leased: Whether leases give workloads their resources; if not, their specs do.
     """
 
     name: Final = "ray"
@@ -110,16 +109,16 @@ class RayBackend(CommonBackend):
         if order.resumed or order.id in self._records.ready():
             try:
                 known = await self.connection.call("start", None, plans=plans, new=False)
-            except WorkloadFailedError:  # A part of it was lost, and the rest is ended.
+            except WorkloadFailedError:  # A part was lost: end the rest.
                 await finish(self._undone(order.id))
                 raise
-            self._records.note(order.id, plans[0]["shape"])  # A former leader may have started it.
+            self._records.note(order.id, plans[0]["shape"])  # For a former leader's start.
             gone = _gone_report(order.id, _nodes(plans))
             return gone if known is None else _report(order.id, known)
         self._tell(WorkloadReport(order.id, Phase.STARTING, detail=_where(plans)))
         with self._in_hand(order.id):
             with self._lock:
-                self._unwanted.discard(order.id)  # An earlier start of it may have been given up.
+                self._unwanted.discard(order.id)  # From an earlier, failed start.
             try:
                 async with asyncio.timeout(order.timeout_seconds):
                     answer = await self.connection.call("start", None, plans=plans, new=True)
@@ -153,7 +152,7 @@ class RayBackend(CommonBackend):
             self._tell(WorkloadReport(workload, Phase.STOPPED))
 
     async def _end(self, workload: str, stop_seconds_max: float | None) -> bool:
-        """Remove all actors of a workload, and keep its output; return whether it was there."""
+        """Remove all actors of a workload, and store its output; return whether it existed."""
         left = await self.connection.call(
             "stop", STOP_SECONDS_MAX, workload=workload, stop_seconds_max=stop_seconds_max
         )
@@ -229,10 +228,10 @@ class RayBackend(CommonBackend):
         except UnknownWorkloadError:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS_MAX):
-                    while workload in self._busy:  # noqa: ASYNC110  # It is being stopped: its output is on the way.
+                    while workload in self._busy:  # noqa: ASYNC110  # Until its stop has stored the output.
                         await asyncio.sleep(STOPPING_SECONDS)  # As above.
             except TimeoutError:
-                return Log("", max(offset, 0))  # It takes long to stop; the caller asks again.
+                return Log("", max(offset, 0))  # The stop takes long: ask again.
             archive = await asyncio.to_thread(self._records.archived, workload)
             if (last := attempt or max(archive, default=0)) in archive:
                 return _archive_log(archive[last], offset)
@@ -287,13 +286,13 @@ class RayBackend(CommonBackend):
                 with self._lock:
                     busy = name in self._busy
                 if busy or name not in self._records.ready():
-                    continue  # Whatever has it in hand says what becomes of it.
+                    continue  # Its start or stop reports it.
                 if name not in found:
                     self._tell(_gone_report(name))
                 elif _report(name, found[name]).phase.over:
                     self._tell(_report(name, found[name]))
         except BackendError:
-            return  # It is tried again when Ray is found again.
+            return  # Repeated when Ray answers again.
 
     @contextlib.contextmanager
     def _in_hand(self, workload: str) -> Iterator[None]:
@@ -305,7 +304,7 @@ class RayBackend(CommonBackend):
         finally:
             with self._lock:
                 self._busy[workload] -= 1
-                self._busy += Counter()  # Forgets what is none any more.
+                self._busy += Counter()  # Drops zero counts.
 
     def _tell(self, workload: WorkloadReport) -> None:
         if workload.phase is Phase.FAILED:

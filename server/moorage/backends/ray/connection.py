@@ -28,7 +28,7 @@ WAITING_SECONDS: Final = 0.05
 """Seconds between two checks whether the driver is connected to the cluster."""
 READ_BYTES: Final = 1 << 16
 WORDS_MAX: Final = 500
-"""Characters shown of the last log line of a driver that ended."""
+"""Most characters shown of the last log line of a driver that ended."""
 _ENDED: Final = "its process ended"
 
 
@@ -44,10 +44,10 @@ class RayConnection:
     """Runs one driver process from the first call until `close`; a later call starts a new one.
 
     Args:
-        address: Of the Ray cluster.
-        server: Part of the names of this server's actors.
-        connected: Called, in a thread, whenever it has found the cluster.
-        ended: Called, in a thread, with the report of a workload that ended by itself.
+        address: Address of the Ray cluster.
+        server: Returns the server's id, with which its actors' names begin.
+        connected: Called in a thread whenever the driver has connected to the cluster.
+        ended: Called in a thread with the name and report of a workload that ended by itself.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class RayConnection:
         """Send a call to the driver, and return its answer.
 
         Args:
-            name: What; see `driver`.
-            seconds: How long that may take; None if the caller has a bound of its own.
-            **arguments: Of it.
+            name: Name of the call; see `driver`.
+            seconds: Longest wait for the answer; None: the caller limits it.
+            **arguments: Arguments of the call.
 
         Raises:
             RayUnreachableError: Ray does not answer.
             WorkloadFailedError: The workload failed.
-            UnknownWorkloadError: There is none of that name.
+            UnknownWorkloadError: No workload has this name.
         """
         self.open()
         connecting = min(CONNECT_SECONDS_MAX, seconds or CONNECT_SECONDS_MAX)
@@ -106,7 +106,7 @@ class RayConnection:
         number = next(self._numbers)
         future: Future[JsonValue] = Future()
         with self._lock:
-            if self._process is None:  # It has just ended.
+            if self._process is None:  # The driver has just ended.
                 raise RayUnreachableError(f"Ray at {self.address} is not reached: {self.trouble}")
             self._waiting[number] = future
         self._write({"id": number, "call": name, "arguments": arguments})
@@ -155,7 +155,7 @@ class RayConnection:
             failed = self._failures > failures
             if self._closing.is_set() or failed or time.monotonic() > deadline:
                 return False
-            await asyncio.sleep(WAITING_SECONDS)  # A thread's event wakes no event loop.
+            await asyncio.sleep(WAITING_SECONDS)  # A thread's event cannot wake the loop.
         return True
 
     def _write(self, message: JsonMapping) -> None:
@@ -163,7 +163,7 @@ class RayConnection:
         with self._lock:
             process = self._process
             if process is None or process.stdin is None:
-                return  # Its caller gets the reason from the end of the process.
+                return  # The driver's end fails the call with its reason.
             try:
                 process.stdin.write(line)
                 process.stdin.flush()

@@ -31,8 +31,8 @@ class RayFollower:
 
     Args:
         cluster: Id of the cluster.
-        autoscale: Whether to ask for more nodes.
-        inventory: Has the document, and what waits.
+        autoscale: Whether to request nodes from Ray's autoscaler.
+        inventory: Arguments from the daemon: documents, and the state with the waiting requests.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RayFollower:
                 self._finding = finding
                 finding = finding or f"the Ray cluster {self._cluster} answers"
                 log.warning("ray_inventory_changed", finding=finding)
-            with contextlib.suppress(TimeoutError):  # Ray does not tell what changes.
+            with contextlib.suppress(TimeoutError):  # Ray sends no events.
                 await asyncio.wait_for(self._failed.wait(), LOOK_SECONDS)
 
     async def look(self) -> str:
@@ -73,11 +73,11 @@ class RayFollower:
         left = self._answered_at + UNREACHABLE_SECONDS - time.monotonic()
         try:
             await asyncio.wait([answer], timeout=max(left, 0.0))
-            if not answer.done():  # It may take longer; the outage is known by now.
+            if not answer.done():  # An outage; the answer may still come.
                 await self._away()
             self._seen = await answer
         except BackendError as error:
-            self._requested = None  # A cluster that is started again has forgotten it.
+            self._requested = None  # A restarted cluster has no request.
             if time.monotonic() - self._answered_at < UNREACHABLE_SECONDS:
                 return str(error)
             return await self._away() or str(error)
@@ -131,7 +131,7 @@ class RayFollower:
             seen,
         )
         if wanted != self._requested:
-            self._requested = None  # Without an answer, Ray may have the request or not.
+            self._requested = None  # Unknown until Ray answers.
             try:
                 await self._backend.request(wanted)
             except BackendError as error:

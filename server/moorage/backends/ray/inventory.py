@@ -1,8 +1,8 @@
-"""Makes the cluster document of a Ray cluster: its capacity, less its use by others. No I/O.
+"""Makes the cluster document of a Ray cluster: its capacity minus its use by others. No I/O.
 
-A node keeps Ray's own id, which is what Ray's node affinity takes. A GPU is called by its index, as
-Ray calls it. What others hold is left out: the devices that their workers were given, and as many
-again as are only reserved, by placement groups; of processors and memory the amounts.
+A node has Ray's own id, as Ray's node affinity requires it. The id of a GPU is its index, as in
+Ray. Use by others is left out: the devices of their workers, as many devices as their placement
+groups reserve without use, and amounts of processors and memory.
 """
 
 import re
@@ -28,9 +28,9 @@ def document(cluster_id: str, seen: JsonMapping, *, live: bool = True) -> Docume
     """Return the cluster document of a Ray cluster.
 
     Args:
-        cluster_id: Its id.
-        seen: As `driver.observation` has it, and `ours`: ids of this server's actors.
-        live: Whether Ray answers; a cluster that does not gets no new leases.
+        cluster_id: The cluster's id.
+        seen: The result of `driver.observation`, with `ours`: ids of this server's actors.
+        live: Whether Ray answers; if not, the cluster gets no new leases.
     """
     ours = frozenset(seen["ours"])
     nodes = [_node(each, ours) for each in sorted(seen["nodes"], key=lambda each: str(each["id"]))]
@@ -41,12 +41,12 @@ def document(cluster_id: str, seen: JsonMapping, *, live: bool = True) -> Docume
 def bundles(demands: Sequence[Demand], seen: JsonMapping) -> list[dict[str, float]]:
     """Return the bundles to request from Ray's autoscaler, so that waiting requests fit.
 
-    Ray reads them as all that its cluster must be able to hold, not as an addition. So they
-    include the resources that are in use now.
+    Ray takes them as the total that its cluster must be able to hold, so they include the resources
+    that are in use now.
 
     Args:
-        demands: Of the requests that wait.
-        seen: As `driver.observation` has it.
+        demands: The demands of waiting requests.
+        seen: The result of `driver.observation`.
     """
     waiting: list[dict[str, float]] = []
     for demand in demands:
@@ -78,7 +78,7 @@ def _node(node: JsonMapping, ours: frozenset[str]) -> Document:
     labels = {str(name): str(value) for name, value in node["labels"].items()}
     if node["name"]:
         labels[NAME_LABEL] = str(node["name"])
-    # What pools reserved for leases counts as a whole, whether they use it now or not.
+    # Reservations of pools for leases count in full, used or not.
     groups = {each["group"] for each in node["leased"]}
     leased = [each["resources"] for each in node["leased"]]
     workers = [each for each in node["workers"] if each["group"] not in groups]
@@ -118,7 +118,7 @@ def _devices(
     mine = {int(slot) for used in own for slot in used.get("GPU", {})}
     reserved = count - offered - sum(sum(used.get("GPU", {}).values()) for used in others)
     left = [each for each in range(count) if each not in foreign]
-    # Ray does not say which ones an unused placement group reserved: the last free ones.
+    # Ray does not show which devices an unused placement group reserves: assume the last free ones.
     for each in reversed([each for each in left if each not in mine]):
         if reserved < 1 - _WHOLE:
             break

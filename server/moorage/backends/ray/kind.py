@@ -56,7 +56,7 @@ class RayKind(BackendKind[RaySettings]):
     def open(self, settings: RaySettings, surroundings: Surroundings) -> "Backend":
         from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
 
-        if importlib.util.find_spec("ray") is None:  # Another process imports it.
+        if importlib.util.find_spec("ray") is None:  # Only the driver imports it.
             raise ModuleNotFoundError(name="ray")
         from moorage.backends.ray.records import Records  # noqa: PLC0415  # As above.
 
@@ -80,7 +80,7 @@ class RayKind(BackendKind[RaySettings]):
     def follow(
         self, settings: RaySettings, backend: "Backend | None", inventory: Inventory
     ) -> None:
-        if backend is None:  # Ray takes long to import.
+        if backend is None:  # Do not import Ray in vain.
             return
         from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
         from moorage.backends.ray.following import RayFollower  # noqa: PLC0415  # See registry.

@@ -44,11 +44,11 @@ def check(spec: BaseResourceSpec, *, leased: bool = True) -> None:
     """Refuse a spec that could never be started on Ray.
 
     Args:
-        spec: What is wanted.
-        leased: Whether a lease will say what it holds; else the spec does.
+        spec: The spec to check.
+        leased: Whether a lease will give it its resources; if not, the spec does.
 
     Raises:
-        UnsupportedSpecError: It names the field.
+        UnsupportedSpecError: Ray could never start it; the message names the field.
     """
     if spec.category not in CATEGORIES:
         known = ", ".join(sorted(CATEGORIES))
@@ -114,11 +114,11 @@ def plans(order: Order, server: str) -> list[Plan]:
     """Return one plan per node, in the order of the placement; a job has one on the first node.
 
     Args:
-        order: What shall run; without a placement it is one actor wherever Ray puts it.
-        server: Part of the names of its actors.
+        order: The order; without a placement, one actor runs on any node that Ray chooses.
+        server: The server's id, the first part of its actors' names.
 
     Raises:
-        BackendError: The lease holds what Ray cannot give.
+        BackendError: Ray cannot allocate the lease's devices.
     """
     spec = _service(order.spec) if isinstance(order.spec, VLLMModelResourceSpec) else order.spec
     fencing = order.environment.get("MOORAGE_FENCING", "0")
@@ -180,7 +180,7 @@ def _amounts(spec: BaseResourceSpec) -> dict[str, float]:
 def _service(spec: VLLMModelResourceSpec) -> ServiceResourceSpec:
     """Return a model as a service that all nodes of the cluster can reach."""
     service = spec.service()
-    command = ["0.0.0.0" if each == "127.0.0.1" else each for each in service.command]  # noqa: S104  # As it says.
+    command = ["0.0.0.0" if each == "127.0.0.1" else each for each in service.command]  # noqa: S104  # All nodes must reach it.
     if spec.python is None:
         command[0] = NODE_PYTHON
     return replace(service, host="0.0.0.0", command=command)  # noqa: S104  # As above.

@@ -1,7 +1,7 @@
 """Stores the server's id and the workloads that were ready, on this machine.
 
-Ray forgets an actor that has ended, and a cluster that is started again forgets all. So a workload
-that was ready and that Ray no longer knows has ended, and is not started a second time.
+Ray forgets ended actors, and a restarted cluster forgets all. So a workload that was ready and that
+Ray no longer knows counts as ended, and is not started a second time.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from moorage.backends.local import workload_store
 from moorage.records.json_values import JsonMapping, JsonObject
 
 OUTPUTS_MAX: Final = 200
-"""Stopped workloads whose output is stored, up to a MiB each."""
+"""Most stopped workloads whose output is stored, up to a MiB each."""
 _SERVER: Final = "server.json"
 
 
@@ -26,7 +26,7 @@ class Records:
     """A folder that outlives the daemon; after a restart, the daemon uses it again.
 
     Args:
-        folder: Made when something is first written.
+        folder: Created at the first write.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class Records:
         self._known: dict[str, JsonObject | None] | None = None
 
     def server(self) -> str:
-        """Return the server's id, which actors' names begin with; it is random and stored."""
+        """Return the server's id, with which its actors' names begin; it is random and stored."""
         with self._lock:
             if not self._server:
                 path = self.folder / _SERVER
@@ -63,19 +63,19 @@ class Records:
             return set(self._load())
 
     def shapes(self) -> dict[str, JsonObject]:
-        """Return the shape of each workload; those noted by an older release are missing."""
+        """Return the shape of each workload, except those stored by an older release."""
         with self._lock:
             return {name: shape for name, shape in self._load().items() if shape is not None}
 
     def note(self, workload: str, shape: JsonObject) -> None:
-        """Store that a workload was ready, and its shape, durably."""
+        """Store durably that a workload was ready, with its shape."""
         with self._lock:
             if workload not in self._load():
                 self._write(self._path(workload), {"workload": workload, "shape": shape})
                 self._load()[workload] = shape
 
     def forget(self, workload: str) -> None:
-        """Delete the note of a workload."""
+        """Delete the record that a workload was ready."""
         with self._lock:
             self._path(workload).unlink(missing_ok=True)
             self._load().pop(workload, None)
@@ -85,7 +85,7 @@ class Records:
         name = f"{self._path(workload).stem}.{int(output['attempt'])}.json"
         folder = self.folder / "output"
         self._write(folder / name, dict(output))
-        with self._lock:  # Else two that end at the same time remove each other's oldest.
+        with self._lock:  # Two calls at a time would delete too much.
             files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
             for old in files[:-OUTPUTS_MAX]:
                 old.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ class Records:
         """Return the stored output of a workload, by attempt."""
         found = {}
         for path in (self.folder / "output").glob(f"{self._path(workload).stem}.*.json"):
-            with contextlib.suppress(FileNotFoundError):  # It was the oldest, and is gone since.
+            with contextlib.suppress(FileNotFoundError):  # Just deleted as the oldest.
                 document: JsonObject = json.loads(path.read_text())
                 found[int(document["attempt"])] = document
         return found

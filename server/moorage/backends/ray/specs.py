@@ -12,9 +12,9 @@ class RayActorResourceSpec(BaseResourceSpec):
 
     Args:
         actor_cls_path: `package.module.Class`, importable on the cluster.
-        init_args: Its arguments.
-        init_kwargs: Its named arguments.
-        ray_actor_options: As `ray.remote(...).options` takes them.
+        init_args: Positional arguments of the class.
+        init_kwargs: Keyword arguments of the class.
+        ray_actor_options: Options for `ray.remote(...).options`.
     """
 
     category: str = "ray_actor"

@@ -1,1 +1,1 @@
-"""Documents of clusters, metrics and policies: read, checked and compared, never stored."""
+"""Reads, checks and compares documents of clusters, metrics and policies; stores none."""

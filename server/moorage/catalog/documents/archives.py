@@ -1,10 +1,9 @@
 """Read the files of policy archives in memory, with strict checks of each member.
 
-`catalog.documents.policies` calls `read_archive` with the bytes of an upload, which are hostile
-until proven otherwise. Nothing is written to disk, and nothing of the content is parsed, compiled
-or run. Accepted are `.zip`, `.tar.gz` and `.tar.xz`, recognized by their first bytes; the policy
-lies at `code/function.py`, or at `function.py`, or is the only Python file there; all may lie in
-one folder above, as archives that GitHub makes have it.
+`catalog.documents.policies` calls `read_archive` with the bytes of an upload, which may be hostile.
+Nothing is written to disk, and no content is parsed, compiled or run. It accepts `.zip`, `.tar.gz`
+and `.tar.xz`, recognized by their first bytes. The policy is the file `code/function.py` or
+`function.py`, or the only Python file; a common top folder, as in GitHub's archives, is allowed.
 """
 
 import io
@@ -22,20 +21,20 @@ from moorage.protocol.faults import ServiceError
 
 ENTRY: Final = "function.py"
 _BESIDE_ENTRY: Final = ("requirements.txt", "examples.json")
-"""Read where they lie beside the entry; elsewhere their author would believe that they are."""
+"""Names of files that are read only beside the entry; elsewhere they are refused, not ignored."""
 FILES_MAX: Final = 512
-"""Files of one policy; an archive with more members is refused."""
+"""Most files of one policy; an archive with more members is refused."""
 FILES_BYTES_MAX: Final = 16 * 1024 * 1024
-"""All files of one policy, unpacked."""
+"""Most bytes of all files of one policy, unpacked."""
 _UNPACKED_BYTES_MAX: Final = 2 * FILES_BYTES_MAX
-"""A whole archive, unpacked: what is left out, headers and padding come on top of the files."""
+"""Most bytes of a whole unpacked archive, including ignored files, headers and padding."""
 PATH_CHARS_MAX: Final = 255
 RATIO_MAX: Final = 200
-"""Unpacked bytes per packed byte; source code reaches about ten."""
+"""Most unpacked bytes per packed byte; source code reaches about ten."""
 RATIO_FREE_BYTES: Final = 1024 * 1024
-"""Bytes that may be unpacked at any ratio: small archives of blank files are no bombs."""
+"""Bytes that may be unpacked at any ratio, since small archives of blank files do no harm."""
 LZMA_MEMORY_MAX: Final = 72 * 1024 * 1024
-"""Memory to unpack a .tar.xz; the strongest preset of `xz` needs 65 MiB."""
+"""Most memory to unpack a .tar.xz; the strongest preset of `xz` needs 65 MiB."""
 _SHOWN_CHARS_MAX: Final = 80
 _CHUNK: Final = 64 * 1024
 _GZIP_BITS: Final = zlib.MAX_WBITS | 16
@@ -43,14 +42,14 @@ _GZIP_BITS: Final = zlib.MAX_WBITS | 16
 _GZIP: Final = b"\x1f\x8b\x08"
 _SUFFIXES: Final = {
     b"PK\x03\x04": ".zip",
-    b"PK\x05\x06": ".zip",  # Without members.
+    b"PK\x05\x06": ".zip",  # An empty archive.
     _GZIP: ".tar.gz",
     b"\xfd7zXZ\x00": ".tar.xz",
 }
 """The file name suffix of each kind of archive, by its first bytes."""
 _ZIP_METHODS: Final = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 _ENCRYPTED: Final = 0x1
-# What packing a folder on a laptop leaves behind. Bytecode is no source: never stored.
+# Leftovers of packing a folder on a laptop, and bytecode; they are never stored.
 _LITTER: Final = frozenset({"__MACOSX", "__pycache__", ".git", ".DS_Store"})
 
 
@@ -69,15 +68,15 @@ def read_archive(content: bytes) -> dict[str, bytes]:
     """Return the files of a policy's archive by path, the entry being `function.py`.
 
     Raises:
-        ServiceError: `bad_policy`, naming the member that is a link, a device, absolute, outside
-            or doubled; or the cap that the archive exceeds; or that there is no entry.
+        ServiceError: `bad_policy`: a member is a link, a device, absolute, outside or doubled; the
+        archive exceeds a limit; or there is no entry. The message names the member or limit.
     """
     try:
         members = (_zip_members if _kind_of(content) == ".zip" else _tar_members)(content)
         return policy_files(collect(members))
     except ServiceError:
         raise
-    except Exception as error:  # The readers raise anything when the bytes are hostile.
+    except Exception as error:  # On hostile bytes, the readers raise any error.
         cause = str(error) or type(error).__name__
         raise bad_code(
             f"the {_kind_of(content)} is damaged: {cause}", "a whole .zip, .tar.gz or .tar.xz"
@@ -85,7 +84,7 @@ def read_archive(content: bytes) -> dict[str, bytes]:
 
 
 def collect(members: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
-    """Return the members by clean path, or refuse their names, their number or their size."""
+    """Return the members by clean path; refuse bad names, too many members or too many bytes."""
     files: dict[str, bytes] = {}
     size = 0
     for name, content in members:
@@ -199,15 +198,15 @@ def _clean(name: str) -> str | None:
 def _zip_members(content: bytes) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         infos = archive.infolist()
-        if len(infos) > 2 * FILES_MAX:  # Folders are members too.
+        if len(infos) > 2 * FILES_MAX:  # Folders also count as members.
             raise _too_many()
         unpacked = sum(info.file_size for info in infos)
         if unpacked > max(RATIO_FREE_BYTES, RATIO_MAX * len(content)):
             raise _too_dense()
-        if unpacked > _UNPACKED_BYTES_MAX:  # What is left out of the policy is unpacked, too.
+        if unpacked > _UNPACKED_BYTES_MAX:  # Ignored files are unpacked, too.
             raise _too_large()
         for info in infos:
-            # Some packers of Windows write its separator, against the specification of .zip.
+            # Some packers on Windows write `\`, against the specification of .zip.
             name = info.filename.replace("\\", "/")
             kind = stat.S_IFMT(info.external_attr >> 16)
             if name.endswith("/") and kind in {0, stat.S_IFDIR}:
@@ -256,7 +255,7 @@ def _tar_members(content: bytes) -> Iterator[tuple[str, bytes]]:
                 if member.name not in {"", "."}:
                     _clean(member.name)
                 continue
-            # A sparse member is a plain file by type that may claim to be of any size.
+            # A sparse member has the type of a plain file, but may claim any size.
             if not member.isreg() or member.issparse():
                 raise _no_file(member.name)
             file = archive.extractfile(member)
@@ -283,7 +282,7 @@ def _gunzip(content: bytes) -> Iterator[bytes]:
     for start in range(0, len(content), _CHUNK):
         packed = content[start : start + _CHUNK]
         while packed:
-            if unpacker.eof:  # A gzip file may be several; padding may follow the last one.
+            if unpacker.eof:  # A gzip file may have several streams, then padding.
                 if not packed.startswith(_GZIP):
                     return
                 unpacker = zlib.decompressobj(wbits=_GZIP_BITS)
@@ -300,4 +299,4 @@ def _unxz(content: bytes) -> Iterator[bytes]:
         yield unpacker.decompress(packed, _CHUNK)
         if unpacker.needs_input and not unpacker.eof:
             raise EOFError("the archive ends before its end marker")
-        packed = b""  # The unpacker keeps what it has not used yet.
+        packed = b""  # The unpacker has buffered the rest.

@@ -1,11 +1,11 @@
 """Cluster documents: their checks, their defaults, and the inventory that placement reads.
 
 The embedded catalog calls `read_cluster_document` for every document that it stores. The format is
-that of docs/reference/allocation-server.md, "Cluster documents", with a few optional fields
-that placement can use and the documents do not have (GPU `linkGroup`, `numa`, `exclusive`; node
-`rack`, `zone`, `labels`), or that say which machine a node is, whatever it is called (GPU `uuid`,
-and `parentUuid` of a MIG instance; node `machineId`, `providerId`). `unavailable` of a node, or of
-the whole cluster, says in words why nothing can start there now: leases stand, and none is added.
+that of docs/reference/allocation-server.md, "Cluster documents", with a few more optional fields.
+Placement can use GPU `linkGroup`, `numa`, `exclusive`, and node `rack`, `zone`, `labels`. The
+machine of a node, whatever the node's name, is identified by GPU `uuid` (and `parentUuid` of a MIG
+instance) and node `machineId`, `providerId`. `unavailable` of a node or a whole cluster is the
+reason why nothing can start there: leases stand, and none is added.
 """
 
 import math
@@ -26,14 +26,14 @@ from moorage.records.fields import UNSHOWN
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 LIVE_STATUSES: Final = frozenset({"live", "active", "ready", "online"})
-"""Values of `status`, in any case, that make a cluster a candidate; so does none at all."""
+"""Values of `status`, in any letter case, that make a cluster a candidate; so does no `status`."""
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
-"""Names the zone of a node that has no `zone`."""
+"""The label with the zone of a node that has no `zone`."""
 AMOUNT_MAX: Final = 10**11
-"""Any count, MiB or milli: the fleet's columns add them up in 64 bits."""
+"""Largest count, MiB or milli, so that sums in the fleet's columns fit into 64 bits."""
 NAME_CHARS_MAX: Final = 253
 KINDS_MAX: Final = 4096
-"""Kinds of nodes, by their devices, that are remembered: a fleet has few, and a million devices."""
+"""Most kinds of nodes, by devices, in a cache: a fleet with a million devices has few kinds."""
 
 _NAMES: Final = {"machine": "machineId", "provider": "providerId"}
 _UUIDS: Final = frozenset({"uuid", "parentUuid"})
@@ -59,7 +59,7 @@ def read_cluster_document(given: JsonValue) -> CheckedCluster:
     """Check a cluster document and fill in the aggregates that it omits.
 
     Args:
-        given: The document as it was posted; it is not written to.
+        given: The document as it was posted; it is not changed.
 
     Raises:
         ServiceError: `bad_message` naming the field, or `too_large`.
@@ -86,7 +86,7 @@ def check_names(cluster: Cluster) -> None:
         texts["unavailable"] = node.unavailable
         for name, value in node.labels.items():
             texts |= {f"labels.{name}": value, f"the name of labels.{name}": name}
-        if id(node.gpus) not in seen:  # Nodes of one kind share theirs.
+        if id(node.gpus) not in seen:  # Nodes of one kind share this list.
             seen[id(node.gpus)] = None
             for index, gpu in enumerate(node.gpus):
                 at = f"gpus.gpus[{index}]"
@@ -116,7 +116,7 @@ def is_live(document: JsonMapping) -> bool:
 def cluster_model(document: JsonValue) -> Cluster:
     """Return the part of a cluster document that placement uses.
 
-    Memory is read in MB as the documents have it and taken for MiB, never converted.
+    MB of memory in documents count as MiB, without conversion.
 
     Raises:
         ServiceError: `bad_message` naming the field, e.g. `nodes.nodeData[3].gpus.count: expected
@@ -193,7 +193,7 @@ def _split_ids(group: JsonMapping) -> tuple[JsonMapping, tuple[DeviceId, ...]]:
     alike: list[JsonValue] = []
     for index, device in enumerate(listed):
         if not isinstance(device, dict):
-            return group, ()  # Told where it is, where devices are read.
+            return group, ()  # `_gpus` reports its place.
         try:
             each = DeviceId(_text(device, "uuid"), _text(device, "parentUuid"))
         except WrongField as wrong:
@@ -210,7 +210,7 @@ def _split_ids(group: JsonMapping) -> tuple[JsonMapping, tuple[DeviceId, ...]]:
 
 
 def _keys(devices: Sequence[DeviceId]) -> dict[str, None]:
-    """Return which machine the devices are in, by their UUIDs."""
+    """Return identity keys of the machine that has these devices, from their UUIDs."""
     uuids = (uuid.strip().lower() for each in devices for uuid in each)
     return dict.fromkeys(f"{DEVICE}{uuid}" for uuid in uuids if uuid)
 
@@ -221,7 +221,7 @@ def _gpus(group: JsonMapping) -> tuple[Gpu, ...]:
         return ()
     try:
         key = _encode(group)
-    except (TypeError, ValueError, OverflowError):  # No JSON: its place is named below.
+    except (TypeError, ValueError, OverflowError):  # Not JSON; its place is found below.
         return _read_gpus(group)
     return _kind(key)
 
@@ -260,7 +260,7 @@ def _gpus_by_count(group: JsonMapping, count: int) -> tuple[Gpu, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise WrongField("gpus.modelNames", "a list of texts")
     memory = int(_amount(group, "memory", "gpus.memory")) // max(count, 1)
-    if len(names) != count:  # One name stands for all; several for fewer devices for none.
+    if len(names) != count:  # One name counts for all devices; a wrong number of names for none.
         names = names * count if len(names) == 1 else [""] * count
     return tuple(Gpu(str(index), names[index], memory) for index in range(count))
 
@@ -304,8 +304,8 @@ def _object(holder: JsonMapping, key: str) -> JsonMapping:
 
 
 def _number(value: JsonValue) -> float | int | None:
-    """Return a number within bounds, also from a text, which existing databases accept; or None."""
-    if type(value) is int:  # Nearly all of millions that a large fleet has.
+    """Return a number within limits, or None; also from a text, as existing databases accept it."""
+    if type(value) is int:  # The fast path, for millions of values.
         return value if 0 <= value <= AMOUNT_MAX else None
     if isinstance(value, str):
         try:
@@ -410,4 +410,4 @@ def _group_value(node: JsonMapping, group: str, key: str) -> JsonValue:
         devices = values["gpus"]
         return len(devices) if key == "count" else sum(_number(d.get(key)) or 0 for d in devices)
     value = values.get(key)
-    return len(value) if isinstance(value, list) else value  # Lists of disks are counted.
+    return len(value) if isinstance(value, list) else value  # Of lists of disks, the length.

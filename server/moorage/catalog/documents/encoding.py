@@ -14,12 +14,12 @@ from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts
 from moorage.records.json_values import JsonValue
 
 INDEX_DIGITS_MAX: Final = 9
-"""Digits of an index into a list; a longer one lies beyond every list."""
+"""Most digits of an index into a list; a longer one is beyond every list."""
 PACKABLE: Final = "JSON with whole numbers of at most 64 bits, not nested too deeply"
 CLUSTER_ID_CHARS_MAX: Final = 253
 
-# An id becomes part of URLs and file names of others: nothing that could leave a
-# path, and not "query", which the documented routes use in the id's place.
+# An id becomes part of URLs and file names elsewhere, so it has no character that could change a
+# path. And it is not "query", which is a route in place of an id.
 _CLUSTER_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*")
 _CLUSTER_ID_EXPECTED: Final = (
     f"1 to {CLUSTER_ID_CHARS_MAX} letters, digits and _ . : @ + -, starting with a letter, digit"
@@ -30,8 +30,8 @@ _encoder = msgspec.json.Encoder()
 _packer = msgspec.msgpack.Encoder()
 
 
-class WrongField(Exception):  # noqa: N818  # It names what it is about, and stays in this package.
-    """A value deep in a document is wrong; callers add its place with `under`."""
+class WrongField(Exception):  # noqa: N818  # Used only in this package.
+    """A value inside a document is wrong; callers add its place with `under`."""
 
     def __init__(self, path: str, expected: str) -> None:
         super().__init__(f"{path}: expected {expected}")
@@ -61,7 +61,7 @@ def cluster_id_of(value: JsonValue, field: str) -> ClusterId:
 
 
 def encode(document: JsonValue) -> bytes:
-    """Return a document as JSON, or refuse values that JSON or the limits do not allow."""
+    """Return a document as JSON; refuse values that JSON or the limits do not allow."""
     try:
         encoded = _encoder.encode(document)
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError.
@@ -86,7 +86,7 @@ def is_packable(value: JsonValue) -> bool:
 
 
 def pack(document: JsonValue) -> bytes:
-    """Return a document as msgpack, or refuse values that msgpack does not allow."""
+    """Return a document as msgpack; refuse values that msgpack does not allow."""
     try:
         return _packer.encode(document)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -96,8 +96,7 @@ def pack(document: JsonValue) -> bytes:
 def snapshot(given: JsonValue) -> tuple[bytes, Document]:
     """Return a document as JSON, and the value that a restart will read from it.
 
-    The memory holds this copy: no caller holds a reference to it, and it is what the
-    disk has.
+    The memory keeps this copy: no caller has a reference to it, and it equals the stored document.
     """
     if not isinstance(given, dict):
         raise ServiceError.wrong_field("body", "a document (an object)")
@@ -112,7 +111,7 @@ def decode(encoded: bytes) -> Document:
     """Return the document that `encode` wrote; the store's thread decodes large ones.
 
     Raises:
-        msgspec.MsgspecError: It is damaged.
+        msgspec.MsgspecError: The document is damaged.
     """
     if len(encoded) <= PART_BYTES_MAX:
         return msgspec.json.decode(encoded, type=Document)
@@ -128,7 +127,7 @@ def _not_json(error: Exception) -> ServiceError:
 
 
 def index_of(part: str, items: Sequence[JsonValue]) -> int | None:
-    """Return the list index that one part of a path denotes; None if it is no index."""
-    # Other scripts have digits that `int` does not read, and it refuses thousands of them.
+    """Return the list index in one part of a path; None if the part is no valid index."""
+    # Not `isdigit` alone: it accepts digits that `int` refuses; `int` also refuses long texts.
     digits = part.isascii() and part.isdigit() and len(part) <= INDEX_DIGITS_MAX
     return int(part) if digits and int(part) < len(items) else None

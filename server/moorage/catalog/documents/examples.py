@@ -1,18 +1,18 @@
 """A policy's own examples: read them from its document and archive, and check answers.
 
-`daemon.publishing.vetting` reads them, and has a cell run them before the policy is registered.
-They lie in `metadata.examples` of the document, or in an `examples.json` beside `function.py`: a
-list of objects
+`daemon.publishing.vetting` reads them, and runs them in a cell before the policy is registered.
+They are in `metadata.examples` of the document, or in `examples.json` beside `function.py`: a list
+of objects
 
     {"name": "two GPUs of one node",
      "request": {"inputs": {}, "resources": {"gpus": 2}},
      "fleet": [<cluster documents>], "metrics": [<metrics documents>],
      "output": {"cluster_id": "lab", "gpus": ["0", "1"]}}
 
-`request` is what a client would send: `inputs`, `parameters`, `settings`, `resources`, `clusters`.
-`fleet` is what it may be placed on; left out, it is one cluster with two nodes of four GPUs.
-In the place of both, `input_data` is what `eval` gets, for policies that rank or place blocks; then
-`parameters` and `settings` lie beside it. `output` may be left out; what it names must be so.
+`request` has the fields of a client's request: `inputs`, `parameters`, `settings`, `resources`,
+`clusters`. `fleet` has the clusters; by default, one cluster with two nodes of four GPUs each.
+Instead of both, policies that rank or place blocks have `input_data`, the argument of `eval`, with
+`parameters` and `settings` beside it. `output` is optional; the answer must have all that it names.
 """
 
 import codecs
@@ -33,11 +33,11 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 EXAMPLES_FILE: Final = "examples.json"
 EXAMPLES_MAX: Final = 20
-"""Examples of one policy; each may take as long as an evaluation may."""
+"""Most examples of one policy; each may take as long as an evaluation."""
 EXAMPLES_BYTES_MAX: Final = 4 * 1024 * 1024
-"""All examples of one policy, as JSON."""
+"""Most bytes of all examples of one policy, as JSON."""
 NO_OUTPUT: Final = object()
-"""The output of an example that expects none in particular."""
+"""The `output` of an example that accepts any answer."""
 SHOWN_CHARS_MAX: Final = 200
 
 _DOCUMENT: Final = "metadata.examples"
@@ -57,15 +57,15 @@ class Example:
     """One call of a policy, and the expected answer.
 
     Args:
-        place: Where it lies, e.g. `metadata.examples[0]`.
-        name: What its author calls it; may be empty.
-        request: What a client would send; None if `input_data` is given.
-        fleet: The clusters there are.
-        metrics: Their metrics, by cluster id.
-        input_data: What `eval` is given where there is no request.
-        parameters: Beside `input_data`.
-        settings: Beside `input_data`.
-        output: What must be in the answer, or `NO_OUTPUT`.
+        place: The example's place, e.g. `metadata.examples[0]`.
+        name: The author's name for it; may be empty.
+        request: The fields of a client's request; None if `input_data` is given.
+        fleet: The cluster documents of the example's fleet.
+        metrics: Metrics of these clusters, by cluster id.
+        input_data: The argument of `eval`, if there is no request.
+        parameters: The policy's parameters, with `input_data`.
+        settings: The policy's settings, with `input_data`.
+        output: Values that the answer must have, or `NO_OUTPUT`.
     """
 
     place: str
@@ -88,7 +88,7 @@ def read_examples(document: JsonMapping, files: Mapping[str, bytes]) -> tuple[Ex
     """Return the examples of a policy.
 
     Raises:
-        ServiceError: `bad_policy`: an example is malformed; the field says where.
+        ServiceError: `bad_policy`: an example is malformed; the error's field has its place.
     """
     metadata = document.get("metadata") or {}
     found: list[tuple[str, JsonValue]] = []
@@ -204,8 +204,8 @@ def _metrics(given: JsonValue, place: str) -> JsonMapping:
 def unlike(expected: JsonValue, answer: JsonValue, path: str = "output") -> str:
     """Return in words how an answer differs from an example's expectation; empty if it does not.
 
-    An object must have what the expected one names, and may have more; a list must be the same
-    throughout. Ids of GPUs are the same as numbers and as texts.
+    An object must have all fields of the expected one, and may have more; a list must be equal. GPU
+    ids may be numbers or texts.
     """
     if isinstance(expected, dict) and isinstance(answer, dict):
         for key, value in expected.items():

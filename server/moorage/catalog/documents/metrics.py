@@ -1,8 +1,8 @@
 """Metrics documents: accept both spellings of fields, and compute totals over nodes.
 
 The embedded catalog calls `read_metrics_document` for every document that it stores. The format is
-that of docs/reference/allocation-server.md, "Metrics documents"; totals are made as its
-"Aggregation" says.
+that of docs/reference/allocation-server.md, "Metrics documents"; totals follow its section
+"Aggregation".
 """
 
 import re
@@ -17,7 +17,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonValue
 
 TREE_DEPTH_MAX: Final = 16
-"""Levels of groups in a node's metrics; deeper ones are not added up."""
+"""Most levels of groups in a node's metrics; deeper ones are not added up."""
 
 _LOAD: Final = re.compile(r"load_?(\d+m)")
 # Identity and lists (the devices of `gpus`) have no total.
@@ -28,11 +28,11 @@ def read_metrics_document(given: JsonValue) -> tuple[ClusterId, Document]:
     """Check a metrics document, and add missing fields.
 
     Args:
-        given: As it was posted; it is not written to.
+        given: The document as it was posted; it is not changed.
 
     Returns:
-        The cluster's id, and the document with `nodes` and `node` (the same list), `load5m` and
-        `load_5m` wherever it had either, and `cluster` added up from the nodes where it had none.
+        The cluster's id, and the document. It has `nodes` and `node` (the same list), both `load5m`
+        and `load_5m` if it had either, and `cluster`, by default added up from the nodes.
 
     Raises:
         ServiceError: `bad_message` naming the field.
@@ -65,8 +65,8 @@ def read_metrics_document(given: JsonValue) -> tuple[ClusterId, Document]:
 def aggregate(trees: Sequence[JsonMapping]) -> Document:
     """Return the cluster's metrics, aggregated over its nodes, with the same structure.
 
-    Sums; averages for `averageUtil`, `avg…` and `load…`; the largest `maxDisk`, the smallest
-    `minDisk`. A node without devices has no part in the averages of `gpu`.
+    Values are added up, except averages of `averageUtil`, `avg…` and `load…`, the largest `maxDisk`
+    and the smallest `minDisk`. Averages of `gpu` leave out nodes without devices.
     """
     return _merge(trees, 0)
 

@@ -1,7 +1,7 @@
-"""PolicyRule documents: their identity, their checks without running code, and their digest.
+"""PolicyRule documents: their identity, checks that run no code, and their digest.
 
-The embedded catalog calls `complete_policy_document` and `make_prepared` to prepare one. Nothing
-of the code is parsed, compiled or run here: that is for the jail.
+The embedded catalog calls `complete_policy_document` and `make_prepared` to prepare one. The code
+is not parsed, compiled or run here: only the jail does that.
 """
 
 import hashlib
@@ -79,20 +79,19 @@ _POLICY_FIELDS: Final = (
 _KNOWN: Final = frozenset({*_TYPES, *_POLICY_FIELDS, "policy_rule_uri", "code"})
 _LONG_NAMES: Final = tuple(field for field in _POLICY_FIELDS if "_" in field)
 REQUIREMENTS_SHOWN_MAX: Final = 20
-"""Lines of `requirements.txt` that are warned of one by one."""
+"""Most lines of `requirements.txt` with a warning of their own."""
 _NEARLY: Final = 0.85
-"""Likeness from which on a field is taken for a misspelt one."""
+"""Least similarity of a field to a known one to count as a misspelling."""
 _DIGESTED: Final = tuple(field for field in _POLICY_FIELDS if field.endswith("_schema"))
 
 
 def complete_policy_document(given: JsonValue) -> Document:
     """Return a checked copy of a PolicyRule document, with all fields of its identity.
 
-    A URL in `code` loses its credentials: readers of documents would read them, too.
+    Credentials in a URL in `code` are removed, since readers of documents would see them.
 
     Raises:
-        ServiceError: `missing_fields` or `bad_message`, naming the field; where several are wrong,
-            all of them.
+        ServiceError: `missing_fields` or `bad_message`, with the names of all wrong fields.
     """
     if not isinstance(given, dict):
         raise ServiceError.wrong_field("body", "a PolicyRule document (an object)")
@@ -152,7 +151,7 @@ def _all_of(objections: Sequence[ServiceError]) -> ServiceError:
 def _nearest_field(field: str, given: Document) -> str:
     """Return the known field for a misspelt one; a misspelt schema would have no effect.
 
-    Documents may have fields of their own, so only what is nearly one of ours counts.
+    Documents may have further fields, so only nearly equal names count as misspelt.
     """
     prefixed = f"policy_{field}"
     if prefixed in _POLICY_FIELDS and prefixed not in given:
@@ -182,7 +181,7 @@ def _identity(given: Document) -> dict[str, str]:
     found = _URI.fullmatch(uri) if isinstance(uri, str) and len(uri) <= URI_CHARS_MAX else None
     if found is None:
         raise ServiceError.wrong_field("policy_rule_uri", _URI_EXPECTED)
-    # A version may itself have a dash, so the parts are compared as text, not by the pattern.
+    # A version may have a dash, so compare the parts as text, not by the pattern.
     composed = f"{parts['name']}:{parts['version']}-{parts['release_tag']}"
     for key, value in parts.items():
         if value and value != found[key] and uri != composed:
@@ -195,17 +194,16 @@ def make_prepared(document: Document, files: Mapping[str, bytes]) -> PreparedPol
 
     Args:
         document: As `complete_policy_document` returned it.
-        files: What its `code` stands for.
+        files: The files of its `code`.
 
     Raises:
-        ServiceError: `bad_message` naming a field with a value that no cell can be sent;
-            `too_large`.
+        ServiceError: `bad_message`: a field has a value that cannot be sent to a cell; `too_large`.
     """
     ref = PolicyRef(document["policy_rule_uri"], digest_of(files, document))
     for field, value in document.items():
         if not is_packable(value):
             raise ServiceError.wrong_field(field, PACKABLE)
-    # The copy that readers see is the copy that was checked, whatever the caller does to its own.
+    # Readers get the checked copy, even if the caller changes its own.
     stored = msgspec.json.decode(encode({**document, "digest": ref.digest}), type=Document)
     record, warnings = _read(ref, files, stored)
     return PreparedPolicy(record, (*warnings, *_requirement_warnings(files)))
@@ -236,7 +234,7 @@ def _read(
 def entry_name(document: Document, files: Mapping[str, bytes]) -> str:
     """Return the author's name for the policy's entry file, for messages and tracebacks.
 
-    Where there are several of Python, it is `function.py` for the author, too.
+    If there are several Python files, this is `function.py`.
     """
     if any(path.endswith(".py") and path != ENTRY for path in files):
         return ENTRY
@@ -266,11 +264,11 @@ def differing_fields(old: Document, new: Document, *, policy_only: bool) -> list
     """Return the fields in which two documents of one URI differ, sorted.
 
     Args:
-        old: Registered.
-        new: Offered.
-        policy_only: Only the fields that make another policy of it. The text of `code` is not
-            compared but its digest is: an archive packed again is the same policy, and so is one
-            whose file has another name.
+        old: The registered document.
+        new: The new document.
+        policy_only: Compare only the fields that decide the policy's behaviour. `code` is compared
+            by digest, not as text: a repacked archive, or a file with another name, is the same
+            policy.
     """
     fields = set(_POLICY_FIELDS) if policy_only else (old.keys() | new.keys()) - SERVER_FIELDS
     fields -= {"code", "code_file"}

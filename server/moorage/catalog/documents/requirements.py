@@ -1,7 +1,7 @@
 """Find unmet requirements in a policy's `requirements.txt`, for warnings.
 
-The file is read as pip reads it (PEP 508), and held against what is installed here, which is what
-the cells import. Options of pip's are not followed: nothing is ever fetched.
+The file is parsed like pip does (PEP 508), and compared with the packages installed here, which
+cells import. Options of pip are ignored, and nothing is downloaded.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -16,9 +16,9 @@ from packaging.utils import canonicalize_name
 from moorage.policy.requirements import IMPORTABLE, REQUIREMENTS
 
 LINES_MAX: Final = 1000
-"""Lines of `requirements.txt` that are read."""
+"""Most lines of `requirements.txt` that are read."""
 LINE_CHARS_MAX: Final = 1000
-"""Length of one requirement, continued lines included; longer ones are ignored."""
+"""Most characters of one requirement, including continued lines; longer ones are ignored."""
 
 _NAMES: Final = frozenset(canonicalize_name(each.partition(".")[0]) for each in IMPORTABLE)
 _MISSING: Final = "is not available to policies, and the server installs nothing for them"
@@ -29,9 +29,9 @@ class Unmet:
     """A requirement for a package or version that policies cannot use.
 
     Args:
-        line: Where it begins, from 1.
-        text: What stands there, without its comment.
-        why: What is wrong with it, to be read after its text.
+        line: Number of its first line, from 1.
+        text: The requirement, without its comment.
+        why: The end of a sentence that begins with `text`, on what is wrong.
     """
 
     line: int
@@ -45,7 +45,7 @@ def unmet(files: Mapping[str, bytes]) -> Iterator[Unmet]:
     Lines beyond `LINES_MAX` are not read.
 
     Args:
-        files: All files of the policy, by path; what lies beside `function.py` is importable too.
+        files: All files of the policy, by path; files beside `function.py` are importable.
     """
     own = {canonicalize_name(path.split("/", 1)[0].removesuffix(".py")) for path in files}
     content = files.get(REQUIREMENTS, b"").decode("utf-8-sig", "replace")
@@ -71,7 +71,7 @@ def _join_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _why_not(text: str, own: Collection[str]) -> str:
-    """Return why a requirement is unmet; empty if it is met, or is for another Python."""
+    """Return why a requirement is unmet; empty: it is met, or applies to other Pythons only."""
     if text.startswith(("-", ".", "/")) or "://" in text or len(text) > LINE_CHARS_MAX:
         return _MISSING
     try:
@@ -88,7 +88,7 @@ def _why_not(text: str, own: Collection[str]) -> str:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return ""  # Of the standard library, which has no versions of its own.
+        return ""  # A standard library module: no version.
     if wanted.specifier.contains(version, prereleases=True):
         return ""
     return f"is not the version that policies get, {wanted.name} {version}"

@@ -1,9 +1,9 @@
-"""The schemas of one PolicyRule document: read when it is uploaded, enforced on every call.
+"""The schemas of a PolicyRule document, which are read at its upload and enforced on every call.
 
-`catalog.documents.policies` reads them; admission checks a request with them before its policy is
-asked, and the sandbox's host what the policy gets and what it answers. The mini-language itself
-is `policy.schema`. The return value of a policy is hostile, so it is checked here, outside its
-cell.
+`catalog.documents.policies` reads the schemas. Admission checks a request with them before it
+consults the policy; the sandbox's host checks the input and the answer of the policy.
+`policy.schema` has the schema language. A policy's answer may be hostile, so it is checked here,
+outside the cell.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +21,12 @@ from moorage.query import QueryError, expression
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 COMMANDS_MAX: Final = 100
-"""Management commands of one policy."""
+"""Most management commands of one policy."""
 PART_MAX: Final = 256
-"""Documents that are held against an input schema in one check: some milliseconds."""
+"""Documents that are checked against an input schema at a time, for some milliseconds."""
 NO_ANSWER: Final = frozenset({"error", "declined"})
-"""With one of these fields, and no cluster, a policy says no: such an answer is no placement, and
-so not what the output schema is about."""
+"""An answer with one of these fields and no cluster is a refusal, so the output schema does not
+apply to it."""
 _NOTHING: Final[JsonMapping] = {}
 _COMMANDS_FIELD: Final = "management_commands_schema"
 
@@ -36,14 +36,14 @@ class PolicySchemas:
     """The schemas of one policy; each is None if the policy has no such schema.
 
     Args:
-        inputs: `policy_input_schema`: the `inputs` of a request; else what `eval` is given, of a
-            list each element.
-        output: `policy_output_schema`: what `eval` returns; of a list, each element.
+        inputs: `policy_input_schema`, for the `inputs` of a request, or for the argument of `eval`;
+            for each element if that is a list.
+        output: `policy_output_schema`, for the result of `eval`, or for each element of a list.
         settings: `policy_settings_schema`.
         parameters: `policy_parameters_schema`.
-        commands: `management_commands_schema`, by the name of the command.
-        settings_completed: The document's `policy_settings`, with the defaults of the schema.
-        parameters_completed: The document's `policy_parameters`, likewise.
+        commands: `management_commands_schema`, by name of the command.
+        settings_completed: The document's `policy_settings` with the schema's defaults.
+        parameters_completed: The document's `policy_parameters` with the schema's defaults.
     """
 
     uri: str
@@ -60,11 +60,11 @@ class PolicySchemas:
         return self._check(self.inputs, inputs, "inputs")
 
     def completed_input(self, input_data: JsonValue) -> JsonValue:
-        """Return the `input_data` of a call that is no request, with the schema's defaults.
+        """Return the `input_data` of a call that is not a request, with the schema's defaults.
 
-        For a policy that runs for another server, these are the `inputs` of that server's request.
-        The input of a block or a ranking is checked against the schema itself; in a ranking's list,
-        each element.
+        If the policy runs for another server, only the `inputs` of that server's request are
+        checked. Else, for a block or a ranking, all input is checked; of a ranking's list, each
+        element.
 
         Raises:
             ServiceError: `bad_message`.
@@ -79,7 +79,7 @@ class PolicySchemas:
         return self._check(self.inputs, input_data, "input_data")
 
     def complete_parts(self, values: Sequence[JsonValue]) -> Iterator[Sequence[JsonValue]]:
-        """As `completed_input`, for a list: check and complete some elements at a time."""
+        """Yield checked and completed elements of a list, some at a time; see `completed_input`."""
         for first in range(0, len(values), PART_MAX):
             part = values[first : first + PART_MAX]
             if self.inputs is not None:
@@ -90,14 +90,14 @@ class PolicySchemas:
     def overrides(
         self, parameters: JsonMapping, settings: JsonMapping
     ) -> tuple[JsonMapping, JsonMapping]:
-        """Check a caller's values that override the defaults, or raise `bad_message`."""
+        """Check a caller's overrides of the defaults; refuse wrong values as `bad_message`."""
         return (
             self._check(self.parameters, parameters, "parameters", self.parameters_completed),
             self._check(self.settings, settings, "settings", self.settings_completed),
         )
 
     def completed(self, ask: Ask) -> Ask:
-        """Return a request for this policy as admission would have completed it.
+        """Return a request with this policy's defaults, as admission completes it.
 
         Raises:
             ServiceError: `bad_message`.
@@ -110,7 +110,7 @@ class PolicySchemas:
         """Check the value that the policy returned.
 
         Raises:
-            ServiceError: `policy_bad_output`.
+            ServiceError: `policy_bad_output`: it does not match the output schema.
         """
         if self.output is None or _says_no(value):
             return
@@ -156,7 +156,7 @@ class PolicySchemas:
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Turn schema errors in this block into refusals that name the policy."""
+        """Convert schema errors in this block into refusals that name the policy."""
         try:
             yield
         except SchemaError as error:
@@ -169,11 +169,11 @@ class PolicySchemas:
 def read_schemas(document: JsonMapping) -> tuple[PolicySchemas | None, tuple[str, ...]]:
     """Return the schemas of a PolicyRule document, None if it has none, and warnings.
 
-    Warnings are of what cannot be read, and so is not enforced, and of defaults of the document
-    that its own schemas do not allow: they stay as they are.
+    A warning says which schema cannot be read, and so is not enforced, or which default of the
+    document its own schema does not allow; such defaults stay unchanged.
 
     Args:
-        document: With its identity filled in.
+        document: The document, with complete identity.
     """
     notes: list[SchemaError] = []
     inputs = _schema(document, "policy_input_schema", notes)

@@ -1,8 +1,8 @@
 """The sources of a policy's `code`: the text itself, an archive in it, a path or a URL.
 
 The embedded catalog calls `CodeSources.fetch` and `CodeSources.files`. A path is read only below
-the folder that the operator configured, a URL from public addresses or from hosts that the operator
-listed; what comes back is bytes or files, which `catalog.documents.archives` then judges.
+the operator's folder, a URL only from public addresses or from the operator's listed hosts.
+`catalog.documents.archives` then checks the bytes or files.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ from moorage.protocol.faults import ServiceError
 
 if TYPE_CHECKING:
     import httpx
-else:  # Few servers come to use it, and it is slow to import.
+else:  # Slow to import, and few servers use it.
     httpx = LazyModule("httpx")
 
 CODE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Source text or archive, as uploaded or fetched."""
+"""Most bytes of source text or an archive, as uploaded or fetched."""
 FETCH_SECONDS_MAX: Final = 30.0
-"""Time limit of a download, redirects included."""
+"""Longest download in seconds, including redirects."""
 CONNECT_SECONDS_MAX: Final = 5.0
-"""Time limit to connect to one address of a host; then the next one is tried."""
+"""Longest seconds to connect to one address of a host; then the next one is tried."""
 REDIRECTS_MAX: Final = 3
 
 Files = dict[str, bytes]
@@ -64,16 +64,16 @@ _NOT_PUBLIC_4: Final = tuple(
     map(
         IPv4Network,
         (
-            "0.0.0.0/8",  # This machine.
+            "0.0.0.0/8",  # Addresses of this machine.
             "10.0.0.0/8",
-            "100.64.0.0/10",  # Behind a carrier's NAT; one cloud has its metadata here.
+            "100.64.0.0/10",  # Carrier-grade NAT; one cloud's metadata service.
             "127.0.0.0/8",
-            "168.63.129.16/32",  # A cloud's own services for its machines, at a public address.
-            "169.254.0.0/16",  # Link-local; most clouds have their metadata here.
+            "168.63.129.16/32",  # A cloud's service for its machines, at a public address.
+            "169.254.0.0/16",  # Link-local; most clouds' metadata services.
             "172.16.0.0/12",
-            "192.0.0.0/24",  # Protocol assignments; one cloud has its metadata here.
+            "192.0.0.0/24",  # Protocol assignments; one cloud's metadata service.
             "192.0.2.0/24",
-            "192.88.99.0/24",  # Relays of 6to4.
+            "192.88.99.0/24",  # 6to4 relays.
             "192.168.0.0/16",
             "198.18.0.0/15",
             "198.51.100.0/24",
@@ -83,20 +83,20 @@ _NOT_PUBLIC_4: Final = tuple(
     )
 )
 _UNICAST_6: Final = IPv6Network("2000::/3")
-"""All global unicast; loopback, link-local, unique local and multicast addresses lie outside."""
+"""All global unicast addresses: not loopback, link-local, unique local or multicast."""
 _NOT_PUBLIC_6: Final = tuple(
     map(
         IPv6Network,
         (
             "2001::/23",  # Protocol assignments, among them Teredo, which tunnels to IPv4.
             "2001:db8::/32",
-            "2002::/16",  # 6to4, likewise.
+            "2002::/16",  # 6to4, which tunnels to IPv4, too.
             "3fff::/20",
         ),
     )
 )
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-"""IPv4 addresses as a network without IPv4 writes them."""
+"""IPv4 addresses in the form of networks without IPv4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,9 @@ class CodeSources:
 
     Args:
         root: Folder below which local paths are read; None refuses every path.
-        hosts: Host names that code may be fetched from, wherever they are; None allows all hosts
-            with public addresses only.
-        store: Host name of the policy store, which is trusted beside those; empty: there is none.
+        hosts: Host names from which code may be fetched, at any address; None: all hosts, at public
+            addresses only.
+        store: Host name of the policy store, which is also allowed; empty: there is none.
     """
 
     root: Path | None = None
@@ -118,7 +118,7 @@ class CodeSources:
         """Download `code` if it is an http(s) URL; None if it is not.
 
         Raises:
-            ServiceError: `bad_policy`, `too_large`, or `unavailable` where the host fails.
+            ServiceError: `bad_policy`, `too_large`, or `unavailable` if the host fails.
         """
         if not is_url(code):
             return None
@@ -129,10 +129,10 @@ class CodeSources:
                 httpx.AsyncClient(
                     headers={"accept-encoding": "identity"},
                     timeout=httpx.Timeout(FETCH_SECONDS_MAX, connect=CONNECT_SECONDS_MAX),
-                    # A connection says nothing about another host at the same address.
+                    # Reuse no connection for another host at this address.
                     limits=httpx.Limits(max_keepalive_connections=0),
                     verify=httpx.create_ssl_context(),
-                    trust_env=False,  # A proxy would look the host up again, and go anywhere.
+                    trust_env=False,  # A proxy would resolve the host itself.
                 ) as client,
             ):
                 return await self._follow(client, code, shown)
@@ -156,7 +156,7 @@ class CodeSources:
                 if not response.is_success:
                     raise bad_code(f"{shown} answered {response.status_code}", "200, with the code")
                 content = bytearray()
-                # Raw: a content-encoding must not unpack more than the archive's own caps allow.
+                # Raw, so that a content-encoding cannot evade the limits of unpacking.
                 async for chunk in response.aiter_raw():
                     content += chunk
                     if len(content) > CODE_BYTES_MAX:
@@ -176,7 +176,7 @@ class CodeSources:
         for number, address in enumerate(addresses, 1):
             request = client.build_request(
                 "GET",
-                url.copy_with(host=address, userinfo=b""),  # The client logs it.
+                url.copy_with(host=address, userinfo=b""),  # No credentials: the client logs it.
                 headers={"host": url.netloc.decode("ascii")},
                 extensions={"sni_hostname": url.raw_host.decode("ascii")},
             )
@@ -196,7 +196,7 @@ class CodeSources:
                 "one of " + (", ".join(sorted(self.hosts)) or "no host at all"),
             )
         port = url.port or (443 if url.scheme == "https" else 80)
-        # The resolver understands every way to write an address: 127.1, 0x7f000001, 017700000001.
+        # The resolver knows all forms of an address: 127.1, 0x7f000001, 017700000001.
         found = await asyncio.get_running_loop().getaddrinfo(
             url.raw_host.decode("ascii"), port, type=socket.SOCK_STREAM
         )
@@ -223,7 +223,7 @@ class CodeSources:
             return _unpack(_from_base64("".join(code.split())))
         named = code if self.root is None else code.replace(" ", "_")
         if _CLASS.decode() in code or not _PATH.fullmatch(named):
-            # Text of one line, too: the place of its mistake tells more than that it is no path.
+            # Also for one line of text: a syntax error tells more than “it is not a path”.
             return _unpack(code.encode("utf-8", "surrogatepass"))
         return self._local(code)
 
@@ -244,7 +244,7 @@ class CodeSources:
                 raise bad_code(f"the path {code} leads out of {root}", f"a path under {root}")
             if path.is_dir():
                 return policy_files(collect(_walk(path)))
-            if not path.is_file():  # Opening a pipe would wait for its other end.
+            if not path.is_file():  # To open a pipe would block.
                 raise bad_code(f"{path} is a special file", "a file or a folder")
             with path.open("rb") as file:
                 return _unpack(file.read(CODE_BYTES_MAX + 1))
@@ -272,7 +272,7 @@ def _cause(error: Exception) -> str:
 def _decode(content: bytes, shown: str) -> Files:
     """Return the files of downloaded content; the refusal of other content quotes nothing of it.
 
-    A user who names a URL need not be one who may read what this server can read there.
+    The user may not be allowed to read the content that this server can read there.
     """
     try:
         files = _unpack(content)

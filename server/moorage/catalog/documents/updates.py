@@ -1,7 +1,7 @@
-"""Changes of stored documents by PUT, whose body is a Mongo update document.
+"""Applies the body of a PUT, a Mongo update document, to a stored document.
 
-The embedded catalog calls `apply_change` for all its documents; what comes out is checked as a new
-document is.
+The embedded catalog calls `apply_change` for all its documents; the result is checked like a new
+document.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonValue
 
 PATH_PARTS_MAX: Final = 32
-"""Parts of a dotted path."""
+"""Most parts of a dotted path."""
 STEPS_MAX: Final = 1000
-"""Dotted paths and operations of one change: each may copy the whole document."""
+"""Most dotted paths and operations of one change, since each may copy the whole document."""
 _OPERATORS: Final = frozenset({"$set", "$unset", "$inc", "$push"})
 
 
@@ -23,10 +23,10 @@ def apply_change(document: Document, change: JsonValue) -> Document:
     """Return a changed copy of a document, with the semantics that existing clients expect.
 
     Args:
-        document: As it is; it is not written to.
-        change: Fields and their new values, by name or dotted path; what is not named stays. The
-            same may stand under `$set`. Beside it, `$unset` (dotted paths, as keys or as a list),
-            `$inc` (numbers by path) and `$push` (by path a value, or `{"$each": values}`).
+        document: The present document; it is not changed.
+        change: New values of fields, by name or dotted path, directly or under `$set`; other fields
+            stay. With `$set`, also `$unset` (dotted paths, as keys or as a list), `$inc` (numbers
+            by path) and `$push` (by path a value, or `{"$each": values}`).
 
     Raises:
         ServiceError: `bad_message` naming the operator or path.
@@ -139,7 +139,7 @@ def _without(node: JsonValue, parts: Sequence[str]) -> JsonValue:
             return {key: value for key, value in node.items() if key != head}
         return {**node, head: _without(node[head], rest)}
     if isinstance(node, list) and (index := index_of(head, node)) is not None:
-        # As in Mongo, an element is emptied, not taken out: the indices of the others stand.
+        # As in Mongo, an element is set to null, not removed: indices stay.
         inner = _without(node[index], rest) if rest else None
         return [*node[:index], inner, *node[index + 1 :]]
     return node

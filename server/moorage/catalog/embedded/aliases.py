@@ -1,7 +1,7 @@
 """Aliases of policies: names such as `name:stable` that point at a version.
 
-An alias is one record of the catalog's file, so that a change of it is durable as a whole or not
-at all. `catalog.embedded.memory` resolves with it, `daemon.publishing.aliases` changes it.
+An alias is one record of the catalog's file, so a change is durable as a whole or not at all.
+`catalog.embedded.memory` resolves aliases, `daemon.publishing.aliases` changes them.
 """
 
 import re
@@ -19,9 +19,9 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 
 HISTORY_MAX: Final = 1000
-"""Changes of one alias that are remembered; the oldest is forgotten first."""
+"""Most stored changes of one alias; the oldest is forgotten first."""
 DEFAULT_NAME: Final = "stable"
-"""A bare policy name means the alias with this word."""
+"""The word after the colon if a policy name has none: `NAME` means `NAME:stable`."""
 _ALIAS: Final = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<word>[A-Za-z0-9_.+]+))?")
 """Matches an alias: no dash after the colon, so that no alias looks like a version's URI."""
 _CHARS_MAX: Final = 255
@@ -45,12 +45,12 @@ class AliasChange(Struct, frozen=True, omit_defaults=True):
 
     Args:
         at: Seconds since the epoch.
-        who: The tenant, or `moored` where the server did it itself.
-        version: The version it was done with.
-        former: The version that was active before, where that changed.
-        former_standing: How that one did.
-        former_digest: Of that one's content: another may be registered under its URI later.
-        reason: Why the server did it.
+        who: The tenant, or `moored` if the server itself made the change.
+        version: URI of the version in this change.
+        former: The formerly active version, if this change replaced it.
+        former_standing: Result of the former version's active time.
+        former_digest: Digest of the former version, since its URI may later get other content.
+        reason: The server's reason, if it made the change.
     """
 
     at: float
@@ -70,7 +70,7 @@ class Former(NamedTuple):
     digest: str
 
     def is_still(self, digest: str) -> bool:
-        """Return whether the policy that is now registered under the URI has this digest."""
+        """Return whether a digest, of the URI's present policy, is still that of this version."""
         return not self.digest or self.digest == digest
 
 
@@ -78,9 +78,9 @@ class Canary(Struct, frozen=True):
     """A canary: the version that gets a share of the requests, and the share.
 
     Args:
-        percent: Of the requests, more than 0 and at most 100.
-        by: What decides: `request` (its idempotency key), or `tenant` (all or none of one).
-        seed: Mixed into the decision; another seed is another draw.
+        percent: Percentage of requests, above 0, at most 100.
+        by: The draw is by `request` (idempotency key), or by `tenant` (all its requests or none).
+        seed: Seed of the draw; another seed selects others.
     """
 
     version: str
@@ -94,11 +94,11 @@ class Alias(Struct, frozen=True, omit_defaults=True):
 
     Args:
         name: `name:word`.
-        version: URI of the version that it means.
+        version: URI of the active version.
         canary: The candidate that gets a share of the requests.
-        shadow: URI of the candidate that is tried beside the active version.
+        shadow: URI of a candidate that is evaluated beside the active version, without effect.
         history: All changes, the latest last.
-        owner: The tenant that made it; empty if that was not noted.
+        owner: The tenant that created it; empty: unknown.
     """
 
     name: str
@@ -134,10 +134,10 @@ class Alias(Struct, frozen=True, omit_defaults=True):
         return frozenset(each for each in named if each)
 
     def fallbacks(self) -> list["Former"]:
-        """Return earlier active versions, the best one for a fallback first.
+        """Return formerly active versions, the best fallback first.
 
-        Those that last answered well come before those without requests, and the later ones
-        before the earlier; what was failing when it was left is not among them.
+        Versions that last answered well come before versions without requests, and later ones
+        before earlier ones; versions that failed when they were replaced are left out.
         """
         last: dict[str, tuple[Former, Standing]] = {}
         for change in self.history:
@@ -181,7 +181,7 @@ def alias_name(given: str) -> str:
     """Return the full name of an alias; a bare policy name means its alias `stable`.
 
     Raises:
-        ServiceError: `bad_message`: it cannot be one.
+        ServiceError: `bad_message`: the text cannot be an alias.
     """
     found = _ALIAS.fullmatch(given) if len(given) <= _CHARS_MAX else None
     if found is None:
@@ -206,11 +206,11 @@ class Aliases:
         return len(self._by_name)
 
     def __contains__(self, given: str) -> bool:
-        """Return whether `given` is an alias, or a bare name of one. Called for each request."""
+        """Return whether `given` is an alias or a bare policy name with one. Called per request."""
         return given in self._meanings
 
     def take_over(self, aliases: list[Alias], gone: Iterable[str] = ()) -> None:
-        """Apply added, changed and removed records of the file."""
+        """Apply added, changed and removed (`gone`) records of the file."""
         for name in gone:
             self._drop(self._by_name[name])
         for alias in aliases:
@@ -236,12 +236,12 @@ class Aliases:
         """Change an alias; return it when the change is durable and in effect.
 
         Args:
-            name: As `alias_name` returned it.
-            change: Given the alias as it is, or None, returns it as it shall be. It is called in
-                the store's thread, between all other changes, and raises to leave it.
+            name: The result of `alias_name`.
+            change: Takes the present alias, or None, and returns the new one. It runs in the
+                store's thread, one change at a time; an error leaves the alias unchanged.
 
         Raises:
-            ServiceError: What `change` raised; `too_large`, `busy`, `unavailable`.
+            ServiceError: The error of `change`, or `too_large`, `busy`, `unavailable`.
         """
 
         def work(database: Database) -> Alias:

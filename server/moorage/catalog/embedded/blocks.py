@@ -1,8 +1,8 @@
-"""Blocks and their metrics: the documents that filters of `matchType` `block` search.
+"""Blocks and their metrics: the documents that filters with `matchType` `block` search.
 
-Every catalog has one, over its own store. Blocks are what a cluster runs; nothing here
-starts or stops any. Source: docs/reference/allocation-server.md,
-"Filters", "Aggregation" and "Services".
+Every catalog has an `EmbeddedBlocks` on its own store. Blocks run in clusters; this module only has
+their documents. Source: docs/reference/allocation-server.md, "Filters", "Aggregation" and
+"Services".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +31,11 @@ from moorage.query import Filter
 from moorage.records.json_values import JsonMapping, JsonValue
 
 ID_FIELDS: Final[Mapping[BlockKind, str]] = {"block": "id", "block_metrics": "blockId"}
-"""By kind of document, the field with the id of its block."""
+"""The field with the block's id, by kind of document."""
 
 
 class EmbeddedBlocks:
-    """`catalog.ports.Blocks` over the catalog's file."""
+    """Implements `catalog.ports.Blocks` with the catalog's file."""
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store
@@ -98,7 +98,7 @@ class EmbeddedBlocks:
             created = not database.has("block_metrics", block_id)
             return write(database, "block_metrics", block_id, encoded, given)
 
-        # Observations: the next ones replace them, so they need not outlive a power cut.
+        # The next metrics replace these, so they need not survive a power cut.
         publish = self._publisher("block_metrics")
         entry = await self._store.run(work, publish, durable=False)
         return entry.document, created
@@ -168,7 +168,7 @@ class EmbeddedBlocks:
 
 
 def check_block(kind: BlockKind, given: Document) -> ClusterId:
-    """Return the id of the block in a document, or refuse the document."""
+    """Return the id of a document's block; refuse an invalid document."""
     block_id = cluster_id_of(given.get(ID_FIELDS[kind]), ID_FIELDS[kind])
     if kind == "block":
         cluster = given.get("cluster")

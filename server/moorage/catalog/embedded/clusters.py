@@ -1,7 +1,7 @@
 """Cluster documents in the catalog's file, used if no external registry is configured.
 
-Documents are checked, completed and written in the store's thread. The file holds them as they were
-given; what the server fills in is worked out again when they are loaded, so it never goes stale.
+Documents are checked, completed and written in the store's thread. The file has them as given;
+fields that the server adds are computed again at each load, so they are never outdated.
 """
 
 from collections.abc import Collection
@@ -29,12 +29,12 @@ from moorage.protocol.faults import ServiceError
 
 
 class EmbeddedClusters:
-    """`protocol.registry.ClusterDocuments` over the catalog's file.
+    """Implements `protocol.registry.ClusterDocuments` with the catalog's file.
 
     Args:
         store: The open file.
-        memory: Is given what is durable, and read.
-        machines: Those of the clusters that the file holds.
+        memory: Gets durable documents, and serves reads.
+        machines: The machines of the clusters in the file.
     """
 
     def __init__(self, store: DocumentStore, memory: Memory, machines: Machines) -> None:

@@ -1,7 +1,7 @@
-"""The `context` of policies on the disk: packed bytes per version and tenant.
+"""The stored `context` of policies: packed bytes per version and tenant.
 
-`daemon.policies.context_keeper` writes what changed from time to time; a policy's work is no
-transaction, so the last second may be lost with the process.
+`daemon.policies.context_keeper` writes changed contexts periodically. A policy's work is not a
+transaction, so changes of the last second may be lost with the process.
 """
 
 from collections import Counter
@@ -16,13 +16,13 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 CONTEXTS_MAX: Final = 8192
-"""Contexts in the file; no more are stored beyond it, but for tenants with few, which only restarts
-notice."""
+"""Most contexts in the file; further ones are stored only for tenants with few. A missing context
+has an effect only after a restart."""
 
 ContextKey = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
 ContextEntry = tuple[ContextKey, int, bytes]
-"""The owner, the version that clients know (0: not noted), and the packed context."""
+"""The owner, the version number for clients (0: unknown), and the packed context."""
 
 
 class KeptContexts:
@@ -50,7 +50,7 @@ class KeptContexts:
         """Store contexts; delete a context whose bytes are empty.
 
         Raises:
-            ServiceError: `unavailable`, `busy`; then none of it was stored.
+            ServiceError: `unavailable`, `busy`; then no change was stored.
         """
         taken = list(changes)
 
@@ -67,7 +67,7 @@ class KeptContexts:
                 elif durable:
                     raise ServiceError(Code.BUSY, f"{CONTEXTS_MAX} contexts are stored already")
 
-        # A context is an observation of a policy: its next evaluations say it again.
+        # Need not be durable: later evaluations rebuild a context.
         await self._store.run(work, durable=durable)
 
 

@@ -1,7 +1,7 @@
-"""Executor documents: names under which other servers have policies executed here.
+"""Executor documents: names by which other servers request evaluations of policies here.
 
-The documents only say that executors have an id; other fields are stored unchanged. The one named
-`DEFAULT_EXECUTOR` is always there.
+Only the id of an executor has a meaning; other fields are stored unchanged. The executor
+`DEFAULT_EXECUTOR` always exists.
 """
 
 import re
@@ -20,7 +20,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 
 DEFAULT_EXECUTOR: Final = "moorage"
-"""The executor that every server has by itself."""
+"""Id of the executor that every server has."""
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _ID_EXPECTED: Final = "1 to 253 letters, digits and _ . -, other than `query`"
 
@@ -60,7 +60,7 @@ class Executors:
         return await self._store.run(lambda database: _owner(database, name))
 
     async def update(self, name: str, change: Document) -> Document:
-        """Change an executor document as `DocumentCollection.update`; return the new one."""
+        """Change an executor document like `DocumentCollection.update`; return the new one."""
 
         def work(database: Database) -> Document:
             changed = apply_change(_find(database, name), change)

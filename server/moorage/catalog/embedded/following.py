@@ -1,4 +1,4 @@
-"""Follow a catalog that another process writes: load each changed record."""
+"""Follows a catalog that another process writes: loads each changed record."""
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -18,11 +18,11 @@ _PARTS: Final[dict[Kind, str]] = {
     "policy": "policies",
     "block_metrics": "block_metrics",
 }
-"""The parts that may mirror a service."""
+"""The parts of a catalog that may mirror a service."""
 
 
 class Marks(NamedTuple):
-    """The state of a catalog at one moment: for each kind a mark and the records' checksums."""
+    """The state of a catalog at one moment: a mark and the records' checksums, by kind."""
 
     kinds: dict[str, object]
     checksums: dict[Kind, dict[str, int]]
@@ -45,7 +45,7 @@ class FollowedRecords:
     """Loads the records that changed in a followed catalog.
 
     Args:
-        marks: Of what those have; kinds without checksums are not followed.
+        marks: The marks of the loaded records; kinds without checksums are not followed.
     """
 
     _store: DocumentStore
@@ -63,7 +63,7 @@ class FollowedRecords:
         """Load the records that changed since the last call.
 
         Raises:
-            ServiceError: `unavailable`: it cannot be read now.
+            ServiceError: `unavailable`: the catalog cannot be read now.
         """
         await self._store.run(self._changes, self._take_over)
 
@@ -71,7 +71,7 @@ class FollowedRecords:
         """Apply the other process's last changes; from then on, this process writes the records.
 
         Raises:
-            ServiceError: `unavailable`: they cannot be opened.
+            ServiceError: `unavailable`: the records cannot be opened.
         """
         await self._store.go_on_with(records)
         await self.refresh()
@@ -113,7 +113,7 @@ class FollowedRecords:
                     self._aliases.take_over(entries, gone)
                 case "block" | "block_metrics":
                     self._blocks.take_over(kind, entries, gone)
-                case _:  # Read where it is needed.
+                case _:  # Not in memory: read when needed.
                     raise AssertionError(kind)
 
 

@@ -1,7 +1,7 @@
 """The history of each policy URI in the catalog's file: who changed it, and when.
 
-The catalog notes a change in the transaction that makes it, so there is no change
-without its note. The history outlives the policy, so it also has the policy's removal.
+The catalog records each change in the same transaction, so no change is missing. The history
+outlives the policy, so it also has the policy's removal.
 """
 
 import time
@@ -16,12 +16,13 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 
 CHANGES_MAX: Final = 1000
-"""Changes of one URI that are remembered; of more, the second oldest is forgotten first."""
+"""Most stored changes of one URI; beyond it, the second oldest is forgotten, since the first one
+tells the policy's origin."""
 HISTORIES_MAX: Final = 20_000
-"""URIs with a history: twice as many as policies. Beyond it, a removed policy is forgotten: of the
-tenant that removed most, the one that was registered first."""
+"""Most URIs with a history, twice as many as policies. Beyond it, the tenant with most histories of
+removed policies loses the history of the policy that it registered first."""
 FIELDS_MAX: Final = 32
-"""Fields that a change names, in so many characters each; the change may have more."""
+"""Most fields that a change lists, and most characters of each; the change may have more."""
 FIELD_CHARS_MAX: Final = 64
 
 
@@ -30,9 +31,9 @@ class PolicyChange(Struct, frozen=True, omit_defaults=True):
 
     Args:
         at: Seconds since the epoch.
-        who: The tenant that made it; empty if there are none.
-        digest: Of the content that the URI had then.
-        fields: Those of the document that differ since, for `described`.
+        who: The tenant that made it; empty: the server has no tenants.
+        digest: Digest of the URI's content at that time.
+        fields: For `described`: the changed fields of the document.
     """
 
     at: float
@@ -59,7 +60,7 @@ def note(
     named = tuple(each[:FIELD_CHARS_MAX] for each in fields[:FIELDS_MAX])
     changes.append(PolicyChange(time.time(), who, what, digest, named))
     if len(changes) > CHANGES_MAX:
-        del changes[1]  # The first one says where the policy comes from.
+        del changes[1]  # The first one tells its origin.
     database.put("history", StoredRow(uri, msgspec.json.encode(changes)))
     if row is None and database.count("history") > HISTORIES_MAX:
         database.forget_history()
@@ -69,7 +70,7 @@ def history_of(database: Database, uri: str) -> list[JsonObject]:
     """Return the changes of a URI, the first one first.
 
     Raises:
-        ServiceError: `unknown_policy`: it never had one.
+        ServiceError: `unknown_policy`: the URI never had a policy.
     """
     row = database.get("history", uri)
     if row is None:

@@ -1,6 +1,7 @@
-"""Check that a record of the catalog is as it was written, by its checksum.
+"""Checks by checksums that records of the catalog are intact.
 
-Each record has a checksum; each kind has the number of its records and the sum of their checksums.
+Each record has a checksum. For each kind, the number of records and the sum of their checksums are
+stored.
 """
 
 import zlib
@@ -17,7 +18,7 @@ def checksum(kind: str, record_id: str, document: bytes, files: bytes) -> int:
 
 
 def is_intact(kind: str, row: RecordRow) -> bool:
-    """Return whether a record matches its checksum; a damaged page may have values of any type."""
+    """Return whether a record matches its checksum; damaged values may be of any type."""
     try:
         return bool(checksum(kind, row.id, row.document, row.files) == row.checksum)
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
-"""The documents of a catalog in memory, from any source, for the event loop.
+"""The in-memory documents of a catalog, from any source, for the event loop.
 
-The embedded parts put in what is durable, the mirrored ones what a service said. The hot path reads
-it with plain functions, so that no request waits for a disk or a service. Every change goes to
-the listeners, here and nowhere else.
+Embedded parts add durable documents, mirrored parts add answers of services. The hot path reads
+them with plain functions, so no request waits for a disk or a service. Only this module reports
+changes to the listeners.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,9 +35,8 @@ class Memory:
     """Clusters, metrics and policies in memory.
 
     Args:
-        aliases: Names that mean a version of a policy.
-        elsewhere: Parts that mirror a service: they start empty, and may be older than an answer
-            may be.
+        aliases: Names that stand for a version of a policy.
+        elsewhere: Parts that mirror a service: they start empty, and may be too old for an answer.
     """
 
     def __init__(self, aliases: Aliases, elsewhere: frozenset[str] = frozenset()) -> None:
@@ -125,7 +124,7 @@ class Memory:
         self.index.note_change(cluster_id)
         self._loaded.pop(cluster_id, None)
         self._blobs.pop(cluster_id, None)
-        if cluster_id in self.clusters:  # Metrics may be those of an unknown cluster.
+        if cluster_id in self.clusters:  # Metrics of unknown clusters do not count.
             self._versions[cluster_id] = self.version
 
     def forget(self) -> None:
@@ -186,7 +185,7 @@ class Memory:
 
     def models(self) -> Sequence[Cluster]:
         """Return the part of every live cluster that placement uses, by id."""
-        loaded, self._loaded = self._loaded, {}  # What the start read is not read again.
+        loaded, self._loaded = self._loaded, {}  # Reuse the clusters that the start has read.
         return [loaded.get(n) or cluster_model(self.clusters[n].document) for n in self.live_ids()]
 
     def packed(self, kind: DocumentKind, cluster_ids: Iterable[str]) -> dict[str, bytes]:
@@ -205,7 +204,7 @@ class Memory:
         """Return the parts of clusters that policies read, packed.
 
         Args:
-            cluster_ids: Which ones; unknown ids are left out.
+            cluster_ids: Ids of the clusters; unknown ids are left out.
 
         Returns:
             `(id, version, blob)`, in the given order. The blob is msgpack of

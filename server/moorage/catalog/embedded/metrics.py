@@ -1,6 +1,6 @@
 """Metrics documents in the catalog's file, used if no external service is configured.
 
-They are observations: the next ones replace them, so they need not outlive a power cut.
+The next metrics replace them, so they need not survive a power cut.
 """
 
 from moorage.catalog.documents.encoding import snapshot
@@ -21,15 +21,15 @@ from moorage.catalog.values import Document
 from moorage.records.json_values import JsonValue
 
 _Stored = tuple[DocumentEntry, Document, bool]
-"""The stored form, the document, and whether it is new."""
+"""The stored JSON, the document, and whether it is new."""
 
 
 class EmbeddedMetrics:
-    """`protocol.registry.Metrics` over the catalog's file.
+    """Implements `protocol.registry.Metrics` with the catalog's file.
 
     Args:
         store: The open file.
-        memory: Is given what is written, and read.
+        memory: Gets written documents, and serves reads.
     """
 
     def __init__(self, store: DocumentStore, memory: Memory) -> None:

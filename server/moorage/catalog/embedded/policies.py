@@ -33,20 +33,20 @@ from moorage.model import PolicyRef
 async def prepare_policy(sources: CodeSources, document: Document) -> PreparedPolicy:
     """Read a PolicyRule document and fetch its code; see `Policies.prepare`."""
     complete = complete_policy_document(document)
-    code: str = document["code"]  # With the credentials that it may have.
+    code: str = document["code"]  # May include credentials.
     fetched = await sources.fetch(code)
-    # Unpacking and reading patterns take a while, and need nothing of the store.
+    # Unpacking and parsing take a while, and do not need the store.
     return await asyncio.to_thread(lambda: make_prepared(complete, sources.files(code, fetched)))
 
 
 class EmbeddedPolicies:
-    """`catalog.ports.Policies` over the catalog's file.
+    """Implements `catalog.ports.Policies` with the catalog's file.
 
     Args:
         store: The open file.
-        memory: Is given what is durable, and read.
+        memory: Gets durable policies, and serves reads.
         aliases: Names that may stand for a URI.
-        sources: Where the code of policies may come from.
+        sources: The allowed sources of policies' code.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class EmbeddedPolicies:
 
     async def query(self, query: Document | None = None) -> list[Document]:
         matches = compile_filter(query)
-        taken = list(self._memory.policies.values())  # The thread must not see changes.
+        taken = list(self._memory.policies.values())  # A copy: the thread must not see changes.
 
         def work() -> list[PolicyEntry]:
             return sorted((p for p in taken if matches(p.document)), key=lambda entry: entry.id)

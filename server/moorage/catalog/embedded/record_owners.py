@@ -1,7 +1,7 @@
-"""The owner of each record of the catalog, so that no tenant fills it for others.
+"""Tracks the owner of each record, so that no tenant uses up the catalog's limits for others.
 
-`catalog.embedded.store` is the only caller, in its thread: what a failed transaction changed is
-undone here, too.
+`catalog.embedded.store` is the only caller, in its thread. A failed transaction is undone here,
+too.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ RECORDS_MAX: Final[Mapping[Kind, int]] = {
     "block_metrics": BLOCKS_MAX,
 }
 BOUNDED_ELSEWHERE: Final = frozenset(("alias", "context", "executor", "history"))
-"""Kinds whose bytes do not count: they have bounds of their own."""
+"""Kinds whose bytes do not count, since they have limits of their own."""
 _Key = tuple[Kind, str]
 
 
@@ -53,9 +53,9 @@ class StoredRow:
     """One stored record.
 
     Args:
-        id: Unique within its kind.
-        document: JSON.
-        files: Packed files of a policy, or a context; else the tenant that it is of.
+        id: Id, unique within its kind.
+        document: The document as JSON.
+        files: Packed files of a policy, or a context; for other kinds the owner.
     """
 
     id: str
@@ -64,7 +64,7 @@ class StoredRow:
 
 
 class OwnedRecord(NamedTuple):
-    """One record: the tenant that it counts for, and its bytes."""
+    """One record: the tenant that it counts for, and its size in bytes."""
 
     owner: str
     size: int
@@ -90,7 +90,7 @@ class RecordOwners:
         self._before: list[tuple[_Key, OwnedRecord | None]] = []
 
     def forget(self) -> None:
-        """Forget all records: they are loaded again."""
+        """Forget all records, before they are loaded again."""
         for each in (self._records, self._counts, self._bytes):
             each.clear()
 
@@ -132,13 +132,13 @@ class RecordOwners:
         """Count a stored record, or refuse it if its owner has too many or it is too large.
 
         Args:
-            kind: Of the record.
-            record_id: Its id.
-            record: Whose it is, and its bytes.
-            usage: `RecordTable.usage`, in which the record counts.
+            kind: Kind of the record.
+            record_id: Id of the record.
+            record: The record's owner and size.
+            usage: `RecordTable.usage`, which already includes the record.
 
         Raises:
-            ServiceError: `too_large`; the transaction is to be undone.
+            ServiceError: `too_large`; the caller must undo the transaction.
         """
         most = RECORDS_MAX.get(kind)
         if most is None and kind != "history":
@@ -156,19 +156,19 @@ class RecordOwners:
             self._refuse((whole, self._bytes[owner], STORE_BYTES_MAX), owner, "bytes of documents")
 
     def remove(self, kind: Kind, record_id: str) -> None:
-        """Note that a record is gone."""
+        """Record that a record was removed."""
         key = (kind, record_id)
         self._before.append((key, self._records.get(key)))
         self._set(key, None)
 
     def most_histories(self) -> str:
-        """Return the tenant with most histories of policies that are removed."""
+        """Return the tenant with most histories of removed policies."""
         counts = self._counts
         owners = {owner for kind, owner in counts if kind == "history"}
         return max(owners, key=lambda one: (counts["history", one] - counts["policy", one], one))
 
     def is_history_of(self, owner: str, uri: str) -> bool:
-        """Return whether a history is a tenant's, and without a policy."""
+        """Return whether a tenant's history has no policy any more."""
         return self.owner("history", uri) == owner and ("policy", uri) not in self._records
 
     @staticmethod

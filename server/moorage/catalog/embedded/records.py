@@ -1,7 +1,7 @@
-"""The records of the embedded catalog in memory, and the jobs of its thread on them.
+"""In-memory entries of the embedded catalog's records, and functions for the store's thread.
 
-The embedded parts call everything here: entries lie in `catalog.embedded.memory`, the functions run
-in the store's thread within a transaction and raise to undo it.
+The embedded catalog calls this module; `catalog.embedded.memory` stores the entries. The functions
+run in the store's thread within a transaction; an error undoes it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from moorage.records.json_values import JsonValue
 
 
 class CatalogEntry(Protocol):
-    """The fields that every kind of record has in memory."""
+    """The fields that entries of all kinds have."""
 
     @property
     def id(self) -> str:
@@ -49,10 +49,10 @@ BLOCK_KINDS: Final[tuple[BlockKind, ...]] = ("block", "block_metrics")
 
 @dataclass(frozen=True, slots=True)
 class DocumentEntry:
-    """A cluster or metrics document: complete, packed for the cells, and its size as JSON.
+    """A cluster or metrics document: completed, packed for the cells, with its size as JSON.
 
-    It has an owner, too; empty if that was not noted. Metrics are parsed when someone reads them:
-    the parsed form takes three times as much memory, and most are replaced before that.
+    It also has an owner; empty: unknown. Metrics are parsed only when read: the parsed form takes
+    three times as much memory, and most metrics are replaced unread.
     """
 
     id: ClusterId
@@ -100,7 +100,7 @@ class PolicyEntry:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecords:
-    """All records of the store at its opening; clusters also say whether they are live."""
+    """All records of the store at its opening; clusters with whether they are live."""
 
     clusters: list[tuple[DocumentEntry, bool, Cluster]]
     metrics: list[DocumentEntry]
@@ -110,7 +110,7 @@ class StoredRecords:
 
 
 def load(database: Database) -> StoredRecords:
-    """Return all records of the store; set unreadable ones aside."""
+    """Return all records of the store; move unreadable ones away."""
     return StoredRecords(
         clusters=_read(database, "cluster", _cluster),
         metrics=_read(database, "metrics", _metrics),
@@ -164,14 +164,14 @@ READERS: Final[dict[Kind, Callable[[StoredRow], object]]] = {
     "block": _block,
     "block_metrics": _block,
 }
-"""By kind, the function that makes a stored record's entry in memory."""
+"""The function that makes the in-memory entry of a stored record, by kind."""
 
 
 def read_files(row: StoredRow, document: Document) -> dict[str, bytes]:
     """Return the files of a stored policy, after a check of its digest.
 
     Raises:
-        ServiceError: `unavailable`: they are not.
+        ServiceError: `unavailable`: the files do not match the digest.
     """
     files = unpack_files(row.files)
     if digest_of(files, document) != document["digest"]:
@@ -220,7 +220,7 @@ def change_document(
 ) -> ChangedRow:
     """Return a stored document with a change applied; its id cannot change.
 
-    With `upsert`, a document that is not there is changed from nothing.
+    With `upsert`, a missing document counts as empty.
     """
     row = database.get(kind, record_id)
     if row is None and not upsert:
@@ -234,7 +234,7 @@ def change_document(
 
 
 def owner_of(row: StoredRow) -> str:
-    """Return the owner of a cluster, block or executor; empty if that was not noted."""
+    """Return the owner of a cluster, block or executor; empty: unknown."""
     return row.files.decode(errors="replace")
 
 
@@ -246,7 +246,7 @@ async def remove(
     drop: Callable[[str], None],
     also: Callable[[Database], None] = lambda _: None,
 ) -> Document:
-    """Delete a record and return its document; refuse an unknown id. `also` runs beside it."""
+    """Delete a record, call `also` in the same job, and return the document; refuse unknown ids."""
     removed: list[T] = []
 
     def work(database: Database) -> None:
@@ -264,7 +264,7 @@ async def remove(
 
 
 def entry_of(entries: Mapping[str, T], record_id: object, kind: Kind) -> T:
-    """Return the entry with this id, which a policy may have passed as any type, or refuse it."""
+    """Return the entry with this id; refuse others. A policy may pass an id of any type."""
     entry = entries.get(record_id) if isinstance(record_id, str) else None
     if entry is None:
         raise unknown_id_error(kind, record_id, entries)
@@ -302,10 +302,10 @@ def refuse_differences(uri: str, fields: Sequence[str]) -> None:
 
 
 def aggregate(stages: JsonValue, documents: Sequence[Document]) -> list[Document]:
-    """Return the result of a pipeline over documents, or refuse a result that is too large.
+    """Return the result of a pipeline over documents; refuse a result that is too large.
 
     Raises:
-        QueryError: The pipeline is wrong, or makes too much.
+        QueryError: The pipeline is wrong, or its result is too large.
     """
     rows = [dict(row) for row in parse_pipeline(stages).run(documents)]
     if len(msgspec.json.encode(rows)) > RESULT_BYTES_MAX:
@@ -317,17 +317,17 @@ def aggregate(stages: JsonValue, documents: Sequence[Document]) -> list[Document
 def with_metrics(
     found: Sequence[CatalogEntry], metrics: Mapping[str, "DocumentEntry"]
 ) -> list[Document]:
-    """Return documents with their `metrics`, or refuse an answer that would be too large."""
+    """Return documents with their `metrics`; refuse an answer that would be too large."""
     answer_documents([*found, *(metrics[entry.id] for entry in found if entry.id in metrics)])
     return [
-        # Never null: existing policies read it with `.get`.
+        # `{}`, not null: existing policies call `.get`.
         {**each.document, "metrics": metrics[each.id].document if each.id in metrics else {}}
         for each in found
     ]
 
 
 def answer_documents(found: Sequence[CatalogEntry]) -> list[Document]:
-    """Return the documents of a query's answer, or refuse an answer that would be too large."""
+    """Return the documents of a query's answer; refuse an answer that would be too large."""
     if sum(entry.size for entry in found) > RESULT_BYTES_MAX:
         raise ServiceError(
             Code.TOO_LARGE,

@@ -1,10 +1,9 @@
-"""The stored records of the embedded catalog, and the only thread that uses them.
+"""The stored records of the embedded catalog, and the one thread that uses them.
 
-Jobs run one after another, each in a transaction of its own: those of one tenant in the order they
-were submitted, and tenants take turns. When a job's transaction is durable, its `publish` runs on
-the event loop, also in that order and
-also when the job is not awaited any more: what is on disk and what is in memory cannot drift
-apart because a client hung up.
+Jobs run one after another, each in its own transaction: the jobs of one tenant in order, and
+tenants take turns. When a job's transaction is durable, its `publish` runs on the event loop, in
+the same order, even if no caller awaits the job any more. So disk and memory stay equal when
+clients disconnect.
 """
 
 import asyncio
@@ -39,27 +38,27 @@ from moorage.storage.base import RecordRow, RecordStore, RecordTable, StorageErr
 __all__ = ["JOBS_MAX", "Database", "DocumentStore", "Kind", "StoredRow"]
 
 JOBS_MAX: Final = 1024
-"""Jobs waiting for a turn; of more, the last of the tenant with most is refused with `busy`."""
+"""Most jobs that wait for a turn; one more refuses the last of the tenant with most, as `busy`."""
 AT_ONCE_MAX: Final = 8
-"""Jobs that the thread has; tenants take turns with the others, and none has all of these."""
+"""Most jobs in the thread's queue; tenants take turns for its places, and no tenant gets all."""
 CLOSE_SECONDS_MAX: Final = 30.0
-"""How long `close` waits for the jobs already accepted."""
+"""Seconds that `close` waits for accepted jobs."""
 
 T = TypeVar("T")
 _KINDS: Final = get_args(Kind)
 _ABOUT: Final[Mapping[Kind, Kind]] = {"block_metrics": "block", "metrics": "cluster"}
-"""Kinds whose records belong to the owner of the object that they describe."""
+"""Kinds whose records belong to the owner of the object that they describe, e.g. metrics."""
 _WITH_OWNER: Final = frozenset(("cluster", "block", "executor"))
-"""Kinds whose records come with their owner in `files`."""
+"""Kinds whose records have their owner in `files`."""
 
 
 class Database:
     """The operations of a job, within its transaction.
 
     Args:
-        place: What the catalog is called in messages.
-        warnings: Gets a sentence for each record that was set aside.
-        owners: Which tenant each record is of.
+        place: Name of the catalog in messages.
+        warnings: Gets a sentence for each record that was moved away.
+        owners: The owner of each record.
         tenant: The tenant that the job is for; empty: the server itself.
     """
 
@@ -87,7 +86,7 @@ class Database:
         """Return a record, or None.
 
         Raises:
-            ServiceError: `unavailable`: it is damaged.
+            ServiceError: `unavailable`: the record is damaged.
         """
         row = self._records.get(kind, record_id)
         if row is None:
@@ -97,7 +96,7 @@ class Database:
         return StoredRow(row.id, row.document, row.files)
 
     def put(self, kind: Kind, row: StoredRow) -> str:
-        """Store a record, in the place of the one with its id if there is one; return its owner.
+        """Store a record, or replace the one with its id; return its owner.
 
         Raises:
             ServiceError: `too_large`: the catalog, or the tenant's part of it, is full.
@@ -123,7 +122,7 @@ class Database:
         return self._records.remove(kind, record_id)
 
     def forget_history(self) -> None:
-        """Remove a history without a policy: the first one of the tenant with most of them."""
+        """Remove the first history without a policy, of the tenant with most such histories."""
         tenant = self._owners.most_histories()
         for uri in self.ids("history"):
             if self._owners.is_history_of(tenant, uri):
@@ -131,7 +130,7 @@ class Database:
                 return
 
     def rows(self, kind: Kind) -> list[StoredRow]:
-        """Return all records of a kind, by id; set damaged ones aside."""
+        """Return all records of a kind, by id; move damaged ones away."""
         good: list[StoredRow] = []
         for number, row in self._records.rows(kind):
             if is_intact(kind, row):
@@ -144,11 +143,11 @@ class Database:
     def count_owners(self) -> None:
         """Load the owner of each record again."""
         self._owners.forget()
-        for kind in ("history", *RECORDS_MAX):  # The history says whose a policy is.
+        for kind in ("history", *RECORDS_MAX):  # A policy's history has its owner.
             self.rows(kind)
 
     def set_aside(self, kind: Kind, record_id: str, why: str) -> None:
-        """Move an unreadable record out of the way, and log that."""
+        """Move an unreadable record away, and add a warning."""
         self._set_aside(kind, self._records.number_of(kind, record_id), record_id, why)
         self._owners.remove(kind, record_id)
 
@@ -162,14 +161,14 @@ class Database:
     def tally(self) -> None:
         """Compare the number of records of each kind with the stored number.
 
-        What is not read at every start all the same is read here.
+        It also reads the kinds that a start does not read otherwise.
 
         Raises:
-            ServiceError: `unavailable`: something is missing.
+            ServiceError: `unavailable`: records are missing.
         """
         for kind in check_tallies(self._records, self._place, frozenset(_KINDS)):
             before = len(self._warnings)
-            self.rows(cast("Kind", kind))  # Sets aside what it finds.
+            self.rows(cast("Kind", kind))  # Moves damaged records away.
             if len(self._warnings) == before:
                 raise damage_error(self._place, f"a {kind} is not the version that was stored last")
             self._records.take_tally(kind)
@@ -187,13 +186,13 @@ class _Job(Generic[T]):
 
 
 class DocumentStore:
-    """A store of records with its own thread. Make one with `await DocumentStore.open(records)`.
+    """A store of records with its own thread; created by `await DocumentStore.open(records)`.
 
     Args:
-        records: Not open yet.
+        records: The records; not open yet.
 
     Attributes:
-        warnings: What was damaged and is done without, each a sentence for the log.
+        warnings: Sentences for the log about damaged records, which are not served.
     """
 
     def __init__(self, records: RecordStore) -> None:
@@ -213,8 +212,8 @@ class DocumentStore:
         """Open or create the tables and start the thread.
 
         Raises:
-            ServiceError: `unavailable`: they cannot be opened, are no catalog, are not whole, or
-                were written by another release.
+            ServiceError: `unavailable`: the records cannot be opened, are not a catalog, are
+            incomplete, or were written by another release.
         """
         store = cls(records)
         store._thread.start()
@@ -235,13 +234,13 @@ class DocumentStore:
         """Run `work` in the thread and return its result.
 
         Args:
-            work: Reads and writes the database; all of it is undone if it raises.
+            work: Reads and writes the database; if it raises, all its changes are undone.
             publish: Called on the event loop with the result, once it is durable.
-            durable: False if the last seconds may be lost with the machine's power (never
-                with the process): observations, which the next ones replace.
+            durable: False: a power cut may undo the change within some seconds, a killed process
+                may not. Metrics use False, since newer metrics replace them.
 
         Raises:
-            ServiceError: `busy`, `shutting_down`, `unavailable`, or what `work` raised.
+            ServiceError: `busy`, `shutting_down`, `unavailable`, or the error of `work`.
         """
         if self._closing:
             raise ServiceError(
@@ -254,10 +253,10 @@ class DocumentStore:
             return await future
 
     async def go_on_with(self, records: RecordStore) -> None:
-        """From the next job on, use these records, which are the same but writable.
+        """From the next job on, use these records: the same ones, opened for writing.
 
         Raises:
-            ServiceError: As `open`.
+            ServiceError: As in `open`.
         """
         self._next_records = records
         await self.run(lambda _: None)
@@ -277,7 +276,7 @@ class DocumentStore:
         if not self._closing:
             self._closing = True
             self._turns.close()
-            await asyncio.sleep(0)  # Those who waited for a turn put their jobs in.
+            await asyncio.sleep(0)  # Let waiting callers add their jobs.
             self._jobs.put(None)
         async with asyncio.timeout(CLOSE_SECONDS_MAX):
             await asyncio.shield(self._ended)
@@ -301,7 +300,7 @@ class DocumentStore:
             except StorageError as error:
                 self._owners.undo()
                 self._loop.call_soon_threadsafe(_fail, job.future, unavailable(error))
-            except BaseException as error:  # noqa: BLE001  # Whatever it is, the caller must know.
+            except BaseException as error:  # noqa: BLE001  # The caller gets any error.
                 self._owners.undo()
                 self._loop.call_soon_threadsafe(_fail, job.future, error)
             else:
@@ -314,10 +313,10 @@ class DocumentStore:
         return job.work(Database(records, place, self.warnings, owners, job.tenant))
 
     def _next(self) -> _Job[Any] | None:
-        """Wait for a job; meanwhile do maintenance that is due."""
+        """Wait for the next job and return it; meanwhile do maintenance that is due."""
         while True:
             wait_seconds = None
-            with contextlib.suppress(StorageError):  # The next job says so.
+            with contextlib.suppress(StorageError):  # The next job fails with it.
                 wait_seconds = self._records.upkeep()
             with contextlib.suppress(queue.Empty):
                 return self._jobs.get(timeout=wait_seconds)
@@ -335,7 +334,7 @@ def _finish(job: _Job[T], result: T) -> None:
     try:
         if job.publish is not None:
             job.publish(result)
-    except BaseException as error:  # noqa: BLE001  # A listener's failure is the caller's to see.
+    except BaseException as error:  # noqa: BLE001  # The caller gets a listener's error.
         _fail(job.future, error)
     else:
         if not job.future.done():

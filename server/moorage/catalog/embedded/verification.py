@@ -1,4 +1,4 @@
-"""Find damage in a catalog's file, and rebuild the file without it: `verify` and `repair`."""
+"""Finds damage in a catalog's file, and rebuilds the file without it, for `verify` and `repair`."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from moorage.storage.sqlite.marks import Found, read_mark
 from moorage.storage.sqlite.records import RecordTables
 
 FINDINGS_MAX: Final = 100
-"""Findings that are reported of one file."""
+"""Most findings that are reported about one file."""
 
 
 @dataclass(slots=True)
@@ -28,11 +28,11 @@ class CatalogWalk:
     """The contents and the damage of a catalog.
 
     Attributes:
-        findings: What is wrong, each a sentence that says where.
-        rows: The records that are as they were written.
-        mark: How many changes it had seen.
-        missing: How many durable changes the file does not have.
-        stored: By kind, how many records there were, as far as the file says.
+        findings: Sentences about faults, with their places.
+        rows: The intact records.
+        mark: Number of changes that the file has seen.
+        missing: Number of durable changes that the file lacks.
+        stored: Number of records by kind, according to the file.
     """
 
     findings: list[str] = field(default_factory=list[str])
@@ -48,11 +48,11 @@ class CatalogWalk:
 
 
 def walk(path: Path) -> CatalogWalk:
-    """Check all records of a catalog, which may be in use. Changes nothing.
+    """Check all records of a catalog, which may be in use; change nothing.
 
     Raises:
-        ServiceError: `unavailable`: it is of a format that this release does not read.
-        OSError: A file cannot be read at all.
+        ServiceError: `unavailable`: this release cannot read the file's format.
+        OSError: A file cannot be read.
     """
     found = CatalogWalk(mark=read_mark(records.mark_path(path), records.LABEL))
     if not path.exists():
@@ -83,7 +83,7 @@ def _look_at(tables: RecordTables, path: Path, found: CatalogWalk) -> None:
             found.say(also)
     if not version:
         return
-    for look in (_check, _look_at_records, _count):  # One that fails takes no other with it.
+    for look in (_check, _look_at_records, _count):  # A failed check does not stop the others.
         try:
             look(tables, path, found)
         except UNREADABLE as no:
@@ -132,11 +132,11 @@ def _rows(tables: RecordTables, path: Path, found: CatalogWalk) -> Iterator[SqlR
                 try:
                     yield from tables.numbered(number, number + 1)
                 except UNREADABLE:
-                    continue  # It was said of all of them.
+                    continue  # Already reported.
 
 
 def loss(found: CatalogWalk) -> list[str]:
-    """Return one sentence for each kind of record: the number that is lost."""
+    """Return one sentence per kind of record, with the number of lost records."""
     if not found.findings:
         return []
     left, sentences = Counter(row[0] for row in found.rows), list[str]()
@@ -155,13 +155,13 @@ def loss(found: CatalogWalk) -> list[str]:
 
 
 def remaining(found: CatalogWalk) -> list[str]:
-    """Return one sentence for each kind of record: the number that remains."""
+    """Return one sentence per kind of record, with the number of remaining records."""
     left = Counter(row[0] for row in found.rows)
     return [f"in the catalog: {count} of kind {kind}." for kind, count in sorted(left.items())]
 
 
 def rebuild(path: Path, found: CatalogWalk) -> None:
-    """Replace a damaged catalog by its intact records. Make a copy of the damaged one first.
+    """Replace a damaged catalog by its intact records; the caller must copy it before.
 
     Raises:
         StorageError: A file cannot be written.

@@ -1,6 +1,6 @@
 """Combines the requests of many callers into few bulk requests to an external service.
 
-`catalog.mirrored.clusters` and `catalog.mirrored.policies` ask through it.
+`catalog.mirrored.clusters` and `catalog.mirrored.policies` send their requests through it.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ class Batches:
     """Combines the keys that many callers request into bulk requests, one at a time.
 
     Args:
-        ask: Puts one question for all these keys.
+        ask: Sends one request for all given keys.
     """
 
     def __init__(self, ask: Callable[[frozenset[str]], Awaitable[None]]) -> None:
@@ -38,7 +38,7 @@ class Batches:
         """Wait for a bulk request that includes these keys; raise its error.
 
         Raises:
-            ServiceError: What the question ended with, or `shutting_down`.
+            ServiceError: The error of the request, or `shutting_down`.
         """
         wanted = set(keys)
         batch = self._current
@@ -51,7 +51,7 @@ class Batches:
             batch.keys |= wanted
         assert batch.task is not None
         try:
-            # A caller that gives up takes nothing away from others.
+            # A cancelled caller must not cancel the others' request.
             await asyncio.shield(batch.task)
         except asyncio.CancelledError:
             caller = asyncio.current_task()

@@ -1,9 +1,8 @@
 """Copies block metrics from the external service at `GLOBAL_BLOCK_METRICS_URL`.
 
-`catalog.opening` makes a mirror where the configuration names such a service. All metrics
-are read at once, when a request looks at blocks and what is known has become too old: blocks are
-few compared with what they run on, and one question serves every search that waits for it. The
-block documents themselves lie here all the same.
+`catalog.opening` makes a mirror if the configuration names such a service. All metrics are read at
+once when a request looks at blocks and the copy is too old: blocks are fewer than clusters' nodes,
+and one request serves all waiting searches. The block documents are still stored here.
 """
 
 import asyncio
@@ -33,10 +32,10 @@ class BlockMetricsMirror:
     """An in-memory copy of all block metrics of an external service.
 
     Args:
-        service: Where they are read.
-        checked: Returns the block's id of a metrics document, or refuses it.
-        keep: Takes all documents, in the place of those before.
-        fresh_seconds: Older values are read again, and never used instead.
+        service: The external service.
+        checked: Returns the block's id of a metrics document; refuses an invalid document.
+        keep: Replaces all stored metrics by these documents.
+        fresh_seconds: Maximal age of metrics; older ones are read again, and never used.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class BlockMetricsMirror:
         """Read the metrics if the copy is too old; if that fails, empty the copy.
 
         Returns:
-            Warnings: why there are none, or which documents are missing.
+            Warnings: why there are no metrics, or which documents are missing.
         """
         if not self._fresh():
             if not allowance.spend():
@@ -95,7 +94,7 @@ class BlockMetricsMirror:
         return f"Block metrics could not be read and are null. {why}"
 
     async def _read(self, keys: frozenset[str]) -> None:
-        del keys  # A list is a list of all.
+        del keys  # Each request lists all.
         began = asyncio.get_running_loop().time()
         found = await self.service.ask(
             ServiceRequest("POST", "/block/query", b"{}"), self._read_entries
@@ -146,7 +145,7 @@ class MirroredBlocks:
     """Implements `catalog.ports.Blocks` with metrics from an external service.
 
     Args:
-        stored: The blocks, and what the mirror read.
+        stored: The blocks, and the metrics that the mirror has read.
     """
 
     def __init__(self, embedded: EmbeddedBlocks, mirror: BlockMetricsMirror) -> None:
@@ -183,7 +182,7 @@ class MirroredBlocks:
         return await self._embedded.aggregate_metrics(stages)
 
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
-        parse_filter(query)  # What it refuses asks no service.
+        parse_filter(query)  # Refuse an invalid query before a request to the service.
         if kind == "block_metrics":
             await self._mirror.require()
         return await self._embedded.query(kind, query)

@@ -1,11 +1,11 @@
 """Copies clusters and metrics from external services; no copy in use exceeds a maximal age.
 
-`catalog.opening` makes one of each kind that is configured. A mirror knows
-when it was last read and what is missing; the documents lie in the catalog's memory, where
-everything else reads them, and get there by `keep` and `drop`.
+`catalog.opening` makes a mirror for each configured service. A mirror has the time of its last read
+and the missing ids. The documents are in the catalog's memory, which all other parts read; mirrors
+change this memory by `keep` and `drop`.
 
-However many asks need something at one time, a service gets one bulk request at a time: what
-is wanted meanwhile goes into the next one (`catalog.mirrored.batches`).
+A service gets one bulk request at a time, however many callers need data; further ids go into the
+next bulk request (`catalog.mirrored.batches`).
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 
 NAMED_MAX: Final = 20
-"""Ids that a warning lists; it only counts further ones."""
+"""Most ids that a warning lists; further ones are only counted."""
 RETRY_SECONDS: Final = 1.0
-"""Pause after a failed refresh; it doubles up to the refresh interval."""
+"""Pause in seconds after a failed refresh; it doubles up to the refresh interval."""
 FIRST_SECONDS_MAX: Final = 10.0
-"""How long a server start, or a request that finds no clusters, waits for the registry's list."""
+"""Seconds that a server's start, or a request without clusters, waits for the registry's list."""
 
 _NEVER: Final = float("-inf")
 _CHANCE: Final = random.SystemRandom()
@@ -50,10 +50,10 @@ class ClusterMirror:
     """A copy of all clusters of an external registry, read again every `refresh_seconds`.
 
     Args:
-        registry: Where they are read.
-        refresh_seconds: A change there is seen here after at most this long, as long as the
-            registry answers.
-        stale_seconds_max: Where it does not, what is known is served that long, with a warning.
+        registry: Client of the registry.
+        refresh_seconds: Longest time until a change there is seen here, while the registry answers.
+        stale_seconds_max: How long known clusters are served, with a warning, while it does not
+            answer.
         first_read: Called when the registry is read for the first time.
     """
 
@@ -87,12 +87,12 @@ class ClusterMirror:
         failures = 0
         pause = self._refresh_seconds if self.read_at is not None else RETRY_SECONDS
         while True:
-            # Drawn at random, so that many servers do not ask in step; never later than stated.
+            # Random, so that many servers do not ask in step; never longer than `pause`.
             await asyncio.sleep(pause * (0.9 + _CHANCE.random() / 10))
             try:
                 await self.read_all()
                 failures, pause = 0, self._refresh_seconds
-            except ServiceError:  # It is in `_failure`, and so in the warnings of every ask.
+            except ServiceError:  # `_failure` has it, for the warnings of requests.
                 pause = min(RETRY_SECONDS * 2 ** min(failures, 16), self._refresh_seconds)
                 failures += 1
 
@@ -101,7 +101,7 @@ class ClusterMirror:
         await self._listing.join(())
 
     async def read_soon(self) -> None:
-        """Start to read the registry, and wait at most `FIRST_SECONDS_MAX`; reading continues."""
+        """Begin to read the registry, and wait at most `FIRST_SECONDS_MAX`; the read continues."""
         try:
             async with asyncio.timeout(FIRST_SECONDS_MAX):
                 await self.read_all()
@@ -123,7 +123,7 @@ class ClusterMirror:
         await self._registry.service.close()
 
     def at_hand(self, ids: Sequence[str] | None) -> list[str] | None:
-        """Return warnings if no request is needed for these clusters, else None."""
+        """Return warnings about these clusters; None: the registry must be asked first."""
         if not self._is_fresh():
             return None
         if ids is not None and any(name not in self._left_out for name in self._unknown(ids)):
@@ -152,7 +152,7 @@ class ClusterMirror:
         return self._warnings(ids)
 
     def _unknown(self, ids: Sequence[str]) -> list[str]:
-        """Return ids that are missing in the copy; their clusters may be new in the registry."""
+        """Return the ids that the copy lacks; these clusters may be new in the registry."""
         known = self._memory.knows
         return [name for name in ids if not known(name) and _is_cluster_id(name)]
 
@@ -190,8 +190,8 @@ class ClusterMirror:
         self._etag = read.etag
         self._left_out = read.left_out
         self._keep(read)
-        # What came to be known while the list was on its way may be younger than the list. A
-        # document that has become unusable leaves the one before it in place.
+        # Keep clusters that were read after the list was requested, and the former documents of
+        # clusters whose new ones are unusable.
         for cluster_id in before - read.found.keys() - read.same - read.left_out.keys():
             self._drop(cluster_id)
         if first:
@@ -238,11 +238,11 @@ class MetricsMirror:
     """A copy of metrics of an external service, read when a request needs them.
 
     Args:
-        service: Where they are read.
-        fresh_seconds: Older values are read again, and never used instead.
+        service: Client of the metrics service.
+        fresh_seconds: Maximal age of metrics; older ones are read again, and never used.
 
-    While the service fails, none waits for it: requests go on without metrics, with a warning, and
-    it is probed in the background.
+    While the service fails, no request waits for it: requests continue without metrics, with a
+    warning, and the mirror probes the service in the background.
     """
 
     def __init__(self, service: MetricsService, memory: Memory, *, fresh_seconds: float) -> None:
@@ -271,7 +271,7 @@ class MetricsMirror:
     def at_hand(self, ids: Sequence[str]) -> list[str] | None:
         """Return warnings if the metrics of these clusters are fresh, else None."""
         oldest = _now() - self._fresh_seconds
-        # Asks that name nothing all mean the same clusters: those are judged once, not one by one.
+        # Requests without named clusters share one set of ids, which is checked once.
         everything, read_at = self._all
         if not (ids is everything and read_at >= oldest):
             missing = [name for name in ids if self._read_at.get(name, _NEVER) < oldest]
@@ -304,7 +304,7 @@ class MetricsMirror:
             await self._asking.join([cluster_id])
 
     def _without(self, ids: Sequence[str], missing: Sequence[str]) -> list[str]:
-        """Set missing metrics to null, and check whether the failed service answers again."""
+        """Set missing metrics to null, probe a failed service, and return warnings."""
         assert self._failure is not None
         if self._probe is None and _now() >= self._probe_at:
             self._probe = asyncio.create_task(self._ask_again(missing))

@@ -1,7 +1,7 @@
 """Unwraps and checks the answers of external services.
 
-`catalog.mirrored.services` and `catalog.mirrored.block_metrics` read with it. Nothing is believed
-unchecked, and one bad document never costs the others.
+`catalog.mirrored.services` and `catalog.mirrored.block_metrics` are the callers. All answers are
+checked, and one bad document does not affect the others.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from moorage.records.json_values import JsonValue
 DEPTH_MAX: Final = 64
 """Deepest nesting of objects and lists in one document."""
 UNKNOWN: Final = frozenset({400, 404})
-"""HTTP statuses by which services say "not found"; each service uses one of them."""
+"""HTTP statuses for "not found"; each service uses one of them."""
 
 _OK: Final = range(200, 300)
 _UNAUTHORIZED: Final = frozenset({401, 403})
@@ -35,16 +35,16 @@ class Denied:
 def payload_of(reply: ServiceReply) -> msgspec.Raw | Denied:
     """Return the content of an answer without its envelope.
 
-    Success is a bare document or list, or `{"success": true, "data"}`; failure is
-    `{"success": false, "message" | "error"}`, `{"error": text}`, or, from the original search
-    service, `{"success": true, "data": [false, text]}`.
+    A success is a bare document or list, or `{"success": true, "data"}`. A failure is `{"success":
+    false, "message" | "error"}`, `{"error": text}`, or, from the original search service,
+    `{"success": true, "data": [false, text]}`.
     """
     if reply.status in _UNAUTHORIZED:
         raise WrongAnswer(f"refuses this server's credentials ({reply.status})")
     if reply.status not in _OK and reply.status not in UNKNOWN:
         raise WrongAnswer(f"answered {reply.status}{quote_body(reply.body)}")
     start = reply.body.lstrip()[:1]
-    if start in {b"[", b"n"} and reply.status in _OK:  # A list, or null.
+    if start in {b"[", b"n"} and reply.status in _OK:  # JSON of a list or null.
         return msgspec.Raw(reply.body)
     if start != b"{":
         raise WrongAnswer(
@@ -79,7 +79,7 @@ def documents_of(reply: ServiceReply) -> list[msgspec.Raw]:
     payload = payload_of(reply)
     if isinstance(payload, Denied):
         if payload.status in UNKNOWN:
-            return []  # "Nothing found" is a 404 to some of them, and a 400 to others.
+            return []  # For "nothing found", some services answer 404, others 400.
         raise WrongAnswer(f"failed: {payload.message}")
     raw = bytes(payload).strip()
     if raw == b"null":

@@ -16,18 +16,18 @@ EXTERNAL_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class External:
-    """The settings of the external services, and the maximal age of their answers.
+    """The URLs of the external services, and the maximal ages of their answers.
 
     Args:
         clusters: Base URL of the cluster registry; empty: the embedded one.
-        metrics: Of the cluster metrics service.
-        block_metrics: Of the block metrics service.
-        search: Of the search service.
-        policies: Of the policy store.
-        timeout_seconds: The whole of one question, repetitions included.
-        cluster_refresh_seconds: The registry is read this often.
-        metrics_fresh_seconds: Metrics older than this are read again.
-        policy_fresh_seconds: Policies older than this are read again.
+        metrics: Base URL of the cluster metrics service, or empty.
+        block_metrics: Base URL of the block metrics service, or empty.
+        search: Base URL of the search service, or empty.
+        policies: Base URL of the policy store, or empty.
+        timeout_seconds: Longest duration of one request, including repetitions.
+        cluster_refresh_seconds: Interval at which the registry is read.
+        metrics_fresh_seconds: Maximal age of metrics; older ones are read again.
+        policy_fresh_seconds: Maximal age of policies; older ones are read again.
         stale_seconds_max: How long clusters and policies are served, with a warning, while their
             service does not answer.
     """

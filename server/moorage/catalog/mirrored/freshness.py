@@ -1,4 +1,4 @@
-"""Decides whether a request uses copied documents or first reads their service."""
+"""Decides whether a request may use copied documents or must first read their service."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ class MirroredFreshness:
     """Implements `catalog.ports.Freshness` with all configured mirrors.
 
     Args:
-        memory: Holds what they read.
+        memory: Has the documents that the mirrors have read.
         aliases: Names that may stand for a policy's URI.
-        clusters: Of the registry; None: it is embedded.
-        metrics: Likewise.
-        policies: Likewise.
-        searches: Whether an external service searches.
+        clusters: Mirror of the registry; None: clusters are embedded.
+        metrics: Mirror of the metrics service; None: metrics are embedded.
+        policies: Mirror of the policy store; None: policies are embedded.
+        searches: Whether an external service carries out searches.
     """
 
     memory: Memory
@@ -76,7 +76,7 @@ class MirroredFreshness:
         uri, warnings = self.aliases.meaning(uri), list[str]()
         clusters, metrics = self.clusters, self.metrics
         wanted = cluster_ids is None or len(cluster_ids) > 0
-        # One after the other: after a refusal of the first, the others need not be read.
+        # In sequence: if the first is refused, the others need not be read.
         if self.policies is not None and is_policy_uri(uri):
             reserved = 0
             if searching:

@@ -1,10 +1,10 @@
 """Calls one external service over HTTP, with a deadline, retries and a circuit breaker.
 
-`catalog.mirrored.services` asks through it. Whatever the other side does (refuse, reset, stall,
-drip, lie, send too much), a question ends within its time: with what the reader made of the answer,
-or with one `unavailable` that names the service and its URL without credentials.
+`catalog.mirrored.services` is the caller. Whatever the service does (refuse, reset, stall, drip,
+lie, send too much), a request ends within its time: with the parsed answer, or with `unavailable`,
+which names the service and its URL without credentials.
 
-    WrongAnswer    the service answered, but not what its documents promise; stays in this package
+    WrongAnswer    the service's answer does not have its documented form; stays in this package
 """
 
 import asyncio
@@ -22,24 +22,25 @@ from moorage.protocol.faults import ServiceError
 
 if TYPE_CHECKING:
     import httpx
-else:  # Few servers come to use it, and it is slow to import.
+else:  # Slow to import, and few servers use it.
     httpx = LazyModule("httpx")
 
 ATTEMPTS_MAX: Final = 3
-"""Attempts for one request, within its deadline; only requests that change nothing are repeated."""
+"""Most attempts of one request, within its deadline; all requests here change nothing."""
 BACKOFF_SECONDS: Final = 0.05
-"""Longest pause before the second attempt; it doubles each time. Each pause is random below it."""
+"""Longest pause in seconds before the second attempt; it doubles each time, and is randomized."""
 SILENCE_SECONDS_FIRST: Final = 2.0
-"""Longest time without data at the first attempt; four times as long at each further attempt.
+"""Longest seconds without data in the first attempt; four times as long in each further one.
 
-The last attempt has all the time that is left: a slow service is served, one that stalled soon."""
+The last attempt gets all remaining time. So a slow service can still answer, and a stalled
+connection is soon replaced."""
 REDIRECTS_MAX: Final = 2
-"""Redirects that one attempt follows, only on the same host."""
+"""Most redirects that one attempt follows, only on the same host."""
 CONNECTIONS_MAX: Final = 16
-"""Open connections to one service; further requests wait for one, within their deadline."""
+"""Most open connections to one service; further requests wait for one, within their deadline."""
 KEEP_ALIVE_SECONDS: Final = 3.0
-"""How long an idle connection is reused: most servers close idle ones after five seconds, and a
-request sent at that moment would be lost."""
+"""Seconds for which an idle connection may be reused. Most servers close idle ones after five
+seconds, and a request at that moment would be lost."""
 FAILURES_MAX: Final = 5
 """Failures in a row after which no requests are sent to a service for a while."""
 OPEN_SECONDS_FIRST: Final = 0.25
@@ -50,23 +51,23 @@ ANSWER_BYTES_MAX: Final = RESULT_BYTES_MAX
 ONE_BYTES_MAX: Final = 2 * DOCUMENT_BYTES_MAX
 """Longest answer about one document or one decision, in bytes, with its envelope."""
 SHOWN_CHARS_MAX: Final = 200
-"""Characters of an invalid answer that a message quotes."""
+"""Most characters of an invalid answer that a message quotes."""
 READ_HERE_BYTES_MAX: Final = 64 * 1024
 """Answers up to this size are decoded on the event loop, larger ones in a thread."""
 
 _REPEAT_STATUSES: Final = frozenset({408, 425, 429})
-_REDIRECTS_OF_ANY: Final = frozenset({307, 308})  # The others may turn a POST into a GET.
+_REDIRECTS_OF_ANY: Final = frozenset({307, 308})  # Other statuses may turn a POST into a GET.
 _CHANCE: Final = random.SystemRandom()
 
 T = TypeVar("T")
 
 
-class WrongAnswer(Exception):  # noqa: N818  # It names what it is about, and stays in this package.
+class WrongAnswer(Exception):  # noqa: N818  # Used only in this package.
     """The service's answer does not have its documented form.
 
     Args:
-        what: What it did, to be read after the service's name.
-        again: Whether another attempt may do better.
+        what: The end of a sentence that begins with the service's name.
+        again: Whether another attempt may succeed.
     """
 
     def __init__(self, what: str, *, again: bool = False) -> None:
@@ -81,10 +82,10 @@ class ServiceRequest:
 
     Args:
         method: GET, or POST for queries whose filter is a body.
-        path: Below the service's URL; its parts were validated, nothing in it is escaped here.
-        body: JSON of a POST.
-        etag: What the last answer called itself; the service may then say "as before" (304).
-        bytes_max: A longer answer is not read to its end.
+        path: Path below the service's URL; already validated, and sent without escaping.
+        body: JSON body of a POST.
+        etag: ETag of the last answer; the service may then answer "not modified" (304).
+        bytes_max: Most bytes of an answer; a longer one is not read to its end.
     """
 
     method: str
@@ -107,8 +108,9 @@ class ServiceReply:
 class Breaker:
     """The circuit breaker of a service: decides whether requests may be sent.
 
-    Closed until `FAILURES_MAX` failures in a row; then open for a while; then one question probes,
-    and its outcome closes or opens it again. Times are those of one monotonic clock.
+    It is closed until `FAILURES_MAX` failures in a row, then open for a while. Then one request
+    probes the service, and its outcome closes or opens the breaker again. All times are of one
+    monotonic clock.
     """
 
     failures: int = 0
@@ -133,8 +135,8 @@ class Breaker:
         """Record that the service did not answer.
 
         Args:
-            now: The time.
-            chance: From 0 to 1, so that many servers do not come back to it in step.
+            now: The present time.
+            chance: A random number from 0 to 1, so that many servers do not retry in step.
         """
         self.failures += 1
         self.probing = False
@@ -148,13 +150,13 @@ class Breaker:
 
 
 class Service:
-    """A client of one external service. Close it when done.
+    """A client of one external service. The owner must close it.
 
     Args:
-        name: What it is, in words, e.g. `cluster registry`.
-        url: Its base URL. `user:password@` is sent as Basic credentials, with the user `bearer`
-            as a bearer token; neither is ever shown.
-        seconds: The whole of one question, repetitions included.
+        name: The service's name in messages, e.g. `cluster registry`.
+        url: The service's base URL. `user:password@` is sent as Basic credentials, and
+            `bearer:token@` as a bearer token; neither is ever shown.
+        seconds: Longest duration of one request, including repetitions.
     """
 
     def __init__(self, name: str, url: str, seconds: float) -> None:
@@ -176,14 +178,14 @@ class Service:
         self._client = httpx.AsyncClient(
             headers=headers,
             auth=credentials,
-            timeout=None,  # One deadline covers everything, dripping bodies included.
+            timeout=None,  # The deadline of `ask` covers all, even slow bodies.
             limits=httpx.Limits(
                 max_connections=CONNECTIONS_MAX,
                 max_keepalive_connections=CONNECTIONS_MAX,
                 keepalive_expiry=KEEP_ALIVE_SECONDS,
             ),
             follow_redirects=False,
-            trust_env=False,  # Neither proxies nor a .netrc that is not configured for this.
+            trust_env=False,  # Ignore proxies and .netrc of the environment.
         )
 
     async def close(self) -> None:
@@ -200,14 +202,14 @@ class Service:
         """Send a request and return the result of `read` for the answer.
 
         Args:
-            request: What to send.
-            read: Turns an answer below 500 into a value, or raises `WrongAnswer`. An answer that it
-                cannot decode is a wrong answer, too. It may run in a thread, so it touches nothing
-                but its argument.
-            seconds: Time for all of it, where the service's own is not meant.
+            request: The request to send.
+            read: Returns the value of an answer with a status below 500, or raises `WrongAnswer`.
+                Errors of decoding count as `WrongAnswer`. It may run in a thread, so it must use
+                only its argument.
+            seconds: Longest duration; None: the service's own limit.
 
         Raises:
-            ServiceError: `unavailable`, naming the service; or what `read` raised.
+            ServiceError: `unavailable`, naming the service; or the error of `read`.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._seconds if seconds is None else seconds)
@@ -263,17 +265,17 @@ class Service:
             what = str(error) or type(error).__name__
             raise WrongAnswer(f"could not be reached ({what})", again=True) from error
         except RuntimeError as error:
-            if self._closed:  # httpx says so when its client was closed meanwhile.
+            if self._closed:  # httpx raises this if its client was closed.
                 raise ServiceError(Code.SHUTTING_DOWN, "The server is stopping.") from error
             raise
-        if reply.status >= 500 or reply.status in _REPEAT_STATUSES:  # noqa: PLR2004  # Server errors.
+        if reply.status >= 500 or reply.status in _REPEAT_STATUSES:  # noqa: PLR2004  # A server error.
             raise WrongAnswer(f"answered {reply.status}{quote_body(reply.body)}", again=True)
         try:
             if len(reply.body) <= READ_HERE_BYTES_MAX:
                 return read(reply)
             return await asyncio.to_thread(read, reply)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            # Text that is not UTF-8 is no `DecodeError` of msgspec's.
+            # Includes text that is not UTF-8, which is not a `DecodeError` of msgspec.
             what = f"answered {reply.status} with a body that cannot be read ({error})"
             raise WrongAnswer(f"{what}{quote_body(reply.body)}") from error
 

@@ -1,9 +1,9 @@
 """Clusters, metrics and policies from external services, behind the catalog's interfaces.
 
-`catalog.opening` puts one in the place of each embedded part whose service is named. Mirrored
-documents lie in the same memory as embedded ones, and everything that reads them is the same code;
-what differs is how they get there (`catalog.mirrored.clusters`, `catalog.mirrored.policies`), and
-that they are changed at their service, not here.
+`catalog.opening` uses one in place of each embedded part with a configured service. Mirrored
+documents are in the same memory as embedded ones, and the same code reads them. They differ in how
+they get there (`catalog.mirrored.clusters`, `catalog.mirrored.policies`), and clients must change
+them at their service.
 """
 
 from collections.abc import Callable, Coroutine
@@ -48,7 +48,7 @@ class MirroredClusters:
     """Implements `protocol.registry.ClusterDocuments` with an external registry.
 
     Args:
-        memory: Holds what the mirror read.
+        memory: Has the documents that the mirror has read.
     """
 
     def __init__(self, memory: Memory, mirror: ClusterMirror) -> None:
@@ -73,7 +73,7 @@ class MirroredMetrics:
     """Implements `protocol.registry.Metrics` with an external service.
 
     Args:
-        memory: Holds what the mirror read.
+        memory: Has the documents that the mirror has read.
     """
 
     def __init__(self, memory: Memory, mirror: MetricsMirror) -> None:
@@ -87,7 +87,7 @@ class MirroredMetrics:
         if self._memory.knows(name):
             await self._mirror.require(name)
             return entry_of(self._memory.metrics, name, "metrics").document
-        # Nothing is remembered of unknown clusters: there is no end of their ids.
+        # Metrics of unknown clusters are not stored, since their number has no limit.
         read = await self._mirror.service.named([name], {})
         if name not in read.found:
             raise unknown_id_error("metrics", name, self._memory.metrics)
@@ -95,7 +95,7 @@ class MirroredMetrics:
 
     async def query(self, query: Document | None = None) -> list[Document]:
         """See `Metrics.query`; a query that names one cluster works like `get`."""
-        condition = parse_filter(query)  # Nothing that it refuses is passed on.
+        condition = parse_filter(query)  # Refuse an invalid query before a request to the service.
         name = text_at(condition, "clusterId")
         if name and self._memory.knows(name):
             await self._mirror.require(name)
@@ -112,9 +112,9 @@ class MirroredPolicies:
     """Implements `catalog.ports.Policies` with an external policy store.
 
     Args:
-        memory: Holds what the mirror read.
+        memory: Has the documents that the mirror has read.
         aliases: Names that may stand for a URI.
-        sources: Where the code of policies may come from.
+        sources: The allowed sources of policies' code.
     """
 
     def __init__(

@@ -1,11 +1,10 @@
 """Copies policies from an external policy store; no copy in use exceeds a maximal age.
 
-`catalog.opening` makes one where `POLICY_DB_URL` names such a store. A policy that comes from there
-is prepared as an upload is: read on paper here, compiled and run in a jail only.
+`catalog.opening` makes a mirror if `POLICY_DB_URL` names such a store. Its policies are prepared
+like uploads: only a jail compiles and runs them.
 
-Its own examples run here too, but no request waits for them, and where they fail the policy is used
-all the same: it was published at its store, by one who may do that, and other servers rely on it.
-Every answer names what was found.
+A policy's own examples run here, too, but no request waits for them. If they fail, the policy is
+still used, since the store accepted it and other servers use it; each answer then has a warning.
 """
 
 import asyncio
@@ -26,15 +25,15 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 POLICIES_KEPT_MAX: Final = 1_000
-"""Policies in memory; beyond this number the least recently used one is dropped."""
+"""Most policies in memory; one more replaces the least recently used one."""
 POLICIES_BYTES_MAX: Final = STORE_BYTES_MAX
-"""Bytes of policies in memory; beyond them the least recently used policy is dropped."""
+"""Most bytes of policies in memory; beyond them the least recently used policy is dropped."""
 ROUNDS: Final = 10
-"""How often the policies' ages are checked within the time in which a policy becomes too old."""
+"""Number of checks of the policies' ages within `fresh_seconds`."""
 ROUND_SECONDS_MIN: Final = 0.05
-"""Shortest pause between two checks of the policies' ages."""
+"""Shortest pause in seconds between two checks of the policies' ages."""
 EXAMINED_AGAIN_SECONDS: Final = 1.0
-"""Pause after a policy's examples could not run because no cell was free."""
+"""Pause in seconds after a policy's examples could not run because no cell was free."""
 
 
 def _now() -> float:
@@ -43,9 +42,9 @@ def _now() -> float:
 
 @dataclass(slots=True)
 class _Remembered:
-    """A policy in memory: its content, its last request, and its last answer.
+    """A policy in memory: its content, and the times of its last request and answer.
 
-    `wanted` says whether an ask has used it since it was last requested, `doubt` why its examples
+    `wanted`: an allocation request has used it since it was last read. `doubt`: why its examples
     fail.
     """
 
@@ -64,14 +63,14 @@ class PolicyMirror:
     """A copy of an external store's policies by URI, each read when a request names it.
 
     Args:
-        store: Where they are read.
-        prepare: Turns a PolicyRule document into a record, as for an upload.
-        keep: Puts a record into memory, in the place of the one before.
-        drop: Takes a policy out of memory.
-        fresh_seconds: What was read longer ago is read again. What is in use is read
-            again before that, by `run`, so that no ask has to.
-        stale_seconds_max: Where the store does not answer, a policy that is known is used that
-            long, with a warning.
+        store: Client of the policy store.
+        prepare: Makes the record of a PolicyRule document, as for an upload.
+        keep: Adds a record to memory, or replaces it.
+        drop: Removes a policy from memory.
+        fresh_seconds: Maximal age of a policy; an older one is read again. `run` reads policies in
+            use before that, so that requests need not wait.
+        stale_seconds_max: How long a known policy is used, with a warning, while the store does not
+            answer.
     """
 
     def __init__(
@@ -104,13 +103,13 @@ class PolicyMirror:
 
     async def run(self) -> None:
         """Refresh the policies in use before they are too old, until cancelled."""
-        while self._fresh_seconds:  # 0: each use of a policy asks.
+        while self._fresh_seconds:  # 0: each use reads the policy again.
             await asyncio.sleep(max(self._fresh_seconds / ROUNDS, ROUND_SECONDS_MIN))
             due = _now() - self._fresh_seconds * (1 - 2 / ROUNDS)
             for uri in [
                 u for u, entry in self._records.items() if entry.wanted and entry.requested_at < due
             ]:
-                with contextlib.suppress(ServiceError):  # The next request reports what fails.
+                with contextlib.suppress(ServiceError):  # The next request reports the error.
                     await self._read(uri)
 
     async def examine(self, examine: Examine) -> None:
@@ -126,12 +125,12 @@ class PolicyMirror:
                 continue
             try:
                 doubt = await examine(before.record)
-            except ServiceError:  # No cell was to be had.
+            except ServiceError:  # No cell was free.
                 await asyncio.sleep(EXAMINED_AGAIN_SECONDS)
                 self._unexamined[uri] = None
                 self._new.set()
                 continue
-            entry = self._records.get(uri)  # It may have been read again meanwhile.
+            entry = self._records.get(uri)  # The policy may have been read again.
             if doubt and entry is not None and entry.record is before.record:
                 entry.doubt = f"{self._place} has “{uri}”, which fails its own examples: {doubt}"
 
@@ -147,13 +146,13 @@ class PolicyMirror:
         """Read a policy whose copy is too old; callers at the same time share one request.
 
         Args:
-            uri: Which.
-            allowance: What the ask may cause.
-            reserved: Requests of these that a policy which is known must leave.
+            uri: URI of the policy.
+            allowance: The remaining external requests of the allocation request.
+            reserved: External requests that must remain if the policy is only read again.
 
         Raises:
-            ServiceError: `unknown_policy`; `unavailable`; `bad_policy` where what the store has
-                cannot be used.
+            ServiceError: `unknown_policy`; `unavailable`; `bad_policy`: the store's policy cannot
+            be used.
         """
         found = self.at_hand(uri)
         if found is not None:
@@ -210,7 +209,7 @@ class PolicyMirror:
             )
             raise ServiceError(Code.UNAVAILABLE, text)
         if entry is None or document != entry.document:
-            # The code behind a URL is read again only when the document that names it changes.
+            # Code at a URL is read again only if the document changes.
             record, size = await self._take(uri, document)
             doubt = ""
             self._unexamined[uri] = None

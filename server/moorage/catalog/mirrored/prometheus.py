@@ -1,9 +1,9 @@
 """Reads metrics of the fleet periodically from a Prometheus server into the catalog.
 
-The daemon starts it where `prometheus_url` is set. A round is a fixed number of instant queries,
-each for the whole fleet, whatever its size. Documents are written as if a client had posted them,
-so policies, filters and `/cluster/query` see them; they carry `source`, `timestamp` and `stale`.
-When Prometheus does not answer, the last values stay, and say `stale: true` once they are too old.
+The daemon starts it if `prometheus_url` is set. A round is a fixed number of instant queries, each
+for the whole fleet of any size. Documents are written as if a client had posted them, so policies,
+filters and `/cluster/query` see them; they have `source`, `timestamp` and `stale`. If Prometheus
+does not answer, the last values stay, with `stale: true` once they are too old.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ from moorage.catalog.values import Document
 from moorage.protocol.faults import ServiceError
 
 TIMEOUT_SECONDS: Final = 10.0
-"""Longest time of one query, including repetitions."""
+"""Longest seconds of one query, including repetitions."""
 VALUE_MAX: Final = 1e15
 """Largest sample that is used (a petabyte); larger ones are dropped, as NaN is."""
 
 _NOW: Final = "vector(time())"
-# All questions of a round are about one instant, and ages are by one clock: Prometheus's own.
+# All queries of a round are for one instant, and ages are by Prometheus's own clock.
 _UNREACHABLE: Final = "unreachable"
 
 
@@ -50,8 +50,8 @@ class PrometheusSource:
     """The settings of a Prometheus server: its URL, and the labels of its series.
 
     Args:
-        url: Its base URL; credentials as those of `catalog.mirrored.http.Service`.
-        labels: How a series says whose it is.
+        url: The server's base URL; credentials as in `catalog.mirrored.http.Service`.
+        labels: The labels that name a series' cluster and node.
         interval_seconds: Pause between two rounds.
         stale_seconds: Age from which a node's samples are marked as stale.
     """
@@ -66,9 +66,9 @@ class PrometheusPoller:
     """Updates the metrics documents of live clusters from a Prometheus server.
 
     Args:
-        catalog: Whose metrics documents; it must embed them.
-        tell: Called with a sentence whenever something starts or stops being wrong: the server
-            does not answer, or series belong to no known node.
+        catalog: The catalog to update; its metrics must be embedded.
+        tell: Called with a sentence whenever a fault begins or ends: the server does not answer, or
+            series belong to no known node.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class PrometheusPoller:
             try:
                 document = await self._catalog.clusters.get(cluster_id)
             except ServiceError:
-                continue  # Deleted since the list was made: there is nothing to measure.
+                continue  # The cluster was deleted meanwhile.
             entries = (document.get("nodes") or {}).get("nodeData") or ()
             nodes = frozenset(str(entry["id"]) for entry in entries)
             found[cluster_id] = nodes, await self._metrics(cluster_id)
@@ -150,7 +150,7 @@ class PrometheusPoller:
         try:
             document = await self._catalog.metrics.get(cluster_id)
         except ServiceError:
-            return None  # There are none yet.
+            return None  # No metrics yet.
         return document if document.get("source") == SOURCE else None
 
     async def _ask(self, query: str, at: float) -> list[MetricSample]:

@@ -1,8 +1,8 @@
 """Makes metrics documents from the samples of a Prometheus server.
 
-Metrics are named as NVIDIA's DCGM exporter and Prometheus's node exporter name them; documents are
-those of docs/reference/allocation-server.md, "Metrics documents". Bytes become MiB, which stand
-where the documents say MB; DCGM's numbers stand as they are. No I/O.
+The names of metrics are those of NVIDIA's DCGM exporter and Prometheus's node exporter; the
+documents are those of docs/reference/allocation-server.md, "Metrics documents". Bytes become MiB,
+where the documents say MB; DCGM's numbers stay unchanged. No I/O.
 """
 
 import re
@@ -46,7 +46,7 @@ _SAMPLED: Final = {
     "timestamp(DCGM_FI_DEV_FB_USED)": "gpu",
     "timestamp(node_memory_MemTotal_bytes)": "host",
 }
-# An instant query answers with the time of the question; `timestamp` tells when it was measured.
+# Answers have the time of the query; `timestamp` gives the time of the measurement.
 
 QUERIES: Final = (_HOST_NAMES, *_DEVICE_FIELDS, *_HOST_METRICS, *_SAMPLED)
 """The PromQL queries, each for the whole fleet at once."""
@@ -67,8 +67,8 @@ class MetricSample:
     """One value of an instant vector.
 
     Args:
-        labels: Of its series.
-        value: Finite.
+        labels: The labels of its series.
+        value: The value; finite.
     """
 
     labels: Mapping[str, str]
@@ -80,10 +80,10 @@ class Labels:
     """The labels by which a series names its cluster and node.
 
     Args:
-        cluster_label: Holds the id of its cluster.
-        cluster: Id of the cluster of a series that has no such label; empty: it is left out.
-        node_labels: May hold the id of its node, alone or as `host:port`. The first that names a
-            node of the cluster counts; last, the host name that its node exporter reports.
+        cluster_label: The label with the id of the cluster.
+        cluster: Id of the cluster for series without this label; empty: they are left out.
+        node_labels: Labels that may have the node's id, alone or as `host:port`. The first one that
+            names a node of the cluster counts; else the host name from the node exporter.
     """
 
     cluster_label: str = "cluster"
@@ -96,10 +96,10 @@ class Composed:
     """The metrics documents and findings of one round of queries.
 
     Args:
-        documents: Those that differ from what the catalog has.
-        fresh: Nodes measured lately.
-        stale: Nodes that were measured, but not lately.
-        findings: By kind: what was left out and why, for the log.
+        documents: The documents that differ from those in the catalog.
+        fresh: Number of nodes with recent measurements.
+        stale: Number of nodes with only old measurements.
+        findings: Sentences for the log on ignored samples, by kind.
     """
 
     documents: list[Document] = field(default_factory=list)
@@ -119,13 +119,13 @@ class _Machine:
     def take(self, query: str, sample: MetricSample) -> bool:
         """Add a sample; return False if the sample names no valid device."""
         if half := _SAMPLED.get(query):
-            # Every series of a node is measured at once; the newest says when.
+            # All series of a node are measured together: take the newest time.
             self.sampled[half] = max(sample.value, self.sampled.get(half, 0.0))
         elif name := _DEVICE_FIELDS.get(query):
             number = sample.labels.get("gpu", "")
             if not _GPU.fullmatch(number):
                 return False
-            # Pods that share a device repeat its series; MIG instances have one each.
+            # Pods that share a device repeat its series; each MIG instance has its own.
             instance = sample.labels.get("GPU_I_ID", "")
             values = self.devices.setdefault(int(number), {}).setdefault(instance, {})
             values[name] = max(sample.value, values.get(name, 0.0))
@@ -145,17 +145,16 @@ def compose(
 ) -> Composed:
     """Return new metrics documents from the answers of a round and the last documents.
 
-    A node that is no longer measured keeps its last values; once they are older than
-    `stale_seconds`, it says `stale: true`. Totals of a cluster are those of its fresh nodes, or of
-    all where none is.
+    A node without new samples keeps its last values, with `stale: true` once they are older than
+    `stale_seconds`. Totals of a cluster are over its fresh nodes, or over all if none is fresh.
 
     Args:
-        answers: By query; empty if Prometheus did not answer.
-        nodes: Ids of the nodes of each live cluster; none if its document lists none.
-        known: The documents of the last round, by cluster, as the catalog has them.
-        labels: How a series says whose it is.
-        now: On Prometheus's clock where it answered, in seconds since the epoch.
-        stale_seconds: Age from which a sample no longer says how things are.
+        answers: Samples by query; empty if Prometheus did not answer.
+        nodes: Ids of the nodes of each live cluster; empty if its document lists none.
+        known: The catalog's documents of the last round, by cluster.
+        labels: The labels that name a series' cluster and node.
+        now: The time, by Prometheus's clock if it answered, in seconds since the epoch.
+        stale_seconds: Age from which a sample counts as outdated.
     """
     composed = Composed()
     machines = _machines(answers, nodes, labels, composed.findings)
@@ -188,7 +187,7 @@ def _marks(trees: Iterable[JsonMapping]) -> list[tuple[JsonValue, ...]]:
     return [(tree.get("id"), tree.get("timestamp"), tree.get("stale")) for tree in trees]
 
 
-# Whose series it is ------------------------------------------------------------------------------
+# Clusters and nodes of series --------------------------------------------------------------------
 
 
 def _machines(
@@ -256,7 +255,7 @@ def _candidates(
 def _trees(
     machines: Mapping[str, _Machine], old: Sequence[JsonMapping], known: Collection[str], now: float
 ) -> list[Document]:
-    """Return the metrics of a cluster's nodes, also of nodes that are no longer measured."""
+    """Return the metrics of a cluster's nodes, including nodes without new samples."""
     before = {str(tree.get("id")): tree for tree in old}
     trees = [
         _tree(node_id, machine, before.pop(node_id, {}), now)

@@ -1,9 +1,8 @@
 """Builds the requests to the four external services, and reads their answers.
 
-`catalog.mirrored.clusters` keeps what they say. Nothing that they say is believed unchecked:
-envelopes, ids, documents and depth are validated as those of a client are, and one bad document
-never costs the others. Source: docs/reference/allocation-server.md,
-"Envelope", "Services" and "Decisions".
+`catalog.mirrored.clusters` stores the answers. Envelopes, ids, documents and depth are validated
+like those of a client, and one bad document does not affect the others. Source:
+docs/reference/allocation-server.md, "Envelope", "Services" and "Decisions".
 """
 
 import hashlib
@@ -45,7 +44,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonValue
 
 LISTING_SECONDS_MAX: Final = 60.0
-"""Longest time to read a registry's whole list, which may be large; requests rarely wait for it."""
+"""Longest seconds to read a registry's whole list, which may be large; few requests wait for it."""
 
 _NO_POST: Final = frozenset({405, 501})
 _NOT_MODIFIED: Final = 304
@@ -70,9 +69,9 @@ class ClustersRead:
 
     Args:
         found: New and changed documents by id.
-        same: Ids of documents that are as they were.
-        left_out: What is wrong, by the id of the document; `document 3` where it has none.
-        etag: What the answer calls itself.
+        same: Ids of unchanged documents.
+        left_out: The fault of each ignored document, by its id, or e.g. `document 3` without an id.
+        etag: The answer's ETag.
     """
 
     found: dict[ClusterId, ClusterFound] = field(default_factory=dict[ClusterId, ClusterFound])
@@ -93,7 +92,7 @@ class MetricsRead:
 
 
 class ClusterRegistry:
-    """A client of the cluster database (8.3): bare documents, errors as `{"error": text}`."""
+    """A client of the cluster database: bare documents, errors as `{"error": text}`."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -102,8 +101,8 @@ class ClusterRegistry:
         """Return all clusters; None if nothing changed since `etag`.
 
         Args:
-            seen: Digests of the documents that are known.
-            etag: What the last answer called itself, or empty.
+            seen: Cluster ids by digest of the known documents.
+            etag: ETag of the last answer, or empty.
         """
         request = ServiceRequest("POST", "/clusters/query", _json({"query": {}}), etag)
 
@@ -111,7 +110,7 @@ class ClusterRegistry:
             if reply.status == _NOT_MODIFIED:
                 return None
             if reply.status in UNKNOWN:
-                # Of a list of all this is a wrong path or a proxy's word: the fleet is still there.
+                # For a list of all, this means a wrong path or a proxy's error, not an empty fleet.
                 raise WrongAnswer(
                     f"answered {reply.status} to the list of all{quote_body(reply.body)}"
                 )
@@ -122,7 +121,7 @@ class ClusterRegistry:
         return await self.service.ask(request, read, LISTING_SECONDS_MAX)
 
     async def named(self, ids: Collection[str]) -> ClustersRead:
-        """Return those of the named clusters that the registry has. Ids must be valid."""
+        """Return the named clusters, as far as the registry has them. Ids must be valid."""
         query = {"query": {"id": {"$in": sorted(ids)}}}
         request = ServiceRequest("POST", "/clusters/query", _json(query))
         wanted = frozenset(ids)
@@ -132,14 +131,14 @@ class ClusterRegistry:
 
 
 class MetricsService:
-    """A client of the cluster metrics service (8.4): POST with a bare filter, else GET."""
+    """A client of the cluster metrics service: POST with a bare filter, else GET."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self._posts = True
 
     async def named(self, ids: Collection[str], seen: Mapping[Digest, ClusterId]) -> MetricsRead:
-        """Return the metrics that the service has of the named clusters. Ids must be valid."""
+        """Return the metrics of the named clusters that the service has. Ids must be valid."""
         wanted = frozenset(ids)
         if self._posts:
             body = _json({"clusterId": {"$in": sorted(ids)}})
@@ -151,9 +150,9 @@ class MetricsService:
     async def _everything(
         self, seen: Mapping[Digest, ClusterId], wanted: frozenset[str] | None
     ) -> MetricsRead:
-        """Read all metrics by GET, as documented, and select the requested ones.
+        """Read all metrics by GET, as documented, and select the wanted ones.
 
-        The documents do not say what several ids in a URL mean, and the length of a URL is limited.
+        The service's documents define no URL with several ids, and the length of a URL is limited.
         """
         self._posts = False
         read = await self._ask(ServiceRequest("GET", "/cluster/query"), seen, wanted)
@@ -192,7 +191,7 @@ class MetricsService:
 
 
 class PolicyStore:
-    """A client of the policy database (8.1)."""
+    """A client of the policy database."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -202,7 +201,7 @@ class PolicyStore:
 
         Args:
             uri: A valid URI.
-            etag: What the last answer called itself, or empty.
+            etag: ETag of the last answer, or empty.
         """
 
         def read(reply: ServiceReply) -> tuple[Document, str] | Denied | None:
@@ -230,7 +229,7 @@ class PolicyStore:
 
 
 class SearchService:
-    """A client of the search service (8.2), which has routes for enveloped and bare bodies."""
+    """A client of the search service, with routes for bodies with and without envelope."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -239,7 +238,7 @@ class SearchService:
         """Return the ids of the found clusters, each once, in the service's order.
 
         Raises:
-            ServiceError: `bad_message` with what the service said of the body; `unavailable`.
+            ServiceError: `bad_message` with the service's message about the body; `unavailable`.
         """
         enveloped = isinstance(body.get("body"), dict)
         path = {
@@ -250,7 +249,7 @@ class SearchService:
         }[action, enveloped]
         found = await self.service.ask(ServiceRequest("POST", path, _json(body)), _read_ids)
         if isinstance(found, Denied):
-            # A 404 says nothing of the body: the service has no such endpoint.
+            # A 404 is not about the body: the service lacks this endpoint.
             raise ServiceError(
                 Code.UNAVAILABLE if found.status == _NOT_FOUND else Code.BAD_MESSAGE,
                 f"{action}: the {self.service.name} at {self.service.url} says: {found.message}",
@@ -270,7 +269,7 @@ def _in_url(name: str) -> str:
     """Return a validated id or URI for use in a URL path; only `+` is escaped."""
     assert name
     assert not set(name) & set("/?#%\\ ")
-    return name.replace("+", "%2B")  # Some servers read a plus as a space.
+    return name.replace("+", "%2B")  # Some servers decode a plus as a space.
 
 
 def _digest(raw: bytes) -> Digest:
@@ -310,7 +309,7 @@ def _read_clusters(
             leave_out(read.left_out, document, "id", number, str(error))
             continue
         if wanted is not None and checked.id not in wanted:
-            continue  # It was not requested.
+            continue  # Not requested.
         if checked.id in read.found or checked.id in read.same:
             leave_out(read.left_out, document, "id", number, "the registry lists it twice")
             continue
@@ -333,7 +332,7 @@ def _read_metrics(
             check_depth(document)
             cluster_id = cluster_id_of(document.get("clusterId"), "clusterId")
             if wanted is not None and cluster_id not in wanted:
-                continue  # It was not requested.
+                continue  # Not requested.
             _, complete = read_metrics_document(document)
             entry = DocumentEntry(cluster_id, complete, pack(complete), len(content))
         except (ServiceError, WrongAnswer) as error:

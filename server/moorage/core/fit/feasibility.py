@@ -1,8 +1,8 @@
-"""Decides whether a demand can fit before any policy runs, and says why not.
+"""Decides whether a demand can fit before any policy runs, and explains a refusal.
 
 `Feasibility` remembers one node that fits per class of demand (the witness) and the classes that
-fit nowhere, so that thousands of identical asks cost one look at the fleet. All of it is a cache:
-the verdicts come from `Fleet.feasible` and `Fleet.misfits`, like everyone's.
+fit nowhere, so that thousands of identical requests cost one check of the fleet. It only caches:
+all verdicts come from `Fleet.feasible` and `Fleet.misfits`.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from moorage.policy import NEVER, Fleet, Misfit, gang_groups
 from moorage.records.json_values import JsonObject
 
 CLASSES_MAX: Final = 4_096
-"""Classes of demand that are cached; beyond it the cache starts afresh."""
+"""Most classes of demand in the cache; one more empties the cache."""
 
 MODELS_TOLD_MAX: Final = 20
-"""Models that a refusal lists."""
+"""Most GPU models that a refusal lists."""
 _LIKENESS: Final = 0.9
 """Least similarity of a model to a known one to count as a misspelling: A100 and H100 differ."""
 TALLIES_BYTES_MAX: Final = 16 << 20
-"""Bytes of cached reasons of nodes, for refusals; beyond it that cache starts afresh."""
+"""Most bytes of cached reasons of nodes, for refusals; more empty that cache."""
 
 Candidates = tuple[ClusterId, ...] | None
 
@@ -52,7 +52,7 @@ _TEXT: Final = {
 
 @dataclass(slots=True)
 class _Verdict:
-    """The last result for a class: a fitting node, or that no node fitted at this `gains`."""
+    """The last result for a class: a node that fits (`row`), or none as of `gains`."""
 
     layout: int
     row: int | None
@@ -61,14 +61,15 @@ class _Verdict:
 
 @dataclass(slots=True)
 class _Tally:
-    """Why each node cannot take one class of demand, and the number of nodes per reason.
+    """The reason why each node cannot take one class of demand, and the nodes per reason.
 
     Attributes:
         layout: The `Fleet.layout` of the rows.
         version: The `Fleet.version` at which the reasons were found.
         reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is no candidate.
         counts: Number of nodes per reason, int64 `[reasons]`.
-        never: The change that would help a demand that can never fit; valid for this layout.
+        never: For a demand that can never fit: the largest that could, and helpful changes of the
+            request; valid for this layout.
         refusal: The resulting refusal if the nodes of `reserved` are reserved; valid until a reason
             changes.
     """
@@ -103,13 +104,13 @@ class Feasibility:
         known = self._verdicts.get(key)
         if known is not None and known.layout == fleet.layout:
             if known.row is None and known.gains == gains:
-                return False  # Nothing was freed since the last "no".
+                return False  # No capacity was freed since the last check.
             witness = None if reserved or demand.nodes != 1 else known.row
             if witness is not None and fleet.takes(witness, demand):
                 return True
         allowed = fleet.feasible(demand) & self.allowed(candidates, reserved)
         fits = self.enough_nodes(allowed, demand)
-        if fits or not reserved:  # A "no" because of a reservation holds for no one else.
+        if fits or not reserved:  # With reserved nodes, a "no" holds for this call only.
             if len(self._verdicts) >= CLASSES_MAX:
                 self._verdicts.clear()
             # The node with the most free CPU stays a witness for longest.
@@ -185,7 +186,7 @@ class Feasibility:
         return refusals.no_capacity(why, details)
 
     def _rows_held_elsewhere(self, demand: Demand, reasons: npt.NDArray[np.int8]) -> list[int]:
-        """Return candidates that could hold `demand`, but count as nodes that left with leases."""
+        """Return rows that can hold `demand` once the leases of their machine's old name end."""
         fleet, later = self._state.fleet, Fleet()
         for cluster in self._state.clusters_held_elsewhere():
             later.put(cluster)
@@ -195,7 +196,7 @@ class Feasibility:
         return [row for row in rows if row is not None and reasons[row] != _ELSEWHERE]
 
     def _models(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> list[str]:
-        """Return the models in the fleet if none of them is an accepted one."""
+        """Return the GPU models on these rows; [] if the demand accepts one of them."""
         fleet = self._state.fleet
         codes = np.unique(fleet.gpu_model[rows])
         models = list(filter(None, (fleet.models[code] for code in codes[codes >= 0].tolist())))
@@ -210,7 +211,7 @@ class Feasibility:
     def nodes(
         self, demand: Demand, candidates: Candidates, after: int, limit: int
     ) -> tuple[list[JsonObject], int | None]:
-        """Return one page of candidate nodes and their verdicts on `demand`, the nearest first."""
+        """Return a page of candidate nodes with verdicts on `demand`, the closest to fit first."""
         reasons = self._tally(demand, candidates).reasons
         rows = np.flatnonzero(reasons != _ELSEWHERE)
         return node_verdicts(self._state.fleet, demand, rows, reasons[rows], (after, limit))
@@ -259,12 +260,12 @@ class Feasibility:
         Args:
             demand: The waiter's demand.
             candidates: The waiter's candidates.
-            fleet: The fleet after leases that end for the waiter; None: the present fleet.
+            fleet: The fleet once the leases that make room have ended; None: the present fleet.
             excluded: Nodes that the waiter may not get.
 
         Nodes that could take the demand when empty: first those where it fits now, then those with
-        the most free capacity. Other requests may use all other nodes, so small ones do not starve
-        a large waiter. For a gang that wants one rack or zone, all nodes are in one.
+        the most free capacity. Other requests get only the other nodes, so small requests do not
+        starve a large waiter. For a gang that wants one rack or zone, all nodes are in one.
         """
         fleet = fleet or self._state.fleet
         misfits = fleet.misfits(demand)
@@ -275,7 +276,7 @@ class Feasibility:
         if len(rows) < demand.nodes:
             return ()
         if demand.nodes == 1 and len(fitting := rows[misfits[rows] == Misfit.FITS]):
-            rows = fitting  # Of a full fleet that is little to sort.
+            rows = fitting  # In a full fleet, few rows are left to sort.
         usable = np.where(fleet.eligible_gpus(demand)[rows], fleet.gpu_free[rows], 0).sum(1)
         busy = misfits[rows] != Misfit.FITS
         best = rows[np.lexsort((-fleet.cpu_free[rows], -usable, busy))].tolist()
@@ -369,6 +370,6 @@ def _no_node_has(demand: Demand, models: list[str]) -> str:
 
 
 def _binding(counts: dict[str, int], *, never: bool) -> str:
-    """Return the constraint that the most suitable nodes fail: to relax it helps first."""
+    """Return the constraint to relax first: the one on which the closest nodes fail."""
     names = [name for name in counts if (Misfit[name.upper()] <= NEVER) == never]
     return names[-1] if names else "nodes"

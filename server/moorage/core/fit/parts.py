@@ -1,7 +1,7 @@
-"""Judges each part of a list that a policy returned for several requests in one.
+"""Judges each part of a policy's answer to a request that combines several demands.
 
 A part that cannot be granted is replaced by the reason; the other parts stay valid. A gang is
-whole or not at all, and is judged as one by `verification`.
+granted whole or not at all; `verification` judges it.
 """
 
 from moorage.core.fit.verification import Unsound, verify

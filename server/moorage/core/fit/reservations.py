@@ -1,8 +1,8 @@
-"""Advance reservations: nodes, or parts of them, that only one tenant gets from a moment on.
+"""Advance reservations: nodes, or parts of them, that only one tenant gets from a set time on.
 
-What else holds something of them ends before: they are chosen where all leases of others do, no
-lease that would last longer is granted them any more, and none is renewed for longer. The allocator
-is the only caller.
+A reservation gets nodes on which the leases of all other tenants end before it starts. From then
+on, no such lease on these nodes is granted or renewed beyond that start. The allocator is the only
+caller.
 """
 
 from collections.abc import Iterable
@@ -28,11 +28,11 @@ from moorage.records.json_values import JsonObject
 from moorage.records.requests import resources_of
 
 RESERVATIONS_MAX: Final = 1_000
-"""Reservations at one time; one more is refused."""
+"""Most reservations at one time; one more is refused."""
 NODES_MAX: Final = 1_000
-"""Reserved nodes at one time, counted once per reservation; more are refused."""
+"""Most reserved nodes at one time, counted once per reservation; more are refused."""
 NAMED_MAX: Final = 20
-"""Leases and reservations that a refusal lists as obstacles."""
+"""Most leases, and most reservations, that a refusal lists as obstacles."""
 
 
 class AdvanceReservations:
@@ -64,7 +64,7 @@ class AdvanceReservations:
         )
         if not event.dry_run:
             self._turn.record(Reserved(reservation))
-            self._turn.wakes = True  # The reservation of the queue's head may change.
+            self._turn.wakes = True  # The nodes reserved for the queue's head may change.
         self._turn.respond(event.to, Information(row(reservation)))
 
     def end(self, event: UnreserveAsked) -> None:
@@ -81,7 +81,7 @@ class AdvanceReservations:
         reservation = self._state.reserved.by_id[request]
         if not reservation.begun:
             self._turn.record(Reserved(replace(reservation, begun=True)))
-            self._turn.wakes = True  # The queue's head may lose a part of it.
+            self._turn.wakes = True  # The queue's head may lose some of its nodes.
         elif reservation.ends_at <= self._turn.now:
             self._over(request, "its time is up")
         elif self._is_in_use(reservation):
@@ -94,13 +94,13 @@ class AdvanceReservations:
         for each in list(self._state.reserved.by_id.values()):
             due = each.lapses_at
             if due is None or (each.starts_at > grace.now and not each.begun):
-                continue  # A clock that was set back may show a beginning ahead.
+                continue  # After the clock went back, a start may be ahead again.
             until = min(grace.until(due), each.ends_at)
             if due < until:
                 self._turn.record(Reserved(replace(each, lapse_seconds=until - each.starts_at)))
 
     def follow_clock(self, seconds: float) -> None:
-        """Update reservations after `ClockMoved`: their hours and times to lapse stay the same."""
+        """Update reservations after `ClockMoved`; their calendar hours do not change."""
         now = self._turn.now
         before = now - seconds
         for each in list(self._state.reserved.by_id.values()):
@@ -172,7 +172,7 @@ class AdvanceReservations:
         return tuple(fleet.node_ids[row] for row in best), tuple(parts) if demand.gpus else ()
 
     def _free_throughout(self, place: Place, starts_at: float, ends_at: float) -> Amounts | None:
-        """Return the part of a node that is free during all of the reservation; None: nothing."""
+        """Return the part of a node that is free throughout a period; None: no part is."""
         begins = (each.starts_at for each in self._state.reserved.of_others(place, None))
         left = room.room(self._state, place, starts_at, None)
         for at in [each for each in begins if starts_at < each < ends_at]:
@@ -196,7 +196,7 @@ def _nodes(shares: Iterable[Share]) -> set[Place]:
 
 
 def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
-    """Return the part of a node to reserve: devices, and an equal share of the rest, if free."""
+    """Return the part of a node to reserve: devices, and CPU and memory in proportion if free."""
     part = fleet.share(row, demand, fleet.pick_gpus(row, demand))
     devices, every = demand.gpus * demand.gpu_milli, int(fleet.gpu_total[row].sum())
     cpu, memory = (

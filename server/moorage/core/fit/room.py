@@ -1,8 +1,7 @@
 """Computes the part of a node that a lease may use until a later moment, beside reservations.
 
-At each moment at which a reservation begins, the leases that have not ended by then and what is
-reserved must fit on the node together. `reservations` chooses by that what to reserve; requests,
-renewals and what gives way are held to it.
+Whenever a reservation begins, its part and the leases that still last must fit on the node
+together. `reservations` chooses nodes by this rule; grants, renewals and preemption obey it.
 """
 
 import math
@@ -17,12 +16,12 @@ from moorage.model import Lease, Nodes, Placement, RequestId, Share, Tenant
 from moorage.policy import Fleet
 
 Amounts = Counter[tuple[str, str]]
-"""CPU in milli, memory in MiB, and milli of each device, by kind of resource and device."""
+"""CPU in milli, memory in MiB, and milli of each device, by (resource, device name)."""
 _HOLDS: Final = frozenset({"granted", "starting", "active"})
 
 
 def amounts(share: Share) -> Amounts:
-    """Return the amounts of its node that a share holds."""
+    """Return the amounts that a share holds of its node."""
     found = Amounts({("cpu", ""): share.cpu_milli, ("memory", ""): share.memory_mib})
     for gpu in share.gpus:
         found["gpu", gpu] = share.gpu_milli
@@ -45,7 +44,7 @@ def shares(place: Place, of: Amounts) -> Iterator[Share]:
 def room(
     state: State, place: Place, at: float, tenant: Tenant | None, without: RequestId | None = None
 ) -> Amounts | None:
-    """Return the part of a node that a lease of a tenant may use at a later moment.
+    """Return the amounts of a node that a tenant's lease may use at a later moment.
 
     Args:
         state: The present state.
@@ -85,7 +84,7 @@ def parts_reserved_by_others(
     ignore_leases: bool = False,
     only_own: Nodes = (),
 ) -> Placement:
-    """Return the free parts of nodes that a tenant's lease may not take, if it lasts until `until`.
+    """Return the free parts of nodes that a tenant's lease until `until` may not take.
 
     Args:
         state: The present state.
@@ -138,7 +137,7 @@ def own(state: State, place: Place, tenant: Tenant) -> Amounts:
 
 
 def begins(state: State, lease: Lease, after: float) -> float:
-    """Return when the first reservation begins that a lease must make room for; inf if none does.
+    """Return when the first reservation begins for which a lease must leave; inf: none.
 
     Args:
         state: The present state.
@@ -159,7 +158,7 @@ def begins(state: State, lease: Lease, after: float) -> float:
 
 
 def leaves_by(state: State, lease: Lease) -> float:
-    """Return when a lease must end: at its deadline, or before that by drain or reservation."""
+    """Return the latest end that drains and reservations allow a lease; inf: no limit."""
     reserved = begins(state, lease, lease.expires_at)
     return min([reserved, *(each.until for each in _drains(state, lease))])
 

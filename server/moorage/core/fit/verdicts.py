@@ -1,4 +1,4 @@
-"""Details of a refusal: the largest demand that could fit, and the shortage on each node.
+"""Details of a refusal: the largest demand that could ever fit, and the shortage on each node.
 
 `feasibility` adds the first to refusals, `explain` the second to `why` on request.
 """
@@ -20,9 +20,9 @@ from moorage.records.json_values import JsonObject, JsonValue
 
 Verdict = Literal["never", "not_now", "not_you"]
 NAMES_MAX: Final = 20
-"""Models or clusters that a verdict lists."""
+"""Most models or clusters that a verdict lists."""
 NODES_MAX: Final = 1_000
-"""Nodes that the pages of one `why` can show."""
+"""Most nodes on all pages of one `why` together."""
 
 _Bools = npt.NDArray[np.bool_]
 _WHICH: Final = {
@@ -40,7 +40,7 @@ _UNITS: Final = {"CPU": "CPU milli", "MEMORY": "MiB of memory"}
 
 
 class NodeKinds:
-    """One empty node of each kind of node: tens of kinds represent a hundred thousand nodes.
+    """One empty node per kind of node: tens of them stand for a hundred thousand nodes.
 
     Args:
         fleet: The fleet; read only.
@@ -58,7 +58,7 @@ class NodeKinds:
         Args:
             demand: A demand that fits nowhere, even if all nodes are empty.
             allowed: The candidate nodes: bool `[nodes]`.
-            enough: Returns whether nodes that each fit are enough.
+            enough: Returns whether the nodes that fit, bool `[nodes]`, are enough for the demand.
 
         Returns:
             `largest`: the most of each resource on one candidate, and the existing models.
@@ -66,7 +66,7 @@ class NodeKinds:
         """
         self._sort_nodes()
         everywhere, original = allowed, demand
-        if demand.where:  # Nodes of one kind may have different labels: those are looked at here.
+        if demand.where:  # Nodes of one kind may have different labels: check each node.
             allowed = allowed & self._fleet.matching(demand.where)
             demand = replace(demand, where=())
 
@@ -175,7 +175,7 @@ def _change(name: str, now: JsonValue, fits: JsonValue) -> JsonObject:
 
 
 def change_in_words(change: JsonObject) -> str:
-    """Return one of `fits_if` as a sentence."""
+    """Return a change of the list `fits_if` as a sentence."""
     fits = change["fits"]
     if change["field"] == "clusters":
         return "It would fit in other clusters."
@@ -189,7 +189,7 @@ def change_in_words(change: JsonObject) -> str:
 
 
 def unmet_labels(fleet: Fleet, demand: Demand, candidates: _Bools) -> str:
-    """Return which label in `where` no candidate has, and existing labels; empty if all exist."""
+    """Return a sentence on a label of `where` that no candidate has; empty if all exist."""
     rows = np.flatnonzero(candidates)
     some = rows[: refusals.NAMES_COMPARED_MAX].tolist()
     for each in (each for each in demand.where if each.operator in {"In", "Exists"}):

@@ -19,18 +19,18 @@ from moorage.model import Ask, Cluster, ClusterId, Demand, NodeId, Placement, Sh
 from moorage.policy import Fleet, ProposedShare, gang_groups
 
 NAMES_SHOWN_MAX: Final = 5
-"""Known names that a refusal suggests for a wrong one."""
+"""Most known names that a refusal suggests for a wrong one."""
 _NOTHING: Final = Demand()
 
 
 class Unsound(msgspec.Struct, frozen=True, gc=False):
-    """The proposal breaks the request, or names a missing node or device. A retry is useless."""
+    """The proposal breaks the request, or names a missing node or device; a retry cannot help."""
 
     refusal: Refusal
 
 
 class Stale(msgspec.Struct, frozen=True, gc=False):
-    """The proposal was possible, but its place is taken now."""
+    """The proposal was possible, but its devices or amounts are taken now."""
 
     refusal: Refusal
 
@@ -71,7 +71,7 @@ def verify(
     if together is not None:
         places = {_group(fleet, share, together) for share in shares}
         if len(places) > 1 or -1 in places:
-            level = ask.demand.topology  # type: ignore[union-attr]  # It is of a gang.
+            level = ask.demand.topology  # type: ignore[union-attr]  # A gang has a demand.
             expected = f"nodes of one {level}"
             return _unsound("node_id", expected, f"the nodes are in different {level}s")
     return tuple(shares)

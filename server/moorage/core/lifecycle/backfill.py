@@ -21,9 +21,9 @@ from moorage.core.state.waiters import WaiterLine
 from moorage.model import Ask, Nodes, PolicyRef, Tenant
 
 LOOKS_MAX: Final = 64
-"""Checks of one tenant's waiters per turn; the remaining waiters are checked in later turns."""
+"""Most checks of one tenant's waiters per turn; the other waiters are checked in later turns."""
 NODES_OF_A_LOOK: Final = 256
-"""Number of nodes from which a check counts twice, twice this number three times, and so on."""
+"""Fleet size at which a check counts twice; at two times this size three times, and so on."""
 
 
 class Backfill:
@@ -64,12 +64,12 @@ class Backfill:
     def wake(self) -> None:
         """Consult policies for waiters that may now be served, with backfill behind the head.
 
-        Only `LOOKS_MAX` checks are made per tenant and turn, so that other tenants wait no longer.
+        At most `LOOKS_MAX` checks are made per tenant and turn, so that no tenant delays others.
         """
         self._looks.clear()
         self._spent = frozenset()
         while self._any_took_over():
-            pass  # The lines are others now.
+            pass  # The lines have changed.
 
     def _any_took_over(self) -> bool:
         """Wake the lines in order; stop and return True if one took over a warm lease."""
@@ -117,7 +117,7 @@ class Backfill:
             return False
         gains = self._state.gains
         ask = self._state.waiting[next(iter(head.waiters))].ask
-        is_new = head is not queue.head  # What was closed to it until now is open to it.
+        is_new = head is not queue.head  # Its former exclusions no longer apply.
         is_judged = not is_new and head.refused_at == self._led_at
         is_current = self._reserved_at[1] == self._preemption.spared
         if is_judged and is_current and self._grew_for_others(ask, grown):
@@ -127,7 +127,7 @@ class Backfill:
         if (is_new or head.refused_at != queue.changes) and self._wake_line(head, ()):
             return True
         own = self._asks.exclusions.find_on_empty(ask).by_others
-        # Its lease would last too long there.
+        # Nodes in `own` begin a reservation before the head's lease would end.
         moved = bool(own) and not set(own).isdisjoint(queue.reservation)
         if is_new or moved or self._reserved_at != (self._state.gains, self._preemption.spared):
             if head.refused_at == queue.changes:
@@ -139,7 +139,7 @@ class Backfill:
                 queue.reserve_later(head, lambda: self._nodes_for(head))
             self._reserved_at = self._state.gains, self._preemption.spared
         self._led_at = queue.changes
-        return self._state.gains != gains  # Who gave way and ran nothing has left at once.
+        return self._state.gains != gains  # A preempted lease without a workload has ended at once.
 
     def _nodes_for(self, head: WaiterLine) -> Nodes:
         ask = self._state.waiting[next(iter(head.waiters))].ask
@@ -165,7 +165,7 @@ class Backfill:
             if self._requests.undecided.get(waiter.ask.id) is None
         ]
         self._count_looks(line, len(idle))
-        groups: dict[tuple[Nodes, ...], list[Pending]] = {}  # By what others exclude.
+        groups: dict[tuple[Nodes, ...], list[Pending]] = {}  # By excluded nodes.
         for each in idle:
             found = [self._asks.exclusions.find(x, reserved) for x in alternatives.each(each.ask)]
             groups.setdefault(tuple(x.by_others for x in found), []).append(each)
@@ -174,7 +174,7 @@ class Backfill:
                 return True
         fitting: list[Pending] = []
         for group in groups.values():
-            fits = self._asks.settle(group[0], reserved) is not None  # All in a line need the same.
+            fits = self._asks.settle(group[0], reserved) is not None  # A line has one demand.
             for each in group:
                 if not fits:
                     self._warm.capacity(each.ask, reserved)
@@ -189,7 +189,7 @@ class Backfill:
         return False
 
     def _count_looks(self, line: WaiterLine, waiters: int) -> None:
-        """Count checks of waiters in a line; in a large fleet, one counts as several."""
+        """Count checks of waiters in a line; in a large fleet, a check counts several times."""
         tenant = line.of.tenant
         each = max(1, len(line.of.alternatives)) * (1 + len(self._state.fleet) // NODES_OF_A_LOOK)
         self._looks[tenant] += waiters * each
@@ -208,7 +208,7 @@ class Backfill:
         return WakeLimits(self._policies_at_cap(), self._spent)
 
     def _policies_at_cap(self) -> dict[PolicyRef, int]:
-        """Return the policies with no room for consultations, and up to which priority."""
+        """Return the policies at their limit of consultations, and the priority blocked there."""
         capped: dict[PolicyRef, int] = {}
         for policy, consulted in self._requests.undecided.waiters.items():
             ahead = 0

@@ -1,9 +1,9 @@
 """Takes clusters and nodes out of service for operators, and moves or ends the leases there.
 
-A cordon lets nothing new come, and ends the warm leases. A drain lets what is there leave, too: a
-workload whose request said `on_failure: requeue` is stopped, and starts elsewhere under its lease;
-every other lease lasts until it is released, or until the drain's time is up, and cannot be renewed
-beyond that. The allocator is the only caller.
+A cordon keeps new leases away, and ends the warm leases. A drain also empties the place: a workload
+with `on_failure: requeue` is stopped, and starts elsewhere under the same lease; every other lease
+lasts until its release or the end of the drain's time, and is not renewed beyond that. The
+allocator is the only caller.
 """
 
 from moorage.core.fit.room import leaves_by
@@ -21,8 +21,8 @@ class Cordons:
     """Cordons, drains and uncordons clusters and nodes.
 
     Args:
-        writer: Writes the turn.
-        leases: Ends and moves them.
+        writer: Writer of the turn's facts and effects.
+        leases: Ends and moves leases.
         warm: Ends warm leases in a place.
     """
 

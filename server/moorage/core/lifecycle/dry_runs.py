@@ -28,10 +28,10 @@ class DryRuns:
 
     Args:
         state: The present state.
-        feasibility: Knows what fits.
+        feasibility: Decides which demands fit.
         requests: The open requests.
         leases: Finds leases and their owners.
-        warm: Knows the warm leases.
+        warm: Finds warm leases.
         cordons: Finds the leases in a place.
     """
 

@@ -1,7 +1,7 @@
 """Handles leases after their grant: renewal, release, expiry, and reports of the backend.
 
-A lease whose workload failed may go back into the queue, if its request said so. It keeps its id,
-token and age there and holds nothing; the next grant is another start of the same lease.
+A lease whose workload failed goes back into the queue if its request allows that. There it keeps
+its id, token and age, but holds no capacity; the next grant is another start of the same lease.
 
 The allocator is the only caller.
 """
@@ -70,7 +70,7 @@ def _demand_fields(demand: Demand) -> list[JsonValue]:
 def likeness(ask: Ask) -> str:
     """Return a digest of everything that determines a request's workload and placement.
 
-    The candidates are left out: whether a place is among them is looked at when it is taken over.
+    Candidates are left out: a take-over checks whether the warm lease's place is among them.
     """
     assert ask.provision is not None
     parts = (
@@ -87,10 +87,10 @@ class LeaseLifecycle:
     """Handles leases, except the reuse of warm ones: see `warm_reuse`.
 
     Args:
-        writer: Writes the turn.
+        writer: Writer of the turn's facts and effects.
         requests: The open requests, including leases that wait for another place.
-        pause_seconds: How long a lease waits before its second start; twice as long before each one
-            after that. 0: not at all.
+        pause_seconds: Wait of a lease before its second start; it doubles before each later start.
+            0: no wait.
     """
 
     def __init__(self, writer: TurnWriter, requests: OpenRequests, pause_seconds: float) -> None:
@@ -191,7 +191,7 @@ class LeaseLifecycle:
             self.end(lease, RELEASED)
         lease = self._turn.state.lease(request) or lease
         self._turn.respond(to, LeaseNews(lease))
-        self._turn.wakes = True  # A request that needs the place does not wait until it is warm.
+        self._turn.wakes = True  # A waiter may take the place before it is warm.
 
     def renew(
         self, to: Address, request: RequestId, token_digest: str, ttl_seconds: float | None
@@ -206,13 +206,13 @@ class LeaseLifecycle:
             return
         ttl = lease.terms.ttl_seconds if ttl_seconds is None else ttl_seconds
         until = min(self._turn.now + ttl, leaves_by(self._turn.state, lease))
-        if until <= self._turn.now:  # It is due, as after a restart that took long.
+        if until <= self._turn.now:  # Already expired, e.g. during a long restart.
             self.due(lease)
             over = self._turn.state.lease(request) or lease
             self._turn.respond(to, refusals.lease_over(over))
             return
         sooner = until < lease.expires_at and bool(self._turn.state.reserved)
-        self._turn.wakes = self._turn.wakes or sooner  # It may be in the way of none any more.
+        self._turn.wakes = self._turn.wakes or sooner  # It may no longer block a reservation.
         self._turn.record(Renewed(request, until))
         waiter = self._turn.state.waiting.get(request)
         if waiter is not None and not waiter.pauses and self._turn.state.reserved:
@@ -238,7 +238,7 @@ class LeaseLifecycle:
         else:
             self._turn.record(Ending(lease.id, self._turn.now, reason))
             self._turn.emit(Stop(lease))
-            # It is in the way of no reservation any more, so others may have what is free there.
+            # The lease blocks no reservation now, so others may use free capacity there.
             self._turn.wakes = self._turn.wakes or bool(self._turn.state.reserved)
 
     def note_start(self, news: WorkloadStarted) -> None:
@@ -283,7 +283,7 @@ class LeaseLifecycle:
             self._let_go(lease, "backend stopped")
 
     def _let_go(self, lease: Lease, reason: str) -> None:
-        """End a lease, or queue it again, after its workload has stopped."""
+        """End a lease whose workload has stopped, or queue it again if it may start again."""
         if lease.state == "failing" and lease.may_start_again:
             self._turn.record(Requeued(lease.id, self._turn.now, _failure(lease)))
             self.pause(lease.id, self._pause_seconds * 2.0 ** (lease.attempt - 1))
@@ -292,10 +292,10 @@ class LeaseLifecycle:
         self._turn.wakes = True
 
     def pause(self, request: RequestId, seconds: float, faults: int = 0) -> None:
-        """Queue a lease again after a pause, in which the cause of its failure may disappear.
+        """Queue a lease again after a pause, during which the cause of its failure may vanish.
 
         Args:
-            request: The lease; it is in no line.
+            request: The lease; it is in no line of the queue.
             seconds: Length of the pause, limited by a maximum.
             faults: Number of consultations in a row that failed through no fault of the policy.
         """
@@ -367,7 +367,7 @@ class LeaseLifecycle:
         """Send the backends the orders for all leases again."""
         for lease in list(self._turn.state.leases.values()):
             if lease.state == "warm":
-                self._turn.emit(KeepWarm(lease))  # It may have died with the machine.
+                self._turn.emit(KeepWarm(lease))  # Its workload may have died with the machine.
             elif lease.provision is not None:
                 over = lease.state in {"failing", "ending"}
                 self._turn.emit(Stop(lease) if over else Start(lease))

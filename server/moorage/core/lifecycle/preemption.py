@@ -1,8 +1,8 @@
-"""Ends leases for a waiting request: of lower priority, or on quota borrowed from its tenant.
+"""Ends leases for a waiting request: those of lower priority, or on quota of the request's tenant.
 
-Only the head of the queue has others give way: nodes are reserved for it, so that what they leave
-is its own. The fewest leases that make it fit get a notice, with by whom and why, and leave when it
-is over, if the head still waits then. The allocator is the only caller.
+Only the head of the queue preempts: nodes are reserved for it, so it gets the capacity that is
+freed. The fewest leases that make it fit get a notice with the request and the reason. They end
+when their notice expires, if the head still waits then. The allocator is the only caller.
 """
 
 from collections import defaultdict
@@ -26,9 +26,9 @@ from moorage.model import Ask, Demand, Lease, Nodes, Quota
 from moorage.policy import Fleet, gang_groups
 
 NODES_MAX: Final = 256
-"""Nodes that are examined for one request: those where the fewest leases may be preempted."""
+"""Most nodes examined for one request: those with the fewest preemptible leases."""
 CHOICES_MAX: Final = 512
-"""Combinations of leases tried on one node; beyond it the youngest leases are chosen."""
+"""Most combinations of leases tried on one node; after these, the youngest leases are chosen."""
 
 
 class _Option(NamedTuple):
@@ -44,14 +44,14 @@ class Preemption:
     """Chooses leases to preempt, gives them notice, and ends them.
 
     Args:
-        writer: Writes the turn.
-        feasibility: Knows what fits.
-        leases: Ends and moves them.
+        writer: Writer of the turn's facts and effects.
+        feasibility: Decides which demands fit.
+        leases: Ends and moves leases.
         requests: The open requests.
         exclusions: Computes what each request may not use.
 
     Attributes:
-        spared: Number of withdrawn notices, which were not needed or would not help.
+        spared: Number of notices withdrawn because they were not needed or would not help.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Preemption:
         attempt = self._attempt(ask, ask.demand, at)
         chosen = attempt.choose(coming, given)
         last = max((until[each.id] for each in chosen or ()), default=at)
-        if last > at and self._state.reserved:  # The request's lease would end later, too.
+        if last > at and self._state.reserved:  # A later grant may meet more reservations.
             attempt = self._attempt(ask, ask.demand, last)
             chosen = attempt.choose(coming, [each for each in given if until[each.id] <= last])
         if chosen is None:
@@ -119,7 +119,7 @@ class Preemption:
         return self._attempt(ask, ask.demand, self._turn.now).choose(coming, ()) is not None
 
     def _attempt(self, ask: Ask, demand: Demand, at: float) -> "_Attempt":
-        """Return a copy of the fleet for trials: the state when the request would be granted."""
+        """Return a copy of the fleet for trials, as it will be when the request is granted."""
         known, found = self._feasibility, self._exclusions.find_on_empty(ask, (), at)
         allowed = known.allowed(ask.candidates, found.nodes)
         fleet = known.beside(found.parts)
@@ -141,16 +141,16 @@ class Preemption:
             self._leave(self._state.leases[lease.id], reason)
 
     def _comes(self, lease: Lease, ask: Ask) -> bool:
-        """Return whether a lease ends soon anyway, or for this request or one of lower priority."""
+        """Return whether a lease makes room anyway: it ends, is warm, or has a fit notice."""
         if lease.notice is not None:
             other = self._state.waiting.get(lease.notice.by)
             return lease.notice.by == ask.id or other is None or other.ask.priority < ask.priority
         return lease.state in {"ending", "failing", "warm"}
 
-    # Who may give way ------------------------------------------------------------------------
+    # Preemptible leases ----------------------------------------------------------------------
 
     def _who_may(self, ask: Ask) -> tuple[list[Lease], dict[str, float]]:
-        """Return the leases that may be preempted, with their latest ends by reservation."""
+        """Return the leases that may be preempted, and the end of each one's notice by lease id."""
         deadline, now = self._state.waiting[ask.id].deadline, self._turn.now
         until: dict[str, float] = {}
         found: list[Lease] = []
@@ -165,7 +165,7 @@ class Preemption:
             if lease.id not in until:
                 until[lease.id] = now + quota.notice_seconds  # type: ignore[union-attr]  # The line above.
                 found.append(lease)
-        # One whose notice is over after the request has given up would leave in vain.
+        # A notice that outlasts the request's deadline would be useless.
         in_time = (lease for lease in found if until[lease.id] <= deadline)
         return [lease for lease in in_time if not keeps_to_itself(self._state, lease)], until
 
@@ -186,7 +186,7 @@ class Preemption:
                 lease.tenant, list(accounts.borrowed_amounts((lease.tenant, None)))
             )
             amounts = placement_amounts(lease.placement)
-            if 0 < amounts[0] <= over[0]:  # What it leaves has all been borrowed.
+            if 0 < amounts[0] <= over[0]:  # All of its GPUs are borrowed.
                 over[0] -= amounts[0]
                 yield lease
 
@@ -196,7 +196,7 @@ def _lower(lease: Lease, ask: Ask) -> bool:
 
 
 def _stays(lease: Lease) -> bool:
-    """Return whether a lease runs on, as far as known."""
+    """Return whether a lease has no end in sight: it is neither ending nor under notice."""
     return lease.state in {"granted", "starting", "active"} and lease.notice is None
 
 
@@ -225,7 +225,7 @@ class _Attempt:
         self.nodes: Nodes = ()
 
     def choose(self, coming: Iterable[Lease], given: Iterable[Lease]) -> list[Lease] | None:
-        """Return the leases to preempt beside those that end anyway; None: none would help."""
+        """Return the leases to preempt beside those that end anyway; None: none would do."""
         for lease in coming:
             for share in self._held_by(lease):
                 self._fleet.give(share)
@@ -268,14 +268,14 @@ class _Attempt:
             if enough:
                 return min(enough, key=self._seconds_lost)
         chosen = list(leases)
-        for lease in leases[::-1]:  # The oldest stay where they can.
+        for lease in leases[::-1]:  # Prefer to keep the oldest leases.
             rest = [each for each in chosen if each is not lease]
             if self._fits_without(row, rest):
                 chosen = rest
         return tuple(chosen)
 
     def _without_spares(self, chosen: list[Lease], rows: list[int]) -> list[Lease]:
-        """Return the chosen leases without superfluous ones: one may make room on two nodes."""
+        """Return the chosen leases less superfluous ones: a lease may make room on two nodes."""
         for lease in sorted(chosen, key=lambda each: each.granted_at):
             rest = [each for each in chosen if each is not lease]
             if all(self._fits_without(row, rest) for row in rows):
@@ -306,7 +306,7 @@ class _Attempt:
             if place >= 0 and len(groups[place]) < many:
                 groups[place].append(option)
         whole = [group for group in groups.values() if len(group) == many]
-        cost = lambda group: (  # noqa: E731  # It is used on the next line, and nowhere else.
+        cost = lambda group: (  # noqa: E731  # Used only on the next line.
             sum(each.victims for each in group),
             sum(each.lost_seconds for each in group),
         )

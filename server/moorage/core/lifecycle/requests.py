@@ -1,7 +1,7 @@
 """Handles requests from their arrival to a lease, a refusal, or a place in the queue.
 
-Policies propose; a proposal is verified against the state as it is now, and granted, asked
-for again, queued or refused. The allocator is the only caller.
+Policies propose. A proposal is verified against the present state; then it is granted, the policy
+is consulted again, or the request is queued or refused. The allocator is the only caller.
 """
 
 from collections.abc import Iterable
@@ -42,17 +42,18 @@ from moorage.policy import ProposalError, ProposedShare, parse_proposal
 from moorage.records.json_values import JsonObject, JsonValue
 
 WAITING_MAX: Final = 100_000
-"""Waiters in the queue at a time; one more request is refused as `busy`."""
+"""Most waiters in the queue; one more request is refused as `busy`."""
 CANDIDATES_KEPT_MAX: Final = 1_000
-"""Candidate clusters stored with a decision; if there are more, `why` lists no nodes later."""
+"""Most candidate clusters stored with a decision; with more, `why` lists no nodes later."""
 CONSULTS_MAX: Final = 8
-"""Consultations for one request before it is refused as `conflict`, or queued if it may wait. The
-policy of a waiter is consulted until its deadline: each conflict was another request's grant."""
+"""Consultations for one request before it is refused as `conflict`, or queued if it may wait. A
+waiter's policy is consulted until the deadline, as each conflict means that another request got a
+grant."""
 FAULTS_MAX: Final = 6
 """Consultations in a row that may fail for a queued lease through no fault of the lease, before the
 lease ends. With the pauses between them, this takes a minute."""
 FAULT_PAUSE_SECONDS: Final = 1.0
-"""First pause before another consultation; it doubles. In sum longer than a circuit is open."""
+"""First pause before a new consultation; it doubles. Their sum exceeds a circuit breaker's time."""
 _WITH_REASONS: Final = (LeaseNews, Advice)
 
 
@@ -60,16 +61,16 @@ class Requests:
     """Handles requests.
 
     Args:
-        writer: Writes the turn.
-        feasibility: Knows what fits.
+        writer: Writer of the turn's facts and effects.
+        feasibility: Decides which demands fit.
         requests: The open requests.
         leases: Grants and ends leases.
-        warm: Knows the warm leases that requests can take over.
-        quotas: Knows the quota of each tenant and project.
+        warm: Finds warm leases that requests can take over.
+        quotas: Refuses requests that exceed a quota.
         exclusions: Computes what each request may not use.
     """
 
-    def __init__(  # Each is a part of the core that a request meets.
+    def __init__(  # Each argument is another part of the core.
         self,
         writer: TurnWriter,
         feasibility: Feasibility,
@@ -104,7 +105,7 @@ class Requests:
         pending = Pending(ask, self._turn.now)
         refused: list[tuple[Ask, Refusal]] = []
         for pending.ask in alternatives.each(ask):
-            if self.take_over(pending, reserved):  # Its quota counts what is warm already.
+            if self.take_over(pending, reserved):  # A warm lease is in the tenant's quota already.
                 self._turn.wakes = True
                 return
             over = self._quotas.refusal(pending.ask)
@@ -114,7 +115,7 @@ class Requests:
                 self.consult(pending, found)
                 return
             refused.append((pending.ask, over or self.exclusions.refusal(pending.ask, found)))
-        # It waits for the last of its alternatives that it may ever have.
+        # It waits for the last alternative that can ever fit.
         pending.ask, refusal = alternatives.waits_for(refused)
         if ask.alternatives:
             found = self.exclusions.find(pending.ask)
@@ -153,7 +154,7 @@ class Requests:
         """Consult the policy about another alternative that fits; return whether there is one."""
         if not pending.ask.alternatives:
             return False
-        # While the policy thought, there may have come room for one that it did not see.
+        # An alternative may fit by capacity that was freed during the consultation.
         asks = None if why.code is Code.NO_CAPACITY else alternatives.following(pending.ask)
         found = self.settle(pending, exclusions.by_waiters_only, asks)
         if found is None:
@@ -163,14 +164,14 @@ class Requests:
         return True
 
     def _beyond_quota(self, pending: Pending, over: Refusal, exclusions: Exclusions) -> None:
-        """Refuse a request that its quota can never allow; queue or refuse it otherwise."""
+        """Refuse a request that its quota can never allow; else queue it if it may wait."""
         if not over.details["never"]:
             self._wait_or_refuse(pending, over, exclusions, self._state.gains)
         elif not self._tries_next(pending, over, exclusions):
             self._refuse(pending, over, exclusions)
 
     def make_quota_room(self, ask: Ask) -> None:
-        """End warm leases for a waiter that fits but for its quota."""
+        """End warm leases for a waiter that only its quota blocks."""
         over = None if ask.alternatives else self._quotas.refusal(ask)
         if over is not None:
             self._warm.room_after(over, ask, ())
@@ -233,9 +234,9 @@ class Requests:
             self._refuse(pending, news.refusal, found)
 
     def _comes_back(self, pending: Pending, refusal: Refusal) -> bool:
-        """Pause a waiter whose policy could not answer; return whether it pauses.
+        """Pause a queued lease whose policy could not answer; return whether it pauses.
 
-        Its workload has nothing to do with that, and it has been granted once.
+        Such a fault is not the lease's, and the lease was granted before.
         """
         ask = pending.ask
         waiter = self._state.waiting.get(ask.id)
@@ -284,14 +285,14 @@ class Requests:
         elif isinstance(verdict, tuple):
             refusal = refusals.reserved_for_head()
             if nodes == pending.exclusions.nodes:
-                # The policy knew; consulted again, it would say the same.
+                # The policy knew these exclusions, and would answer the same again.
                 self._wait_or_refuse(pending, refusal, exclusions, pending.gains)
             else:
                 self._propose_again(pending, refusal, exclusions)
         elif isinstance(verdict, Unsound) and pending.layout == self._state.fleet.layout:
             self._refuse(pending, verdict.refusal, exclusions)
         elif isinstance(verdict, Stale) and seen == (pending.version, pending.exclusions.parts):
-            # Nothing has changed since the consultation: it proposed what it could see is taken.
+            # Nothing has changed since: the policy proposed devices that it saw as taken.
             self._refuse(pending, refusals.devices_in_use(verdict.refusal), exclusions)
         else:
             self._propose_again(pending, verdict.refusal, exclusions)
@@ -306,7 +307,7 @@ class Requests:
             self.consult(pending, exclusions)
         else:
             refusal = refusals.others_were_faster(CONSULTS_MAX, conflict.details)
-            self._wait_or_refuse(pending, refusal, exclusions, -1)  # It fits, so nothing stands.
+            self._wait_or_refuse(pending, refusal, exclusions, -1)  # It fits: no refusal is valid.
 
     def _pass_on_value(self, pending: Pending, value: JsonValue, exclusions: Exclusions) -> None:
         """Return a value that names no cluster to the client; nothing is granted."""
@@ -328,11 +329,11 @@ class Requests:
         self._wait_or_refuse(pending, refusal, seen, pending.gains)
 
     def _may_have_missed(self, pending: Pending, exclusions: Exclusions) -> bool:
-        """Return whether a request may fit by capacity that its policy did not see.
+        """Return whether a request may fit on capacity that its policy did not see.
 
-        Capacity came back while it thought; or its cell held something free of another proposal
-        that came to nothing; or something is no longer reserved for another request. All of these
-        wake a waiter.
+        During the consultation, capacity was freed; or the policy's cell held capacity back for
+        another proposal that was rejected; or a reservation for another request ended. Waiters are
+        woken instead.
         """
         ask = pending.ask
         waits = ask.id in self._state.waiting and self._is_patient(ask)
@@ -357,7 +358,7 @@ class Requests:
         self._turn.wakes = True
 
     def take_over(self, pending: Pending, reserved: Nodes) -> bool:
-        """Grant a request the matching warm lease, if there is one, without its policy."""
+        """Grant a request a matching warm lease, if there is one, without its policy."""
         ask = pending.ask
         warm = self._warm.like(ask, reserved)
         if warm is not None and self._quotas.refusal(ask, warm.placement, warm) is not None:
@@ -402,7 +403,7 @@ class Requests:
     ) -> None:
         """Refuse a request, or queue it if it may wait; the refusal is valid as of `gains`.
 
-        Warm leases give way first: an ask that would not wait does so until it has ended.
+        Warm leases are evicted first; a request without a queue time waits until they have ended.
         """
         if self._tries_next(pending, refusal, exclusions):
             return
@@ -432,7 +433,7 @@ class Requests:
         self._pending.settle(ask)
         excluded = (*reserved, *pending.exclusions.own)
         if ask.alternatives and pending.over is not None:
-            # Until its quota has room, too.
+            # It also waits until its quota has room.
             self._queue.declined(ask, pending.over, gains, excluded)
         elif ask.demand is not None and refusal.code is Code.NO_CAPACITY:
             # Otherwise the result does not hold for the whole class: the queue checks each waiter.
@@ -440,12 +441,12 @@ class Requests:
                 self._queue.does_not_fit(ask, gains, reserved)
         elif refusal.code is not Code.QUOTA_EXCEEDED or not self._queue.is_over_quota(ask):
             self._queue.declined(ask, refusal, gains, excluded)
-        self._turn.wakes = True  # What is reserved for this line may have moved, or grown.
+        self._turn.wakes = True  # The nodes reserved for this line may have changed.
 
     def nodes_to_reserve(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:
-        """Return the nodes to reserve for a line's first, also while its policy is consulted.
+        """Return the nodes to reserve for a line's first waiter, even during a consultation.
 
-        None for one that would not wait: what it evicts comes soon, and others fit beside it.
+        () for a request without a queue time: it waits only for evicted leases, which end soon.
         """
         if ask.demand is None or reserved or not self._is_patient(ask):
             return ()
@@ -475,7 +476,7 @@ class Requests:
         """Refuse a request for a reason that waiting would not change."""
         waiter = self._state.waiting.get(pending.ask.id)
         if waiter is not None and waiter.lease is not None:
-            # Neither an exceeded quota nor a policy that cannot answer is about the nodes.
+            # A quota or a policy's failure has nothing to do with the avoided nodes.
             elsewhere = refusal.code in {Code.QUOTA_EXCEEDED, *refusals.PASSING}
             if elsewhere or not self._insist(pending, exclusions):
                 self._pending.settle(pending.ask)
@@ -490,13 +491,13 @@ class Requests:
             self._turn.wakes = True  # What was reserved for it is for the others now.
 
     def _answer(self, pending: Pending, answer: Response) -> None:
-        """Answer all sessions that wait for this request, and store the reason for `why`."""
+        """Answer all sessions that wait for this request, and store the reasons for `why`."""
         ask = pending.ask
         listeners = self._requests.settle(ask)
         reasons = answer.reasons if isinstance(answer, _WITH_REASONS) else None
         record = {"tenant": ask.tenant, **(reasons or self._reasons(pending))}
         if isinstance(answer, LeaseNews):
-            record["granted"] = answer.lease  # Few want to know why they got what they want.
+            record["granted"] = answer.lease  # Its text is made by `why`.
         else:
             record |= explain.outcome(answer)
         if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:

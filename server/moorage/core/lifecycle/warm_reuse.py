@@ -1,9 +1,9 @@
 """Warm leases: lets requests take them over, and ends them for requests that need their place.
 
-A warm lease holds its place like any other, so no GPU is promised twice, and counts for its
-tenant's quota. But no client has its token. The next request like its own takes its workload
-over without a start, and a request that does not fit otherwise, or not within its quota, has it
-ended first. The allocator is the only caller.
+A warm lease holds its place like any other, so no GPU is promised twice, and counts toward its
+tenant's quota; but no client has its token. The next similar request takes over its workload
+without a start. If a request otherwise does not fit, or exceeds its quota, warm leases end for it.
+The allocator is the only caller.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,7 +39,7 @@ from moorage.model import (
 from moorage.policy import Fleet, ProposedShare
 
 WARM_MAX: Final = 256
-"""Warm workloads of one tenant; one more ends the one with the earliest deadline."""
+"""Most warm workloads of one tenant; one more ends the one with the earliest deadline."""
 ROOM_SECONDS_MAX: Final = 60.0
 """Seconds that a request without a queue time waits anyway while warm leases end for it."""
 EVICTED: Final = "evicted: another request needs its place"
@@ -49,10 +49,10 @@ class WarmReuse:
     """Handles warm leases.
 
     Args:
-        writer: Writes the turn.
-        feasibility: Knows what fits.
+        writer: Writer of the turn's facts and effects.
+        feasibility: Decides which demands fit.
         leases: Ends leases.
-        queue: Knows which requests wait for a quota.
+        queue: Tells whether requests wait for a quota.
         exclusions: Computes what each request may not use.
     """
 
@@ -79,7 +79,7 @@ class WarmReuse:
         evicted = (each.id for each in leases if (each.state, each.reason) == ("ending", EVICTED))
         self._evicted = dict.fromkeys(evicted, RequestId(""))
 
-    # Kept, and taken over ------------------------------------------------------------------
+    # Keeping and taking over ---------------------------------------------------------------
 
     def add(self, news: WorkloadKept) -> None:
         """Keep a released lease as warm, since its workload is fit for the next user."""
@@ -87,7 +87,7 @@ class WarmReuse:
         if lease is None or lease.provision is None:
             return
         if (lease.state, lease.reason) != ("ending", RELEASED):
-            return  # It is warm already, or was ended meanwhile.
+            return  # It is warm already, or it has ended meanwhile.
         if self._has_vanished(lease) or self._is_in_the_way(lease):
             self._turn.emit(Stop(lease))
             return
@@ -101,8 +101,8 @@ class WarmReuse:
     def like(self, ask: Ask, reserved: Nodes) -> Lease | None:
         """Return the warm lease that `ask` may take over, the last released one first; or None.
 
-        The same policy answered the same question with this place, so it is not consulted again.
-        The place is verified as a proposal is.
+        The policy once chose this place for an equal request, so it is not consulted again. The
+        place is verified like a proposal.
         """
         if ask.terms is None or ask.dry_run or ask.provision is None or not self._turn.state.warm:
             return None
@@ -128,7 +128,7 @@ class WarmReuse:
         wishes = tuple(ProposedShare(*astuple(share)) for share in lease.placement)
         return verify(ask, wishes, fleet, self._turn.state.clusters) == lease.placement
 
-    # Giving way ----------------------------------------------------------------------------
+    # Eviction ------------------------------------------------------------------------------
 
     def _is_in_the_way(self, lease: Lease) -> bool:
         """Return whether other requests wait for the quota that a warm lease would use."""
@@ -147,15 +147,15 @@ class WarmReuse:
         """End the fewest warm leases, the oldest first, so that `ask` fits.
 
         Returns:
-            The nodes on which there will be room once they have ended (none if the request does not
-            say what it needs); None if ending them would not help, and nothing is ended.
+            The nodes that will have room once these leases have ended, () if the request names no
+            demand; None if no lease is ended, since that would not help.
         """
         state = self._turn.state
         self._evicted = {name: by for name, by in self._evicted.items() if name in state.leases}
         coming = [state.leases[name] for name in self._evicted if self._is_for(ask, name)]
         if ask.terms is None or ask.dry_run or not (coming or state.warm or state.resetting):
             return None
-        own = self._resetting_for(ask)  # It comes as it is.
+        own = self._resetting_for(ask)  # The request takes these over.
         for lease in own:
             self._awaited[lease.id] = ask.id
         found = self._exclusions.find_on_empty(ask, reserved)
@@ -183,7 +183,7 @@ class WarmReuse:
         """End warm leases, the oldest first, so that `ask` fits into a quota.
 
         Returns:
-            No nodes, since they are not known; None if ending all would not help.
+            (), since the nodes are not known; None if ending all warm leases would not help.
         """
         state, details = self._turn.state, over.details
         if ask.terms is None or ask.dry_run:
@@ -207,20 +207,20 @@ class WarmReuse:
         return ()
 
     def _remaining_quota(self, account: Account, lease: Lease, column: int) -> int:
-        """Return how much of a resource an account may still hold once a lease has ended."""
+        """Return how much of a resource an account gains once a lease has ended."""
         tenant, project = account
         its: Account = (lease.tenant, None if project is None else lease.terms.project)
         amount = placement_amounts(lease.placement)[column]
         if its == account:
             return amount
         if project is not None and its[0] != tenant:
-            return 0  # Projects lend to those of their own tenant.
+            return 0  # Projects lend only within their tenant.
         return min(amount, self._turn.state.accounts.borrowed_amounts(its)[column])
 
     def _room_unknown(self, ask: Ask, reserved: Nodes, coming: list[Lease]) -> Nodes | None:
         """Evict warm leases for a request without `resources`: one by one, until its policy agrees.
 
-        Only the policy knows what it needs, and it has found nothing on what is free now.
+        Only the policy knows the demand, and it found no placement on the free capacity.
         """
         if coming:
             return ()
@@ -241,7 +241,7 @@ class WarmReuse:
         """Return whether the place of an evicted lease is for `ask`, or for no open request."""
         return self._is_left(self._evicted[name], ask.id)
 
-    # What else ends them -------------------------------------------------------------------
+    # Other ends ----------------------------------------------------------------------------
 
     def end_vanished(self) -> None:
         """End warm leases on nodes or devices that no longer exist."""
@@ -277,7 +277,7 @@ class WarmReuse:
         return False
 
     def _resetting_for(self, ask: Ask) -> list[Lease]:
-        """Return the leases in reset that match `ask` and that no other request waits for."""
+        """Return a lease in reset that matches `ask` and that no other request awaits; or []."""
         leases, resetting = self._turn.state.leases, self._turn.state.resetting
         self._awaited = {name: by for name, by in self._awaited.items() if name in resetting}
         if not resetting or ask.provision is None:
@@ -331,7 +331,7 @@ class _Attempt:
         self._fits = self._fleet.feasible(ask.demand) & self._allowed
 
     def choose(self, coming: Iterable[Lease], warm: Iterable[Lease]) -> list[Lease] | None:
-        """Return the fewest warm leases to end beside `coming`; None: all do not suffice."""
+        """Return the fewest warm leases to end beside `coming`; None: even all are not enough."""
         for lease in coming:
             self._free(lease, 1)
         chosen: list[Lease] = []
@@ -342,7 +342,7 @@ class _Attempt:
                 chosen.append(lease)
         if not self._enough():
             return None
-        for lease in chosen[::-1]:  # Those that turned out not to be needed may stay.
+        for lease in chosen[::-1]:  # Keep leases that are not needed after all.
             self._free(lease, -1)
             if self._enough():
                 chosen.remove(lease)
@@ -360,7 +360,7 @@ class _Attempt:
         return self._feasibility.enough_nodes(self._fits, self._demand)
 
     def _free(self, lease: Lease, sign: int) -> bool:
-        """Mark a lease's share as free, or as held again; return whether that can matter."""
+        """Free a lease's share, or (`sign` -1) take it; return whether allowed nodes changed."""
         shares = self._held_by(lease)
         found = [self._fleet.row(share.cluster_id, share.node_id) for share in shares]
         rows = np.array([row for row in found if row is not None and self._allowed[row]], np.int64)

@@ -1,8 +1,8 @@
 """Requests with several alternative demands: "8 GPUs, else 4", "one H100, else two A100".
 
-Such a request has all its demands in `alternatives`, the preferred one first, and in `demand` the
-one that it is decided about now. It waits in a class of its own whose demand is the loosest of all:
-where that does not fit, none does.
+Such a request has all its demands in `alternatives`, the preferred one first; `demand` is the one
+under decision. It waits in a class with a demand looser than all alternatives: on a node where that
+does not fit, no alternative fits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ def choice(ask: Ask) -> int | None:
 
 
 def waits_for(refused: Sequence[tuple[Ask, Refusal]]) -> tuple[Ask, Refusal]:
-    """Return the last alternative that may fit later, or else the last one; and its refusal.
+    """Return the last alternative that may fit later, else the last of all; and its refusal.
 
     Args:
         refused: All alternatives, each with the reason why it does not fit now.
@@ -60,7 +60,7 @@ def loosest(ask: Ask) -> Demand | None:
         return ask.demand
     topologies = {demand.topology for demand in some}
     models = {model for demand in some for model in demand.models}
-    # Some devices may be had whole alone, so neither of a share and a whole is the looser one.
+    # Some devices are only granted whole, so neither a part nor a whole device is looser.
     mixed = len({demand.gpu_milli == GPU_MILLI for demand in some}) > 1
     return Demand(
         gpus=0 if mixed else min(demand.gpus for demand in some),

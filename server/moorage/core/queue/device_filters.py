@@ -1,8 +1,8 @@
-"""Caches which devices of a node each waiting demand accepts; every release looks this up.
+"""Caches which devices of a node each waiting demand accepts; each release of a lease reads it.
 
-A filter is the part of a demand that cannot be compared as a number. Their answers about a node are
-remembered while the inventory is the same, so that a release asks new filters only. `ranking` and
-`order` are the callers.
+A filter is the part of a demand that cannot be compared as a number. The cache holds the answers of
+all filters about a node until the inventory changes, so a release evaluates only new filters.
+`ranking` is the caller.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ NEWS_MAX: Final = 65_536
 """New filters since the oldest cached answer; beyond it the cache is emptied."""
 
 DeviceFilter = tuple[tuple[str, ...], tuple[Requirement, ...], tuple[ClusterId, ...] | None]
-"""Models of devices (none: any), labels of their node, and clusters (None: any)."""
+"""GPU models (empty: any), labels of the node, and clusters (None: any)."""
 
 
 def device_filter(shape: Shape) -> DeviceFilter:
@@ -30,7 +30,7 @@ def device_filter(shape: Shape) -> DeviceFilter:
 
 
 class _Answers:
-    """The cached answers for one node, by the number of a filter.
+    """The cached answers for one node, by filter number.
 
     Attributes:
         is_candidate: Whether the node is a candidate for the filter: bool `[filters]`.
@@ -45,7 +45,7 @@ class _Answers:
 
 
 class DeviceFilters:
-    """The filters of all waiters, by number; the number of a dropped filter is used again.
+    """The filters of all waiters, by number; a new filter may get the number of a dropped one.
 
     Args:
         state: Read, never changed.
@@ -84,7 +84,7 @@ class DeviceFilters:
         """Return which filters accept a node, and which of its devices each of them accepts.
 
         Returns:
-            Bool `[filters]` and `[filters, devices]`; do not write.
+            Two read-only arrays: bool `[filters]`, and bool `[filters, devices]`.
         """
         fleet = self._state.fleet
         if self._layout != fleet.layout:
@@ -116,5 +116,5 @@ class DeviceFilters:
             answers.accepted[number] = there & accepts
             if wanted and accepts:
                 known = [model in wanted for model in models]
-                answers.accepted[number] &= np.array(known, np.bool_)  # It may be empty.
+                answers.accepted[number] &= np.array(known, np.bool_)  # The list may be empty.
         return answers.is_candidate, answers.accepted

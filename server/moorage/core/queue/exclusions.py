@@ -1,9 +1,9 @@
 """Exclusions: computes the nodes, and parts of nodes, that one request may not use.
 
-Other tenants reserved them for a time before its lease would end, waiters that go before it need
-them, or leases of its own group are too near. A policy sees excluded nodes as full and excluded
-parts as held; a proposal that names one is not granted. `Requests` computes them once for each
-consultation; verification, refusals and wake-ups read that value.
+Reasons: a reservation of another tenant begins before the request's lease would end, a waiter ahead
+needs the node, or a lease of the request's own group is too near. A policy sees excluded nodes as
+full and excluded parts as held; a proposal that names one is not granted. `Requests` computes the
+exclusions once per consultation; verification, refusals and wake-ups read that value.
 """
 
 from bisect import bisect_left
@@ -28,10 +28,10 @@ class Exclusions(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         by_waiters: Nodes reserved for waiters ahead of the request.
-        by_others: Nodes that other tenants reserve before its lease would end, and nodes too near
-            to leases of its group.
-        own: Nodes of `by_waiters` on which it may use the part that its tenant reserved.
-        parts: Parts of other nodes that other tenants reserve before its lease would end.
+        by_others: Nodes that other tenants reserve before the request's lease would end, and nodes
+            too near to leases of the request's group.
+        own: Nodes reserved for waiters on which the request may use its tenant's own reservation.
+        parts: Parts of other nodes that other tenants reserve before the request's lease would end.
     """
 
     by_waiters: Nodes = ()
@@ -62,8 +62,8 @@ class ExclusionRules:
     """Computes exclusions.
 
     Args:
-        writer: Writes the turn.
-        feasibility: Knows what fits.
+        writer: Writer of the turn's facts and effects.
+        feasibility: Decides which demands fit.
         queue: Reserves nodes for its head.
     """
 
@@ -79,7 +79,8 @@ class ExclusionRules:
 
         Args:
             ask: The request.
-            by_waiters: Nodes reserved for waiters ahead of the request; None: as the queue says.
+            by_waiters: Nodes reserved for waiters ahead of the request; None: read them from the
+                queue.
         """
         if by_waiters is None:
             if self._excludes_nothing(ask):
@@ -133,7 +134,7 @@ class ExclusionRules:
         return self._last_near[1]
 
     def _excludes_nothing(self, ask: Ask) -> bool:
-        """Return whether nothing can be excluded, as on servers without reservations and queue."""
+        """Return whether there is no source of exclusions: no queue head, reservation or group."""
         terms = ask.terms
         return (
             self._queue.head is None
@@ -142,7 +143,7 @@ class ExclusionRules:
         )
 
     def _own(self, ask: Ask, by_waiters: Nodes) -> Nodes:
-        """Return the waiters' nodes on which the tenant's own reservation has enough room."""
+        """Return nodes of `by_waiters` on which the tenant's own reservation has enough room."""
         if not by_waiters:
             return ()
         fleet, rows = self._state.fleet.imagined(), dict[Place, int]()
@@ -157,9 +158,10 @@ class ExclusionRules:
         return tuple(place for place, fit in zip(rows, fits, strict=True) if fit)
 
     def _until(self, ask: Ask, excluded: Nodes, now: float) -> float:
-        """Return when a request's lease that begins then would end, in seconds since the epoch.
+        """Return when a request's lease that begins at `now` would end, in seconds since the epoch.
 
-        A request that accepts a shorter lease gets one where it fits nowhere for the whole time.
+        A request that accepts a shorter lease gets the shortest if it fits nowhere for the whole
+        time.
         """
         assert ask.terms is not None
         waiter = self._state.waiting.get(ask.id)
@@ -187,7 +189,7 @@ class ExclusionRules:
 
         Args:
             lease: The planned lease.
-            beside: The present fleet without what others reserve; None: an empty fleet.
+            beside: The present fleet without the parts that others reserve; None: an empty fleet.
         """
         tenant, demand, now, until = lease
         state, fleet = self._state, self._state.fleet

@@ -18,7 +18,7 @@ def mismatch(
         ask: The repeated request.
         first: The id of the first request.
         earlier: The first request, if it is still known.
-        lease: The lease granted to it, if only that is known.
+        lease: The lease granted to the first request, if only this lease is known.
     """
     if earlier is not None:
         same = _gist(earlier) == _gist(ask)
@@ -31,7 +31,7 @@ def mismatch(
 
 
 def _gist(ask: Ask) -> tuple[object, ...]:
-    """Return the parts that two requests with one idempotency key must have in common."""
+    """Return the fields in which two requests with one idempotency key must agree."""
     return ask.policy.uri, ask.alternatives or ask.demand, ask.provision, _apart(ask)
 
 

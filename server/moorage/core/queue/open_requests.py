@@ -1,6 +1,6 @@
-"""Open requests, which are being decided or wait, and the sessions that wait for the answers.
+"""Open requests, being decided or in the queue, and the sessions that wait for their answers.
 
-The one owner of what is known of a request between its arrival and its answer. The parts of the
+`OpenRequests` owns all data of a request between its arrival and its answer. Other parts of the
 core read and change it; it calls none of them.
 """
 
@@ -18,9 +18,9 @@ from moorage.core.turns.turn import TurnWriter
 from moorage.model import Ask, Nodes, PolicyRef, RequestId, SessionId, Tenant
 
 PENDING_MAX: Final = 10_000
-"""Requests that policies are deciding; one more is refused as `busy`, see `TenantLoads`."""
+"""Most requests that policies are deciding; one more is refused as `busy`, see `TenantLoads`."""
 ASKS_BYTES_MAX: Final = 128 << 20
-"""Bytes of JSON of all requests being decided, and again of those that wait; more is refused as
+"""Most bytes of JSON of all requests being decided, and also of all waiters; more are refused as
 `busy`."""
 
 
@@ -34,13 +34,13 @@ class Pending(msgspec.Struct):
     version: int = 0
     """`Fleet.version` when the policy was consulted."""
     layout: int = 0
-    """`Fleet.layout` when the policy was consulted: nodes it names may have existed then."""
+    """`Fleet.layout` when the policy was consulted: it may name nodes that existed only then."""
     gains: int = 0
-    """`State.gains` when the policy was consulted: its refusal is valid for that value."""
+    """`State.gains` when the policy was consulted: its refusal is valid until that changes."""
     waits: bool = False
     """Whether the request is in the queue meanwhile."""
     turned_down: int = 0
-    """Number of rejected proposals at that time: their capacity may have come free since."""
+    """Number of rejected proposals at the consultation: later ones may have freed capacity."""
     exclusions: Exclusions = NONE
     """The exclusions that the policy was consulted with."""
     avoided: Nodes = ()
@@ -48,7 +48,7 @@ class Pending(msgspec.Struct):
     insisted: bool = False
     """Whether the policy declined all other nodes, so that no node is left out any more."""
     over: Refusal | None = None
-    """Why an alternative was passed over, if its quota is the reason."""
+    """The refusal of an alternative that exceeds a quota; None: no alternative does."""
 
 
 class Undecided:
@@ -97,7 +97,7 @@ class Undecided:
             pending.since += seconds
 
     def settle(self, ask: Ask) -> None:
-        """Remove a request that no policy evaluates any more."""
+        """Remove a request whose consultation has ended."""
         pending = self._asks.pop(ask.id, None)
         if pending is not None:
             self._loads.remove(ask)
@@ -120,7 +120,7 @@ class OpenRequests:
     """All requests that have no final answer yet.
 
     Args:
-        writer: Writes the turn.
+        writer: Writer of the turn's facts and effects.
         overtaken_max: How often a waiter may be overtaken.
 
     Attributes:

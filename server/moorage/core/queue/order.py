@@ -1,8 +1,8 @@
-"""The order of the queue: priority, then fair share, then age; like waiters are judged once.
+"""The order of the queue: priority, then fair share, then age; similar waiters are checked once.
 
-An index over `State.waiting`, less those that pause, built from it at start and updated with each
-change, be it decided here or by another server. `Backfill` asks it whose turn it is when capacity
-grew; nothing is ever polled.
+An index of the waiters in `State.waiting` that do not pause. It is built at start and updated with
+each change, made here or by another server. When capacity grows, `Backfill` asks it which waiters
+are next; nothing is polled.
 """
 
 import heapq
@@ -57,18 +57,18 @@ from moorage.model import (
 )
 
 CONSULTED_MAX: Final = 8
-"""Waiters of one policy that are consulted at a time; then none of lower priority is consulted."""
+"""Most waiters of one policy under consultation; lower priorities then wait for an answer."""
 CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
-"""Classes that are sorted at a time: a wake seldom needs more."""
+"""Classes that are sorted at a time: a wake-up seldom needs more."""
 PIECE: Final = 200
-"""Waiters that are indexed at a time, before other tasks run."""
+"""Waiters that are indexed before other tasks may run."""
 
 
 class WaitingQueue:
     """The waiters, in lines.
 
     Args:
-        state: Read only, except for its notes for the queue (`growth`).
+        state: Read, never changed, except for `growth`.
         overtaken_max: How often a waiter may be overtaken.
 
     Attributes:
@@ -120,7 +120,7 @@ class WaitingQueue:
         """Counter of capacity gains and ended reservations; a refusal is valid until it changes."""
         return self._state.gains + self._unreserved
 
-    # Who waits -------------------------------------------------------------------------------
+    # Waiters ---------------------------------------------------------------------------------
 
     def add(self, ask: Ask) -> None:
         """Add a waiter to its line: at the end, or by its age if it returns."""
@@ -141,7 +141,7 @@ class WaitingQueue:
             by_age = sorted(line.waiters, key=lambda request: waiting[request].at)
             line.waiters = dict.fromkeys(by_age)
         self._aged(line)
-        if self._state.reserved:  # Its lease may end before a reservation that is in others' way.
+        if self._state.reserved:  # Its lease may end before a reservation that blocks the others.
             line.refused_at = UNJUDGED
             self._look_again(line)
         self._ranking.judge_again(self._classes[key.waiters].row)
@@ -158,7 +158,7 @@ class WaitingQueue:
         del oldest_first[bisect_left(oldest_first, seniority(self._state.waiting[ask.id]))]
         if line.waiters:
             self._aged(line)
-            self._look_again(line)  # It may have spoken for them.
+            self._look_again(line)  # The removed one may have represented them.
             self._ranking.judge_again(self._classes[line.of].row)
             return
         its = self._classes[line.of]
@@ -188,7 +188,7 @@ class WaitingQueue:
             reserves=patient and ask.demand is not None,
             overdue=self._state.overtaken.get(ask.id, 0) >= self._overtaken_max,
         )
-        # What only the policy reads may change its mind: such asks are not identical.
+        # Inputs that only the policy reads may change its answer, so they tell lines apart.
         inputs = sha256(repr((ask.inputs, ask.parameters, ask.settings)).encode()).hexdigest()
         apart = terms.anti_affinity if terms is not None else None
         return LineKey(waiters, inputs, ask.avoid, apart)
@@ -224,7 +224,7 @@ class WaitingQueue:
         at = bisect_left(its.ready, (line.since, line.number))
         if at < len(its.ready) and its.ready[at][2] is line:
             del its.ready[at]
-            its.visited -= at < its.visited  # A wake may be under way, and have declined it.
+            its.visited -= at < its.visited  # A wake-up may be under way and have visited it.
             its.passed -= at < its.passed
             self._ready_from(its, its.visited)
         if line is self._first or line.of.overdue:
@@ -270,17 +270,17 @@ class WaitingQueue:
             case ClockMoved():
                 self.restore()
 
-    # Why they wait --------------------------------------------------------------------------
+    # Obstacles ------------------------------------------------------------------------------
 
     def does_not_fit(self, ask: Ask, gains: int, reserved: Nodes, excluded: bool = False) -> None:
         """Record that no demand like that of `ask` fits now.
 
         Args:
             ask: A waiter with this demand.
-            gains: `State.gains` at the time of the check; if it has grown, the result is void.
+            gains: `State.gains` at the time of the check; if that has grown, the result is void.
             reserved: The nodes that were reserved for others during the check.
-            excluded: Reservations keep nodes from its line, which says nothing of other lines. True
-                also where another tenant reserved a part of the head's nodes.
+            excluded: Whether the waiter's line has excluded nodes, so that the result does not hold
+                for other lines. Treated as True if another tenant reserved one of the head's nodes.
         """
         excluded = excluded or self._partly_open(reserved) != reserved
         line = self._line_of[ask.id]
@@ -302,8 +302,8 @@ class WaitingQueue:
 
         Args:
             ask: A waiter in the line.
-            refusal: The answer to these waiters if their time expires before that changes.
-            gains: `State.gains` at the consultation; if it has grown, the policy is consulted
+            refusal: The answer to these waiters if their time expires before the policy agrees.
+            gains: `State.gains` at the consultation; if that has grown, the policy is consulted
                 again.
             excluded: Nodes not offered to the policy: they are reserved for the head of the queue.
         """
@@ -330,7 +330,7 @@ class WaitingQueue:
         return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
 
     def take_over_quota(self) -> list[Ask]:
-        """Return one waiter per class that was found over its quota since the last call."""
+        """Return the first waiters of classes found over their quota since the last call."""
         rows = self._ranking.take_over_quota(CLASSES_AT_ONCE)
         lines = [self._classes[self._ranking.waiters(row)].ready[0][2] for row in rows]
         return [self._state.waiting[next(iter(line.waiters))].ask for line in lines]
@@ -358,7 +358,7 @@ class WaitingQueue:
             return None
         return first.needs, next(iter(self._classes[first].ready[0][2].waiters))
 
-    # Whose turn it is ------------------------------------------------------------------------
+    # Turns -----------------------------------------------------------------------------------
 
     def grew(self, places: Collection[GrownPlace] | None) -> None:
         """Record the places where capacity grew or may be freed; None: everywhere."""
@@ -370,7 +370,7 @@ class WaitingQueue:
                 self._ask_again(line)
 
     def rethink(self) -> None:
-        """Consult policies again that declined without the nodes which they may use now."""
+        """Consult policies again whose last refusal lacked nodes or quota that they may use now."""
         rooms = self._ranking.rooms()
         for line in [each for each in self._declined if each.excluded or each.over_quota_at]:
             room = line.over_quota_at not in {0, rooms}
@@ -389,7 +389,7 @@ class WaitingQueue:
         self._ranking.judge_again(self._classes[line.of].row)
 
     def first(self) -> WaiterLine | None:
-        """Return the first line of the queue, for which nodes are to be reserved."""
+        """Return the first line for which nodes are to be reserved: the head of the queue."""
         if self._first_as_of != self._state.accounts.version:
             row = self._ranking.head()
             ready = [] if row is None else self._classes[self._ranking.waiters(row)].ready
@@ -406,18 +406,18 @@ class WaitingQueue:
             self._ranking.grew(free, wanted=False)
 
     def reserve_later(self, head: WaiterLine, find: Callable[[], Nodes]) -> None:
-        """Reserve nodes for a line as `reserve`, but find them when another request asks for room.
+        """Reserve nodes for a line like `reserve`, but choose them only when another request asks.
 
-        That is never for most lines that wait alone: their policy is consulted, and grants.
+        For most lines that wait alone, no other request asks before their policy has answered.
         """
-        if self._reserved and len(self._lines) > 1:  # Others may have what becomes free of these.
+        if self._reserved and len(self._lines) > 1:  # Others may use nodes that are freed here.
             self.reserve(head, find())
         else:
             self.head, self._reserved, self._find_reserved = head, (), find
 
     @property
     def reservation(self) -> Nodes:
-        """The reserved nodes, the same until capacity grows, so that leases on them can end."""
+        """The reserved nodes; they stay the same until capacity grows, so leases there can end."""
         if self._find_reserved is not None:
             self._reserved, self._find_reserved = self._find_reserved(), None
         return self._reserved
@@ -435,7 +435,7 @@ class WaitingQueue:
     def nodes_reserved_ahead(self, ask: Ask) -> Nodes:
         """Return the nodes reserved for a waiter ahead of `ask`, a new request or a waiter.
 
-        Advice holds nothing, so it delays no request and everything is open to it.
+        A request for advice excludes no nodes: advice holds no capacity and delays no request.
         """
         if ask.terms is None or self.head is None:
             return ()
@@ -446,7 +446,7 @@ class WaitingQueue:
         return self.reservation if self._rank(self.head) < newest else ()
 
     def overtaken_by(self, ask: Ask, placement: Placement, since: float) -> RequestId | None:
-        """Return the oldest waiter that a grant overtakes: it came earlier and still waits.
+        """Return the oldest waiter that a grant overtakes, which came earlier and still waits.
 
         Args:
             ask: The granted request; waiters of lower priority are not overtaken.
@@ -464,7 +464,7 @@ class WaitingQueue:
         return next(iter(self._classes[self._ranking.waiters(row)].ready[0][2].waiters))
 
     def overtook(self, request: RequestId) -> None:
-        """Move a waiter that was overtaken to its new place."""
+        """Move a waiter to its new place once it has been overtaken as often as allowed."""
         if self._state.overtaken[request] == self._overtaken_max:
             ask = self._state.waiting[request].ask
             self.remove(ask)
@@ -504,7 +504,7 @@ class WaitingQueue:
                 first = self._ranking.first(rows, CLASSES_AT_ONCE + 1)
                 passed = [self._passes_by(row, seen) for row in first]
                 if any(passed):
-                    continue  # The order is another one now.
+                    continue  # The order has changed.
                 if last is not None and self._rank(self._next(first[0])) >= last:
                     return
                 for line in filter(self._is_not_head, self._in_order(first, seen, last)):
@@ -514,7 +514,7 @@ class WaitingQueue:
         finally:
             for its in seen.values():
                 its.visited = 0
-                if its.ready:  # Else its row may be that of a new class by now.
+                if its.ready:  # An emptied class may have lost its row to another.
                     self._ready_from(its, 0)
 
     def _is_not_head(self, line: WaiterLine) -> bool:
@@ -549,7 +549,7 @@ class WaitingQueue:
     def _in_order(
         self, rows: list[int], seen: dict[int, ClassLines], last: Rank | None
     ) -> Iterator[WaiterLine]:
-        """Yield the lines of classes in order, as far as `last` or the classes reach."""
+        """Yield the lines of these classes in order, up to `last` or the first class left out."""
         merged: list[tuple[Rank, int, ClassLines]] = []
         for row in rows:
             its = seen[row]
@@ -591,7 +591,7 @@ class WaitingQueue:
         return sorted(self._lines.values(), key=self._rank)
 
     def positions(self, requests: Iterable[RequestId]) -> dict[RequestId, int]:
-        """Return the place of some waiters in the queue; those that pause come last."""
+        """Return the positions of some waiters in the queue, from 1; paused ones come last."""
         positions = dict.fromkeys(requests, 0)
         lines: dict[WaiterLine, int] = {}
         for request in positions:
@@ -615,7 +615,7 @@ class WaitingQueue:
         """
         waiting, ranked, start = self._state.waiting, self._by_seniority, 0
         if after is not None:
-            with suppress(TypeError):  # Who reads the cursor says so.
+            with suppress(TypeError):  # `page` refuses such a cursor.
                 start = bisect_left(ranked, after)
         keys: Iterable[Seniority] = (ranked[at] for at in range(start, len(ranked)))
         if len(ranked) != len(waiting):
@@ -626,7 +626,7 @@ class WaitingQueue:
     def in_turn(self, most: int) -> list[Waiter]:
         """Return the first waiters in the order in which they are served now."""
         waiting = self._state.waiting
-        # No other line has one of them: its first would be one, too.
+        # Only these lines have them: a line's first waiter leads.
         lines = [self._numbers[number] for number in self._ranking.first_lines(most)]
 
         def rank_of(line: WaiterLine) -> Iterator[tuple[Any, ...]]:

@@ -1,8 +1,8 @@
 """Quotas: sets the limits of tenants and projects, and refuses requests that exceed them.
 
-The allocator is the only caller. `core.state.accounts` has the held and the remaining amounts.
-The queue passes over who waits for its quota, and keeps no nodes for them; quota itself it keeps
-for who was overtaken too often.
+The allocator is the only caller. `core.state.accounts` has the held and the remaining amounts. The
+queue passes over waiters that exceed their quota, and reserves no nodes for them; it reserves quota
+for waiters that were overtaken too often.
 """
 
 import numpy as np
@@ -29,15 +29,15 @@ from moorage.records.replies import QuotaTerms
 from moorage.records.requests import QuotaAmounts
 
 QUOTAS_MAX = 10_000
-"""Quotas that exist at a time; one more is refused."""
+"""Most quotas at a time; one more is refused."""
 
 
 class Quotas:
     """Sets and checks the limits of tenants and their projects.
 
     Args:
-        writer: Writes the turn.
-        queue: Knows which waiters reserve quota.
+        writer: Writer of the turn's facts and effects.
+        queue: Has the quota that waiters reserve.
     """
 
     def __init__(self, writer: TurnWriter, queue: WaitingQueue) -> None:

@@ -1,8 +1,8 @@
-"""The classes of waiters in columns: finds which may be served now, and which come first.
+"""The classes of waiters in columns: finds the classes that may be served now, and their order.
 
-A class is what waiters share that decides about their turn: tenant, policy, demand, priority. The
-columns are updated as classes come and go, so a wake looks at arrays and at the first few classes;
-it neither sorts nor visits all that wait. `order` is the only caller.
+Waiters of one class agree in all that decides their turn: tenant, policy, demand, priority. The
+columns are updated as classes come and go, so a wake-up reads arrays and the first few classes; it
+neither sorts nor visits all waiters. `order` is the only caller.
 """
 
 from collections import Counter
@@ -25,29 +25,29 @@ Bools = npt.NDArray[np.bool_]
 T = TypeVar("T", bound=Hashable)
 _Key = Callable[[Rows], Column]
 Kind = tuple[DeviceFilter, int, int]
-"""The needs of a demand on a device: filter, memory, and free thousandths."""
+"""A demand on one device: filter, memory in MiB, and least free thousandths."""
 Rank = tuple[int, float, float, float, int]
-"""Sort key: negated precedence, share of the tenant, that of the project, arrival, serial number.
+"""Sort key: negated precedence, share of the tenant, share of the project, arrival, serial number.
 Smaller keys come first."""
 
 ALTERNATIVES_WIDTH: Final = 8
-"""Number of alternatives per request for which the table has columns at first."""
+"""Columns for alternatives in a new table; it grows for requests with more."""
 FILTERS_OF_TENANT_MAX: Final = 4_096
-"""Different choices of GPU models, labels and clusters among a tenant's waiters; a request with one
-more is refused as `busy`. Each costs a release some microseconds."""
+"""Most choices of GPU models, labels and clusters among a tenant's waiters; a request with one more
+is refused as `busy`. Each choice costs some microseconds per release of a lease."""
 COUNTED_MAX: Final = 16
-"""Lines that are counted one by one; for more, all lines are sorted."""
+"""Most lines whose position is counted one by one; for more, all lines are sorted."""
 
 
 def _kind(shape: Shape) -> Kind:
     """Return the attributes of a demand that decide which nodes and devices it fits."""
     demand, _, _ = shape
-    milli = GPU_MILLI if demand.gpu_milli == GPU_MILLI else 1  # A share: any device has a part.
+    milli = GPU_MILLI if demand.gpu_milli == GPU_MILLI else 1  # Any free part will do.
     return device_filter(shape), demand.gpu_memory_mib, milli
 
 
 def _alternatives(shape: Shape) -> list[Shape]:
-    """Return the shapes of the alternatives in a demand."""
+    """Return a shape for each alternative."""
     _, candidates, demands = shape
     return [(each, candidates, ()) for each in demands]
 
@@ -57,7 +57,7 @@ def _filters(shape: Shape) -> set[DeviceFilter]:
 
 
 class Table(Generic[T]):
-    """A table of numbered rows; the number of a removed row is used again."""
+    """A table of numbered rows; a new row may get the number of a removed one."""
 
     def __init__(self, **columns: npt.DTypeLike) -> None:
         self.columns = {name: np.zeros(16, kind) for name, kind in columns.items()}
@@ -96,10 +96,10 @@ class Table(Generic[T]):
 
 
 class WakeLimits(NamedTuple):
-    """Classes of waiters that are not served now.
+    """Classes of waiters that this turn may not serve.
 
     Args:
-        capped: Policies that take no more consultations, up to the given priority.
+        capped: Policies at their limit of consultations, with the highest priority to skip.
         spent: Tenants whose waiters were checked often enough in this turn.
     """
 
@@ -124,22 +124,22 @@ class Ranking:
             gpu_milli=np.int64,
             cpu_milli=np.int64,
             memory_mib=np.int64,
-            over=np.bool_,  # Beyond the quota of their tenant or project when last looked at.
+            over=np.bool_,  # Over the quota of tenant or project at the last check.
             policy=np.int64,
             shape=np.int64,
             reserves=np.bool_,
-            oldest=np.float64,  # Since when the first that is ready waits; inf where none is.
-            since=np.float64,  # The same, less those that the wake under way has visited.
-            number=np.int64,  # Of that first one.
-            fresh=np.bool_,  # Some have not been judged since they came.
-            refused_at=np.int64,  # The count of changes at which they did not fit.
+            oldest=np.float64,  # Arrival of the first ready waiter; inf: none.
+            since=np.float64,  # As `oldest`, of lines not yet visited in this wake-up.
+            number=np.int64,  # Line number of this first waiter.
+            fresh=np.bool_,  # Some waiters are still unchecked.
+            refused_at=np.int64,  # `changes` at which they did not fit.
         )
         self._shapes = Table[Shape](
             gpus=np.int64,
             cpu=np.int64,
             memory=np.int64,
             kind=np.int64,
-            several=np.bool_,  # It is met where one of several others is, which have their rows.
+            several=np.bool_,  # Fits where an alternative fits; each has a row.
         )
         self._others = np.zeros((16, ALTERNATIVES_WIDTH), np.int64)
         """By shape with alternatives: the rows of its alternatives, padded with the last one."""
@@ -191,7 +191,7 @@ class Ranking:
     def has_room(self, tenant: Tenant, shape: Shape) -> bool:
         """Return whether one more waiter of a tenant may wait: every release checks all filters."""
         known = self._filters_of.get(tenant, Counter())
-        more = sum(each not in known for each in _filters(shape))  # Not all known ones are read.
+        more = sum(each not in known for each in _filters(shape))  # Usually fewer than in `known`.
         return len(known) + more <= FILTERS_OF_TENANT_MAX
 
     def _add_shape(self, shape: Shape) -> int:
@@ -274,7 +274,7 @@ class Ranking:
         else:
             lines.add(number, of=row, since=since, waiters=waiters, number=number)
 
-    # What may be served ----------------------------------------------------------------------
+    # Servable classes ------------------------------------------------------------------------
 
     def judge_again(self, row: int) -> None:
         """Mark a class to be checked again at the next growth of capacity, wherever that is."""
@@ -294,7 +294,7 @@ class Ranking:
         alike: Bools | int = row
         if self._shapes.users[self._by_row[row].shape] > 1:
             alike = shapes == shapes[row]
-            if reserved:  # Says nothing of those from whom nothing is reserved.
+            if reserved:  # Holds only for classes with these exclusions.
                 alike &= self._classes["reserves"] == self._classes["reserves"][row]
         self._classes["refused_at"][alike] = changes
         self._classes["fresh"][alike] = False
@@ -325,14 +325,13 @@ class Ranking:
         self._grown = {}
 
     def servable(self, changes: int, limits: "WakeLimits", reserved: Nodes) -> tuple[Rows, bool]:
-        """Return the classes that may be served now, and whether others wait only for their policy.
+        """Return the classes that may be served now, and whether only `limits` hold back others.
 
         Args:
             changes: The counter of capacity gains and ended reservations. A class that did not fit
                 is not checked again before it changes.
             limits: Classes that are not served now.
-            reserved: Nodes reserved for the head, excluded for classes that would reserve nodes,
-                too.
+            reserved: Nodes reserved for the head, closed to other classes that reserve nodes.
         """
         self.rooms()
         if not self._grown and self._grown is not None and not self._classes["fresh"].any():
@@ -369,9 +368,9 @@ class Ranking:
         return over
 
     def take_over_quota(self, many: int) -> list[int]:
-        """Return, and forget, the first classes that `servable` found over their quota.
+        """Return and forget the classes that `servable` found over their quota, at most `many`.
 
-        Only while a warm lease may give way to them.
+        There are such classes only while a warm lease could be evicted for them.
         """
         if not self._found_over:
             return []
@@ -387,9 +386,9 @@ class Ranking:
         return bool(self._over(np.flatnonzero(live)).any())
 
     def rooms(self) -> int:
-        """A counter, from 1 on, of the moments at which quotas may have gained room.
+        """A counter, from 1, that grows when quotas may have gained room.
 
-        A waiter that is no longer beyond its quota is then checked, wherever there is capacity.
+        Classes that no longer exceed their quota are then checked on all capacity.
         """
         claims = {account: self._by_row[row] for account, row in self.claims().items()}
         as_of = self._state.accounts.falls, claims
@@ -404,7 +403,8 @@ class Ranking:
     def claims(self) -> dict[int, int]:
         """Return, by account number, the row of the class that reserves the account's quota.
 
-        It is the first that was overtaken too often. It reserves nothing of what it would borrow.
+        This is the first class that was overtaken too often and fits into its own quota; it
+        reserves no borrowed quota.
         """
         accounts, classes = self._state.accounts, self._classes
         claims: dict[int, int] = {}
@@ -464,15 +464,15 @@ class Ranking:
         fits[several] = fits[self._others[several]].any(axis=1)
         return fits
 
-    # Who comes first -------------------------------------------------------------------------
+    # Order -----------------------------------------------------------------------------------
 
     def overtaken(
         self, nodes: Nodes, of: tuple[Account, Account], priority: int, since: float
     ) -> int | None:
         """Return the oldest class whose first waiter a grant overtakes.
 
-        It came before, is of no lower priority and not overdue yet, and might be on one of these
-        nodes if they were empty. Or it is beyond a quota that the request takes a part of.
+        That waiter came earlier, has no lower priority, and is not overdue yet. It might fit on one
+        of the nodes if they were empty; or it exceeds a quota that the grant uses, too.
 
         Args:
             nodes: The granted nodes.
@@ -576,7 +576,7 @@ def _first(rows: Rows, many: int, keys: Sequence[_Key]) -> list[int]:
         if len(tied) <= many:
             break
         values = key(tied)
-        # A partition: to sort them all would cost more than the rest of a wake.
+        # Partition: a full sort would cost more than the rest of a wake-up.
         bound = values.min() if many == 1 else np.partition(values, many - 1)[many - 1]
         chosen.append(tied[values < bound])
         many -= len(chosen[-1])
@@ -587,7 +587,7 @@ def _first(rows: Rows, many: int, keys: Sequence[_Key]) -> list[int]:
 
 
 def _rows(fleet: Fleet, places: Collection[GrownPlace]) -> list[int] | None:
-    """Return the rows of those places that still exist; None if they are many."""
+    """Return the rows of the places that still exist; None if they are more than `PLACES_MAX`."""
     rows: list[int] = []
     for cluster, node in places:
         if node:

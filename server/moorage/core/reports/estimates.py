@@ -1,7 +1,7 @@
-"""Shares the estimates of `forecast` among all who read them within a moment.
+"""Shares the estimates of `forecast` among all readers within `SHARED_SECONDS`.
 
-The allocator and the progress of streamed requests share one: fifty open consoles cost what one
-costs. An estimate may be `SHARED_SECONDS` old, and is made again for a waiter that came after it.
+Allocator and streamed requests use the same estimate: fifty open consoles cost as much as one. An
+estimate is also made again for a waiter that came after it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ SHARED_SECONDS: Final = 2.0
 AWAITED_SECONDS: Final = 10.0
 """Greatest age of the awaited leases of a demand, in seconds; ended leases are left out."""
 AWAITED_MAX: Final = 256
-"""Demands whose awaited leases are cached."""
+"""Most demands whose awaited leases are cached."""
 
 
 class Estimates:
@@ -38,10 +38,10 @@ class Estimates:
         self._awaited: dict[tuple[Demand, Candidates], forecast.Awaited] = {}
 
     def turns(self, requests: Iterable[RequestId], now: float) -> Mapping[RequestId, float]:
-        """Return when the first waiters of the queue are served, as far as known.
+        """Return the estimated start of the queue's first waiters, in seconds since the epoch.
 
         Args:
-            requests: The requests to be read; all of them are older than the estimate.
+            requests: The requests of interest; if one is newer than the estimate, it is made again.
             now: In seconds since the epoch.
         """
         waiting, made_at = self._state.waiting, self._made_at
@@ -77,5 +77,5 @@ class Estimates:
 
 
 def _is_shared(made_at: float, now: float, seconds: float = SHARED_SECONDS) -> bool:
-    """Return whether an estimate may still be shared; within one moment, each is made again."""
+    """Return whether an estimate may still be shared; one made at the same `now` may not."""
     return 0 < now - made_at < seconds

@@ -1,7 +1,7 @@
 """Answers to `status`, `why`, `queue`, `leases` and `fleet`, as plain JSON values.
 
-Pure functions of the state; the allocator calls them within its turn, so that no answer shows
-what is not yet durable.
+Pure functions of the state. The allocator calls them in its turn, so an answer is sent only once
+the facts that it shows are durable.
 """
 
 import heapq
@@ -75,9 +75,9 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
 """Fields by which each list can be filtered; other filters are refused."""
 STATES: Final = get_args(LeaseState)
 NODE_ORDERS: Final = ("node", "node_ends", "node_gpus")
-"""Orders of leases by node: by name, by the first end on the node, by the amount held there."""
+"""Orders of leases by node: by name, by the first lease's end there, by GPU milli held there."""
 ORDERED_CHARS_MAX: Final = 80
-"""Characters of a text by which leases are ordered; equal ones are ordered by fencing number."""
+"""Characters of a text that order leases; leases with equal ones follow by fencing number."""
 
 
 def answer(  # noqa: C901  # One case per question.
@@ -139,7 +139,7 @@ def _sort_leases(
 ) -> Response:
     """Return a page of leases in the requested order, and the total number of leases.
 
-    Answers are made of those on the page alone: consoles look every few seconds.
+    Answers are built only for leases on the page, since consoles refresh every few seconds.
     """
     filters = inquiry.filters.items()
     found = [lease for lease in pool if inquiry.may_see(lease.tenant)]
@@ -161,9 +161,9 @@ def _sort_leases(
 
 
 def _lease_key(sort: str, leases: Iterable[Lease]) -> Callable[[Lease], tuple[Any, int]]:
-    """Return the sort key of leases in a list; of equal leases, the one granted first leads."""
+    """Return the sort key of leases in a list; among equal leases, the first granted leads."""
     if sort in {"granted_at", "expires_at"}:
-        return attrgetter(sort, "fencing")  # What all open consoles ask for.
+        return attrgetter(sort, "fencing")  # The order in open consoles.
     name, falls = sort.lstrip("-"), sort.startswith("-")
     of_node = _by_node(name, leases) if name in NODE_ORDERS else None
 
@@ -177,7 +177,7 @@ def _lease_key(sort: str, leases: Iterable[Lease]) -> Callable[[Lease], tuple[An
 def _by_node(name: str, leases: Iterable[Lease]) -> Callable[[Lease], list[JsonValue]]:
     """Return the key that orders leases node by node.
 
-    A lease of several nodes comes with the first of them.
+    A lease on several nodes is listed with the first of them.
     """
     ends, milli = dict[str, float](), Counter[str]()
     for lease in leases:
@@ -202,7 +202,7 @@ def _node_of(share: Share) -> str:
 
 
 def _sort_key(lease: Lease, name: str) -> JsonValue:
-    """Return the key that orders leases; texts are cut, since a cursor is short."""
+    """Return the key that orders leases; texts are cut to keep cursors short."""
     match name:
         case "gpus":
             return sum(len(share.gpus) * share.gpu_milli for share in lease.placement)
@@ -237,7 +237,7 @@ def _refuse_filters(inquiry: Inquired) -> Refusal | None:
 def _queue(
     inquiry: Inquired, state: State, queue: WaitingQueue, estimates: Estimates, now: float
 ) -> Response:
-    """Return a page of the queue; positions are computed for this page only, since they move."""
+    """Return a page of the queue; only its own positions are computed, since all of them change."""
     where = inquiry.filters.get("cluster")
     shown = (
         waiter_row(waiter)
@@ -256,7 +256,7 @@ def _queue(
 
 
 def _read(cursor: str) -> object:
-    """Return the value of a cursor with several parts; None for one that `page` refuses."""
+    """Return the value of a cursor with several parts; None if it is invalid: `page` refuses it."""
     try:
         found = json.loads(cursor)
     except ValueError:
@@ -323,7 +323,7 @@ def _why(
 
 
 def _read_decision(decisions: Mapping[str, JsonObject], request: RequestId) -> JsonObject:
-    """Return a decision record; the record of a grant gets its sentence only here."""
+    """Return a decision record; for a grant, its reason is made only here."""
     record = dict(decisions.get(request, {}))
     granted: Lease | None = record.pop("granted", None)
     if granted is not None:
@@ -332,7 +332,7 @@ def _read_decision(decisions: Mapping[str, JsonObject], request: RequestId) -> J
 
 
 def _awaited_lease(inquiry: Inquired, lease: Lease, share: Share) -> AwaitedLease:
-    """Return a lease that is waited for; its id only if the caller may see it."""
+    """Return the awaited lease; its id only if the caller may see it."""
     name = lease.id if inquiry.may_see(lease.tenant) else UNSET
     return AwaitedLease(share.cluster_id, share.node_id, lease.expires_at, name)
 
@@ -394,7 +394,7 @@ def grant_reason(lease: Lease) -> str:
 def refusal_object(refusal: Refusal) -> JsonObject:
     """Return a refusal as JSON values, without its empty parts.
 
-    The value of a policy that declined is left out: the client got it once, it may be a
+    The value of a policy that declined is left out: the client has received it, it may be a
     megabyte, and there are ten thousand records.
     """
     parts = {
@@ -457,7 +457,7 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
         for row in (fleet.cluster == fleet.cluster_ids.index(cluster)).nonzero()[0].tolist():
             name = NodeId(fleet.node_ids[row][1])
             if name <= inquiry.after:
-                continue  # Before a thousand rows are made that no page shows.
+                continue  # Build no rows of earlier pages.
             cpu, memory, gpus = fleet.capacity(row)
             codes = fleet.gpu_model[row].tolist()
             node = known.get(name)
@@ -489,7 +489,7 @@ def page(
 
     The returned key is JSON in the reply: a number, a name, or a list of these.
     """
-    # The cluster chose what is listed, but for leases: of those it is where they are.
+    # `cluster` selects what is listed; leases are filtered by placement instead.
     wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name == "leases"}
     shown: list[JsonValue] = []
     for row in rows:

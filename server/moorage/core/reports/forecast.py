@@ -1,9 +1,9 @@
-"""Estimates when waiters are served, from the durations of similar leases; `explain` shows it.
+"""Estimates when waiters are served, from the durations of similar leases, for `explain`.
 
-Leases are taken to last as long as like ones that lasted as long already
-(`core.state.durations`), and to their deadlines where too few are known; reservations to their
-end. The waiters are taken to come one after another, each at the first moment at which the places
-that it needs are free and not reserved for others, and to last as long as like leases did, too.
+Assumptions: a lease lasts as long as similar leases of at least its age did
+(`core.state.durations`), or until its deadline if too few are known; a reservation lasts until its
+end. Waiters are served in order, each as soon as the places that it needs are free and not reserved
+for others; their leases last as long as similar ones did.
 """
 
 import heapq
@@ -24,13 +24,13 @@ from moorage.model import ClusterId, Demand, Lease, Nodes, Placement, RequestId,
 from moorage.policy import NEVER, Misfit
 
 WAITERS_MAX: Final = 1_000
-"""Waiters with an estimate; nothing is known about those behind them."""
+"""Most waiters with an estimate; the waiters behind them get none."""
 LEASES_MAX: Final = 4_000
-"""Leases whose ends are estimated, the earliest deadlines first; all others count as lasting."""
+"""Most leases with an estimated end, the earliest deadlines first; the others never end here."""
 LOOKS_MAX: Final = 1_000
-"""Checks of waiters against freed places; after these, nothing is known."""
+"""Most checks of waiters against freed places; waiters not served by then get no estimate."""
 CLASSES_MAX: Final = 16
-"""Classes of waiters for which useless rows are skipped; with more classes, no rows are skipped."""
+"""Most classes of waiters for which useless rows are found; with more, no row is skipped."""
 CHOSEN_AGAIN: Final = 32
 """Ends after which the rows for a gang at the head are chosen again."""
 FEW_ROWS: Final = 8
@@ -41,11 +41,11 @@ CANDIDATES_MAX: Final = 64
 """Most candidate clusters of an estimated waiter, unless it may use all."""
 
 AWAITED_MAX: Final = 20
-"""Leases that a refusal lists."""
+"""Most leases that a refusal lists."""
 
 
 class _Class(NamedTuple):
-    """Attributes of estimated waiters; the last three matter only if there are reservations."""
+    """Attributes of estimated waiters; the last three are set only if there are reservations."""
 
     demand: Demand
     where: tuple[ClusterId, ...] | None
@@ -73,7 +73,7 @@ def expect_turns(
 
     Args:
         state: The present state.
-        feasibility: Knows what fits.
+        feasibility: Decides which demands fit.
         waiters: Of all tenants, in the order in which they are served.
         now: In seconds since the epoch.
 
@@ -104,7 +104,7 @@ def waiters_after(
 
     Args:
         state: The present state.
-        feasibility: Knows what fits.
+        feasibility: Decides which demands fit.
         waiters: Of all tenants, in the order in which they are served.
         leases: The leases that would end.
         now: In seconds since the epoch.
@@ -168,7 +168,7 @@ class _Course:
                     is_head, at = False, at + 1
                     continue
             request = self._leaves(at)
-            if is_head:  # What was reserved for it may be for others now.
+            if is_head:  # Others may now use the head's reserved rows.
                 rows += [row for row in before if row not in rows]
                 before = set()
             if not gives_up:
@@ -177,7 +177,7 @@ class _Course:
         return coming
 
     def _leaves(self, at: int) -> RequestId:
-        """Remove the first waiter of a line; the next one goes behind all that were passed."""
+        """Remove the first waiter of a line; the line moves to the place of its next waiter."""
         _, needs = self._order.pop(at)
         line = self._lines[needs]
         _, waiter = line.popleft()
@@ -203,8 +203,8 @@ class _Course:
     ) -> set[int]:
         """Return the rows reserved for the head of the queue, updated after some were freed.
 
-        Capacity that becomes free for a gang is reserved for the gang, too. All is chosen again
-        after some ends.
+        Freed rows that suit a gang are reserved for the gang, too. All rows are chosen again after
+        `CHOSEN_AGAIN` ends.
         """
         if not before or first.demand.nodes == 1 or self._since_chosen >= CHOSEN_AGAIN:
             self._since_chosen = 0
@@ -229,7 +229,7 @@ class _Course:
     ) -> Placement:
         """Place a demand on freed rows if it fits there, or a gang on any rows.
 
-        Nodes that are reserved for the head of the queue are left out.
+        Nodes reserved for the head of the queue are left out.
         """
         fleet, demand, ids = self._fleet, needs.demand, self._fleet.node_ids
         gang = demand.nodes > 1 and bool(rows)
@@ -290,7 +290,7 @@ class _Course:
         return self._feasibility.together(able, demand) if enough else []
 
     def _is_own(self, row: int, needs: _Class, moment: float) -> bool:
-        """Return whether the waiter's tenant has itself reserved a part of this node."""
+        """Return whether the waiter's own tenant has reserved a part of this node at `moment`."""
         return any(
             each.tenant == needs.tenant and each.starts_at <= moment < each.ends_at
             for each in self._reservations.get(self._fleet.node_ids[row], {}).values()
@@ -324,7 +324,7 @@ def _ends(state: State, now: float) -> list[_End]:
 
 
 def _lines(state: State, waiters: Iterable[Waiter]) -> _Lines:
-    """Return the waiters that can be estimated, with their numbers, by demand."""
+    """Return the waiters that can be estimated, by demand, each with its position."""
     lines: _Lines = {}
     lasting: dict[tuple[Tenant, str, Demand], float | None] = {}
     for number, waiter in enumerate(waiters):
@@ -362,12 +362,12 @@ class Awaited(NamedTuple):
 def find_awaited(
     state: State, feasibility: Feasibility, demand: Demand, where: tuple[ClusterId, ...] | None
 ) -> Awaited:
-    """Return the leases that a demand waits for; none if it fits now, or not even after all end."""
+    """Return the leases that a demand waits for; none if it fits now, or will never fit."""
     fleet, allowed = state.imagined(state.fleet), feasibility.allowed(where, ())
     fits = fleet.feasible(demand) & allowed
     if feasibility.enough_nodes(fits, demand):
         return Awaited([], None)
-    could = allowed & (fleet.misfits(demand) > Misfit.UNAVAILABLE)  # Others lack more than room.
+    could = allowed & (fleet.misfits(demand) > Misfit.UNAVAILABLE)  # Others never fit.
     found: dict[int, list[tuple[Lease, Share]]] = {
         row: [] for row in np.flatnonzero(could).tolist()
     }

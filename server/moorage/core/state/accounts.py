@@ -1,7 +1,7 @@
 """Tracks use, limits and past use of tenants and their projects.
 
-`State` keeps it as it applies facts. The queue reads shares (who holds less goes first) and room
-(what a quota leaves). A change costs the same however many accounts there are.
+`State` updates it as it applies facts. The queue reads shares (a smaller share goes first) and room
+(the rest of a quota). The cost of a change does not grow with the number of accounts.
 """
 
 import math
@@ -14,15 +14,15 @@ import numpy.typing as npt
 from moorage.model import GPU_MILLI, RESOURCES, Ask, Cluster, Lease, Placement, Quota, Tenant
 
 Amounts = tuple[int, ...]
-"""GPU milli, CPU milli, memory in MiB: as `RESOURCES`."""
+"""GPU milli, CPU milli, memory in MiB: in the order of `RESOURCES`."""
 Account = tuple[Tenant, str | None]
 """A tenant as a whole (None), or one of its projects; "" for requests that name no project."""
 EVERYONE: Final = Tenant("*")
 """The account whose quota applies to each tenant without one of its own."""
 UNLIMITED: Final = 1 << 60
 STEPS: Final = 64
-"""Steps of time per half-life. Past use decays step by step, so that the result is the same whether
-it is added up once or a thousand times, here or in a replay."""
+"""Steps of time per half-life. Past use decays step by step, so that the result does not depend on
+how often it is added up, e.g. in a replay."""
 _HALVING: Final = np.array([2.0 ** (-step / STEPS) for step in range(STEPS)])
 
 Numbers = npt.NDArray[np.int64]
@@ -34,8 +34,9 @@ class Past(NamedTuple):
     """The past use of one account.
 
     Args:
-        share: The average of its dominant share; the past counts less the older it is.
-        step: The time of the average, in steps of the half-life.
+        share: Weighted average of the account's dominant share, the largest share of any resource;
+            older use weighs less.
+        step: Time of the average, in steps (`STEPS` per half-life) since the epoch.
     """
 
     share: float
@@ -110,7 +111,7 @@ class Accounts:
         self._outdated = False
         """Whether the capacity changed since all shares were computed."""
         self._stale: set[int] = set()
-        """The accounts whose share must be computed again. Each grant changes two; few are read."""
+        """The accounts whose share must be computed again at the next read."""
         self._clock = 0
         self._uncounted: dict[tuple[Tenant, str], Amounts] = {}
         """Amounts that leases of a tenant and project took since the columns were last read. Most
@@ -142,7 +143,7 @@ class Accounts:
             self._offer(number, 1)
         return number
 
-    # What is held ----------------------------------------------------------------------------
+    # Held amounts ----------------------------------------------------------------------------
 
     def add(self, lease: Lease, sign: int, at: float | None) -> None:
         """Count the amounts of a lease, or (`sign` -1) subtract them.
@@ -156,7 +157,7 @@ class Accounts:
         self.version += 1
         self.falls += sign < 0
         holder = lease.tenant, lease.terms.project
-        if self.half_life:  # What was held until now depends on when it changed.
+        if self.half_life:  # Past use depends on the time of each change.
             if at is not None:
                 self._clock = max(self._clock, self._step(at))
             for number in map(self.number, accounts_of(*holder)):
@@ -176,7 +177,7 @@ class Accounts:
         for holder, change in changes.items():
             for account in accounts_of(*holder):
                 number = self.number(account)
-                if self.quotas:  # Without any, no account offers anything.
+                if self.quotas:  # Without quotas, accounts lend nothing.
                     self._offer(number, -1)
                 self._columns["held"][number] += np.array(change, np.int64)
                 if self.quotas:
@@ -184,13 +185,13 @@ class Accounts:
                 self._stale.add(number)
 
     def add_capacity(self, gpus: int, cpu: int, memory: int) -> None:
-        """Add the change of the fleet's capacity, by resource."""
+        """Add a change of the fleet's capacity: GPU milli, CPU milli, memory in MiB."""
         self._capacity += np.array([gpus, cpu, memory], np.int64)
         self._outdated = True
         self.version += 1
 
     def shares(self, numbers: Numbers) -> npt.NDArray[np.float64]:
-        """Return the values by which the queue compares accounts: shares now and in the past."""
+        """Return the values by which the queue compares accounts: present share plus past use."""
         self._up_to_date()
         share = self["share"][numbers]
         if not self.half_life:
@@ -200,7 +201,7 @@ class Accounts:
         return share + past
 
     def share(self, account: Account) -> float:
-        """Return the queue's value of one account; bit by bit the same as in `shares`."""
+        """Return the value of `shares` for one account, equal to the last bit."""
         number = self.number(account)
         self._up_to_date()
         share = float(self["share"][number])
@@ -224,7 +225,7 @@ class Accounts:
             self["share"][numbers] = shares / self["weight"][numbers]
             self._stale.clear()
 
-    # What was held ---------------------------------------------------------------------------
+    # Past use --------------------------------------------------------------------------------
 
     def _step(self, at: float) -> int:
         return int(at * STEPS // self.half_life)
@@ -258,7 +259,7 @@ class Accounts:
             self["step"][: len(self._names)] += steps
 
     def as_of(self) -> float:
-        """Return the time of the shares, in the middle of its step, in seconds since the epoch."""
+        """Return the time of the shares in seconds since the epoch: the middle of its step."""
         return (self._clock + 0.5) * self.half_life / STEPS
 
     def past(self) -> Iterator[tuple[Account, Past]]:
@@ -277,7 +278,7 @@ class Accounts:
         self._clock = max(self._clock, past.step)
         self.version += 1
 
-    # What may be held ------------------------------------------------------------------------
+    # Quotas ----------------------------------------------------------------------------------
 
     def set_quota(self, account: Account, quota: Quota | None) -> None:
         """Set the quota of an account; None: the quota of `*` applies."""
@@ -316,7 +317,7 @@ class Accounts:
             limited = nominal is not None
             self["nominal"][number, column] = nominal if limited else UNLIMITED
             self["borrow"][number, column] = borrow or 0
-            # What has no limit lends nothing: it is not known how much that would be.
+            # Without a limit, the amount to lend is unknown: lend nothing.
             given = 0 if not limited or not own else nominal if lend is None else lend
             self["lend"][number, column] = given
 
@@ -329,8 +330,8 @@ class Accounts:
     def room(self, numbers: Numbers, freed: Amounts | None = None) -> npt.NDArray[np.int64]:
         """Return the amounts that accounts may still hold: int64 `[accounts, resources]`.
 
-        This is the rest of their own quota, plus what the others of their group lend, up to their
-        own limit on borrowing.
+        This is the rest of their own quota, plus the unused quota that others of their group lend,
+        up to their own limit on borrowing.
 
         Args:
             numbers: The accounts: int64 `[accounts]`.

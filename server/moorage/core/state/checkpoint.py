@@ -29,8 +29,8 @@ from moorage.model import Cluster, Tenant
 def condense(state: State) -> Iterator[Fact]:
     """Return the fewest facts that restore `state`: the body of a checkpoint.
 
-    The facts of leases and waiters are made only while they are read, later and piece by piece, as
-    there may be very many.
+    The facts of leases and waiters are built lazily, while the caller iterates, as there may be
+    very many.
     """
     leases = (*state.ended.values(), *state.leases.values())
     waiters, overtaken = (*state.waiting.values(),), (*state.overtaken.items(),)
@@ -54,7 +54,7 @@ def _fleet(state: State) -> Iterator[Fact]:
 
 
 def _left(state: State) -> Iterator[Fact]:
-    """Yield again how nodes left while leases held them: their machines count nowhere else."""
+    """Yield facts that repeat the removal of nodes with leases, so their machines stay known."""
     for name, nodes in state.identities.left().items():
         cluster = state.clusters.get(name)
         before = cluster or Cluster(name, ())

@@ -1,4 +1,4 @@
-"""Deadlines: the next one, and new ones after a stall.
+"""Deadlines: finds the next one, and computes later ones after a stall.
 
 `Deadlines` is a part of `State`; only `apply` adds to it.
 """
@@ -18,7 +18,7 @@ SPARE: Final = 1_000
 
 
 class Deadlines:
-    """Deadlines of leases, waiters and reservations; outdated ones are dropped when they come up.
+    """Deadlines of leases, waiters and reservations; an outdated one is dropped once it is first.
 
     Args:
         of: Returns the present deadline of an object, in seconds since the epoch; None: none.
@@ -37,7 +37,7 @@ class Deadlines:
             at, request = self._due[0]
             if at == self._of(request):
                 return at, request
-            heapq.heappop(self._due)  # Renewed, ended or dequeued meanwhile.
+            heapq.heappop(self._due)  # The object was renewed, ended or dequeued.
         return None
 
     def rebuild(self, requests: Iterable[RequestId]) -> None:
@@ -49,7 +49,7 @@ class Deadlines:
         """Add a deadline; sweep the heap when it has too many outdated ones.
 
         Args:
-            request: The object; it has a deadline.
+            request: Id of an object with a deadline.
             live: Number of objects that may have a deadline.
         """
         at = self._of(request)
@@ -64,8 +64,8 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         now: The end of the stall, in seconds since the epoch.
-        grace_seconds: Least time left for deadlines that expired during the stall. All others get
-            the length of the stall, at most this: a renewal may have failed.
+        grace_seconds: Least time left for deadlines that expired during the stall. Other deadlines
+            get at least the length of the stall, at most this: a renewal may have failed.
     """
 
     now: float
@@ -80,7 +80,8 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
     def outlasting(self, moved: Iterable[tuple[float, float]]) -> Callable[[float], float]:
         """Return a function that moves deadlines of waiters behind those of leases.
 
-        Each moves by its usual time, but at most by the grace.
+        A waiter's deadline moves with earlier ones of leases, to at most the grace after their
+        last.
 
         Args:
             moved: Old and new deadlines of the leases that have one.

@@ -1,8 +1,8 @@
 """Renames the devices in leases and reservations when nodes rename devices.
 
-A placement names devices as their node does. A card that is lost, added or swapped changes the
-names of others, so what is held moves with its device, by its UUID. Where the inventory has no
-UUID, the name is all there is, and it stands. The allocator asks whenever a cluster changes.
+A placement uses the node's device names. If a card is lost, added or swapped, the node may rename
+other devices, so a held device is followed by its UUID; without a UUID in the inventory, its name
+stays. The allocator is the caller, on each change of a cluster.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ def follow(
     """Yield a fact for each lease or reservation whose devices were renamed or lost.
 
     Args:
-        state: What is held, named as before the change.
+        state: Leases and reservations, with the names before the change.
         before: The cluster before the change; None if it is new.
         after: The cluster after it; None if it is gone.
         now: Seconds since the epoch.
@@ -58,7 +58,7 @@ class _Holder:
         self.lost = dict.fromkeys(owner.lost if isinstance(owner, Lease) else ())
 
     def index(self, place: Place) -> int:
-        """Return the index of its share on the node."""
+        """Return the index of the holder's share on a node."""
         places: list[Place] = [(share.cluster_id, share.node_id) for share in self.shares]
         return places.index(place)
 
@@ -82,11 +82,10 @@ class _Holder:
 
 
 def _rename(holders: list[_Holder], place: Place, were: _Names, are: _Names) -> None:
-    """Return new names for the held devices of a node.
+    """Set the new names of a node's held devices.
 
-    A device that is gone, also to another node, keeps its name, so that its holder, who may still
-    use that, meets no other. Where another held device has come under the name, the UUID stands in
-    its place.
+    A device that left the node keeps its name, so that its holder, which may still use it, gets no
+    other device. If another held device now has this name, the UUID replaces it.
     """
     where = {device.uuid.lower(): name for name, device in are.items() if device.uuid}
     indices = [holder.index(place) for holder in holders]
@@ -98,7 +97,7 @@ def _rename(holders: list[_Holder], place: Place, were: _Names, are: _Names) -> 
         names, found = list[str](), list[DeviceId]()
         for gpu, device in zip(holder.shares[at].gpus, devices, strict=True):
             name = where.get(device.uuid.lower())
-            # What stands there without a UUID may be the device: its name is believed, as ever.
+            # A device without a UUID under this name may be the same device.
             gone = name is None and device.uuid and (gpu not in are or are[gpu].uuid)
             if gone:
                 holder.lost[device] = None

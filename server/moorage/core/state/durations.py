@@ -1,7 +1,7 @@
 """Learns how long leases really last: many are released early, or renewed.
 
-A part of `State`; only `apply` adds to it, and `forecast` asks it. Durations are counted in steps
-of a quarter of a doubling, by what leases have in common, the closest likeness first.
+A part of `State`; only `apply` adds to it, and `forecast` reads it. Durations are counted in steps
+of a quarter of a doubling, by tenant, policy and GPUs; estimates use the most similar leases.
 """
 
 import math
@@ -13,17 +13,17 @@ from moorage.core.state.accounts import demand_amounts, placement_amounts
 from moorage.model import Ask, Lease
 
 Likeness = tuple[str, str, int]
-"""Tenant, policy and GPU milli of similar leases; "" and -1: any."""
+"""Tenant, policy and GPU milli that similar leases share; "" and -1: any."""
 STEPS: Final = 4
 """Steps per doubling of a duration: estimates are accurate to a fifth."""
 STEPS_MAX: Final = 128
 """The highest step: longer durations, from 136 years on, count as this one."""
 ENOUGH: Final = 8
-"""Fewest similar leases that lasted as long; with fewer, there is no estimate."""
+"""Fewest similar leases of at least this duration; with fewer, there is no estimate."""
 COUNT_MAX: Final = 1_024
-"""Durations of one likeness; beyond it all counts are halved, so that old ones lose weight."""
+"""Most counted durations of one likeness; more halve all counts, so that old ones lose weight."""
 LIKENESSES_MAX: Final = 2_000
-"""Stored likenesses; beyond it the least recently seen is forgotten."""
+"""Most stored likenesses; one more replaces the least recently seen."""
 
 
 class Durations:
@@ -38,10 +38,10 @@ class Durations:
         """Return whether both have the same counts, in the same order."""
         return isinstance(other, Durations) and list(self.counts()) == list(other.counts())
 
-    __hash__ = None  # type: ignore[assignment]  # It changes.
+    __hash__ = None  # type: ignore[assignment]  # Mutable.
 
     def add(self, lease: Lease, at: float) -> None:
-        """Count the duration of a lease that ends now, unless it ended, failed or was preempted."""
+        """Count the duration of a lease that ends now, but not if it failed or was preempted."""
         failed = lease.outcome is not None and lease.outcome.phase == "failed"
         if lease.over or failed or lease.notice is not None:
             return

@@ -1,7 +1,7 @@
 """Facts: the only changes of the state, and all that the ledger stores.
 
 A closed union of frozen records, as `events` and `effects` are. A new behaviour is a new member;
-`assert_never` then points at every place that must learn it. Only `state.apply` acts on facts.
+`assert_never` then marks every place that must handle it. Only `state.apply` acts on facts.
 """
 
 import msgspec
@@ -53,13 +53,13 @@ class ClusterRemoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cordoned(msgspec.Struct, frozen=True, gc=False):
-    """A cordon: a node or a cluster gets no new leases, whatever its document says.
+    """A cordon: a node or a cluster gets no new leases, even if the inventory says it is ready.
 
     Args:
         node: Empty: all nodes of the cluster, those that come later included.
         who: The tenant that sent the request.
-        drains: The leases there must leave, too: see `core.lifecycle.cordons`.
-        until: Latest end of leases there, in seconds since the epoch; 0: their own ends.
+        drains: Whether the leases there must leave, too: see `core.lifecycle.cordons`.
+        until: Latest end of leases there, in seconds since the epoch; 0: no limit.
     """
 
     cluster: ClusterId
@@ -142,8 +142,9 @@ class DurationsCarried(msgspec.Struct, frozen=True, gc=False):
     """Counts of durations of like leases. Only checkpoints hold this fact.
 
     Args:
-        tenant: Empty: any. The same holds for an empty `policy`, and for `gpu_milli` -1.
-        counts: Steps (see `core.state.durations`), and how many lasted that long.
+        tenant: Empty: any tenant. An empty `policy` and `gpu_milli` -1 also mean any.
+        counts: Pairs of a step (see `core.state.durations`) and the number of leases that lasted as
+            long.
     """
 
     tenant: str
@@ -179,7 +180,7 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """A lease was granted.
 
     Args:
-        overtakes: The earlier waiter that could have used its place and still waits; None: none.
+        overtakes: The earlier waiter that could have used this place and still waits; None: none.
     """
 
     lease: Lease
@@ -231,7 +232,7 @@ class Paused(msgspec.Struct, frozen=True, gc=False):
     """A lease in the queue is not considered again before `retry_at`.
 
     Args:
-        faults: Consultations in a row that failed; 0: the workload failed instead.
+        faults: Consultations in a row that failed; 0: the pause is due to a failed workload.
     """
 
     lease: RequestId

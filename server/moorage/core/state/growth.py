@@ -1,7 +1,7 @@
 """Records where capacity grew, so that the queue checks only those places.
 
-`State` notes it as it applies facts. The queue reads who may be served now that could not
-be before.
+`State` adds places as it applies facts. The queue reads them to find waiters that may be served
+now.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from typing import Final
 from moorage.model import ClusterId, Lease
 
 PLACES_MAX: Final = 64
-"""Places that are stored one by one; if there are more, all places count as grown."""
+"""Most places that are stored one by one; with more, all places count as grown."""
 
 GrownPlace = tuple[str, str]
 """A cluster and one of its nodes; an empty node means the whole cluster."""
@@ -50,5 +50,5 @@ def places_left_by(lease: Lease) -> Iterator[GrownPlace]:
     """Yield the places that a lease frees when it ends."""
     apart = lease.terms.anti_affinity is not None
     for share in lease.placement:
-        # Its rack or zone is open to its group, too: all nodes of the cluster are looked at.
+        # It may free its rack or zone for its group: check all nodes of the cluster.
         yield share.cluster_id, "" if apart else share.node_id

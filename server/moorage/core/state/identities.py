@@ -41,11 +41,11 @@ class Identities:
             return cluster
         own = {(cluster.id, node.id) for node in cluster.nodes}
         removed = self._by_cluster.get(cluster.id, set()) - own
-        # They make room for what comes in their place, but for those that are in use.
+        # Replaced nodes do not count, except nodes with leases.
         ignored = (own | removed) - (set(leased()) - own if removed else set())
         counting: dict[str, tuple[Place, Node]] = {}
         decided: dict[str, Node] = {}
-        # What counts by now goes on counting, wherever it stands in the list.
+        # Nodes that count already keep counting, whatever their place in the list.
         for node in sorted(cluster.nodes, key=lambda node: (cluster.id, node.id) not in self._of):
             other = self._other(node, ignored, counting)
             decided[node.id] = replace(node, duplicate_of="/".join(other) if other else "")
@@ -80,7 +80,7 @@ class Identities:
         return found
 
     def put(self, cluster_id: ClusterId, nodes: Sequence[Node], leased: Leased) -> None:
-        """Replace the nodes of a cluster; None: the cluster is gone."""
+        """Replace the nodes of a cluster; () if the cluster is gone."""
         fresh: dict[Place, tuple[str, ...]] = {
             (cluster_id, node.id): node.identity
             for node in nodes
@@ -122,8 +122,9 @@ class Identities:
 def is_same_machine(one: Collection[str], other: Collection[str]) -> bool:
     """Return whether two identities belong to one machine.
 
-    Where both know their GPUs, those decide. Else all that both know must agree: copies of one disk
-    have one machine id, and some Kubernetes distributions number providers' ids from nothing.
+    If both list GPUs, the GPUs decide. Otherwise all kinds of ids that both have must agree: cloned
+    disks share a machine id, and some Kubernetes distributions use provider ids that are not
+    unique.
     """
     mine, theirs = _by_kind(one), _by_kind(other)
     kinds = mine.keys() & theirs.keys()

@@ -17,7 +17,7 @@ def check(state: State) -> None:
     held: Counter[tuple[str, str, str]] = Counter()
     for lease in state.leases.values():
         assert lease.state not in {"queued", "ended"}
-        assert not lease.retry_at, "what holds something pauses"
+        assert not lease.retry_at, "a lease that holds capacity pauses"
         assert lease.fencing <= state.fencing
         for share in lease.placement:
             for gpu in share.gpus:
@@ -118,4 +118,4 @@ def _check_usage(state: State) -> None:
         {each: known.row(each) for each in state.accounts.usages()}
         for known in (state.accounts, accounts)
     )
-    assert rooms == again, "what quotas leave drifted from the lease rows"
+    assert rooms == again, "room in quotas drifted from the lease rows"

@@ -11,15 +11,15 @@ from moorage.model import DEVICE, ClusterId, DeviceId, Lease, NodeId, RequestId,
 from moorage.policy import Fleet
 
 _Finder = Callable[[str], Place | None]
-"""Returns the node with a device, by the UUID's key in `Node.identity`."""
+"""Returns the node with a device; the argument is the UUID's key in `Node.identity`."""
 
 
 @dataclass(slots=True)
 class LostDevices:
     """The devices that leases hold but their nodes no longer have, by lease.
 
-    No other lease gets such a device while its lease lasts, wherever the device appears again: in
-    another machine, whole after it was divided, or divided after it was whole.
+    While such a lease lasts, no other lease gets the device, even if it appears again in another
+    machine, undivided after it was divided, or divided after it was whole.
     """
 
     of: dict[RequestId, tuple[DeviceId, ...]] = field(
@@ -41,7 +41,7 @@ class LostDevices:
             fleet.touch(row)
 
     def shown(self, lost: Iterable[DeviceId], fleet: Fleet, find: _Finder) -> list[Share]:
-        """Return the devices that no new lease may use, since leases that lost them still last."""
+        """Return where these lost devices have appeared again, as shares of nodes."""
         found = [
             (*fleet.node_ids[row], fleet.gpu_ids[row][c]) for row, c in _columns(lost, fleet, find)
         ]

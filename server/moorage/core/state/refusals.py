@@ -23,18 +23,18 @@ PASSING: Final = frozenset(
 )
 """Codes of refusals that may not recur at the next consultation."""
 REASON_CHARS_MAX: Final = 500
-"""Characters of a policy's own reason that a refusal repeats; the whole is in its `data`."""
+"""Characters of a policy's own reason that a refusal repeats; the full text is in `data`."""
 
 NAME_CHARS_MAX: Final = 100
-"""Characters of a wrong name that are compared and repeated in a refusal."""
+"""Most characters of a wrong name that are compared, and repeated in a refusal."""
 NAMES_COMPARED_MAX: Final = 1_000
-"""Known names that are compared with a wrong one: a cluster may have a hundred thousand nodes."""
+"""Most known names that are compared with a wrong one, since a cluster may have 100,000 nodes."""
 NAMES_SHOWN_MAX: Final = 5
-"""Known names that a refusal lists if none is similar to the wrong one."""
+"""Most known names that a refusal lists if none is similar to the wrong one."""
 _POLICY_LIKENESS: Final = 0.65
 """Least similarity of a policy's name to a known one to count as a misspelling."""
 ALIKE_MAX: Final = 16
-"""Names that are compared letter by letter: those with the longest common beginning and end."""
+"""Most names that are compared letter by letter, the longest common beginning and end first."""
 
 
 def closest(name: str, known: Iterable[str], count: int) -> list[str]:
@@ -57,9 +57,9 @@ def closest(name: str, known: Iterable[str], count: int) -> list[str]:
 
 
 def closest_policies(uri: str, known: Iterable[str], count: int) -> list[str]:
-    """Return the known URIs with the names most similar to that of a wrong one, the closest first.
+    """Return the known URIs with names most similar to the wrong URI's, the closest first.
 
-    Versions are compared last: nearly all have the same words in theirs.
+    Versions are compared last, since nearly all versions look alike.
     """
     by_name: dict[str, list[str]] = {}
     for each in known:
@@ -72,7 +72,7 @@ def closest_policies(uri: str, known: Iterable[str], count: int) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean x?)` if a known name is close, else an empty text."""
+    """Return ` (did you mean x?)` if a known name is similar, else an empty text."""
     return "".join(f" (did you mean {each}?)" for each in closest(name, known, 1))
 
 
@@ -99,7 +99,7 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-# Of a request, before its policy runs --------------------------------------------------------
+# Refusals of a request, before its policy runs -----------------------------------------------
 
 
 def duplicate_id(request: RequestId) -> Refusal:
@@ -272,7 +272,7 @@ def over_quota(
     )
 
 
-# Of what a policy answered -------------------------------------------------------------------
+# Refusals of a policy's answer ---------------------------------------------------------------
 
 
 def malformed(error: ProposalError) -> Refusal:
@@ -312,7 +312,7 @@ def reserved_for_head() -> Refusal:
 
 
 def others_were_faster(times: int, details: JsonMapping) -> Refusal:
-    """Others took the proposed devices, again and again."""
+    """Other requests took the proposed devices several times in a row."""
     reason = f"Others were faster {counted(times, 'time')} in a row; try again."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
 
@@ -333,7 +333,7 @@ def declined(value: JsonValue) -> Refusal:
     return Refusal(Code.POLICY_DECLINED, reason, details={**_NOT_NOW, "data": value})
 
 
-# Of a waiter -------------------------------------------------------------------------------
+# Refusals of a waiter ----------------------------------------------------------------------
 
 
 def not_waiting(name: RequestId) -> Refusal:
@@ -358,7 +358,7 @@ def waited(seconds: float, last: Refusal | None, details: JsonMapping, *, patien
     return Refusal(code, reason, details={"verdict": verdict, **details})
 
 
-# Of a lease, and of an inquiry -------------------------------------------------------------
+# Refusals about a lease, and of an inquiry -------------------------------------------------
 
 
 def lease_over(lease: Lease) -> Refusal:

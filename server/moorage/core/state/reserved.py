@@ -12,19 +12,19 @@ Place = tuple[str, str]
 
 
 class NodeReservation(msgspec.Struct, frozen=True, gc=False):
-    """Nodes, or parts of them, that only one tenant gets during a time agreed in advance.
+    """Nodes, or parts of them, that only one tenant may use during a set time.
 
     Args:
         id: The server's id of the reservation.
         tenant: The tenant that gets the nodes.
         demand: The demand that each of the nodes can take during the reservation.
         starts_at: Latest end of other tenants' leases there, in seconds since the epoch.
-        ends_at: When the nodes are open to everybody again.
+        ends_at: When all tenants may use the nodes again, in seconds since the epoch.
         lapse_seconds: The reservation lapses these seconds after its start if its tenant had no
             lease there; 0: it does not lapse.
-        used: Its tenant has had a lease there.
-        begun: The start has passed, and waiters have been woken.
-        devices: As `model.Lease.devices`, of `parts`; noted once one of them has another name.
+        used: Whether its tenant has had a lease there.
+        begun: Whether the start has passed and waiters have been woken.
+        devices: The devices of `parts`, as in `model.Lease.devices`; set once a node renamed one.
         parts: The reserved part of each node, in the order of `nodes`: devices, and their part of
             CPU and memory. Empty: whole nodes are reserved, as for a request without devices.
     """

@@ -1,7 +1,7 @@
 """The state of the allocator. Only `apply` changes it, and only by a fact.
 
-`Allocator` and the ledger's checkpoints are the callers. Everything here follows from the facts
-alone, so replaying a ledger gives the same state, whatever release reads it.
+`Allocator` and the ledger's checkpoints are the callers. The state follows from the facts alone, so
+a replayed ledger gives the same state in every release.
 """
 
 import math
@@ -71,12 +71,12 @@ from moorage.model import (
 from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
-"""Ended leases that `release`, `status` and repeated requests still find; beyond it the oldest of
-the tenant with most is found in the ledger's history only."""
+"""Most ended leases that `release`, `status` and repeated requests still find. With one more, the
+oldest of the tenant with most is found only in the ledger's history."""
 RELEASED: Final = "released"
 """The end reason of a lease that its owner released: its workload may stay warm."""
 REPLACED_MAX: Final = 32
-"""Changed clusters whose rows are replaced one by one; with more, all columns are rebuilt."""
+"""Most changed clusters whose rows are replaced one by one; with more, all columns are rebuilt."""
 
 _Places = dict[Place, dict[RequestId, Share]]
 
@@ -87,29 +87,29 @@ class State:
 
     Attributes:
         clusters: The inventory.
-        leases: Leases that hold something.
-        ended: `ENDED_MAX` leases that ended, oldest first.
+        leases: Leases that hold capacity.
+        ended: The last `ENDED_MAX` ended leases, oldest first.
         ended_by_tenant: Selects the ended lease to forget next.
-        waiting: Asks and leases in the queue, in the order in which they came into it.
+        waiting: Requests and leases in the queue, in the order in which they entered it.
         waiting_loads: Number and bytes of each tenant's waiters.
-        overtaken: How often a waiter was passed by a request that came after it.
-        keys: Which request owns an idempotency key of a tenant.
-        warm: The leases that no tenant owns and whose workloads wait for the next request.
+        overtaken: How often a later request was granted a waiter's place, by waiter.
+        keys: The request that owns an idempotency key of a tenant.
+        warm: The released leases whose workloads wait for the next request.
         resetting: Released leases whose workloads are being reset to become warm.
-        preemptible: The leases that may give way to requests of higher priority.
-        noticed: Leases that have notice to give way.
+        preemptible: The leases that requests of higher priority may preempt.
+        noticed: Leases that have notice of a preemption.
         groups: The leases with anti-affinity.
         places: The shares that leases hold, by node.
         fencing: The last fencing number given out.
-        clock_moved_at: When the calendar was last set, in seconds since the epoch. Leases granted
-            before may last into reservations of others.
+        clock_moved_at: When the calendar was last set, in seconds since the epoch. A lease granted
+            before this time may overlap a reservation of another tenant.
         cordons: Nodes, and clusters (node ""), that operators took out of service.
         reserved: The reservations.
         identities: The machines of the nodes.
         lost: The devices that leases hold but their nodes no longer have.
         durations: Durations of ended leases.
-        gains: Counts capacity gains, and leases that begin to give way; a refusal is valid until
-            this changes.
+        gains: Counts capacity gains, and leases that may be evicted from now on; a refusal is valid
+            until this changes.
         growth: Where capacity grew since the queue last read it.
         accounts: Use and limits of tenants and projects, warm leases included.
     """
@@ -152,11 +152,11 @@ class State:
 
     @property
     def fleet(self) -> Fleet:
-        """The inventory in columns; the free amounts exclude what leases hold.
+        """The inventory in columns; its free amounts exclude the shares of leases.
 
-        Brought up to date when first looked at after the inventory changed: the rows of a few
-        clusters are replaced, and ten thousand registered in a row cost one rebuild. The object
-        stays the same for the cells' feeds.
+        The first read after a change of the inventory updates it: the rows of a few changed
+        clusters are replaced, and ten thousand changed clusters cost one rebuild. The object stays
+        the same, since the cells' feeds refer to it.
         """
         if self._fleet_behind:
             behind, self._fleet_behind = self._fleet_behind, {}
@@ -190,7 +190,7 @@ class State:
         return replace(cluster, nodes=tuple(nodes))
 
     def clusters_held_elsewhere(self) -> Iterator[Cluster]:
-        """Yield what will count once the leases on nodes that left the inventory have ended."""
+        """Yield clusters with the nodes that will count once leases under old names have ended."""
         left = {
             f"{name}/{node.id}" for name, nodes in self.identities.left().items() for node in nodes
         }
@@ -200,17 +200,17 @@ class State:
             yield replace(cluster, nodes=tuple(replace(node, duplicate_of="") for node in nodes))
 
     def held_by(self, lease: Lease) -> Placement:
-        """Return the share that no other lease may use during this one: lost devices included."""
+        """Return the shares that a lease keeps from others: its own, and its lost devices."""
         return (*lease.placement, *self.lost_by(lease)) if lease.lost else lease.placement
 
     def lost_by(self, lease: Lease) -> list[Share]:
-        """Return where the devices that a lease has lost are now: no other lease gets them."""
+        """Return where the devices that a lease has lost are now, as shares of nodes."""
         return self.lost.shown(lease.lost, self.fleet, self.identities.place_of)
 
     def imagined(self, fleet: Fleet) -> Fleet:
         """Return a copy of the fleet on which leases can be ended one by one, as a trial.
 
-        The free amount of a lost device is negative, by all that leases hold of it.
+        The free amount of a lost device is negative, by the sum that leases hold of it.
 
         Args:
             fleet: The fleet of this state, or one with less free capacity.
@@ -304,7 +304,7 @@ class State:
                 self._fleet.give(share)
         if lease.lost:
             self._note_lost_devices(replace(lease, lost=()))
-        if self.lost.of:  # What was given back may be where the lost device of another is.
+        if self.lost.of:  # The freed share may be a lost device of another lease.
             self.lost.withhold(self._fleet, self.identities.place_of)
         self._gives_way(lease)
         self.identities.forget_nodes(places, self.places_with_leases)
@@ -403,7 +403,7 @@ def _reserve(state: State, fact: Reserved | Unreserved) -> None:
         before = state.reserved.by_id.get(fact.reservation.id)
         state.reserved.put(fact.reservation)
         if fact.reservation.begun and (before is None or not before.begun):
-            state.growth.note(fact.reservation.nodes)  # Its tenant may come now.
+            state.growth.note(fact.reservation.nodes)  # Its tenant may use them now.
             state.gains += 1
         state._due(fact.reservation.id)  # noqa: SLF001  # Called by apply().
     else:
@@ -419,7 +419,7 @@ def _share_out(state: State, fact: QuotaSet | HalfLifeSet | UsageCarried) -> Non
         state.accounts.carry((fact.tenant, fact.project), Past(fact.share, fact.step))
         return
     state.accounts.set_quota((fact.tenant, fact.project), fact.quota)
-    state.gains += 1  # A "no" of old does not stand.
+    state.gains += 1  # Earlier refusals are void.
     state.growth.note_everywhere()
 
 
@@ -469,7 +469,7 @@ def _renew(state: State, request: RequestId, expires_at: float) -> None:
         before = state.leases[request]
         state.leases[request] = replace(before, expires_at=expires_at)
         if expires_at < before.expires_at and state.reserved:
-            state._gives_way(before)  # noqa: SLF001  # Called by apply(). Less runs into what is reserved there.
+            state._gives_way(before)  # noqa: SLF001  # Called by apply(). It may block no reservation now.
     else:
         assert waiter.lease is not None
         lease = replace(waiter.lease, expires_at=expires_at)
@@ -526,7 +526,7 @@ def _move(state: State, request: RequestId, **held: object) -> None:
 def _requeue(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = state.leases.pop(request)
     assert lease.state == "failing"
-    assert lease.ask is not None, "what may start again still has its ask"
+    assert lease.ask is not None, "a lease that may start again keeps its request"
     assert lease.outcome is not None
     state._free(lease, at)  # noqa: SLF001  # Called by apply().
     avoid = tuple(dict.fromkeys((*lease.ask.avoid, *lease.outcome.nodes)))
@@ -575,13 +575,13 @@ def _carry(state: State, lease: Lease) -> None:
     if lease.state == "ending" and lease.reason == RELEASED and lease.likeness:
         state.resetting[lease.id] = None
     state._hold(lease, None)  # noqa: SLF001  # Called by apply().
-    if lease.state != "ending":  # Nothing is due of that: its backend has the word.
+    if lease.state != "ending":  # Such a lease has no deadline: it waits for its backend.
         state._due(lease.id)  # noqa: SLF001  # Called by apply().
 
 
 def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = state.leases[request]
-    given_up = request in state.resetting  # It was to stay warm, and now it shall end after all.
+    given_up = request in state.resetting  # It should have become warm, but ends.
     assert lease.state != "ending" or given_up
     state.durations.add(lease, at)
     state.leases[request] = replace(lease, state="ending", reason=reason, notice=None)
@@ -608,7 +608,7 @@ def _warm(state: State, request: RequestId, expires_at: float) -> None:
 def _end(state: State, request: RequestId, at: float, reason: str) -> None:
     if request in state.waiting:
         lease = _waits_no_longer(state, request).lease
-        assert lease is not None, "an ask is refused, it does not end"
+        assert lease is not None, "a request without a lease is refused, it does not end"
     else:
         lease = state.leases.pop(request)
         state.warm.pop(request, None)

@@ -8,9 +8,9 @@ from typing import Final
 from moorage.model import Ask, Tenant
 
 OVERFLOW_SHARE: Final = 4
-"""Additional part of a full limit, for tenants that hold little."""
+"""Extra part of a limit, beyond the full limit, for tenants that use little."""
 TENANT_SHARE: Final = 8
-"""Part of a limit up to which a tenant holds little."""
+"""Part of a limit up to which a tenant counts as using little."""
 
 
 class TenantLoads:
@@ -45,7 +45,7 @@ class TenantLoads:
 
 
 def fits(whole: int, own: int, most: int) -> bool:
-    """Return whether a bound has room; a tenant cannot use up the part of small tenants.
+    """Return whether a limit has room; a large tenant cannot use the extra part of small ones.
 
     Args:
         whole: The sum over all tenants, including the new one.

@@ -1,7 +1,8 @@
 """Selects which tenant's entry is forgotten first when too many are stored.
 
-It is the oldest of the tenant with most, so that no tenant's push out those of one that has fewer.
-`State` asks about ended leases, `TurnWriter` about decisions, `daemon.history` about refusals.
+This is the oldest entry of the tenant with most entries, so a tenant cannot displace entries of a
+tenant with fewer. `State` uses it for ended leases, `TurnWriter` for decisions, `daemon.history`
+for refusals.
 """
 
 from collections import OrderedDict
@@ -16,14 +17,14 @@ class TenantMemory(Generic[T]):
     """The names of stored values, by tenant."""
 
     def __init__(self) -> None:
-        # Of a plain `dict`, the oldest is found behind the places of all that were deleted.
+        # A plain `dict` skips the slots of all deleted keys to find its oldest.
         self._of: dict[Tenant, OrderedDict[T, None]] = {}
         self._holding: dict[int, dict[Tenant, None]] = {}
         """The tenants by the number of their values."""
         self._most = 0
 
     def add(self, tenant: Tenant, name: T) -> None:
-        """Add a name of a tenant; a known name becomes its newest again."""
+        """Add a name of a tenant; a known name becomes the newest again."""
         its = self._of.get(tenant)
         if its is None:
             its = self._of[tenant] = OrderedDict()
@@ -35,8 +36,8 @@ class TenantMemory(Generic[T]):
         self._most = max(self._most, len(its))
 
     def forget(self) -> T:
-        """Remove and return the oldest name of the tenant that has most."""
-        tenant = min(self._holding[self._most])  # The same after a restart.
+        """Remove and return the oldest name of the tenant with most names."""
+        tenant = min(self._holding[self._most])  # `min` gives the same tenant after a restart.
         its = self._of[tenant]
         oldest = next(iter(its))
         del its[oldest]

@@ -25,7 +25,7 @@ UNJUDGED: Final = -1
 
 
 class Waiter(msgspec.Struct, frozen=True, gc=False):
-    """An ask that waits, or a lease that waits for another place.
+    """A request that waits, or a lease that waits for another place.
 
     Args:
         at: Start of the wait; for a lease, the arrival of its request.
@@ -61,14 +61,15 @@ class WaiterClass(NamedTuple):
 
     Args:
         tenant: The tenant of the waiters.
-        project: The tenant's project that they count toward.
-        needs: The amounts that each would add to the use of both.
-        demand: The demand of each, if known; of alternatives, the loosest.
+        project: The tenant's project that the waiters count toward.
+        needs: The amounts that each waiter would add to the use of tenant and project.
+        demand: The demand of each waiter, if known; with alternatives, one looser than all of them.
         alternatives: All demands of each, if there are several.
         candidates: Their candidate clusters; None: all.
         priority: Higher goes first.
-        reserves: Nodes are reserved for the first of them while it heads the queue.
-        overdue: They were overtaken as often as allowed: shares do not count for them.
+        reserves: Whether nodes are reserved for the first of them while it heads the queue.
+        overdue: Whether they were overtaken as often as allowed, so that shares do not count for
+            them.
     """
 
     tenant: Tenant
@@ -84,7 +85,7 @@ class WaiterClass(NamedTuple):
 
     @property
     def precedence(self) -> int:
-        """The key before shares and age: priority, then whether the waiters are overdue."""
+        """The sort key before shares and age: priority, then whether the class is overdue."""
         return 2 * self.priority + self.overdue
 
     @property
@@ -112,11 +113,11 @@ class WaiterLine:
 
     Attributes:
         waiters: Oldest first.
-        since: Since when the first of them waits, in seconds since the epoch.
+        since: Arrival of the first of them, in seconds since the epoch.
         refused_at: `WaitingQueue.changes` when they did not fit even without reserved nodes.
         looked_at: `WaitingQueue.changes` when they did not fit beside reserved and excluded nodes.
-        declined: The refusal by their policy of all free places; they are passed over until
-            capacity grows where they fit.
+        declined: The policy's refusal, after it declined all free places. The line is passed over
+            until capacity grows where it fits.
         excluded: Nodes not offered to their policy, as they are reserved for the head of the queue.
         over_quota_at: `Ranking.rooms` when a proposal for them exceeded their quota; 0: none did.
     """
@@ -133,7 +134,7 @@ class WaiterLine:
 
     @property
     def of(self) -> WaiterClass:
-        """The class of the line: waiters with like demand, whatever their policies see."""
+        """The class of the line: it includes lines whose policies see other inputs."""
         return self.key.waiters
 
 
@@ -146,10 +147,10 @@ class ClassLines:
         ready: The lines that are not passed over, by age.
         declined: The lines that are passed over.
         visited: Number of `ready` lines that the current wake has visited.
-        passed: How many of the first of `ready` were looked at, and found not to fit, as of
-            `passed_at`: a wake does not look at each of them again.
-        passed_at: `WaitingQueue.changes` of `passed`.
-        alone: Its only line that is ready was refused for what is excluded from that line.
+        passed: Number of lines at the start of `ready` that did not fit as of `passed_at`; a
+            wake-up skips them.
+        passed_at: `WaitingQueue.changes` for which `passed` is valid.
+        alone: Whether the class has one ready line, refused because of this line's own exclusions.
     """
 
     row: int

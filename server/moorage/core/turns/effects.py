@@ -33,9 +33,9 @@ class LeaseNews(msgspec.Struct, frozen=True, gc=False):
     data: JsonValue = None
     reasons: JsonMapping | None = None
     owner: bool = True
-    """Whether the receiver is the owner, who gets the token."""
+    """Whether the receiver owns the lease and so gets its token."""
     ttl_max_seconds: float | None = None
-    """Seconds that the lease may last from now, if a renewal requested more; else None."""
+    """Seconds that the lease may last from now, if the client requested more; else None."""
     lost: str = ""
     """The machine of the lease that stopped reporting, and since when."""
 
@@ -59,12 +59,12 @@ class Respond(msgspec.Struct, frozen=True, gc=False):
 class Consult(msgspec.Struct, frozen=True, gc=False):
     """Consult the policy of `ask` for a proposal.
 
-    It may leave before the facts of its turn are durable: a cell cannot pass on what it was
-    asked, and its answer comes back as an event.
+    It may be sent before the facts of its turn are durable: a cell has no way to pass the question
+    on, and the answer comes back as an event.
 
     Args:
-        reserved: Nodes reserved for the head of the queue, which this proposal must leave alone.
-        excluded_parts: What of other nodes is reserved, and to be seen as held.
+        reserved: Excluded nodes, which the policy sees as full.
+        excluded_parts: Excluded parts of other nodes, which the policy sees as held.
     """
 
     ask: Ask
@@ -83,8 +83,8 @@ class Forget(msgspec.Struct, frozen=True, gc=False):
 class Look(msgspec.Struct, frozen=True, gc=False):
     """Check whether a workload that a lease takes over is ready.
 
-    It may leave before the facts of its turn are durable: no client sees it, and the answer comes
-    back as an event. `Start` follows in any case, and says so again.
+    It may be sent before the facts of its turn are durable: no client sees it, and the answer comes
+    back as an event. `Start` follows in any case, and checks again.
     """
 
     lease: Lease
@@ -121,4 +121,4 @@ Effect = Respond | Consult | Forget | Look | Start | Stop | KeepWarm | Recall
 
 
 EARLY: Final = frozenset({Consult, Forget, Look})
-"""Effects that may leave before the facts of their turn are durable: no client sees them."""
+"""Effects that may be sent before the facts of their turn are durable: no client sees them."""

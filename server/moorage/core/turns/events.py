@@ -39,7 +39,7 @@ class Proposed(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConsultFailed(msgspec.Struct, frozen=True, gc=False):
-    """A consultation failed: the policy raised, overran, crashed or returned an invalid value."""
+    """A consultation failed: the policy raised, timed out, crashed or returned an invalid value."""
 
     request: RequestId
     consultation: int
@@ -77,7 +77,7 @@ class CancelAsked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Inquired(msgspec.Struct, frozen=True, gc=False):
-    """A client asks a question. Questions are steps too, so no answer overtakes its facts.
+    """A client asks a question. Questions are steps, too, so no answer precedes its facts.
 
     Args:
         tenant: The caller's tenant; only its leases and waiters are shown.
@@ -113,8 +113,8 @@ class SessionLost(msgspec.Struct, frozen=True, gc=False):
 class WorkloadStarted(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that a lease's workload runs.
 
-    A backend's report names its grant by the fencing number: a lease whose workload failed may have
-    been granted again before the last report about the first start came.
+    The fencing number names the grant: a lease whose workload failed may be granted again before
+    the last report about its first start arrives.
     """
 
     lease: RequestId
@@ -123,7 +123,7 @@ class WorkloadStarted(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
-    """A backend reports that a lease's workload did not start; nothing of it is left.
+    """A backend reports that a lease's workload did not start; all its parts are gone.
 
     Args:
         fencing: Fencing number of the grant.
@@ -141,8 +141,8 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
 class WorkloadEnded(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that a lease's workload ended by itself; fields as in `WorkloadFailed`.
 
-    The backend remembers the end until the order to stop the workload, which follows once the end
-    is durable: forgotten earlier, the workload would start again after a crash.
+    The backend remembers this end until it gets the order to stop the workload, which follows once
+    the end is durable. If it forgot earlier, a crash would start the workload again.
     """
 
     lease: RequestId
@@ -154,11 +154,11 @@ class WorkloadEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkloadStopped(msgspec.Struct, frozen=True, gc=False):
-    """A backend reports that a lease's workload was stopped as ordered; nothing of it is left.
+    """A backend reports that a lease's workload was stopped as ordered; all its parts are gone.
 
     Args:
         fencing: As in `WorkloadStarted`.
-        unfit: Why the workload is not warm although it should be.
+        unfit: The reason why the workload did not become warm as ordered; else empty.
     """
 
     lease: RequestId
@@ -204,7 +204,7 @@ class ReserveAsked(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         id: The reservation's id, made by the daemon.
-        tenant: As in `NodeReservation`, as are those that follow.
+        tenant: As in `NodeReservation`, like the fields after it.
         candidates: Clusters to choose from; None: all.
         dry_run: Only answer which nodes would be reserved.
     """
@@ -238,7 +238,7 @@ class QuotaAsked(msgspec.Struct, frozen=True, gc=False):
     Args:
         to: Address of the answer; None: the configuration sets it, without an answer.
         who: The tenant that sent the request.
-        tenant: As in `QuotaSet`, as are the next two.
+        tenant: As in `QuotaSet`, like the next two.
     """
 
     to: Address | None

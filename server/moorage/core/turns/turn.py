@@ -1,7 +1,7 @@
 """One turn of the core: its facts and effects, and the writer that all parts of the core share.
 
-The allocator begins a turn at every event, and the daemon commits it. `record` is the one way to
-make a fact true and keep it.
+The allocator begins a turn at every event, and the daemon commits it. Only `record` applies a fact
+and adds it to the turn.
 """
 
 from typing import Final
@@ -17,15 +17,15 @@ from moorage.records.json_values import JsonObject
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False):
-    """The result of one step: the facts are durable before any effect but those of `EARLY`."""
+    """The result of one step: only effects in `EARLY` are sent before the facts are durable."""
 
     facts: list[Fact] = msgspec.field(default_factory=list)
     effects: list[Effect] = msgspec.field(default_factory=list)
 
 
 DECISIONS_MAX: Final = 10_000
-"""Decision records in memory for `why`; beyond it the oldest of the tenant with most is forgotten.
-Grants and waits are then read from the ledger's history."""
+"""Most decision records in memory for `why`; with one more, the oldest of the tenant with most is
+forgotten. Grants and waits are then read from the ledger's history."""
 
 
 class TurnWriter:

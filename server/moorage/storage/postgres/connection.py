@@ -43,7 +43,7 @@ def place_of(address: str) -> str:
     """Return the name of a database for messages, without a password.
 
     Raises:
-        StorageError: It is no address of one.
+        StorageError: The address is not one of a database.
     """
     parts = _parts(address)
     host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST", "its socket")
@@ -57,11 +57,11 @@ def _parts(address: str) -> dict[str, Any]:
     authority, _, rest = address.partition("://")[2].partition("/")
     try:
         parts: dict[str, Any] = conninfo_to_dict(address)
-        # Else `@` or `/` of a password ends it early, and its rest is taken for host or database.
+        # Otherwise `@` or `/` ends a password early, and the rest counts as host or database.
         readable = authority.count("@") < 2 and "@" not in rest  # noqa: PLR2004  # One ends it.
         if readable and re.fullmatch("[0-9,]*", str(parts.get("port", ""))):
             return parts
-    except psycopg.Error:  # Its text repeats the address, in which a password may be.
+    except psycopg.Error:  # The error's text repeats the address, which may contain a password.
         pass
     raise StorageError(
         "storage: expected postgresql://USER@HOST:PORT/DATABASE, as libpq takes it, with %40 for @ "
@@ -73,7 +73,7 @@ def has_password(address: str) -> bool:
     """Return whether a database address contains a password.
 
     Raises:
-        StorageError: It is no address of a database.
+        StorageError: The address is not one of a database.
     """
     return any("password" in name for name in _parts(address))
 
@@ -82,7 +82,7 @@ def without_password(address: str) -> str:
     """Return a database address for PostgreSQL's own programs, without its passwords.
 
     Raises:
-        StorageError: It is no address of a database.
+        StorageError: The address is not one of a database.
     """
     parts = _parts(address)
     return make_conninfo("", **{name: parts[name] for name in parts if "password" not in name})
@@ -98,7 +98,7 @@ def connect(address: str, purpose: str) -> Connection:
 
     Raises:
         StorageFailed: The database does not answer, or does not let this user in.
-        StorageError: It is too old, or behind a pooler.
+        StorageError: The database is too old, or behind a pooler.
     """
     place = place_of(address)
     options: dict[str, Any] = {
@@ -131,7 +131,7 @@ def translate_errors(place: str) -> Iterator[None]:
     """Convert errors of PostgreSQL into this package's errors.
 
     Raises:
-        StorageFailed: It refused, or the connection broke.
+        StorageFailed: The database refused a statement, or the connection broke.
     """
     try:
         yield

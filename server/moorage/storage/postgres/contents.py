@@ -28,8 +28,8 @@ def reading(address: str) -> Iterator[Contents]:
     """Yield the contents of a database, and let no server use it meanwhile.
 
     Raises:
-        StorageLocked: A server uses it.
-        StorageError: It cannot be read.
+        StorageLocked: A server uses the database.
+        StorageError: The database cannot be read.
     """
     leadership = Leadership(address)
     leadership.take()
@@ -50,16 +50,16 @@ def fill(address: str, source: Contents, check: Callable[[Contents], None]) -> b
     """Write the contents of another storage into an empty database, in one transaction.
 
     Args:
-        address: Of the database.
-        source: What to write.
-        check: Reads what is there before it is committed, and raises if it is something else.
+        address: Address of the database.
+        source: The contents to write.
+        check: Compares the database before the commit, and raises an error if it differs.
 
     Returns:
-        False if all of it was there before.
+        False if the database already had these contents.
 
     Raises:
         StorageLocked: A server uses the database.
-        StorageError: It cannot be written, or holds something else.
+        StorageError: The database cannot be written, or has other contents.
     """
     leadership = Leadership(address)
     leadership.take()

@@ -55,7 +55,7 @@ class PostgresFactTables:
         return None if row is None else int(row[0])
 
     def lost_ranges(self) -> list[tuple[int, int]]:
-        """Return an empty list: a database is never repaired without its lost facts."""
+        """Return an empty list: no database is ever repaired by dropping lost facts."""
         return []
 
     def page(
@@ -118,7 +118,7 @@ class PostgresFactTables:
 
 
 class PostgresFacts:
-    """Implements `storage.base.FactStore` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.FactStore` in PostgreSQL. See there for the contract."""
 
     is_local = False
 
@@ -158,7 +158,7 @@ class PostgresFacts:
         with self._reading, translate_errors(self.place):
             if self._reader is None:
                 raise StorageError(f"{self.place} is not open.")
-            if self._reader.closed:  # The database ended it; the next one may be well.
+            if self._reader.closed:  # The database ended this session; the next one may work.
                 self._reader = self._leadership.open("reader")
             with self._reader.transaction():
                 self._reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -215,7 +215,7 @@ class PostgresFacts:
 
     def end_writing(self, *, clean: bool) -> None:
         if clean and self._writer is not None and self._used_fencing < self._fencing:
-            with contextlib.suppress(psycopg.Error):  # Numbers then stay reserved, and unused.
+            with contextlib.suppress(psycopg.Error):  # The numbers then stay unused.
                 values = (self._leadership.epoch, self._used_fencing)
                 self._writer.execute(SQL["set_fencing"], values)
         self._end_writer()

@@ -37,28 +37,28 @@ SQL: Final = read_statements(Path(__file__).with_name("schema.sql"))
 FORMAT: Final = Format(3, {1: [SQL["add_audit"]], 2: [SQL["add_logins"]]})
 """The format of the tables, and the steps from older formats."""
 LOCK_SECONDS_MAX: Final = 5.0
-"""How long a server start waits for the lock; a killed server's lock is free within a second."""
+"""Most seconds for which a starting server waits for the lock; a killed server's is free in one."""
 _POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
 """Seconds between two checks that this server still has the lock."""
 STAND_SECONDS: Final = 0.05
-"""How long a standby waits for the leader to leave before it checks its own lock again."""
+"""Seconds for which a standby waits for the leader to leave before it tries the lock again."""
 STANDBY_SECONDS: Final = 1.0
 """Seconds between two heartbeats of a standby."""
 SEEN_SECONDS: Final = 5.0
-"""How old a standby's last heartbeat may be before it counts as gone."""
+"""Seconds after its last heartbeat from which a standby counts as gone."""
 SPARE: Final = 4
 """Sessions that a takeover needs at once: for the ledger, the catalog and the secret."""
 _TRIES_MAX: Final = 20
-"""How often a takeover ends the former server's transactions that lock the epoch's row."""
+"""Most times that a takeover ends the former server's transactions on the epoch's row."""
 
 
 class Leadership:
-    """One server's right to write a database, shared by its parts; a `storage.base.Election`.
+    """The right of one server to write a database, for all its stores; a `storage.base.Election`.
 
     Attributes:
-        place: What the database is called in messages.
-        epoch: Fences each commit; 0 before it is taken.
+        place: Name of the database in messages.
+        epoch: Number that fences each commit; 0 before this server leads.
     """
 
     def __init__(self, address: str) -> None:
@@ -85,19 +85,19 @@ class Leadership:
         """Open another session of this server, for reading."""
         while self._spare:
             connection = self._spare.pop()
-            with contextlib.suppress(psycopg.Error):  # The database ended it meanwhile.
+            with contextlib.suppress(psycopg.Error):  # The database ended the session.
                 connection.execute(SQL["rename"], (name_of(purpose),))
                 return connection
             connection.close()
         return connect(self._address, purpose)
 
     def open_writer(self, purpose: str) -> Connection:
-        """Open a session to write. A warning at a commit fails all parts: the commit may be lost.
+        """Open a session to write. A warning at a commit fails all stores: the commit may be lost.
 
-        A wait for a standby that was cancelled is a success to PostgreSQL, with a warning.
+        PostgreSQL counts a cancelled wait for its standby as a success, with a warning.
 
         Raises:
-            StorageError: It cannot be opened.
+            StorageError: The session cannot be opened.
         """
         connection = self.open(purpose)
         with translate_errors(self.place):
@@ -117,7 +117,7 @@ class Leadership:
         """Become the leader; only the first of several calls has an effect.
 
         Raises:
-            StorageLocked: Another server is.
+            StorageLocked: Another server leads.
             StorageError: The database cannot be used.
         """
         with self._guard:
@@ -139,7 +139,7 @@ class Leadership:
                 with translate_errors(self.place):
                     return self._stand(seat)
             except StorageError:
-                self._leave()  # The next try has another connection.
+                self._leave()  # The next attempt opens a new connection.
                 raise
 
     def _stand(self, seat: Seat) -> bool:
@@ -152,7 +152,7 @@ class Leadership:
         connection = self._waiting
         if _first(connection, "try_lock"):
             self._take_epoch(connection)
-            # What follows need not outlive a crash of the database, nor wait for its standbys.
+            # The next writes may be lost in a crash of the database, and wait for no standby.
             connection.execute("SET synchronous_commit = off")
             connection.execute(SQL["lead"], {"epoch": self.epoch, **seat._asdict()})
             self._connection, self._waiting, self._users = connection, None, 1
@@ -161,7 +161,7 @@ class Leadership:
         leader = leader_of(connection)
         self.leader = None if leader and str(leader.epoch) == self._leaving else leader
         if leader is None and connection.execute(SQL["depose"], (LEAD_SECONDS,)).fetchone():
-            return False  # Its lock falls in a moment.
+            return False  # The deposed leader's lock will be free in a moment.
         if time.monotonic() - self._noted_at >= STANDBY_SECONDS:
             self._name = seat.name
             connection.execute(SQL["stand_by"], seat._asdict())
@@ -197,20 +197,20 @@ class Leadership:
         return bool(row[0])
 
     def announce(self) -> None:
-        with self._guard, contextlib.suppress(psycopg.Error):  # Then they see it a little later.
+        with self._guard, contextlib.suppress(psycopg.Error):  # The standbys then learn it later.
             if self._connection is not None:
                 self._connection.execute(SQL["announce"], (str(self.epoch),))
 
     def resign(self) -> None:
         with self._guard:
             if self._connection is not None:
-                with contextlib.suppress(psycopg.Error):  # Then its lock is lost already.
+                with contextlib.suppress(psycopg.Error):  # The lock is lost already.
                     self._connection.execute(SQL["leave"], (self.epoch,))
                     self._connection.execute(SQL["unlock"])
                 self._connection.close()
                 self._connection = None
             elif self._waiting is not None:
-                with contextlib.suppress(psycopg.Error):  # Then it is forgotten in a while.
+                with contextlib.suppress(psycopg.Error):  # It then expires soon.
                     self._waiting.execute(SQL["sit_down"], (self._name,))
             self._leave()
 
@@ -225,7 +225,7 @@ class Leadership:
         return storage_error(self.place, error)
 
     def release(self) -> None:
-        """Give up the lock when all parts of the server have called this."""
+        """Release the lock when all stores of the server have called this."""
         with self._guard:
             self._users -= 1
             if not self._users and self._connection is not None:
@@ -237,10 +237,10 @@ class Leadership:
         self._failure = self._failure or reason
 
     def check_failure(self) -> None:
-        """Raise an error if a commit of any part has failed.
+        """Raise an error if a commit of any of the server's stores has failed.
 
         Raises:
-            StorageFailed: A commit of one of the parts failed.
+            StorageFailed: A commit of one of the server's stores failed.
         """
         if self._failure:
             raise StorageFailed(self._failure)
@@ -249,7 +249,7 @@ class Leadership:
         """Raise an error if the lock was lost; the check runs every `LOOK_SECONDS`.
 
         Raises:
-            StorageFailed: It was lost, or a commit of one of the parts failed.
+            StorageFailed: The lock was lost, or a commit of one of the server's stores failed.
         """
         self.check_failure()
         now = time.monotonic()
@@ -275,7 +275,7 @@ class Leadership:
         while not _first(connection, "try_lock"):
             if time.monotonic() > until:
                 raise self._locked_error(connection)
-            time.sleep(_POLL_SECONDS)  # To wait for it would tell nothing of who has it.
+            time.sleep(_POLL_SECONDS)  # A blocking wait could not name the lock's holder.
         self._take_epoch(connection)
 
     def _take_epoch(self, connection: Connection) -> None:
@@ -285,8 +285,8 @@ class Leadership:
         try:
             connection.execute("SET lock_timeout = '500ms'")
             for _ in range(_TRIES_MAX):
-                # Waits for a batch of the server before that is under way; later ones find this
-                # epoch. One that was stopped between two statements would hold it for long.
+                # Waits for a running commit of the former server; its later ones find this epoch.
+                # A former server that was stopped in a transaction would lock the row for long.
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):
                     self.epoch = int(_first(connection, "take_epoch"))
                     return
@@ -316,7 +316,7 @@ def leader_of(connection: Connection) -> Leader | None:
     """Return the server that leads; None if none leads, or the leader sends no heartbeats."""
     try:
         row = connection.execute(SQL["leader"]).fetchone()
-    except psycopg.errors.UndefinedTable:  # The first server makes them just now.
+    except psycopg.errors.UndefinedTable:  # The first server is creating the tables.
         return None
     if row is None:
         return None
@@ -355,7 +355,7 @@ def check_server(connection: Connection, place: str) -> None:
     """Raise an error for a database server that cannot store commits safely.
 
     Raises:
-        StorageError: It is a standby or behind a pooler, or of another encoding.
+        StorageError: The server is a standby, behind a pooler, or has another encoding.
     """
     row = connection.execute(SQL["facts_of_server"]).fetchone()
     assert row is not None
@@ -383,7 +383,7 @@ def make_tables(connection: Connection, place: str) -> bool:
         Whether anything was changed.
 
     Raises:
-        StorageError: This role may not, or a newer release made them.
+        StorageError: This role may not create tables, or a newer release created them.
     """
     try:
         with connection.transaction():
@@ -397,7 +397,7 @@ def make_tables(connection: Connection, place: str) -> bool:
                 connection.execute(SQL["schema"])
             return _migrate(connection, place)
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable) as error:
-        # A schema that a role may not use is none to it.
+        # PostgreSQL reports a schema that a role may not use as missing.
         raise _missing_grant_error(place) from error
 
 

@@ -80,7 +80,7 @@ def _row(record_id: bytes, document: bytes, files: bytes, checksum: int) -> Reco
 
 
 class PostgresRecords:
-    """Implements `storage.base.RecordStore` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.RecordStore` in PostgreSQL. See there for the contract."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -111,7 +111,7 @@ class PostgresRecords:
                     raise self._leadership.deposition()
                 result = work(PostgresRecordTable(connection))
         except StorageFailed as error:
-            # Whether it is stored is unknown, and what is in memory may be another thing.
+            # Whether the change is stored is unknown, and the records in memory may differ.
             self._leadership.fail(str(error))
             raise
         self._leadership.check_failure()

@@ -1,6 +1,6 @@
 """Tables that commands change while a server reads them, such as `tokens` and `agents`.
 
-They need no leadership. A counter in `meta` changes with each change.
+A writer of these tables need not be the leader. A counter in `meta` grows with each change.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from moorage.storage.statements import read_statements
 _VERSION: Final = "SELECT value FROM meta WHERE name = %s"
 COUNT_CHANGE: Final = "UPDATE meta SET value = value + 1 WHERE name = %s"
 FRESH_SECONDS: Final = 0.25
-"""How old the cached change counter may be; a server reads it for each client token."""
+"""Seconds for which the change counter is cached; a server needs it for each client's token."""
 TOKENS_SQL: Final = read_statements(Path(__file__).with_name("tokens.sql"))
 LOGINS_SQL: Final = read_statements(Path(__file__).with_name("logins.sql"))
 AGENTS_SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
@@ -30,7 +30,7 @@ class SharedTable:
     """The common base of `PostgresTokens` and others: one table and its counter of changes.
 
     Args:
-        address: Of the database, as libpq takes it.
+        address: Address of the database, as libpq expects it.
     """
 
     counter: ClassVar[str]
@@ -81,7 +81,7 @@ class SharedTable:
         """Yield the connection in a write transaction; transactions run one after another.
 
         Raises:
-            StorageError: As `connection`; nothing was changed then.
+            StorageError: As for `connection`; nothing was changed.
         """
         with self.connection() as connection, connection.transaction():
             self._version = (0.0, 0)
@@ -90,7 +90,7 @@ class SharedTable:
 
     def _open(self) -> Connection:
         if self._connection is not None and not self._connection.closed:
-            with contextlib.suppress(psycopg.Error):  # The database ended it; the next may be well.
+            with contextlib.suppress(psycopg.Error):  # The database ended the session.
                 self._connection.execute("SELECT 1")
         if self._connection is None or self._connection.closed:
             connection = connect(self._address, self.counter)
@@ -106,7 +106,7 @@ class SharedTable:
 
 
 class PostgresTokens(SharedTable):
-    """Implements `storage.base.TokenRows` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.TokenRows` in PostgreSQL. See there for the contract."""
 
     counter = "tokens"
 
@@ -127,7 +127,7 @@ class PostgresTokens(SharedTable):
 
 
 class PostgresLogins(SharedTable):
-    """Implements `storage.base.LoginRows` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.LoginRows` in PostgreSQL. See there for the contract."""
 
     counter = "logins"
 
@@ -147,7 +147,7 @@ class PostgresLogins(SharedTable):
 
 
 class PostgresAgents(SharedTable):
-    """Implements `storage.base.AgentRows` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.AgentRows` in PostgreSQL. See there for the contract."""
 
     counter = "agents"
 
@@ -170,7 +170,7 @@ class PostgresAgents(SharedTable):
 
     @contextlib.contextmanager
     def change(self) -> Iterator[dict[str, bytes]]:
-        with self.connection():  # No other thread changes the remembered rows meanwhile.
+        with self.connection():  # The lock keeps other threads from changing these rows.
             with self.transaction() as connection:
                 count = self.count(connection)
                 before = self._at(count - 1, connection)

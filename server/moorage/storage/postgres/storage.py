@@ -84,7 +84,7 @@ class _Reader:
 
 
 class PostgresFollowedFacts(_Reader):
-    """Implements `storage.base.FollowedFacts` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.FollowedFacts` in PostgreSQL. See there for the contract."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "follower")
@@ -102,7 +102,7 @@ class PostgresFollowedFacts(_Reader):
 
 
 class PostgresFollowedRecords(_Reader):
-    """Reads a `storage.base.RecordStore` that another server writes. Read the contract there."""
+    """Reads a `storage.base.RecordStore` that another server writes. See there for the contract."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "catalog follower")
@@ -112,7 +112,7 @@ class PostgresFollowedRecords(_Reader):
             return []
 
     def transact(self, work: Callable[[RecordTable], T], *, durable: bool) -> T:
-        """Run `work` in a transaction in which the database refuses writes; return its result."""
+        """Return the result of `work`; the database refuses writes in its transaction."""
         del durable
         with self.snapshot() as connection:
             return work(PostgresRecordTable(connection))
@@ -122,7 +122,7 @@ class PostgresFollowedRecords(_Reader):
 
 
 class PostgresStorage:
-    """Implements `storage.base.Storage` in PostgreSQL. Read the contract there."""
+    """Implements `storage.base.Storage` in PostgreSQL. See there for the contract."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -191,14 +191,14 @@ def prepare(address: str, role: str | None) -> list[str]:
     """Create or upgrade the tables, and permit another role to use them.
 
     Args:
-        address: Of a role that may make them.
-        role: The one that serves; None: the same.
+        address: Address of the database, with a role that may create tables.
+        role: The role of the server; None: the role in the address.
 
     Returns:
-        What was done, each a sentence.
+        The changes, each a sentence.
 
     Raises:
-        StorageError: A server runs there, or this role may not.
+        StorageError: A server uses the database, or this role may not create tables.
     """
     leadership, done = Leadership(address), list[str]()
     leadership.take()

@@ -30,7 +30,7 @@ from moorage.storage.sqlite.records import RecordTables
 from moorage.storage.sqlite.storage import read_secret, write_secret
 
 UNFINISHED: Final = "unfinished"
-"""A file in a folder that is being filled. Its writer holds a lock on it."""
+"""A file in a folder that is being filled. The process that fills the folder locks this file."""
 
 
 def is_filled(folder: Path) -> bool:
@@ -42,10 +42,10 @@ def is_filled(folder: Path) -> bool:
 def stage(target: Path) -> Iterator[Path]:
     """Yield a folder to fill; then rename it to `target`, durably, or delete it on failure.
 
-    A folder that a killed process left is filled again from the start.
+    A folder that a killed process left is emptied and filled again.
 
     Raises:
-        StorageError: The target has something in it, or another process is making it.
+        StorageError: The target is not empty, or another process is filling it.
         OSError: A file cannot be written.
     """
     if is_filled(target):
@@ -67,7 +67,7 @@ def stage(target: Path) -> Iterator[Path]:
                 _sync(each)
             mark.unlink()
             sync_directory(new)
-            new.rename(target)  # Over an empty folder, too; never over one that was filled since.
+            new.rename(target)  # This may replace an empty folder, but no filled one.
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -99,27 +99,27 @@ def _sync(file: Path) -> None:
 
 
 def copy_folder(data: Path, target: Path, *, fencing_skip: int = 0) -> int:
-    """Copy the files of a server that matter, while it may be running.
+    """Copy the necessary files of a server, which may be running.
 
-    Each file is of one moment, and none of an earlier one than what it must explain. The ledger
-    is first: what its leases and waiting requests name was in the catalog before, so a later
-    catalog has it, or it was removed on purpose, which a start makes up for. A later ledger would
-    hold leases on clusters that the catalog does not know, and a start would take those away.
-    Fencing numbers come after the ledger, since they are reserved before a grant is stored. Nodes
-    of agents are registered after the agent, so agents come after the catalog; tokens are last, so
-    that one which was revoked meanwhile is revoked in the copy. The secret never changes.
+    Each file is copied as of one moment, and after the files that refer to it. The ledger is first:
+    its leases and waiting requests name clusters and policies that were in the catalog before, so a
+    later catalog has them, or a user removed them, and the next start accepts that. A ledger copied
+    after the catalog could have leases on clusters that the catalog lacks, and a start would revoke
+    these. Fencing numbers come after the ledger, since they are reserved before a grant is stored.
+    Agents are registered before their nodes, so agents come after the catalog. Tokens are last, so
+    that a token that is revoked during the copy is revoked in the copy. The secret never changes.
 
     Args:
-        data: The folder of a server.
+        data: The data folder of a server.
         target: An empty folder.
-        fencing_skip: Fencing numbers that the copy does not give out.
+        fencing_skip: How many fencing numbers the copy skips.
 
     Returns:
-        The last fencing number that the copy does not give out.
+        The last fencing number that the copy skips.
 
     Raises:
         StorageError: A file is damaged, missing, or cannot be written.
-        OSError: Likewise.
+        OSError: A file cannot be read or written.
     """
     write_secret(target / SECRET_FILE, read_secret(data / SECRET_FILE))
     _copy_ledger(data / LEDGER_FILE, target / LEDGER_FILE)

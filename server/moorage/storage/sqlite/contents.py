@@ -33,9 +33,9 @@ def reading(folder: Path) -> Iterator[Contents]:
     """Yield the contents of a data folder; no server can use the folder meanwhile.
 
     Raises:
-        StorageLocked: A server runs on it.
-        StorageCorrupt: Something of it is missing or damaged.
-        StorageError: It is no data folder of this release.
+        StorageLocked: A server uses the folder.
+        StorageCorrupt: A part of the data is missing or damaged.
+        StorageError: The folder is not a data folder of this release.
     """
     ledger, catalog = folder / LEDGER_FILE, folder / CATALOG_FILE
     if not ledger.exists():

@@ -15,11 +15,11 @@ from moorage.storage.statements import read_statements
 FORMAT: Final = Format(1, {})
 """Version of the tables. The shapes of facts have their own versions."""
 ROWS_PER_STATEMENT: Final = 4_000
-"""Facts in one INSERT: eight parameters each, and SQLite takes 32,766."""
+"""Most facts in one INSERT: each has eight parameters, and SQLite takes 32,766."""
 PRUNED_PER_STEP: Final = 100
-"""Facts that one transaction deletes at most: some milliseconds, between two commits."""
+"""Most facts that one transaction deletes: it takes some milliseconds, between two commits."""
 PARTS_PER_SWEEP: Final = 16
-"""Parts of dropped checkpoints that one transaction deletes, so that appends are not held up."""
+"""Most parts of dropped checkpoints that one transaction deletes, so that appends do not wait."""
 _WAL_BYTES_KEPT: Final = 64 * 1024 * 1024
 SQL: Final = read_statements(Path(__file__).with_name("facts.sql"))
 
@@ -39,8 +39,8 @@ class FactTables:
         """Return whether there are no tables yet.
 
         Raises:
-            ForeignDatabaseError: It is no ledger.
-            StorageError: This release does not read it.
+            ForeignDatabaseError: The database is not a ledger.
+            StorageError: This release cannot read the ledger.
         """
         tables = {name for (name,) in self._execute(SQL["tables"])}
         if not tables:
@@ -97,9 +97,9 @@ class FactTables:
     def insert(self, rows: Sequence[FactRow]) -> None:
         """Add facts.
 
-        One statement for all of them: every statement lets go of the interpreter lock and has to
-        win it back from the event loop, up to 5 ms each time. Measured beside a busy loop, 100
-        facts take 7 ms as one autocommitted statement and 160 ms as 100 of them.
+        One statement adds all facts: each statement releases the interpreter lock, and waits up to
+        5 ms until the event loop releases the lock again. Measured beside a busy loop, 100 facts
+        take 7 ms as one autocommitted statement and 160 ms as 100 of them.
         """
         for start in range(0, len(rows), ROWS_PER_STATEMENT):
             part = rows[start : start + ROWS_PER_STATEMENT]
@@ -128,7 +128,7 @@ class FactTables:
         return rows
 
     def between(self, after: int, last: int) -> list[FactRow]:
-        """Return the facts after one seq up to another, however large they are."""
+        """Return the facts after one seq up to another, without a limit of bytes."""
         return [FactRow._make(row) for row in self._execute(SQL["between"], (after, last))]
 
     def prune(self, limit: int, before: float, bytes_max: int) -> bool:
@@ -184,13 +184,13 @@ def connect_to_write(path: Path, place: str) -> sqlite3.Connection:
     """Open the file for writing, and create the tables in a new file.
 
     Raises:
-        StorageError: Another release made it, it is no ledger, or the disk cannot hold one.
-        sqlite3.Error: It is damaged, or is no database.
+        StorageError: Another release made the file, it is no ledger, or the disk is unfit.
+        sqlite3.Error: The file is damaged, or is no database.
     """
     connection = connect(path)
     try:
         keep_log(connection, place)
-        # FULL syncs the log on every commit: NORMAL would lose acknowledged facts with the power.
+        # FULL syncs the log on every commit: with NORMAL, a power cut would lose committed facts.
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA journal_size_limit={_WAL_BYTES_KEPT}")
         tables = FactTables(connection)

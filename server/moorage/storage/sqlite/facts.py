@@ -1,7 +1,7 @@
 """The ledger in one SQLite file, with its marks beside it; the daemon uses it by default.
 
-Three parties share the file: the thread that writes at the moment, one reading connection for
-questions and for recovery, and no other process, which `storage.sqlite.lock.WriterLock` sees to.
+One thread at a time writes the file, and one connection reads it, for queries and for recovery.
+`storage.sqlite.lock.WriterLock` keeps other processes out.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def mark_path(ledger: Path) -> Path:
 
 
 class _Writing(NamedTuple):
-    """The data that a thread needs to write."""
+    """The resources of the thread that writes."""
 
     connection: sqlite3.Connection
     mark: DurableMark
@@ -59,11 +59,11 @@ class _Writing(NamedTuple):
 
 
 class SqliteFacts:
-    """`storage.base.FactStore` on a file. Read the contract there.
+    """Implements `storage.base.FactStore` on a file. See there for the contract.
 
     Args:
-        path: The database file; made where it is missing, its directory too. Readable by its
-            owner only: requests of tenants are in it.
+        path: The database file; a missing file and its directory are created. Only the owner can
+            read the file, since it contains requests of tenants.
     """
 
     is_local = True
@@ -104,7 +104,7 @@ class SqliteFacts:
         return OpenedFacts(fencing.floor, warnings)
 
     def _open_beside(self, opened: ExitStack, found: Found) -> tuple[Fencing, DurableMark]:
-        """Open the files beside the database; without them the database would be refused."""
+        """Open the files beside the database; a later start refuses a database without them."""
         try:
             fencing = Fencing(self._path)
             opened.callback(fencing.close, clean=False)
@@ -123,7 +123,7 @@ class SqliteFacts:
             if not directory.exists():
                 directory.mkdir(parents=True, exist_ok=True)
                 sync_directory(directory.parent)
-            owner_only(self._path)  # First: the lock is on this file, too.
+            owner_only(self._path)  # First, since the lock is on this file, too.
             self._lock.acquire()
             opened.callback(self._lock.release)
             sync_directory(directory)
@@ -156,7 +156,7 @@ class SqliteFacts:
             try:
                 results = _transact(connection, rows, works)
             except sqlite3.OperationalError as no:
-                # Nothing of it was written: unlike after a failed sync, it may be tried again.
+                # Nothing was written: unlike after a failed sync, the caller may try again.
                 if no.sqlite_errorcode & 0xFF != sqlite3.SQLITE_FULL or not reserve.spend():
                     raise
                 results = _transact(connection, rows, works)
@@ -176,7 +176,7 @@ class SqliteFacts:
         connection, mark, fencing, reserve = self._writing
         connection.close()
         mark.close()
-        with contextlib.suppress(OSError):  # Numbers then stay reserved, and unused.
+        with contextlib.suppress(OSError):  # After an error, numbers stay reserved and unused.
             fencing.close(clean=clean)
             reserve.close()
 
@@ -203,7 +203,7 @@ def _transact(
         results = [work(tables) for work in works]
         connection.execute("COMMIT")
     except BaseException:
-        # SQLite rolls back by itself after the errors that matter most, such as a full disk.
+        # After some errors, such as a full disk, SQLite has rolled back already.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
@@ -214,14 +214,14 @@ def read_marks(ledger: Path) -> tuple[Found, Found]:
     """Return the marks beside a ledger: its progress, and its reserved numbers.
 
     Raises:
-        OSError: A file is there and cannot be read.
+        OSError: A file exists and cannot be read.
     """
     return read_mark(mark_path(ledger), LABEL), read_mark(fencing_path(ledger), FENCING)
 
 
 @contextlib.contextmanager
 def looking(ledger: Path) -> Iterator[FactTables]:
-    """Read a ledger in one transaction; it may be in use or damaged. Changes nothing.
+    """Read a ledger, which may be in use or damaged, in one transaction; change nothing.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
@@ -240,7 +240,7 @@ def is_ledger(file: Path) -> bool:
             return not tables.is_new(file.name)
         except ForeignDatabaseError:
             return False
-        except StorageError:  # One of a newer release.
+        except StorageError:  # A ledger of a newer release.
             return True
     return False
 
@@ -261,11 +261,11 @@ def deep_looking(ledger: Path, mark: Found) -> Iterator[FactTables]:
 
 
 def look(ledger: Path) -> Found:
-    """Return a ledger's mark if the ledger has all facts up to it. Changes nothing.
+    """Return a ledger's mark if the ledger has all facts up to the mark; change nothing.
 
     Raises:
-        StorageCorrupt: Something is missing, or nothing says whether it is.
-        StorageError: It is no ledger of this release.
+        StorageCorrupt: Facts are missing, or no mark says how many there were.
+        StorageError: The file is not a ledger of this release.
         sqlite3.Error: SQLite cannot read it.
     """
     found = read_mark(mark_path(ledger), LABEL)
@@ -285,7 +285,7 @@ def look(ledger: Path) -> Found:
                 f"{given} were used or reserved",
             )
         lacking = missing(tables, found, new=new)
-    # After a power cut the mark may be a second behind; a log that is damaged shows by itself.
+    # After a power cut the mark may be a second old; so damage in the log is looked for, too.
     lacking = lacking or find_log_damage(ledger).rstrip(".")
     if lacking:
         raise StorageCorrupt(place, lacking)
@@ -296,8 +296,8 @@ def is_unmade(tables: FactTables, ledger: Path, found: Found) -> bool:
     """Return whether a ledger has no tables yet.
 
     Raises:
-        StorageCorrupt: It does not say that it is a ledger, and its mark does.
-        StorageError: It is no ledger of this release.
+        StorageCorrupt: The file lacks the sign of a ledger, but a mark beside it exists.
+        StorageError: The file is not a ledger of this release.
     """
     try:
         return tables.is_new(place_of(ledger))
@@ -308,7 +308,7 @@ def is_unmade(tables: FactTables, ledger: Path, found: Found) -> bool:
 
 
 def missing(tables: FactTables, found: Found, *, new: bool) -> str:
-    """Return the missing part of a ledger, in words; empty if nothing is missing."""
+    """Return a text that says which facts of a ledger are missing; empty if none is."""
     last_seq = 0 if new else tables.last_seq()
     if last_seq < found.first:
         one = last_seq + 1 == found.first
@@ -323,13 +323,13 @@ def missing(tables: FactTables, found: Found, *, new: bool) -> str:
 
 
 def copy_ledger(ledger: Path, target: Path) -> None:
-    """Copy a ledger that may be in use, as of one moment, with its mark.
+    """Copy a ledger, which may be in use, as of one moment, with its mark.
 
     Raises:
-        StorageError: It cannot be read, or the copy cannot be written.
+        StorageError: The ledger cannot be read, or the copy cannot be written.
     """
     with translate_errors(place_of(ledger)):
-        found = read_mark(mark_path(ledger), LABEL)  # First: the copy may know more than its mark.
+        found = read_mark(mark_path(ledger), LABEL)  # First, so that the mark is not newer.
         with closing(connect_to_look(ledger)) as before, closing(connect(target)) as new:
             before.backup(new)
         if found.known:
@@ -345,10 +345,10 @@ def rebuild(
     """Replace a damaged ledger by another one.
 
     Args:
-        ledger: The damaged one.
-        fill: Given the new tables, fills them.
-        last: Seq and chain of the new last fact, and how often its mark was written before.
-        fencing: The last number that is reserved, and how often that was written before.
+        ledger: File of the damaged ledger.
+        fill: Function that fills the new tables.
+        last: Seq and chain of the new last fact, and the number of earlier writes of the mark.
+        fencing: The last reserved number, and the number of earlier writes of its file.
 
     Raises:
         StorageError: A file cannot be written or read.
@@ -358,6 +358,6 @@ def rebuild(
             connection.execute("BEGIN IMMEDIATE")
             fill(FactTables(connection))
             connection.execute("COMMIT")
-            connection.execute("PRAGMA journal_mode=DELETE")  # All in one file, synced.
+            connection.execute("PRAGMA journal_mode=DELETE")  # One synced file, no log.
         DurableMark(mark_path(ledger), LABEL, *last).close()
         DurableMark(fencing_path(ledger), FENCING, fencing[0], 0, fencing[1]).close()

@@ -1,7 +1,7 @@
 """Fencing numbers, reserved in blocks in a separate file, so that none repeats after a loss.
 
-A number is seen outside only after its grant is durable, and `SqliteFacts` reserves before it
-commits. So every number that was ever seen lies within what is written here.
+Users see a number only after its grant is durable, and `SqliteFacts` reserves numbers before it
+commits. So every number that a user ever saw is at most the number in this file.
 """
 
 from pathlib import Path
@@ -19,10 +19,10 @@ def fencing_path(ledger: Path) -> Path:
 
 
 class Fencing:
-    """The reserved numbers of an open ledger. Used by one thread at a time.
+    """The reserved numbers of an open ledger, for one thread at a time.
 
     Attributes:
-        found: What was there.
+        found: The file's contents before it was opened.
 
     Raises:
         OSError: The file cannot be read or written.

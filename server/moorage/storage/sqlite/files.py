@@ -1,4 +1,4 @@
-"""Opens, examines and replaces SQLite files. All databases here use these."""
+"""Opens, examines and replaces SQLite files."""
 
 import contextlib
 import errno
@@ -15,10 +15,10 @@ from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed
 
 OWNER_ONLY: Final = 0o600
 UNREADABLE: Final = (sqlite3.Error, ValueError, TypeError)
-"""Errors of reading a damaged file: text is not UTF-8, or a number is missing."""
+"""Errors while a damaged file is read: text is not UTF-8, or a number is missing."""
 BUSY_SECONDS: Final = 5.0
 _BESIDE: Final = ("", "-wal", "-shm", "-journal")
-"""Ends of the names of a database's files."""
+"""Suffixes of the names of a database's files."""
 _LOG_MAGIC: Final = 0x377F0682
 LOG_HEADER_BYTES: Final = 32
 LOG_FRAME_BYTES: Final = 24
@@ -30,8 +30,8 @@ def translate_errors(place: str, *, values: bool = True) -> Iterator[None]:
     """Convert errors of SQLite and of the file system into this package's errors.
 
     Args:
-        place: What the database is called.
-        values: Also what reading values of the wrong type raises.
+        place: Name of the database in messages.
+        values: Also convert the errors of reading values of a wrong type.
 
     Raises:
         StorageCorrupt: The file is damaged, or is no database.
@@ -45,7 +45,7 @@ def translate_errors(place: str, *, values: bool = True) -> Iterator[None]:
         raise StorageCorrupt(place, f"it has contents that were never written ({no})") from no
     except (sqlite3.Error, OSError) as no:
         code = getattr(no, "sqlite_errorcode", None)
-        # Text that is not UTF-8 comes without a code: the module finds it, not SQLite.
+        # The module, not SQLite, finds text that is not UTF-8; its error has no code.
         rotten = code is None and isinstance(no, sqlite3.OperationalError)
         if rotten or (code or 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise StorageCorrupt(place, str(no)) from no
@@ -59,12 +59,12 @@ def read_file(path: Path) -> bytes:
     """Return the content of a regular file; reading a pipe would wait forever.
 
     Raises:
-        OSError: It is no regular file, or cannot be read.
+        OSError: The file is not regular, or cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_regular(os.fstat(descriptor).st_mode, path)
-        with open(descriptor, "rb", closefd=False) as file:  # It is open already.
+        with open(descriptor, "rb", closefd=False) as file:  # The file is open already.
             return file.read()
     finally:
         os.close(descriptor)
@@ -84,7 +84,7 @@ def _check_files(database: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a database in this thread, to be used by one thread at a time."""
+    """Open a database for any thread, but for one thread at a time."""
     _check_files(path)
     return sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -102,7 +102,7 @@ def keep_log(connection: sqlite3.Connection, place: str) -> None:
     """Switch on the write-ahead log.
 
     Raises:
-        StorageError: There can be none.
+        StorageError: The file cannot have one.
     """
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
@@ -144,7 +144,7 @@ def owner_only(path: Path) -> None:
     SQLite gives the files that it makes beside a database the database's own mode.
 
     Raises:
-        OSError: It cannot be made, or belongs to another user.
+        OSError: The file cannot be created, or belongs to another user.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY))
     for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
@@ -163,22 +163,22 @@ def sync_directory(directory: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write a database to, and then replace another database with it."""
+    """Yield a path for a new database; then replace the database at `path` by the new one."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     owner_only(new)
     yield new
-    for end in ("-wal", "-shm"):  # They belong to the old one, and would be read into the new.
+    for end in ("-wal", "-shm"):  # SQLite would read the old database's log into the new database.
         path.with_name(path.name + end).unlink(missing_ok=True)
     new.replace(path)
     sync_directory(path.parent)
 
 
 def log_damage(database: Path) -> str:
-    """Return in words where a write-ahead log of SQLite is truncated; empty if it is complete.
+    """Return a text that says where SQLite's write-ahead log breaks off; empty if it is complete.
 
-    SQLite itself reads up to there and says nothing. Frames of an earlier round, which have other
-    salts, are no damage: they were brought over into the database before.
+    SQLite itself reads up to this place and reports nothing. Frames with other salts are from an
+    earlier round and no damage: the database already has their pages.
     """
     return _read_log(database)[0]
 
@@ -186,8 +186,8 @@ def log_damage(database: Path) -> str:
 def find_log_damage(database: Path) -> str:
     """Return the damage in a log by which durable commits are lost; empty if there is none.
 
-    The frames of the one that was under way at a crash may be there or not, in any order. Each
-    commit before that one was synced before the next began.
+    After a crash, the frames of the last commit may be missing or complete, in any order. Each
+    earlier commit was synced before the next began.
     """
     where, commits = _read_log(database)
     return where if commits > 1 else ""
@@ -206,7 +206,7 @@ def _read_log(database: Path) -> tuple[str, int]:
     word_pair = struct.Struct(">2I" if magic & 1 else "<2I")
     sums = log_sums(word_pair, content[:24], (0, 0))
     if magic & ~1 != _LOG_MAGIC or struct.pack(">2I", *sums) != content[24:32]:
-        # It is written and synced by itself, before the first frame.
+        # SQLite syncs the header before it writes the first frame.
         where = (
             f"{name}: its header, the first {LOG_HEADER_BYTES} bytes, does not match its checksum."
         )
@@ -233,7 +233,7 @@ def _read_log(database: Path) -> tuple[str, int]:
 
 
 def log_sums(word_pair: struct.Struct, content: bytes, sums: tuple[int, int]) -> tuple[int, int]:
-    """Return SQLite's checksum of a log, continued over some more of it."""
+    """Return SQLite's checksum of a log, continued over the next bytes of the log."""
     first, second = sums
     content = content[: len(content) - len(content) % word_pair.size]
     for one, other in word_pair.iter_unpack(content):

@@ -1,10 +1,10 @@
 """The single-writer lock of a ledger that lives in files. `SqliteFacts` takes it.
 
-A `flock` on a file beside the database: the kernel drops it with the process that holds it,
-however that dies. It is not left to SQLite, whose own locks come and go with transactions. The
-descriptor is close-on-exec, so that no program started by the server keeps it alive. The file
-is never deleted: two processes could otherwise each lock their own. Should it be deleted, the
-database itself is locked, too.
+The lock is a `flock` on a file beside the database: the kernel releases it when the process ends,
+even by a kill. SQLite's own locks last only for one transaction. The descriptor is close-on-exec,
+so that no program started by the server keeps the lock. The server never deletes the file:
+otherwise two processes could each lock a file of their own. If a user deletes it, the lock on the
+database itself still holds.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class WriterLock:
     """A lock on a ledger's file; only one process of the machine can have it.
 
     Args:
-        path: The ledger's file; the lock is a file beside it, with `.lock` behind its name.
+        path: The ledger's file; the lock's file is beside it and has the suffix `.lock`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,11 +30,11 @@ class WriterLock:
         self._descriptors: list[int] = []
 
     def acquire(self) -> None:
-        """Take the lock without waiting, and store its holder in the file.
+        """Take the lock without waiting, and write this process's id to the file.
 
         Raises:
             StorageLocked: Another process (or another ledger of this one) has it.
-            StorageError: The file cannot be made.
+            StorageError: The file cannot be created.
         """
         flags = os.O_RDWR | os.O_CLOEXEC
         try:
@@ -45,7 +45,7 @@ class WriterLock:
                 "directory that this user may write to."
             ) from no
         self._lock(descriptor)
-        # Closing a file drops the locks that SQLite holds on it here, so it stays open as long.
+        # Closing the file would drop SQLite's locks on it in this process, so it stays open.
         with contextlib.suppress(FileNotFoundError):
             self._lock(os.open(self._ledger, flags))
         os.ftruncate(descriptor, 0)

@@ -1,7 +1,7 @@
 """Files beside the databases: marks that reveal lost commits, and disk space in reserve.
 
-SQLite reads a write-ahead log up to the first frame that is damaged and says nothing of the rest.
-So how far a database had come is written down a second time, in a small file of its own.
+SQLite reads a write-ahead log up to the first damaged frame and does not report the rest. So a
+small file, the mark, repeats how many facts or changes the database must have.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from typing import Final
 from moorage.storage.sqlite.files import OWNER_ONLY, read_file, sync_directory
 
 SYNC_SECONDS: Final = 1.0
-"""How old a mark may be after a power cut. A sync per commit would cost a third of the rate."""
+"""Age in seconds of a mark after a power cut. A sync per commit would cost a third of the rate."""
 RESERVE_BYTES: Final = 16 << 20
-"""Reserve for releases and renewals on a full disk: some ten thousand of them."""
+"""Disk space in reserve for some ten thousand releases and renewals on a full disk."""
 LOW_BYTES: Final = 256 << 10
-"""Free space below which the disk counts as full, before a write fails: also of an idle server, and
-where others write beside the ledger."""
+"""Free space below which the disk counts as full, before a write fails. So an idle server notices
+it, too, if other programs fill the disk."""
 ENOUGH_BYTES: Final = 1 << 20
 """Free space from which the disk no longer counts as full."""
 REFILL_SECONDS: Final = 2.0
 _SLOT_BYTES: Final = 4096
-"""The two copies lie in blocks of their own: one torn write cannot spoil both."""
+"""Each of the two copies has its own disk block: one torn write cannot damage both."""
 _RECORD: Final = struct.Struct(">8sQQQ")
 _SUM: Final = struct.Struct(">I")
 
@@ -37,10 +37,10 @@ class Found:
     """The contents of a mark.
 
     Args:
-        exists: There is a file.
+        exists: Whether the file exists.
         first: The first number; 0 if nothing can be read.
-        writes: How often it was written; 0 if neither copy can be read.
-        doubt: What of it is damaged; empty if all is well.
+        writes: How often the mark was written; 0 if neither copy can be read.
+        doubt: The damage of the mark, as a text; empty: none.
     """
 
     exists: bool
@@ -59,7 +59,7 @@ def read_mark(path: Path, label: str) -> Found:
     """Return the contents of a mark; damage raises no error.
 
     Raises:
-        OSError: The file is there and cannot be read.
+        OSError: The file exists and cannot be read.
     """
     try:
         content = read_file(path)
@@ -83,19 +83,19 @@ def _unpack(slot: bytes, label: str) -> tuple[int, int, int] | None:
 
 
 class DurableMark:
-    """A mark that this process writes. One thread at a time.
+    """A mark that this process writes, for one thread at a time.
 
     Args:
-        path: Its file, which is made where it is missing.
-        label: Up to eight letters that say what it is about.
-        first: The first number to begin with.
-        writes: How often it was written before.
+        path: The mark's file; a missing file is created.
+        label: Up to eight letters that name the marked database.
+        first: Initial value of the first number.
+        writes: How often the mark was written before.
 
     Attributes:
-        unsynced: Something was written that a power cut may take back.
+        unsynced: Whether a power cut may undo the last write.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
 
     def __init__(self, path: Path, label: str, first: int, second: int, writes: int) -> None:
@@ -113,7 +113,7 @@ class DurableMark:
             raise
 
     def write(self, first: int, second: int) -> None:
-        """Replace the older copy by the new numbers. It outlives the process; `sync`, the power."""
+        """Replace the older copy by new numbers. Only after `sync` do they survive a power cut."""
         self._writes += 1
         record = _RECORD.pack(self._label, self._writes, first, second)
         slot = record + _SUM.pack(zlib.crc32(record))
@@ -128,7 +128,7 @@ class DurableMark:
             self._synced_at = time.monotonic()
 
     def sync_in_time(self) -> float | None:
-        """Sync if the last sync is `SYNC_SECONDS` ago; return when to call again, if at all."""
+        """Sync if the last sync is `SYNC_SECONDS` ago; return in how many seconds to call again."""
         if time.monotonic() - self._synced_at >= SYNC_SECONDS:
             self.sync()
         return SYNC_SECONDS if self.unsynced else None
@@ -142,7 +142,7 @@ class DurableMark:
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # It is as if the power had been cut.
+            with contextlib.suppress(OSError):  # The loss is that of a power cut.
                 self.sync()
             os.close(self._descriptor)
             self._descriptor = -1
@@ -152,10 +152,10 @@ class Reserve:
     """Disk space in reserve: on a full disk, granted leases can still end.
 
     Args:
-        path: A file of that size, which is there while all is well.
+        path: File that occupies the reserved space; it is deleted when the disk is full.
 
     Attributes:
-        spent: It was given up, or there was no room for it.
+        spent: Whether the space was freed, or the disk has no room for it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -178,10 +178,10 @@ class Reserve:
         return True
 
     def refill(self) -> float:
-        """Measure the free space, and reserve some again if there is enough.
+        """Measure the free space, and reserve space again if there is enough.
 
         Returns:
-            Seconds until the next look.
+            Seconds until the next measurement is due.
         """
         now = time.monotonic()
         if now - self._tried_at >= REFILL_SECONDS:
@@ -199,7 +199,7 @@ class Reserve:
             found = os.statvfs(self._path.parent)
         except OSError:
             return self._low
-        blocks = found.f_bavail if os.geteuid() else found.f_bfree  # Some are for root alone.
+        blocks = found.f_bavail if os.geteuid() else found.f_bfree  # Some blocks are for root only.
         return blocks * found.f_frsize < (ENOUGH_BYTES if self._low else LOW_BYTES)
 
     def _fill(self) -> bool:

@@ -1,7 +1,7 @@
 """The catalog in one SQLite file; a mark beside it has the number of durable changes.
 
-Each kind has the number of its records and the sum of their checksums. So it shows where a record
-went missing, and where the file as a whole fell back.
+The file stores the number of records of each kind and the sum of their checksums. So a missing
+record is noticed, and the mark reveals that the whole file is older than it should be.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class RecordTables:
         self._execute(SQL["put"], (kind, *row))
 
     def insert(self, rows: Iterable[SqlRow]) -> None:
-        """Add records with their kinds; of several with the same id, add the first."""
+        """Add records with their kinds; of several records with the same id, add the first."""
         self._connection.executemany(SQL["insert"], rows)
 
     def remove(self, kind: str, record_id: str) -> bool:
@@ -121,7 +121,7 @@ class RecordTables:
         """Return the version of the tables, if this release reads it.
 
         Raises:
-            StorageError: It does not.
+            StorageError: This release cannot read it.
         """
         found = self.format()
         if found and (refusal := FORMAT.refusal(found, writer_of(self._connection))):
@@ -142,10 +142,10 @@ class RecordTables:
 
 
 class SqliteRecords:
-    """`storage.base.RecordStore` on a file. Read the contract there.
+    """Implements `storage.base.RecordStore` on a file. See there for the contract.
 
     Args:
-        path: The file; it is created where it does not exist, its folder is not.
+        path: The file; a missing file is created, a missing folder is not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -242,7 +242,7 @@ def _make(connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def looking(path: Path) -> Iterator[RecordTables]:
-    """Read a catalog as of one moment; it may be in use or damaged. Changes nothing.
+    """Read a catalog, which may be in use or damaged, as of one moment; change nothing.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
@@ -254,7 +254,7 @@ def looking(path: Path) -> Iterator[RecordTables]:
 
 @contextlib.contextmanager
 def deep_looking(path: Path, mark: Found) -> Iterator[RecordTables]:
-    """Read as `looking`, and also what lies behind the place where its log is damaged.
+    """Read as `looking`, and also read the log after the damaged place.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
@@ -268,12 +268,12 @@ def deep_looking(path: Path, mark: Found) -> Iterator[RecordTables]:
 
 
 def look(path: Path) -> Found:
-    """Return a catalog's mark if the catalog has all changes up to it. Changes nothing.
+    """Return a catalog's mark if the catalog has all changes up to the mark; change nothing.
 
     Raises:
-        StorageCorrupt: Changes are missing, or nothing says whether they are.
-        StorageError: Another release wrote it.
-        sqlite3.Error: It cannot be read.
+        StorageCorrupt: Changes are missing, or no mark says how many there were.
+        StorageError: Another release wrote the catalog.
+        sqlite3.Error: The file cannot be read.
     """
     found, place = read_mark(mark_path(path), LABEL), place_of(path)
     with looking(path) as tables:
@@ -294,7 +294,7 @@ def look(path: Path) -> Found:
 
 
 def rebuild(path: Path, found: Found, rows: Iterable[SqlRow]) -> None:
-    """Replace a damaged catalog by one with other records.
+    """Replace a damaged catalog by a new one with the given records.
 
     Raises:
         StorageError: A file cannot be written.

@@ -1,7 +1,7 @@
 """Reads the intact frames of a write-ahead log after a damaged place.
 
-SQLite reads up to there. Each frame brings one page, and its checksum goes on from the one before:
-so those behind show whether they are whole, too. `verify` and `repair` read a copy that has them.
+SQLite reads up to this place. Each frame has one page, and its checksum continues that of the frame
+before: so later frames can be checked, too. `verify` and `repair` read a copy with these frames.
 """
 
 import contextlib
@@ -26,9 +26,10 @@ class _Frame(NamedTuple):
     """A frame of the current round of the log.
 
     Args:
-        page: Which page it brings.
-        pages: How many the database has after this one, where it ends a commit; else 0.
-        whole: It is as it was written.
+        page: Number of the page that the frame has.
+        pages: Number of the database's pages after the commit that this frame ends; 0: it ends
+            none.
+        whole: Whether the frame is undamaged.
     """
 
     page: int
@@ -42,11 +43,11 @@ def readable(database: Path, *, lacking: bool) -> Iterator[Path]:
     """Yield a database with all readable frames of its log: the file, or a copy if it is damaged.
 
     Args:
-        database: The file; it is not changed.
-        lacking: Something durable is known to be missing in it.
+        database: The database file, which is not changed.
+        lacking: Whether durable changes are known to be missing in the file.
 
     Raises:
-        OSError: There is no room for a copy.
+        OSError: The disk has no room for a copy.
     """
     damaged = find_log_damage(database) or (lacking and log_damage(database))
     frames = _frames(database) if damaged else []
@@ -68,7 +69,7 @@ def _write(database: Path, copy: Path, frames: list[_Frame]) -> None:
         if each.whole:
             pages[each.page] = each.body
         elif each.page * page_bytes > len(content):
-            pages.setdefault(each.page, each.body)  # There is no other of this page yet.
+            pages.setdefault(each.page, each.body)  # The page has no other version.
     with copy.open("wb") as new:
         new.write(content)
         for number, body in pages.items():
@@ -79,9 +80,9 @@ def _write(database: Path, copy: Path, frames: list[_Frame]) -> None:
 
 
 def _frames(database: Path) -> list[_Frame]:
-    """Return the frames of the last round, in order; [] if no header says how long each frame is.
+    """Return the frames of the last round, in order; [] if the size of a page is unknown.
 
-    A damaged header is one of the two that say it, so the database's own is believed as well.
+    The log's header and the database's header both name the size, so one of them may be damaged.
     """
     log = database.with_name(database.name + "-wal")
     content = log.read_bytes() if log.is_file() else b""
@@ -102,7 +103,7 @@ def _frames(database: Path) -> list[_Frame]:
 
 
 def _check(cut: list[bytes], salts: bytes, sums: bytes, word_pair: struct.Struct) -> list[_Frame]:
-    """Return the frames with these salts, each checked against the one before as it is stored."""
+    """Return the frames with these salts, each checked against the stored checksum before it."""
     frames: list[_Frame] = []
     for frame in cut:
         if len(frame) < len(cut[0]):

@@ -1,7 +1,7 @@
 """A SQLite file that commands write while a server reads it: `tokens` and `agents` are such files.
 
-The server sees a change at once, since it looks at the version of the database whenever it needs
-what is in it (https://sqlite.org/pragma.html#pragma_data_version).
+The server sees a change at once, since it reads the database's version before each use of its rows
+(https://sqlite.org/pragma.html#pragma_data_version).
 """
 
 import contextlib
@@ -28,14 +28,14 @@ AGENTS_SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 class SharedFile:
     """The common part of `storage.base.TokenRows` and others: one file, used from several threads.
 
-    The first change makes the file.
+    The first change creates the file.
 
     Args:
-        path: Where it is.
+        path: The file.
     """
 
     schema: ClassVar[str]
-    """The statement that makes its table."""
+    """SQL statement that creates the table."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -53,7 +53,7 @@ class SharedFile:
             return None
         with self.connection() as connection:
             (version,) = connection.execute("PRAGMA data_version").fetchone()
-        return version, self._changes  # The version tells of changes by other connections alone.
+        return version, self._changes  # The version changes only with writes by other connections.
 
     def close(self) -> None:
         with self._guard:
@@ -72,7 +72,7 @@ class SharedFile:
             with self._guard:
                 if self._connection is not None and self._is_replaced():
                     self.close()
-                    self._changes += 1  # The new connection may count from the same version.
+                    self._changes += 1  # A new connection's version may equal the old one's.
                 if self._connection is None:
                     self._connection = self._open()
                 yield self._connection
@@ -86,7 +86,7 @@ class SharedFile:
         """Yield the connection in a write transaction.
 
         Raises:
-            StorageError: As `connection`; nothing was changed then.
+            StorageError: As for `connection`; nothing was changed.
         """
         with self.connection() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -98,7 +98,7 @@ class SharedFile:
         return self._opened is not None and not os.path.samestat(self._opened, self._path.stat())
 
     def _open(self) -> sqlite3.Connection:
-        # Before SQLite makes it readable for others.
+        # SQLite would let other users read a file that it creates.
         descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, OWNER_ONLY)
         self._opened = os.fstat(descriptor)
         os.close(descriptor)
@@ -125,7 +125,7 @@ class SharedFile:
 
 
 class SqliteTokens(SharedFile):
-    """`storage.base.TokenRows` in a file. Read the contract there."""
+    """Implements `storage.base.TokenRows` in a file. See there for the contract."""
 
     schema = TOKENS_SQL["schema"]
 
@@ -148,7 +148,7 @@ class SqliteTokens(SharedFile):
 
 
 class SqliteLogins(SharedFile):
-    """`storage.base.LoginRows` in a file. Read the contract there."""
+    """Implements `storage.base.LoginRows` in a file. See there for the contract."""
 
     schema = LOGINS_SQL["schema"]
 
@@ -167,7 +167,7 @@ class SqliteLogins(SharedFile):
 
 
 class SqliteAgents(SharedFile):
-    """`storage.base.AgentRows` in a file. Read the contract there."""
+    """Implements `storage.base.AgentRows` in a file. See there for the contract."""
 
     schema = AGENTS_SQL["schema"]
 
@@ -190,7 +190,7 @@ class SqliteAgents(SharedFile):
 
     @contextlib.contextmanager
     def change(self) -> Iterator[dict[str, bytes]]:
-        with self.connection():  # No other thread changes the remembered rows meanwhile.
+        with self.connection():  # The lock keeps other threads from changing these rows.
             with self.transaction() as connection:
                 before = self._current(connection)
                 after = dict(before)

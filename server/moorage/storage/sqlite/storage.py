@@ -20,10 +20,10 @@ from moorage.storage.sqlite.shared_file import SqliteAgents, SqliteLogins, Sqlit
 
 
 class SqliteStorage:
-    """`storage.base.Storage` in a folder. Read the contract there.
+    """Implements `storage.base.Storage` in a folder. See there for the contract.
 
     Args:
-        folder: It exists.
+        folder: The data folder, which exists.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,8 +71,8 @@ def read_secret(path: Path) -> bytes:
     """Return the secret from which the tokens of leases are derived.
 
     Raises:
-        FileNotFoundError: There is none.
-        StorageError: It is no such secret.
+        FileNotFoundError: There is no secret.
+        StorageError: The secret is damaged or cannot be read.
     """
     try:
         secret = read_file(path)
@@ -91,19 +91,19 @@ def read_secret(path: Path) -> bytes:
 
 
 def write_secret(path: Path, secret: bytes) -> bytes:
-    """Store a secret so that it outlives a power cut, and return it.
+    """Store a secret so that it survives a power cut, and return it.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     unfinished = path.with_name(path.name + ".new")
-    unfinished.unlink(missing_ok=True)  # A crash may have left one.
+    unfinished.unlink(missing_ok=True)  # A crash may have left the file.
     with open(unfinished, "xb", opener=_private) as file:  # Path.open has no opener.
         file.write(secret)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
-    sync_directory(path.parent)  # Else a crash could forget the name that tokens depend on.
+    sync_directory(path.parent)  # Otherwise a crash could lose the file.
     return secret
 
 

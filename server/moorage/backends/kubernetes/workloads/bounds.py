@@ -1,4 +1,4 @@
-"""Limits a pod to the resources of its lease, whatever its manifest asks for.
+"""Limits a pod to the resources of its lease, whatever its manifest requests.
 
 `manifests` calls it with the finished pod. The requests and limits of a container count; sidecars
 run beside the containers, other init containers run one after another before them.
@@ -26,11 +26,11 @@ def hide_devices(spec: Document, with_devices: str) -> None:
     """Hide all devices from all containers of a pod except one.
 
     Args:
-        spec: Of the pod.
-        with_devices: Name of the container that has those of the lease; empty: none has any.
+        spec: The pod's `spec`; it is changed in place.
+        with_devices: Name of the container that gets the lease's devices; empty: none.
 
     Raises:
-        UnsupportedSpecError: Its environment may name others.
+        UnsupportedSpecError: This container's environment may name other devices.
     """
     for container in _each(spec, *_KINDS):
         if container["name"] != with_devices:
@@ -38,7 +38,7 @@ def hide_devices(spec: Document, with_devices: str) -> None:
         elif any(
             _may_name_devices(each.get("prefix", "")) for each in container.get("envFrom", [])
         ):
-            # It would win over what the device plugin says.
+            # It would override the device plugin's variable.
             reason = "expected a `prefix`, e.g. APP_: without, it might set NVIDIA_VISIBLE_DEVICES"
             raise UnsupportedSpecError(
                 f"manifest.spec: container {with_devices}: envFrom: {reason}"
@@ -53,16 +53,16 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
     """Limit a pod to its lease's CPU and memory; the main container gets what the others leave.
 
     Args:
-        spec: Of the pod.
-        share: What the lease holds of the node. A resource of which it holds nothing
-            may not be requested, and has no limit.
-        main: The container that may leave its requests and limits out.
+        spec: The pod's `spec`; it is changed in place.
+        share: The lease's share of the node. The pod may not request a resource with amount 0, and
+            gets no limit for it.
+        main: Name of the container that may omit its requests and limits.
 
     Raises:
-        UnsupportedSpecError: It asks for more, or a container does not say how much.
+        UnsupportedSpecError: The pod requests more, or another container omits its request.
     """
     for name, held in (("cpu", share.cpu_milli), ("memory", share.memory_mib * MIB)):
-        before = 0  # What the sidecars have that run already.
+        before = 0  # Requested by sidecars that run already.
         for container in _each(spec, "initContainers"):
             wanted = _request_or_limit(container, name)
             if container.get("restartPolicy") == "Always":
@@ -82,7 +82,7 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
         elif own and held > before:
             _give(own, name, held - before)
         elif own and held:
-            _check(name, before + 1, held)  # Nothing is left of it.
+            _check(name, before + 1, held)  # Nothing is left for it.
         _check(name, before, held)
         whole = _request_or_limit({"name": "", "resources": spec.get("resources", {})}, name)
         _check(name, whole or 0, held)
@@ -109,7 +109,7 @@ def _check(name: str, wanted: int, held: int) -> None:
 def _request_or_limit(container: Document, name: str) -> int | None:
     """Return the larger of request and limit of a container; None: it has neither.
 
-    Where it says it in one of requests and limits, it is said in both then.
+    A request without a limit also becomes the limit.
     """
     found, resources = list[int](), container.get("resources", {})
     for kind in _SIZES:
@@ -121,7 +121,7 @@ def _request_or_limit(container: Document, name: str) -> int | None:
         ]
         if names:
             amount = sum(_read(sizes[each], kind, each) for each in names) * _UNITS[name]
-            found.append(math.ceil(round(amount, 3)))  # Floats: 0.1 cores are 100 thousandths.
+            found.append(math.ceil(round(amount, 3)))  # Rounded: 0.1 cores must give 100 milli.
     if not found:
         return None
     if name in resources.get("requests", {}):

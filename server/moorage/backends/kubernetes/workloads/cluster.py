@@ -1,8 +1,8 @@
 """Follows, makes and deletes this server's workloads in one cluster.
 
-Everything here runs in the one event loop of the backend. Objects are found by their labels, so a
-daemon that comes back knows what an earlier one started. A start or a stop asks the API server to
-change something, and then waits for the watch to show that it did.
+All of it runs in the backend's one event loop. Objects are found by their labels, so a restarted
+daemon finds those of an earlier one. A start or a stop sends a change to the API server, then waits
+until the watch shows it.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ LIST_SECONDS_MAX: Final = 15.0
 RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0)
 """Pauses before retries of a change that the API server did not answer; the last repeats."""
 END_SECONDS_MAX: Final = 20.0
-"""How long a deletion is repeated while the API server does not answer."""
+"""Seconds for which a deletion is repeated while the API server does not answer."""
 _UNAUTHORIZED: Final = 401
-"""HTTP status of an expired login; such calls are repeated while a new login is under way."""
+"""HTTP status of an expired login; such calls are repeated, with a new login."""
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
 _FORBIDDEN: Final = 403
@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _News:
-    """Signals changes of a workload's objects, and has the time of the last change."""
+    """Signals changes of a workload's objects, with the time of the last change."""
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
     heard_at: float = field(default_factory=time.monotonic)
@@ -71,9 +71,9 @@ class ClusterWorkloads:
     """This server's workloads in one cluster.
 
     Args:
-        cluster_id: Its id in the inventory.
-        server: Value of the label that says what is ours.
-        changed: Told of the name of each workload of which anything changed.
+        cluster_id: The cluster's id in the inventory.
+        server: Value of `SERVER_LABEL` on this server's objects.
+        changed: Called with the name of each workload that has a changed object.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class ClusterWorkloads:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.connection.close()
 
-    # What is known -----------------------------------------------------------------------------
+    # State ---------------------------------------------------------------------------------------
 
     async def listed(self, seconds: float | None = LIST_SECONDS_MAX) -> None:
         """Wait until all objects of the cluster were read for the first time.
 
         Raises:
-            BackendError: It was not in time; the message says why.
+            BackendError: The list did not arrive in time; the message says why.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -174,7 +174,7 @@ class ClusterWorkloads:
         """Return a message about missing objects that a workload's pods need; "" if none."""
         pods = self.pods(workload)
         if not pods:
-            return "no pod was made: see `kubectl describe job`"
+            return "no pod was created: see `kubectl describe job`"
         if lost := [each for each in nodes if f"/{each}" not in self._nodes.records]:
             return f"there is no node {', '.join(lost)}"
         needed = [f"{pod.namespace}/{each}" for pod in pods for each in pod.claims]
@@ -194,7 +194,7 @@ class ClusterWorkloads:
         """Return the seconds since the objects of a workload last changed."""
         return time.monotonic() - self._news[workload].heard_at
 
-    # What is done ------------------------------------------------------------------------------
+    # Changes -------------------------------------------------------------------------------------
 
     async def make(
         self, workload: str, objects: StartObjects, there: bool, trouble: list[str]
@@ -202,13 +202,13 @@ class ClusterWorkloads:
         """Create the objects of a start; objects that exist stay unchanged.
 
         Args:
-            workload: Its name.
-            objects: What to make.
-            there: Its pods are there, so only what they own may be missing.
-            trouble: Gets what the API server says while it does not answer.
+            workload: Name of the workload.
+            objects: The objects to create.
+            there: Whether all pods exist, so that only objects owned by them may be missing.
+            trouble: Collects the errors of calls that are repeated.
 
         Raises:
-            BackendError: It was refused.
+            BackendError: The API server refused an object.
         """
         first = None
         if not there:
@@ -274,7 +274,7 @@ class ClusterWorkloads:
         except RefusedError as error:
             if error.status == _CONFLICT and error.reason == "AlreadyExists":
                 return None
-            if not known:  # Else this would be deleted for ever where that is refused, too.
+            if not known:  # A refused object needs no deletion.
                 its.discard(name)
             raise BackendError(self._refusal(thing, error)) from error
 
@@ -290,7 +290,7 @@ class ClusterWorkloads:
             return f"there is no {where}: {advice}"
         if error.status == _FORBIDDEN and "cannot create resource" in error.message:
             advice = f"grant create, get, list, watch and delete of {kind.lower()}s there"
-            return f"this server may make no {kind} in {where} ({error.message}): {advice}"
+            return f"this server may not create a {kind} in {where} ({error.message}): {advice}"
         return f"cluster {self.cluster_id} refused a {kind}: {error.message}"
 
     async def _patiently(self, call: Callable[[], Awaitable[_T]], trouble: list[str]) -> _T:
@@ -313,14 +313,14 @@ class ClusterWorkloads:
         """Delete all objects of a workload; its pods get their grace period.
 
         Args:
-            workload: Its name.
-            stop_seconds_max: The most that they have; None if that is not bounded.
+            workload: Name of the workload.
+            stop_seconds_max: Limit of the pods' grace periods; None: no limit.
 
         Returns:
-            Whether there was anything.
+            Whether the workload had any object.
 
         Raises:
-            BackendError: The API server did not take the order.
+            BackendError: The API server did not accept the deletion.
         """
         paths = set(self._paths(workload))
         if not paths:
@@ -328,13 +328,13 @@ class ClusterWorkloads:
         self._objects[workload] |= _watched_paths(paths)
         trouble: list[str] = []
         bodies: dict[str, Document] = {
-            # A Job that is gone has no pod any more, and makes none.
+            # Foreground: a deleted Job makes no new pod, and goes only after its pods.
             path: {"propagationPolicy": "Foreground" if "/jobs/" in path else "Background"}
             for path in paths
         }
         for pod in self.pods(workload):
             if stop_seconds_max is not None and pod.stop_seconds > stop_seconds_max:
-                # 0 would have the pod forgotten while it may still run.
+                # 0 would delete the pod's object while the pod may still run.
                 grace = {"gracePeriodSeconds": max(1, math.ceil(stop_seconds_max))}
                 bodies[f"{manifests.PODS.format(pod.namespace)}/{pod.name}"] |= grace
         try:
@@ -343,7 +343,7 @@ class ClusterWorkloads:
                     *(self._delete(workload, each, body, trouble) for each, body in bodies.items())
                 )
         except (RefusedError, TimeoutError) as error:
-            said = f"the Kubernetes cluster {self.cluster_id} took no order to end {workload}"
+            said = f"the Kubernetes cluster {self.cluster_id} did not delete {workload}"
             raise BackendError(f"{said}: {str(error) or trouble[-1:]}") from error
         return True
 
@@ -373,7 +373,7 @@ class ClusterWorkloads:
     def leftovers(self, workload: str) -> list[str]:
         """Return the API paths of objects that are left of a deleted workload.
 
-        What the watch still shows counts: a start that came next would take it for its own.
+        Objects that the watch still shows count, since the next start would take them for its own.
         """
         return sorted(_watched_paths(self._paths(workload)))
 
@@ -392,7 +392,7 @@ class ClusterWorkloads:
         """Return the names of workloads that are Jobs, also of Jobs that have no pod yet.
 
         Raises:
-            BackendError: The API server does not say.
+            BackendError: The API server does not answer, or refuses.
         """
         path, ours = manifests.JOBS.format(namespace), f"{SERVER_LABEL}={self.server}"
         try:
@@ -409,7 +409,7 @@ class ClusterWorkloads:
             names.add(name)
         return names - {""}
 
-    # What changed ------------------------------------------------------------------------------
+    # Events of watches ---------------------------------------------------------------------------
 
     def _wake_waiter(self, workload: str) -> None:
         if workload in self._news:

@@ -1,7 +1,7 @@
 """Runs commands in pods, over a WebSocket of the API server.
 
-A shell in the container puts both outputs into one, in their order, and says which process to end
-when the time is up: Kubernetes has no call for that.
+A shell in the container merges standard output and error in order, and prints the pid to kill on a
+timeout, since Kubernetes has no call for that.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ async def execute(
 
     Raises:
         BackendError: The API server refused, or the container has no /bin/sh.
-        TimeoutError: It took too long, and was killed.
+        TimeoutError: The command took too long, and was killed.
     """
     variables = [f"{key}={text}" for key, text in environment.items()]
     whole = [*_SHELL, workdir, *(["env", *variables] if variables else []), *command]
@@ -101,7 +101,7 @@ async def _run(
     async with connection.socket(path, query, PROTOCOL) as socket:
         async for message in socket:
             data = message.data if isinstance(message.data, bytes) else b""
-            if data[:1] in {b"\x01", b"\x02"}:  # Its output, and its errors.
+            if data[:1] in {b"\x01", b"\x02"}:  # Standard output and error.
                 written.add(data[1:])
             elif data[:1] == b"\x03":
                 return str(msgspec.json.decode(data[1:]).get("message", ""))
@@ -110,7 +110,7 @@ async def _run(
 
 async def _kill(connection: ClusterConnection, pod: PodState, process: int | None) -> None:
     if process is None:
-        return  # It never began.
+        return  # The command never began.
     with contextlib.suppress(KubernetesError, TimeoutError):
         async with asyncio.timeout(KILL_SECONDS_MAX):
             kill = ["/bin/sh", "-c", f"kill -9 {process}"]

@@ -26,11 +26,11 @@ from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonValue
 
 WORKLOAD: Final = f"{DOMAIN}/workload"
-"""Annotation: the name of the object's workload, as the backend gets it."""
+"""Annotation: the full name of the object's workload."""
 START: Final = f"{DOMAIN}/start"
 """Label: the name that all objects of one start share."""
 SIZE: Final = f"{DOMAIN}/pods"
-"""Annotation: how many pods the start has."""
+"""Annotation: the number of pods of the start."""
 ATTEMPT: Final = f"{DOMAIN}/attempt"
 KIND: Final = f"{DOMAIN}/kind"
 """Annotation: `job` on pods that a Job made."""
@@ -54,9 +54,9 @@ class StartObjects:
     """The Kubernetes objects of one start of a workload.
 
     Args:
-        claims: ResourceClaims, to be made first.
-        pods: Pods, or Jobs that make them.
-        owned: By the first pod, and made last: where to make each, and what.
+        claims: ResourceClaims, which are created first.
+        pods: Pods, or Jobs that create them.
+        owned: Pairs of API path and object; they are created last, and the first pod owns them.
         jobs: Whether `pods` are Jobs.
     """
 
@@ -76,8 +76,8 @@ class StartObjects:
 def start_name(server: str, order: Order) -> str:
     """Return the common name of all objects of a start: a DNS label, unique to that start.
 
-    The objects of another order with the same id and number have another name, so that remains of
-    that order are never mistaken for this start.
+    Another order with the same id and attempt gives another name, so its remains are never mistaken
+    for this start.
     """
     said = "\0".join((server, order.id, repr(order.spec), repr(order.placement)))
     digest = hashlib.sha256(said.encode()).hexdigest()[:10]
@@ -105,15 +105,15 @@ def start_objects(
     """Return the Kubernetes objects for an order.
 
     Args:
-        order: What shall run.
-        pod: Its spec, as one of a pod.
-        server: Value of the label that says whose it is.
-        namespace: Where.
-        published: Node → id → device that a DRA driver publishes there.
+        order: The order to carry out.
+        pod: The order's spec, translated for a pod.
+        server: Value of `SERVER_LABEL` on this server's objects.
+        namespace: The namespace of the objects.
+        published: Devices that DRA drivers publish, by node and device id.
         group_api: The version of the API that has PodGroups; empty if none has.
 
     Raises:
-        BackendError: Kubernetes cannot hand out the devices of its lease.
+        BackendError: Kubernetes cannot allocate the devices of the lease.
     """
     name = start_name(server, order)
     shares: Sequence[Share | None] = order.placement or (None,)
@@ -232,7 +232,7 @@ def _pod(order: Order, pod: PodOrder, share: Share | None, rank: int, *, counted
             "containers": [container],
         }
     }
-    merged: Document = _merge(made, deepcopy(pod.manifest))  # Each pod of a gang has its own.
+    merged: Document = _merge(made, deepcopy(pod.manifest))  # A copy for each pod of a gang.
     return merged
 
 
@@ -248,7 +248,7 @@ def _counts(pod: PodOrder, share: Share | None) -> dict[str, str]:
     if share is None:
         return {pod.gpu_resource: str(pod.gpus)} if pod.gpus else {}
     counts: dict[str, int] = {}
-    for each in share.gpus:  # Counted MIG instances are called after their profile.
+    for each in share.gpus:  # Ids of counted MIG instances begin with their profile.
         profile = each.rpartition("-")[0] if each.startswith("mig-") else ""
         resource = f"nvidia.com/{profile}" if profile else pod.gpu_resource
         counts[resource] = counts.get(resource, 0) + 1
@@ -290,7 +290,7 @@ def _own(pod: Document, meta: Document, share: Share | None, claim: str, order: 
         resources = next(x for x in spec["containers"] if x["name"] == CONTAINER)["resources"]
         resources["claims"] = [{"name": "gpus"}]
     if claim or order.gpus or (share is not None and share.gpus):
-        # The plugin for it at the API server looks at counts alone, not at claims.
+        # The API server adds this toleration only to pods with counted devices, not for claims.
         held = {"key": order.gpu_resource, "operator": "Exists"}
         spec["tolerations"] = [*spec.get("tolerations", []), held]
 

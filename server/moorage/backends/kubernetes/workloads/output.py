@@ -1,8 +1,8 @@
 """Reads the output of pods while they run, and stores it when they end.
 
-A kubelet forgets the output of a pod with the pod, and tells no byte offsets. So the output of one
-that is read is followed from its start, and the last of every pod is put into a file before it is
-deleted.
+A kubelet deletes the output together with the pod, and has no byte offsets. So the output of a pod
+with a reader is followed from its start, and the end of each output is stored in a file before the
+pod is deleted.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class _Tail:
 
     def add(self, piece: bytes) -> None:
         self.data += piece
-        if len(self.data) > 2 * KEPT_BYTES_MAX:  # Not with each piece: what stays is moved.
+        if len(self.data) > 2 * KEPT_BYTES_MAX:  # Rarely, since a cut moves all remaining bytes.
             self.cut()
 
     def cut(self) -> None:
@@ -80,7 +80,7 @@ class PodOutput:
     """Reads and stores the output of one cluster's pods.
 
     Args:
-        folder: For the output of pods that ended.
+        folder: Folder for the output of ended pods.
     """
 
     def __init__(self, connection: ClusterConnection, folder: Path) -> None:
@@ -100,7 +100,7 @@ class PodOutput:
             return self.stored_log(pod.workload, offset, pod.attempt)
         if offset < 0 and pod.uid not in self._followers:
             return (await self._whole(pod)).read(offset, over=False, code=None)
-        if pod.uid not in self._followers:  # The first to ask gets what is there by now.
+        if pod.uid not in self._followers:  # The first reader gets all output so far.
             tail = await self._whole(pod)
         follower = self._followers.get(pod.uid)
         if follower is None or (follower.task.done() and follower.tail.end <= offset):
@@ -133,7 +133,7 @@ class PodOutput:
         """Return the stored output of an ended start; attempt 0 means the last start.
 
         Raises:
-            UnknownWorkloadError: No output of it is stored.
+            UnknownWorkloadError: No output of the workload is stored.
         """
         starts = {
             int(each.stem.rpartition("-")[2]): each
@@ -188,7 +188,7 @@ class PodOutput:
                         del self._followers[pod.uid]
                         return
         except RefusedError as error:
-            if error.status != _NOT_YET:  # Its container has not started yet.
+            if error.status != _NOT_YET:  # The container has not started yet.
                 raise
 
 

@@ -34,17 +34,17 @@ from moorage.backends.kubernetes.workloads.states import PodState, Trouble
 from moorage.backends.kubernetes.workloads.translation import PodOrder, pod_order
 
 UNSCHEDULABLE_SECONDS_MAX: Final = 5.0
-"""How long a pod may be unschedulable: the node's earlier pods may just be ending."""
+"""Seconds that a pod may be unschedulable, since the node's earlier pods may just be ending."""
 SILENCE_SECONDS_MAX: Final = 30.0
-"""How long a pod may wait for a missing claim, about which Kubernetes reports nothing."""
+"""Seconds that a pod may wait for a missing claim, about which Kubernetes reports nothing."""
 SCHEDULER_SECONDS_MAX: Final = 300.0
-"""How long the scheduler may report nothing about a complete pod: it may be busy."""
+"""Seconds that the scheduler may report nothing about a complete pod, since it may be busy."""
 STOP_SECONDS_MAX: Final = 120.0
 """Longest wait of a stop for its pods' end; then it fails, and the stop is tried again."""
 UNDO_SECONDS_MAX: Final = 5.0
-"""How long a cancelled start waits until its objects are gone; the stop waits longer."""
+"""Seconds that a cancelled start waits until its objects are gone; the stop waits longer."""
 LOOK_SECONDS: Final = 1.0
-"""Without a change for this long, check deadlines and whether deleted objects are gone."""
+"""Seconds without a change after which deadlines and deleted objects are checked."""
 
 
 @dataclass(slots=True)
@@ -57,10 +57,10 @@ class WorkloadRuns:
     """Runs the workloads of one backend, all in one event loop.
 
     Args:
-        root: Folder of what must outlive the daemon.
-        clusters: Which; a workload without a placement goes to the first.
-        namespace: Where everything lies; a template.
-        tell: Called at every change.
+        root: Folder for data that must outlive the daemon.
+        clusters: The clusters; a workload without a placement goes to the first.
+        namespace: Namespace of all objects; `{tenant}` in it stands for the tenant.
+        tell: Called with a report at every change of a workload.
 
     Attributes:
         reports: The last report of each workload that starts or runs.
@@ -88,7 +88,7 @@ class WorkloadRuns:
         self._ends: set[asyncio.Task[WorkloadReport]] = set()
 
     async def close(self) -> None:
-        """Close the connections to all clusters. Pods go on running."""
+        """Close the connections to all clusters. Pods continue to run."""
         for task in self._ends:
             task.cancel()
         for each in self._clusters.values():
@@ -115,7 +115,7 @@ class WorkloadRuns:
     async def status(self, workload: str) -> WorkloadReport:
         """Return the report of a workload now."""
         report = self.reports.get(workload)
-        if report is not None and report.phase.over:  # Its remains wait for its stop.
+        if report is not None and report.phase.over:  # Its objects stay until the stop.
             return report
         cluster = await self._cluster_of(workload)
         seen = cluster.workloads.view(workload) if cluster else None
@@ -173,7 +173,7 @@ class WorkloadRuns:
         """Return the cluster that has objects of a workload; None if no cluster has any.
 
         Raises:
-            BackendError: That is unknown, since a cluster cannot be read.
+            BackendError: A cluster that may have them cannot be read.
         """
         if workload in self._where:
             return await self._list_cluster(self._where[workload])
@@ -236,7 +236,7 @@ class WorkloadRuns:
                 self._say(WorkloadReport(order.id, Phase.STARTING, detail=str(error)))
             if order.placement or order.id in self._ordered:
                 await self._undone(order.id, gave_up=isinstance(error, asyncio.CancelledError))
-            else:  # Its name is new, and nothing was sent: there is nothing to wait for.
+            else:  # A new name, and no object was sent: nothing to delete.
                 self.reports.pop(order.id, None)
                 self._where.pop(order.id, None)
             if isinstance(error, TimeoutError):
@@ -247,7 +247,7 @@ class WorkloadRuns:
             self._ordered.discard(order.id)
 
     def _last_sign(self, cluster: ClusterWorkloads, order: Order, trouble: Sequence[str]) -> str:
-        """Return a message why a start took too long, with the object to look at."""
+        """Return a message on why a start took too long, with a command to inspect it."""
         if said := cluster.trouble() or (trouble[-1] if trouble else ""):
             return said
         seen = cluster.view(order.id)
@@ -283,13 +283,13 @@ class WorkloadRuns:
                 group_api = await known.group_api(trouble) if gang else ""
                 objects = start_objects(order, pod, known.server, namespace, published, group_api)
                 await known.make(name, objects, there, trouble)
-            trouble.clear()  # It answers.
+            trouble.clear()  # The API server answers.
         report = await self._ready(cluster, order)
         if report.phase is Phase.READY:
             self._running.add(name)
             self._nodes[name] = [str(share.node_id) for share in order.placement]
             self._say(report)
-            self._report_state(name)  # What came between the two.
+            self._report_state(name)  # Changes since the last view.
         else:
             report = await self._report_end(cluster, report)
         return report
@@ -308,7 +308,7 @@ class WorkloadRuns:
         """Wait until a workload is ready or has ended, and report its progress.
 
         Raises:
-            BackendError: It does not get ready.
+            BackendError: The workload does not become ready.
         """
         name, known = order.id, cluster.workloads
         nodes = [str(share.node_id) for share in order.placement]
@@ -346,7 +346,7 @@ class WorkloadRuns:
         """Raise an error if nothing was reported about a workload's pods for too long.
 
         Raises:
-            BackendError: It was too long.
+            BackendError: The silence was too long.
         """
         if lasted < SILENCE_SECONDS_MAX or cluster.trouble():
             return
@@ -362,7 +362,7 @@ class WorkloadRuns:
         """Return the report of an ended workload; raise an error if it was never ready.
 
         Raises:
-            BackendError: It did not.
+            BackendError: The workload was never ready.
         """
         pods = cluster.workloads.pods(report.id)
         failed = report.phase is Phase.FAILED
@@ -376,13 +376,13 @@ class WorkloadRuns:
         """Raise an error if a workload's claims have other devices than its lease.
 
         Raises:
-            BackendError: It is something else.
+            BackendError: A claim has other devices.
         """
         for share in order.placement:
             published = cluster.published(share.node_id)
             wanted = [published[each] for each in share.gpus if each in published]
             if len(wanted) != len(share.gpus) or not wanted:
-                continue  # They are counted; or one has just gone, which others tell.
+                continue  # Only counted; or one is gone, which is reported elsewhere.
             names = tuple((each["driver"], each["pool"], each["device"]) for each in wanted)
             given = [each.devices for each in cluster.claims(order.id) if each.devices]
             if given and names not in given:
@@ -395,9 +395,8 @@ class WorkloadRuns:
     async def _undone(self, workload: str, *, gave_up: bool) -> None:
         """Delete the objects of a failed start, and wait until they are gone.
 
-        For as long as that takes: while any of it may run, its devices are not free. A start that
-        is given up, then or before, waits `UNDO_SECONDS_MAX` at most, since a stop follows that
-        waits.
+        This has no time limit: the devices are not free while a pod may run. But a cancelled start
+        waits at most `UNDO_SECONDS_MAX`, since a stop follows, which waits.
         """
         self._running.discard(workload)
         try:
@@ -422,7 +421,7 @@ class WorkloadRuns:
     # Stopping ----------------------------------------------------------------------------------
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop a workload; return when nothing of it is left."""
+        """Stop a workload; return when all its parts are gone."""
         self._running.discard(workload)
         cluster = await self._cluster_of(workload)
         if cluster is not None:

@@ -118,25 +118,25 @@ class PodState:
     """A pod of this server, as the API server last reported it.
 
     Args:
-        workload: What it is of.
+        workload: Name of its workload.
         start: The name that all objects of its start share.
-        uid: Of this very pod.
-        job: The Job that made it; empty if none did.
-        size: How many pods the workload has.
-        attempt: Which start it is.
-        endpoint: Where the workload is reached once it is ready.
-        probed: Whether it says itself that it is ready.
-        node: Where it was bound to; empty before.
-        stop_seconds: What it asks for between SIGTERM and SIGKILL.
-        claims: The claims that it needs.
-        phase: As Kubernetes says it.
-        ready: Whether it answers.
-        deleted: Whether its end was ordered.
-        unschedulable: What the scheduler says; empty if that is nothing.
-        waiting: Why a container is not there yet: reason and message.
-        ended: How a container ended; None: it did not.
-        reason: Why Kubernetes failed it, and what it says to that.
-        disruption: Why Kubernetes took it away.
+        uid: Kubernetes' unique id of the pod.
+        job: The Job that created it; empty: none.
+        size: Number of pods of the workload.
+        attempt: Number of the start.
+        endpoint: Address of the workload once it is ready.
+        probed: Whether it has a readiness check.
+        node: The node that it is bound to; empty: not bound yet.
+        stop_seconds: The pod's seconds between SIGTERM and SIGKILL.
+        claims: Names of the claims that it needs.
+        phase: The pod's phase in Kubernetes.
+        ready: Whether its readiness check succeeds.
+        deleted: Whether its deletion was ordered.
+        unschedulable: The scheduler's reason why it has no node; empty: none.
+        waiting: Why a container has not started yet: reason and message.
+        ended: Exit code, reason and message of an ended container; None: none ended.
+        reason: Why Kubernetes failed the pod: reason and message.
+        disruption: Why Kubernetes removed the pod; empty: it did not.
     """
 
     workload: str
@@ -178,7 +178,7 @@ class ClaimState:
 
 
 class Trouble(enum.Enum):
-    """Why a workload does not get ready."""
+    """Kinds of reasons why a workload does not become ready."""
 
     NONE = enum.auto()
     UNSCHEDULABLE = enum.auto()
@@ -186,7 +186,7 @@ class Trouble(enum.Enum):
     SILENCE = enum.auto()
     """Kubernetes has reported nothing about the workload."""
     HOPELESS = enum.auto()
-    """Waiting does not cure the fault."""
+    """The fault does not go away by waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def pod_state(raw: msgspec.Raw) -> PodState | None:
     workload = notes.get(manifests.WORKLOAD)
     size, attempt = notes.get(manifests.SIZE, "1"), notes.get(manifests.ATTEMPT, "1")
     if not workload or not (size.isdecimal() and attempt.isdecimal()):
-        return None  # Another client may copy the label, and say anything.
+        return None  # Another client may have copied our label.
     said = {each.type: each for each in status.conditions or ()}
     scheduled, ready = said.get("PodScheduled", _Condition()), said.get("Ready", _Condition())
     taken = said.get("DisruptionTarget", _Condition())
@@ -264,8 +264,8 @@ class NodeTrouble(NamedTuple):
     """Why a node is not ready.
 
     Args:
-        why: As Kubernetes says it; empty if the node is well.
-        silent: Whether its kubelet says nothing any more.
+        why: Kubernetes' message; empty: the node is ready.
+        silent: Whether its kubelet no longer reports.
     """
 
     why: str
@@ -287,10 +287,10 @@ def view(
     """Return the joint state of a workload's pods; None without pods.
 
     Args:
-        workload: Its name.
-        pods: Of one start, in the order of their names.
-        nodes: What is wrong with each node, by name.
-        listed: Whether `nodes` has all there are.
+        workload: The workload's name.
+        pods: The pods of one start, in the order of their names.
+        nodes: The trouble of each node, by `/name`.
+        listed: Whether `nodes` has all nodes of the cluster.
     """
     if not pods:
         return None
@@ -303,7 +303,7 @@ def view(
         said = f"{len(pods)} of its {pods[0].size} pods are there"
         return WorkloadView(WorkloadReport(workload, Phase.STARTING, detail=said), Trouble.SILENCE)
     order = [Phase.PENDING, Phase.PULLING, Phase.STARTING, Phase.READY, Phase.SUCCEEDED]
-    # Of a gang, one pod says what it lacks; of the others the scheduler says that it is not whole.
+    # Of a gang, one pod has the actual reason; the others only say that the gang is incomplete.
     whys = [2 if not pod.unschedulable else "minCount" in pod.unschedulable for pod in pods]
     ranks = [(order.index(x.report.phase), why) for x, why in zip(each, whys, strict=True)]
     return each[ranks.index(min(ranks))]
@@ -321,8 +321,8 @@ def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> Work
         return view(Phase.FAILED, f"{title} on {pod.node or 'no node'} was taken away: {why}")
     trouble = nodes.get(f"/{pod.node}")
     if pod.node and (trouble.why if trouble else listed):
-        # A gang without one of its pods is of no use; a kubelet that says why it is not ready may
-        # be ready again in a moment.
+        # A gang fails with any of its pods. But a kubelet that reports why its node is not ready
+        # may be ready again soon.
         broken = pod.size > 1 and (trouble is None or trouble.silent)
         detail = f"{title}: its node {pod.node} {_node_fate(trouble)}"
         return view(Phase.FAILED if broken else Phase.STARTING, detail)
@@ -338,7 +338,7 @@ def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> Work
         return view(Phase.STARTING, _why_stuck(title, reason, message), Trouble.HOPELESS)
     if pod.node:
         why = f": {reason} {message}".rstrip() if reason else ""
-        return view(Phase.PULLING, f"{title} is on its way on {pod.node}{why}")
+        return view(Phase.PULLING, f"{title} is being prepared on {pod.node}{why}")
     if pod.unschedulable:
         detail = f"the scheduler cannot place {title}: {pod.unschedulable}"
         return view(Phase.PENDING, f"{detail}; {_advice(pod)}", Trouble.UNSCHEDULABLE)

@@ -48,19 +48,19 @@ class PodOrder:
     """A spec of any kind, translated for a pod.
 
     Args:
-        command: In the place of the image's entrypoint; none keeps that.
-        arguments: Of the entrypoint; none keeps the image's.
-        workdir: Where the command runs; empty for where the image says.
-        namespace: Where it wants to be; empty for where the backend says.
-        cpu_count: Processors; None for those of the lease.
-        mem_limit: Memory; None for that of the lease.
-        gpus: Of `gpu_resource`, where there is no lease.
-        gpu_resource: What counts devices that no driver publishes.
-        manifest: Merged over all of it.
-        readiness: How to see that it answers; None: it runs.
-        port: That a Service leads to; None: there is none.
-        stop_seconds: Between SIGTERM and SIGKILL.
-        job: Whether a Job makes it.
+        command: Replaces the image's entrypoint; empty: keep it.
+        arguments: Arguments of the entrypoint; empty: the image's own.
+        workdir: Working folder of the command; empty: the image's own.
+        namespace: The requested namespace; empty: the backend's.
+        cpu_count: Number of processors; None: the lease's number.
+        mem_limit: Memory, in bytes or as text such as `512m`; None: the lease's memory.
+        gpus: Number of `gpu_resource`, if there is no lease.
+        gpu_resource: The extended resource that counts devices without a DRA driver.
+        manifest: Fields of the pod that override all others.
+        readiness: The readiness check; None: the pod must only run.
+        port: Port behind a Service; None: no Service.
+        stop_seconds: Seconds between SIGTERM and SIGKILL.
+        job: Whether a Job creates it.
     """
 
     image: str
@@ -85,7 +85,7 @@ def pod_order(spec: BaseResourceSpec) -> PodOrder:
     """Translate a spec for a pod.
 
     Raises:
-        UnsupportedSpecError: It means none; it says which field.
+        UnsupportedSpecError: The spec cannot be a pod; the error names the field.
     """
     match spec:
         case PodResourceSpec():
@@ -121,7 +121,7 @@ def pod_order(spec: BaseResourceSpec) -> PodOrder:
             return _of_vllm(spec)
         case ProcessResourceSpec() if spec.category in {"process", "service"}:
             return _of_process(spec)
-        case _:  # What another backend starts.
+        case _:  # Only another backend starts it.
             known = ", ".join(sorted(CATEGORIES))
             raise UnsupportedSpecError(
                 f"the backend kubernetes starts {known}, not {spec.category}"
@@ -198,8 +198,8 @@ def _of_vllm(spec: VLLMModelResourceSpec) -> PodOrder:
             raise UnsupportedSpecError(f"{name}: expected nothing: {VLLM_IMAGE} has its own")
     port = spec.port or _PORT
     service = spec.service()
-    command = service.command[3:]  # Behind `python -m module`, which the image brings.
-    replacements = {"127.0.0.1": "0.0.0.0", "{port}": str(port)}  # noqa: S104  # Of the pod alone.
+    command = service.command[3:]  # Without `python -m module`: the image's entrypoint.
+    replacements = {"127.0.0.1": "0.0.0.0", "{port}": str(port)}  # noqa: S104  # Only in the pod.
     return PodOrder(
         image=VLLM_IMAGE,
         arguments=[replacements.get(each, each) for each in command],
@@ -263,7 +263,7 @@ def _check(manifest: JsonMapping) -> JsonObject:
     """Check a manifest; return it without nulls, which Kubernetes reads as missing fields.
 
     Raises:
-        UnsupportedSpecError: It is none of a Pod, names a node, or wants devices.
+        UnsupportedSpecError: The manifest is not of a Pod, names a node, or requests devices.
     """
     plain: JsonObject = _without_nulls(manifest)
     try:

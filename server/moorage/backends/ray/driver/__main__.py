@@ -2,8 +2,8 @@
 
     {"id": 1, "call": "stop", "arguments": {"workload": "…"}}   →   {"id": 1, "value": …}
 
-It ends when its standard input does, and is started again by `connection` when it ends otherwise:
-a Ray that hangs or crashes takes this process with it and nothing else.
+It ends when its standard input ends; otherwise `connection` starts it again. So if Ray hangs or
+crashes, only this process ends with it.
 """
 
 import base64
@@ -29,8 +29,8 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 BEAT_SECONDS: Final = 2.0
 """Seconds between two checks that Ray answers; each answer is reported to the daemon."""
 CALLS_MAX: Final = 1024
-"""Calls of each kind that run at the same time. Starts and stops have separate threads, since both
-last long: a start until its workload is ready, a stop until its workload has ended."""
+"""Most calls of each kind at the same time. Starts and stops have separate threads, since both last
+long: a start until its workload is ready, a stop until its workload has ended."""
 
 
 class Driver:
@@ -79,7 +79,7 @@ class Driver:
             answer = {"kind": "unknown", "error": ""}
         except (NotDoneError, GroupError) as error:
             answer = {"kind": "failure", "error": str(error)}
-        except Exception as error:  # noqa: BLE001  # The daemon gets it as text.
+        except Exception as error:  # noqa: BLE001  # Sent to the daemon as text.
             answer = {"kind": "trouble", "error": f"{type(error).__name__}: {error}"}
         self.say({"id": message["id"], **answer})
 
@@ -89,7 +89,7 @@ class Driver:
             nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray has no types for it.
             self._workloads.note_dead_nodes([x["NodeID"] for x in nodes if not x["Alive"]])
             self.say({"beat": time.time()})
-            time.sleep(BEAT_SECONDS)  # The pace of the beat.
+            time.sleep(BEAT_SECONDS)  # Pause between two beats.
 
     def _report_end(self, workload: str, report: JsonMapping) -> None:
         self.say({"ended": workload, "report": report})
@@ -111,7 +111,7 @@ class Driver:
         return {**seen, "ours": sorted({*ours, *self._workloads.actor_ids()})}
 
     def _over_there(self, work: Callable[..., JsonValue], *arguments: JsonValue) -> JsonValue:
-        """Call `work`; with a `ray://` client, which may not do it, in a task on the cluster."""
+        """Call `work`; with a `ray://` client, which may not, call it in a task on the cluster."""
         if not self._client:
             return work(*arguments)
         return ray.get(ray.remote(num_cpus=0)(work).remote(*arguments))
@@ -122,9 +122,9 @@ def main() -> None:
     address, server, namespace = sys.argv[1:4]
     output = os.dup(1)
     lines = queue.SimpleQueue[str]()
-    # Before `ray.init`, which takes minutes where Ray does not answer: the daemon may end first.
+    # Before `ray.init`, which takes minutes if Ray does not answer; the daemon may end meanwhile.
     threading.Thread(target=read, args=(lines,), daemon=True).start()
-    os.dup2(2, 1)  # What Ray prints is no answer.
+    os.dup2(2, 1)  # Keep Ray's prints out of the answers.
     # No node needs this package: its classes travel to the cluster by value.
     ray.cloudpickle.register_pickle_by_value(ray_devices)  # type: ignore[no-untyped-call]  # As above.
     ray.cloudpickle.register_pickle_by_value(observation)  # type: ignore[no-untyped-call]  # As above.
@@ -132,7 +132,7 @@ def main() -> None:
     ray.cloudpickle.register_pickle_by_value(host)  # type: ignore[no-untyped-call]  # As above.
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False)
-    except Exception as error:  # noqa: BLE001  # The daemon gets it as text.
+    except Exception as error:  # noqa: BLE001  # Sent to the daemon as text.
         text = str(error).strip().partition("\n")[0] or type(error).__name__
         os.write(output, json.dumps({"fatal": text}).encode() + b"\n")
         return

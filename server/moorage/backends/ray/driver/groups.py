@@ -1,7 +1,7 @@
 """Makes placement groups of Ray, which limit a job's tasks and actors to the lease's share.
 
-A group is detached, and its name is that of its job's actor without the index, so that it is found
-after a crash. Removing it ends what still runs in it, detached actors included.
+A group is detached, and has the name of its job's actor without the index, so it can be found after
+a crash. Its removal ends all tasks and actors in it, detached actors included.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class JobGroups:
     """The placement groups of all jobs of one server.
 
     Args:
-        server: The first part of their names.
-        holders: Have Ray choose the devices of a lease.
+        server: The first part of the groups' names.
+        holders: Make Ray choose the devices of a lease.
     """
 
     def __init__(self, server: str, holders: Holders) -> None:
@@ -45,11 +45,11 @@ class JobGroups:
         """Make a job's placement group from its lease's devices; remove any earlier one first.
 
         Raises:
-            GroupError: Ray did not make it, or gave it other devices.
+            GroupError: Ray did not create the group, or gave it other devices.
             DeviceError: A device is in use.
         """
         self.remove(str(plan["workload"]))
-        # In one order for all jobs: else two that share nodes could wait for each other.
+        # In the same order for all jobs, to avoid deadlocks on shared nodes.
         exact = sorted(
             (each for each in plan["bundles"] if each["gpus"]), key=lambda each: str(each["node"])
         )
@@ -62,7 +62,7 @@ class JobGroups:
             return group is not None
 
         for number in range(TRIES + 1):
-            # At first as Ray chooses: these often are the devices of the lease.
+            # At first without holders: Ray's choice often has the lease's devices.
             if self._within(exact if number else [], take, given_up):
                 return made[0]
         devices = "; ".join(f"GPU {', '.join(each['gpus'])} of {each['node']}" for each in exact)
@@ -152,7 +152,7 @@ def _has(group: PlacementGroup, index: int, bundle: JsonMapping) -> bool:
         given, named = ray.get(pending, timeout=MAKE_SECONDS_MAX)
         ray.wait([holder.leave.remote()], timeout=REMOVE_SECONDS_MAX)
     finally:
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # It has ended.
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # It may have ended.
             ray.kill(holder, no_restart=True)
     return sorted(given) == sorted(named)
 
@@ -167,7 +167,7 @@ def _remove(group: PlacementGroup) -> None:
     while _state(group) != "REMOVED":
         if time.monotonic() > deadline:
             raise GroupError(f"Ray has not removed the placement group {group.id.hex()}")
-        time.sleep(LOOK_SECONDS)  # Ray does not tell when a group is gone.
+        time.sleep(LOOK_SECONDS)  # Ray sends no event for this.
 
 
 def _wants(bundles: Sequence[JsonMapping]) -> str:

@@ -1,6 +1,6 @@
 """Reads the capacity and use of a Ray cluster, and requests more capacity from its autoscaler.
 
-It may run in a task on the cluster, and travels there by value.
+It may run in a task on the cluster; Ray sends its code there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ def observe(server: str) -> JsonObject:
     """Return the live nodes, their free resources, and the resources of each worker process.
 
     Args:
-        server: Whose groups are leases too, beside those of pools.
+        server: Id of a server whose placement groups count as leases, like those of pools.
 
-    Through `ray://` this runs on the cluster, since a client of that kind may not ask for it.
+    With a `ray://` client this must run on the cluster, since such a client lacks these calls.
     """
     import ray  # noqa: PLC0415  # It travels.
-    from ray._private.internal_api import node_stats  # noqa: PLC0415  # Nothing public says it.
+    from ray._private.internal_api import node_stats  # noqa: PLC0415  # Not public.
     from ray._private.state import available_resources_per_node  # noqa: PLC0415  # As above.
 
     free = available_resources_per_node()  # type: ignore[no-untyped-call]  # Ray has no types.

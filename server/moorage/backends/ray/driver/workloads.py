@@ -1,8 +1,7 @@
 """Runs workloads on Ray as detached actors, with one lock for each workload.
 
-Ray deletes the name of a dead actor, so the actors that are found do not show how many there should
-be. The caller stores the shape of each workload, also over a restart of this process, and passes
-it.
+Ray deletes the name of a dead actor, so the remaining actors do not show how many a workload should
+have. The daemon stores this shape of each workload and passes it to calls.
 """
 
 import contextlib
@@ -81,9 +80,9 @@ class Workloads:
     """All workloads of one server.
 
     Args:
-        server: The first part of the names of its actors.
-        namespace: Of Ray, that they are in.
-        tell: Told of those that end by themselves: name, and how.
+        server: The server's id, the first part of its actors' names.
+        namespace: The Ray namespace of these actors.
+        tell: Called with the name and report of each workload that ends by itself.
     """
 
     def __init__(self, server: str, namespace: str, tell: Callable[[str, Report], None]) -> None:
@@ -112,7 +111,7 @@ class Workloads:
             self._watch(workload, members, shape)
         for workload in self._groups.workloads() - found.keys():
             lock = self._lock_of(workload)
-            if lock.acquire(blocking=False):  # Else it is being started or stopped.
+            if lock.acquire(blocking=False):  # Else it is starting or stopping.
                 try:
                     if workload not in self._all(workload):
                         self._groups.remove(workload)
@@ -145,7 +144,7 @@ class Workloads:
         ref = member.handle.execute.remote(command, seconds, folder, environment)
         try:
             return _value(ref, None)  # type: ignore[no-any-return]  # As the host returns it.
-        except ray.exceptions.RayError as error:  # Also what the node's own system says.
+        except ray.exceptions.RayError as error:  # Includes errors of the node's operating system.
             raise NotDoneError(_first_line(error)) from error
 
     def actor_ids(self) -> set[str]:
@@ -169,12 +168,12 @@ class Workloads:
         """Start a workload, unless it runs already, and wait until it is ready.
 
         Args:
-            plans: For each node.
-            given_up: What `announced` returned.
-            new: Whether to start it where it is not there; else the answer is None.
+            plans: The plan for each node.
+            given_up: The event that `announced` returned.
+            new: Whether to start it if it does not exist; otherwise return None then.
 
         Raises:
-            NotDoneError: It did not get ready; nothing of it is left.
+            NotDoneError: The workload did not become ready and was removed.
         """
         workload = str(plans[0]["workload"])
         try:
@@ -208,7 +207,7 @@ class Workloads:
                 self._end(self._members(workload))
             if plans[0]["bundles"]:
                 self._groups.remove(workload)
-            # The last two: Ray refuses a `runtime_env` before it asks the cluster for anything.
+            # The last two: Ray's client itself refuses a wrong `runtime_env`.
             kinds = ray.exceptions.RayError | DeviceError | GroupError | ValueError | TypeError
             if isinstance(error, kinds):
                 raise NotDoneError(_first_line(error)) from error
@@ -267,7 +266,8 @@ class Workloads:
                 members[number], answer = self._exact(members[number], plan, given_up)
             if answer["phase"] == "succeeded" and plan["readiness"]:
                 raise NotDoneError("it ended before it was ready")
-            # A command that is ready at once was ready; its watcher reports its end.
+            # Without a readiness check, an ended command was ready first; its watcher reports the
+            # end.
             began = answer.get("exit_code") is not None and not plan["readiness"]
             if answer["phase"] == "failed" and not began:
                 raise NotDoneError(_why(answer))
@@ -324,8 +324,8 @@ class Workloads:
         """Stop a workload; SIGKILL it some seconds after SIGTERM. Cancel a start under way.
 
         Returns:
-            What its first node wrote at last, with `data` None if that is lost; None if there
-            was no such workload.
+            The last output of its first node, with `data` None if that is lost; None if there was
+            no such workload.
         """
         with self._lock:
             for given_up in self._given_up.get(workload, ()):
@@ -388,7 +388,7 @@ class Workloads:
             if shape is not None:
                 self._shapes[workload] = shape
             names = {each.name for each in members}
-            # It may be watched since a look amid its start, when it was not whole.
+            # `discover` may have begun to watch some of its actors during the start.
             watched = {
                 ref: each
                 for ref, each in self._watched.get(workload, {}).items()
@@ -412,7 +412,7 @@ class Workloads:
     def note_dead_nodes(self, dead: Collection[str]) -> None:
         """Report workloads on dead nodes as failed; Ray never revives a dead node.
 
-        A job has an actor on its first node alone; of the others nothing else tells.
+        A job has an actor only on its first node, so nothing else reports the loss of the others.
         """
         self._dead = frozenset(dead)
         lost: dict[str, str] = {}
@@ -438,7 +438,7 @@ class Workloads:
         if why := self._dead_node(shape):
             return why
         missing = set(range(shape.actors)) - {each.index for each in members}
-        if not missing or not members:  # Of one that is gone altogether, others say that.
+        if not missing or not members:  # If all are gone, callers report it.
             return ""
         where = ", ".join(shape.node(index) or f"rank {index}" for index in sorted(missing))
         return f"its actor on node {where} is gone, and {len(members)} of {shape.actors} are left"
@@ -448,7 +448,7 @@ class Workloads:
             with self._lock:
                 refs = {ref: name for name, found in self._watched.items() for ref in found}
             if not refs:
-                time.sleep(0.2)  # Until something is watched.
+                time.sleep(0.2)  # Nothing is watched yet.
                 continue
             done, _ = ray.wait(list(refs), timeout=0.5)
             for ref in done:
@@ -460,7 +460,7 @@ class Workloads:
             end: Report | None = ray.get(ref)
         except ray.exceptions.ActorUnavailableError:
             end = None
-            time.sleep(0.2)  # It would say so again at once.
+            time.sleep(0.2)  # It would fail again at once.
         except ray.exceptions.RayError as error:
             end = _lost_report(error)
         with self._lock:
@@ -476,7 +476,7 @@ class Workloads:
             ends[member.index] = end
             bad = [each for each in ends.values() if each["phase"] != "succeeded"]
             if self._watched[workload] and not bad:
-                return  # Others of its gang still work.
+                return  # Other members still run.
             self._watched.pop(workload)
             self._ends.pop(workload)
         self._tell(workload, (bad or [end])[0])
@@ -497,7 +497,7 @@ class Workloads:
             workload, fencing, attempt, index = rest.rsplit("/", 3)
             if only not in {None, workload}:
                 continue
-            with contextlib.suppress(ValueError):  # It has ended since.
+            with contextlib.suppress(ValueError):  # The actor may have ended.
                 handle = ray.get_actor(each["name"], namespace=self._namespace)
                 member = _Member(each["name"], (fencing, attempt), int(index), handle)
                 found.setdefault(workload, []).append(member)
@@ -520,7 +520,7 @@ class Workloads:
             for report in reports:
                 if report["phase"] == phase:
                     return {**report, "endpoint": reports[0].get("endpoint", "")}
-        return reports[0]  # All of them have succeeded.
+        return reports[0]  # All have succeeded.
 
     def _ask(self, member: _Member, question: str, *args: JsonValue) -> JsonValue:
         """Return the answer of an actor; if the actor is lost, a report with the reason."""
@@ -550,7 +550,7 @@ def _wait_gone(name: str, namespace: str) -> bool:
             return True
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.01)  # Ray does not tell.
+        time.sleep(0.01)  # Ray sends no event for this.
 
 
 def _kill(handle: RayHandle) -> None:

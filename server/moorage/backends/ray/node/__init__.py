@@ -1,1 +1,1 @@
-"""The code on the nodes of a Ray cluster. It is sent there, so no node needs this package."""
+"""The code for the nodes of a Ray cluster. Ray sends it there, so no node needs this package."""

@@ -1,6 +1,6 @@
 """Runs a container on a node of Ray, with the command line of the node's Docker or Podman.
 
-It travels to the node by value, as `host` does. `run` starts an attached process: its output is the
+Ray sends this code to the node, like `host`. `run` starts an attached process: its output is the
 container's output, and it ends with the container.
 """
 
@@ -25,9 +25,9 @@ class NodeContainer:
     """The command lines for one container.
 
     Args:
-        given: What to run; see `orders`.
-        host: Where its ports are opened.
-        gpus: Those of the node that it sees.
+        given: Description of the container; see `orders`.
+        host: Address on which its ports are opened.
+        gpus: The node's GPUs that the container gets.
 
     Raises:
         EngineError: This node has no container engine.
@@ -43,7 +43,7 @@ class NodeContainer:
         self.name = f"moorage-ray-{uuid.uuid4().hex[:16]}"
         self.ports = {int(port): door or free_port() for port, door in given["ports"].items()}
         self._given, self._host, self._gpus = given, host, gpus
-        # Where the engine gives devices by this variable, it shall not give others.
+        # An engine that assigns devices by these variables must not add others.
         none = dict.fromkeys(_DEVICE_VARIABLES, "") | {"NVIDIA_VISIBLE_DEVICES": "void"}
         self._environment = {**environment, **none}
 

@@ -1,7 +1,7 @@
 """The actor of one workload on one node of Ray: it runs the command, or holds the user's object.
 
-It travels to the node by value, as `ray_devices` does. `plan` is what `orders.plans` makes.
-Every method is a coroutine, so that it answers while the workload works.
+Ray sends this code to the node, like `ray_devices`. `orders.plans` makes the `plan`. All methods
+are coroutines, so the actor answers while the workload runs.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ Report = JsonObject
 
 
 class _Kept:
-    """A command with all its processes, which end when this process ends; see `warden`."""
+    """A command with all its processes, which end with this process; see `warden`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class _Kept:
         assert self._process.stdout is not None
         self._tell(json.dumps(keep))
         said = json.loads(self._process.stdout.readline() or "{}")
-        self._process.wait()  # It has gone into the background.
+        self._process.wait()  # The warden has forked.
         if "pid" not in said:
             raise OSError(said.get("error", "its processes cannot be supervised"))
         self._leader = int(said["pid"])
@@ -79,7 +79,7 @@ class _Kept:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # It has ended.
+        with contextlib.suppress(OSError):  # The warden has ended.
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
 
@@ -88,7 +88,7 @@ class _Kept:
         for line in self._process.stdout:
             self.code = json.loads(line).get("exit_code")
             self.ended.set()
-        if not self.ended.is_set():  # The warden was killed: by the command, as a rule.
+        if not self.ended.is_set():  # The warden was killed, mostly by the command.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._leader, signal.SIGKILL)
         self.ended.set()
@@ -99,7 +99,7 @@ class WorkloadHost:
     """Runs one workload on this node, as a Ray actor.
 
     Args:
-        plan: What to run, and with which devices.
+        plan: The command or object to run, with its devices.
     """
 
     def __init__(self, plan: JsonMapping) -> None:
@@ -131,14 +131,14 @@ class WorkloadHost:
     async def begin(self) -> Report:
         """Start the workload, unless it was started; return when it is ready or has ended.
 
-        Where Ray gave other devices than the lease has, nothing is started, and the answer has
-        `given`: those that Ray gave.
+        If Ray gave this actor other devices than the lease's, nothing is started, and the report
+        has these devices as `given`.
         """
         if self._beginning is None:
             given = devices_of_actor()
-            # What a job's tasks get was looked at when its group was made.
+            # A job's devices were checked when its placement group was made.
             gpus = self._plan["gpus"]
-            if gpus is None:  # No lease names them: it has those that Ray gave it.
+            if gpus is None:  # Without a lease, Ray's choice counts.
                 self._gpus = given
             elif not self._plan["bundles"] and sorted(given) != sorted(device_names(gpus)):
                 return {"phase": "pending", "given": given}
@@ -151,7 +151,7 @@ class WorkloadHost:
         return self._report
 
     async def about(self) -> JsonMapping:
-        """Return workload, attempt and stop time of the plan that this actor was started with."""
+        """Return workload, attempt and stop seconds of this actor's plan."""
         return {name: self._plan[name] for name in ("workload", "attempt", "stop_seconds")}
 
     async def wait_for_end(self, seconds: float) -> Report | None:
@@ -200,14 +200,14 @@ class WorkloadHost:
     async def stop(self, seconds: float | None = None) -> tuple[bytes, int, int | None]:
         """End the workload, but not this process: the caller kills it after the answer.
 
-        An answer that leaves as the process ends may be lost, and the output with it. A second call
-        returns the same.
+        If the process ended itself, the answer with the output could be lost. A second call returns
+        the same result.
 
         Args:
-            seconds: Between SIGTERM and SIGKILL, instead of those of the plan.
+            seconds: Seconds between SIGTERM and SIGKILL; None: as in the plan.
 
         Returns:
-            The end of its output, the offset of that, and the exit code.
+            The last part of its output, the offset of this part, and the exit code.
         """
         self._stopping = True
         if self._ending is None:
@@ -220,7 +220,7 @@ class WorkloadHost:
 
     async def _begin(self) -> Report:
         plan = self._plan
-        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # As Ray counts; CUDA itself: fastest first.
+        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # Like Ray; CUDA's default is fastest first.
         named = self._gpus if plan["gpus"] is None else device_names(plan["gpus"])
         self._gpus = list(named)
         visible = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "MOORAGE_GPUS"), ",".join(named))
@@ -231,10 +231,10 @@ class WorkloadHost:
             else:
                 await self._in_thread(self._start)
                 await self._until_ready()
-        except Exception as error:  # noqa: BLE001  # Whatever the user's code raises is how it ended.
+        except Exception as error:  # noqa: BLE001  # The user's code may raise anything.
             self._finish("failed", f"{type(error).__name__}: {error}", None)
         endpoint = self._endpoint()
-        with self._changing:  # It may end at this moment.
+        with self._changing:  # It may be ending now.
             if self._report["phase"] == "starting":
                 self._report = {**self._report, "phase": "ready", "endpoint": endpoint}
         return self._report
@@ -248,13 +248,13 @@ class WorkloadHost:
         os.close(output)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError):
-                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # Some have it not.
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # Some streams lack it.
         os.environ.update(self._environment)
         module, _, name = actor["cls_path"].rpartition(".")
         try:
             kind = getattr(importlib.import_module(module), name)
             self._object = kind(*actor["args"], **actor["kwargs"])
-        except SystemExit as error:  # It would end the loop, and nothing else.
+        except SystemExit as error:  # Would only end the event loop.
             raise RuntimeError(f"SystemExit: {error}") from error
 
     def _call(self, method: str, args: tuple[JsonValue, ...], kwargs: JsonMapping) -> JsonValue:
@@ -284,7 +284,7 @@ class WorkloadHost:
         environment = {**os.environ, **self._environment}
         after: list[str] = []
         if plan["container"]:
-            environment = dict(os.environ)  # Of the engine's program; the container has its own.
+            environment = dict(os.environ)  # For the engine's program only.
             made = NodeContainer(plan["container"], plan["host"], self._gpus, plan["environment"])
             command, after = made.run, made.remove
             self._container = made
@@ -304,7 +304,7 @@ class WorkloadHost:
             environment["PYTHONPATH"] = f"{site}{os.pathsep}{known}" if known else str(site)
             environment["MOORAGE_RAY_GROUP"] = plan["group"]
             _order_devices(environment)
-            # Else `ray.init()` takes any cluster that this machine knows, or starts one.
+            # Otherwise `ray.init()` might join another cluster, or start one.
             environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         folder = plan["workdir"] or self._folder / "work"
         if not plan["workdir"]:
@@ -385,7 +385,7 @@ class WorkloadHost:
         if not port:
             return ""
         host = self._plan["host"]
-        if host in {"0.0.0.0", "::"}:  # noqa: S104  # Then it is the address that Ray knows.
+        if host in {"0.0.0.0", "::"}:  # noqa: S104  # Compared, not bound.
             host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray has no types.
         return f"http://{host}:{port}"
 
@@ -422,7 +422,7 @@ class WorkloadHost:
             return execution.code if done else None, text
 
     def _read(self, offset: int) -> tuple[bytes, int, bool, int | None]:
-        over = self._report["phase"] not in {"starting", "ready"}  # First: then all is written.
+        over = self._report["phase"] not in {"starting", "ready"}  # Read first.
         size = self._log.stat().st_size
         start = max(size + offset, 0) if offset < 0 else min(offset, size)
         with self._log.open("rb") as file:
@@ -436,7 +436,7 @@ class WorkloadHost:
             return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
 
     def _end(self, seconds: float | None) -> bytes:
-        with self._starting:  # What is about to start would outlive this process.
+        with self._starting:  # Wait for starts under way.
             executions = list(self._executions)
         for each in executions:
             each.end(0.0)

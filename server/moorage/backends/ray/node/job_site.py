@@ -1,9 +1,9 @@
 """Limits a job's Ray driver to its lease; `host` puts this file on the job's `PYTHONPATH`.
 
-Python imports it as `sitecustomize` when it starts. Ray gives drivers no placement group: so this
-one has the group of the lease as its current one, and its tasks and actors go there, as those do
-that a task of Ray starts. If a release of Ray cannot be set so, `import ray` fails: a job that
-is not bound would take the devices of others. It needs the standard library alone.
+Python imports it as `sitecustomize` at its start. Ray gives drivers no placement group, so this
+module makes the lease's group the driver's current one; its tasks and actors then run there, as for
+a task of Ray. If a release of Ray does not allow this, `import ray` fails, since an unbound job
+would take devices of others. It needs only the standard library.
 """
 
 import importlib.machinery
@@ -45,7 +45,7 @@ def _bind(module: ModuleType) -> None:
     kind = module.Worker
     if not all(isinstance(getattr(kind, name, None), property) for name in _PROPERTIES):
         raise ImportError("a job of Moorage cannot be bound to its lease under this release of Ray")
-    from ray._raylet import PlacementGroupID  # noqa: PLC0415  # It is there by now.
+    from ray._raylet import PlacementGroupID  # noqa: PLC0415  # Ray is loaded now.
 
     group = PlacementGroupID(bytes.fromhex(os.environ["MOORAGE_RAY_GROUP"]))
     for name, value in zip(_PROPERTIES, (group, True), strict=True):
@@ -61,7 +61,7 @@ def _bound(known: property, value: object, driver: int) -> property:
 
 def _go_on() -> None:
     """Import the environment's own `sitecustomize`, which this file hides."""
-    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # Each program pays for an import.
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # `pathlib` is slow to import.
     sys.path[:] = [each for each in sys.path if os.path.abspath(each or ".") != here]  # noqa: PTH100  # As above.
     hidden = importlib.machinery.PathFinder.find_spec("sitecustomize")
     if hidden is not None and hidden.loader is not None:

@@ -1,13 +1,13 @@
 """Supervises one command; ends all its processes on an order, or when the actor is gone.
 
-`host` runs the text of this file as a program beside the actor of a workload; it needs the standard
-library alone. The first line of its standard input is JSON: `command`, `memory_bytes` (0: none),
-`after`: a command that is run when nothing of it is left, and `stay`: what the command leaves
-running goes on when it has ended. The next one has seconds: so
-long the command has from SIGTERM to SIGKILL. The end of that input means that the actor is gone:
-all is killed at once, and `folder` is removed. It writes two lines of JSON: that the command has
-begun, or why it cannot; and how it ended, when nothing of it is left, or with `stay` at once. Its
-output ends last.
+`host` runs the text of this file as a program beside a workload's actor; it needs only the standard
+library. Its standard input has two lines. The first is JSON: `command`; `memory_bytes` (0: no
+limit); `after`, a command to run when no process is left; `stay`, whether processes that the
+command leaves behind may run on; and `folder`. The second is an order to stop: the seconds between
+SIGTERM and SIGKILL. The end of the input means that the actor is gone: then all processes are
+killed at once, and `folder` is removed. It writes two lines of JSON: the pid or the error of the
+start; and the exit code, when no process is left, or with `stay` when the command has ended. It
+closes its output last.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def _descendants() -> list[int]:
         try:
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
         except OSError:
-            continue  # It has ended.
+            continue  # The process has ended.
         parents[int(folder.name)] = int(parent)
     found = {os.getpid()}
     grown = True
@@ -76,7 +76,7 @@ _alone = threading.Event()
 
 
 def _say(message: dict[str, object]) -> None:
-    with contextlib.suppress(OSError):  # The actor is gone.
+    with contextlib.suppress(OSError):  # The actor may be gone.
         os.write(1, json.dumps(message).encode() + b"\n")
 
 
@@ -98,7 +98,7 @@ def _keep(main: int, after: list[str], *, stay: bool) -> None:
             _signal_all(signal.SIGKILL)
     if after:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(after, check=False, capture_output=True, timeout=AFTER_SECONDS_MAX)  # noqa: S603  # Ours.
+            subprocess.run(after, check=False, capture_output=True, timeout=AFTER_SECONDS_MAX)  # noqa: S603  # Our own command.
     if not stay:
         _say({"exit_code": code})
 
@@ -106,7 +106,8 @@ def _keep(main: int, after: list[str], *, stay: bool) -> None:
 def main() -> None:
     """Start the command, and supervise it until all its processes have ended."""
     plan = json.loads(sys.stdin.readline())
-    # Where an actor dies, Ray kills its children and its process group; this has to outlive it.
+    # When an actor dies, Ray kills its child processes and its process group; this one must
+    # survive.
     if os.fork():
         return
     os.setsid()
