@@ -103,7 +103,7 @@ class Standby:
             pause = 0.0
             try:
                 self.leads = await asyncio.to_thread(self._election.stand, seat)
-            except StorageFailed as error:  # It may be another one's turn to be the primary.
+            except StorageFailed as error:  # Another database server may become the primary.
                 pause = RETRY_SECONDS
                 self._note(str(error))
             else:

@@ -45,7 +45,7 @@ class ClaimSettings:
         tenant: Claim with the tenant; `a.b` is also `b` in the object `a`.
         role: Claim with a role, or with a list of roles, of which the highest counts; may be
             dotted, too.
-        roles: Role by value of that claim; empty: roles are called as ours.
+        roles: Role by value of that claim; empty: the claim has our own names of roles.
     """
 
     issuer: str

@@ -1,7 +1,7 @@
 """Rebuilds the fleet from the ledger's facts, as it was at a time or when a request was decided.
 
-The console's playground and its view of the fleet ask for it. A ledger whose first facts were
-pruned can tell no more.
+The console's playground and its view of the fleet ask for it. Without the first facts, which may be
+pruned, no fleet can be rebuilt.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The fleet map of the console: the state of each GPU slot in columns, and the changed slots.
 
-The daemon makes one of the state while anybody watches, and applies the durable facts to it: so no
-picture shows what a crash could take back. All facts may be applied twice: the state that it was
-made of may have been ahead of them.
+The daemon makes a map of the state while a session watches, and applies only durable facts to it:
+so no map shows what a crash could undo. A fact may be applied twice: the state may have had it
+already.
 """
 
 from collections.abc import Iterable, Iterator
