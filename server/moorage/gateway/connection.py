@@ -173,7 +173,7 @@ class GatewayConnection(ServerConnection):
             or self._turn is not None
         )
 
-    # Callbacks of asyncio --------------------------------------------------------------------
+    # Callbacks of asyncio ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection; beyond the limit, cut the oldest one without a session."""

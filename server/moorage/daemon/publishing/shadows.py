@@ -285,7 +285,7 @@ class Shadows:
                 " the failures; a restart of the shadow resets the counts), or `force` (`--force`)",
             )
 
-    # Reports about live policies -------------------------------------------------------------
+    # Reports about live policies ----------------------------------------------------------------
 
     def observe_consultation(self, consult: Consult) -> None:
         """Consult the candidates, too, since a live policy is consulted."""
