@@ -212,9 +212,9 @@ def test_the_expected_start_is_a_time_a_range_or_a_reason(page: Any, console_ser
     assert turn_text(waits, expected_at=now + 600).startswith("in ")
     assert "unless leases are renewed" in turn_text(waits)
     assert " to " in turn_text(waits)
-    assert "or later: others come first" in turn_text(waits, position=2)
-    assert "after it gives up" in turn_text(waits, deadline=now + 1800)
-    assert "kept for a request before it" in turn_text({"nodes": 3, "misfits": {"cpu": 1}})
+    assert "or later: other requests come first" in turn_text(waits, position=2)
+    assert "after its deadline" in turn_text(waits, deadline=now + 1800)
+    assert "reserved for an earlier request" in turn_text({"nodes": 3, "misfits": {"cpu": 1}})
     assert "only its policy knows" in turn_text({}, resources=None)
 
 

@@ -37,7 +37,7 @@ export function span(seconds) {
 /** A demand in one phrase: "8 GPUs on one node, A100".
  * `r`: `resources` */
 export function shape(r) {
-	if (!r) return "whatever its policy takes";
+	if (!r) return "as its policy decides";
 	const parts = [];
 	if (r.gpus) {
 		const milli = r.gpu_milli ?? 1000;

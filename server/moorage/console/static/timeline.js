@@ -17,7 +17,7 @@ const SEEN_PX = 336;
 const HOUR = 3600;
 const SPANS = [["1 hour", HOUR], ["6 hours", 6 * HOUR], ["1 day", 24 * HOUR], ["1 week", 168 * HOUR]];
 const SPAN_MIN = 60;
-const FIRST = { ends: "what ends next", load: "most GPUs held", name: "name" };
+const FIRST = { ends: "next end", load: "most GPUs held", name: "name" };
 const STATES = { warm: "s-w", failing: "s-x", ending: "s-u", starting: "s-c" };
 
 const COLOURED = {
@@ -170,7 +170,7 @@ export function Timeline({ drawn, models, chosen, choose: setLines, open, brushe
 		done();
 	};
 	const seen = tops.findIndex((top) => top > SEEN_PX); // The box ends with a line.
-	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next, not what ends later` : "all";
+	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next, without later ones` : "all";
 	return html`<section aria-label="Timeline"><p class="tools">
 			<${Choice} label="Lines by" value=${chosen.by} set=${(each) => setLines({ ...chosen, by: each })} options=${["node", "tenant"]} />
 			<${Choice} label="Order" value=${chosen.order} set=${(each) => setLines({ ...chosen, order: each })} options=${Object.entries(FIRST)} />
@@ -178,8 +178,8 @@ export function Timeline({ drawn, models, chosen, choose: setLines, open, brushe
 			<span class="group" role="group" aria-label="Times">${SPANS.map(([name, seconds]) => html`<${Button} onClick=${() => move(now - seconds / 8, now + seconds)}>${name}<//>`)}
 				<${Button} aria-label="Earlier" onClick=${() => pan(-0.5)}>◀<//><${Button} aria-label="Later" onClick=${() => pan(0.5)}>▶<//>
 				<${Button} aria-label="Zoom in" onClick=${() => zoom(0.5)}>+<//><${Button} aria-label="Zoom out" onClick=${() => zoom(2)}>−<//></span></p>
-		<p class="tools"><span>Drawn: ${shown}${seen < 0 ? "" : `; ${seen} lines are seen at once, scroll for the others`}.</span>
-			${brush ? html`<span>Only ${when(brush[0])} to ${when(brush[1])}</span><${Button} onClick=${() => move(...brush)}>Zoom to it<//><${Button} onClick=${() => choose(null)}>All times<//>` : html`<span class="note">Draw over a span to list only its leases.</span>`}</p>
+		<p class="tools"><span>Drawn: ${shown}${seen < 0 ? "" : `; ${seen} lines are visible at once; scroll for the others`}.</span>
+			${brush ? html`<span>Only ${when(brush[0])} to ${when(brush[1])}</span><${Button} onClick=${() => move(...brush)}>Zoom to it<//><${Button} onClick=${() => choose(null)}>All times<//>` : html`<span class="note">Drag over a time span to list only its leases.</span>`}</p>
 		<ul class="keys" aria-label=${`Colours by ${colour}`}>${names.slice(0, 24).map((name) => html`<li><span class=${`swatch ${keys.get(name)}`} aria-hidden></span> ${name}</li>`)}${colour === "state" ? null : html`<li class="note">warm: hatched, failing: crossed</li>`}</ul>
 		<div class="lines" style=${{ maxHeight: seen < 0 ? "none" : `${tops[seen]}px` }}><canvas ref=${canvas} class="timeline" tabindex="0" style=${{ height: `${height}px` }} role="img" aria-label=${`Timeline of ${rows.length} leases by ${by}; the table below has the same. + and - zoom, arrows move.`}
 			onKeyDown=${press} onMouseMove=${hover} onMouseLeave=${() => setUnder("")} onMouseDown=${(e) => (pressed.current = e.offsetX)} onMouseUp=${finish}></canvas></div>

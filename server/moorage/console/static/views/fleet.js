@@ -55,12 +55,12 @@ async function past(at) {
 
 function Reservations() {
 	const found = useAsk({ op: "reservations", limit: 100 }, 10000);
-	return html`<${Section} title="Reservations" found=${found} what="the reservations">${(it) => html`<${Grid} label="Reservations" empty="None that you may see." most=${8} heads=${["tenant", "nodes", "from", "until", "used"]} rows=${it.reservations.map((each) => [each.tenant,
+	return html`<${Section} title="Reservations" found=${found} what="the reservations">${(it) => html`<${Grid} label="Reservations" empty="No reservation that you may see." most=${8} heads=${["tenant", "nodes", "from", "until", "used"]} rows=${it.reservations.map((each) => [each.tenant,
 			each.nodes.map(({ cluster_id: cluster, node_id: node, gpus }) => html`<a href=${to("fleet", cluster, node)}>${cluster}/${node}${gpus && `[${gpus}]`}</a> `), when(each.starts_at), when(each.ends_at), each.used ? "yes" : "no"])} />
-			${it.next && html`<p class="note">The first 100.</p>`}<${Raw} value=${it} />`}<//>`;
+			${it.next && html`<p class="note">Only the first 100 are shown.</p>`}<${Raw} value=${it} />`}<//>`;
 }
 
-/** The nodes that take nothing new. */
+/** The nodes that get no new leases. */
 function Out({ it }) {
 	const rows = [...it.ids.keys()].filter((n) => it.out[n]);
 	return rows.length ? html`<${Section} title="Out of service"><${Grid} label="Out of service" most=${6} heads=${["node", "state"]}
@@ -253,7 +253,7 @@ function Shapes({ it, lit, light }) {
 	return html`<${Section} title="Shapes">
 		<${Refused} error=${error} />
 		${!shapes ? (error ? null : html`<${Loading} what="the shapes" />`) : !shapes.length ? html`<${Empty}>There was no request yet.<//>`
-			: html`<p class="note">What is asked for most, and how often it fits now. Stranded are free GPUs of its kind that it cannot use: too few on one node, or without the cores or memory beside them.</p><ul class="shapes">${shapes.map((each) => html`<li key=${key(each)}>
+			: html`<p class="note">The most frequent requests, and how often each fits now. Stranded: free GPUs of its model that it cannot use, since one node has too few of them, or too little CPU or memory.</p><ul class="shapes">${shapes.map((each) => html`<li key=${key(each)}>
 				<${Button} aria-pressed=${String(lit?.key === key(each))} onClick=${() => press(each)}>
 					<b>${shape(each.resources)}</b>
 					<span>fits <b>${count(each.fits)}</b> ${each.fits === 1 ? "time" : "times"}, ${count(each.defragmented)} if defragmented; ${some(each.stranded, "GPU")} stranded</span><//>
@@ -273,18 +273,18 @@ function Cordons({ cluster, node = "", out, done }) {
 
 const BECOMES = { stays: "stays until it ends", moves: "moves to another node, where its workload starts again", waits: "waits for another place, its workload stops", ends: "ends at once" };
 
-/** What would come of a change; the server answers one of a tenant at a time. */
+/** Predict the effects of a change; the server answers one what-if per tenant at a time. */
 const foresee = (change) => ask({ op: "whatif", change }).catch((error) => (error.code === "busy" ? new Promise((done) => setTimeout(done, 1000)).then(() => foresee(change)) : Promise.reject(error)));
 
-/** What a cordon, a drain or their end would do: to whose leases, until when, and who then fits. */
+/** The effects of a cordon, a drain or their end: on which leases, until when, and what then fits. */
 function Leaving({ op, where, at }) {
 	const held = useLoaded(() => collect({ op: "leases", cluster: at.cluster, filters: at.node ? { node_id: at.node } : {}, sort: "expires_at" }, "leases"), []);
 	const then = useLoaded(() => foresee({ [op]: [at] }), []);
-	return html`<p>${op === "uncordon" ? `Requests may be placed on ${where} again.` : `Nothing new is placed on ${where}${op === "drain" ? ", and it empties" : ""}.`}</p>
-		<${Loaded} found=${held} what="whose leases are there">${(leases) => html`<p>${leases.length ? html`<b>${some(leases.length, "lease")}</b> with ${holding(leases)} and ${some(leases.filter((each) => each.workload).length, "workload")}: ${Object.entries(Object.groupBy(leases, (each) => each.tenant || "kept warm")).map(([name, all]) => `${count(all.length)} of ${name}`).join(", ")}. What stays runs on and may be renewed; if none is, the first ends in ${until(leases[0].expires_at)}, the last in ${until(leases.at(-1).expires_at)}, ${when(leases.at(-1).expires_at)}.` : "No lease is there."}</p>`}<//>
-		<${Loaded} found=${then} what="what becomes of them, and who then fits">${({ drained, granted, others }) => html`<ul>${Object.entries(Object.groupBy(drained, (each) => each.becomes)).map(([name, all]) => html`<li><b>${count(all.length)} ×</b> ${BECOMES[name]}</li>`)}${others.drained && html`<li>${count(others.drained)} more</li>`}</ul>
+	return html`<p>${op === "uncordon" ? `Requests may be placed on ${where} again.` : `${where} gets no new leases${op === "drain" ? ", and its leases leave it" : ""}.`}</p>
+		<${Loaded} found=${held} what="its leases">${(leases) => html`<p>${leases.length ? html`<b>${some(leases.length, "lease")}</b> with ${holding(leases)} and ${some(leases.filter((each) => each.workload).length, "workload")}: ${Object.entries(Object.groupBy(leases, (each) => each.tenant || "kept warm")).map(([name, all]) => `${count(all.length)} of ${name}`).join(", ")}. Leases that stay may be renewed; otherwise, the first ends in ${until(leases[0].expires_at)}, the last in ${until(leases.at(-1).expires_at)}, ${when(leases.at(-1).expires_at)}.` : "No lease is there."}</p>`}<//>
+		<${Loaded} found=${then} what="the effects on them, and the requests that then fit">${({ drained, granted, others }) => html`<ul>${Object.entries(Object.groupBy(drained, (each) => each.becomes)).map(([name, all]) => html`<li><b>${count(all.length)} ×</b> ${BECOMES[name]}</li>`)}${others.drained && html`<li>${count(others.drained)} more</li>`}</ul>
 			<p><${Served} ids=${granted.map((each) => each.request)} /></p>`}<//>
-		${op === "drain" && html`<p>Uncordon takes it back, but not for leases that moved or ended by then.</p>`}`;
+		${op === "drain" && html`<p>Uncordon undoes it, except for leases that have moved or ended by then.</p>`}`;
 }
 
 function Node({ cluster, node }) {

@@ -32,6 +32,6 @@ export function Login() {
 			<button type="submit" class="primary">Log in</button>
 		</form>
 		<${Refused} error=${error} />
-		<p>It is one of the tokens in <code>MOORAGE_TOKENS</code>, the one that <code>MOORAGE_TOKEN</code> gives to the command line.</p>
+		<p>Use a token from the server's <code>MOORAGE_TOKENS</code>, such as the one in <code>MOORAGE_TOKEN</code> for the command line.</p>
 	</main>`;
 }
