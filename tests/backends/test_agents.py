@@ -190,7 +190,7 @@ async def test_an_agent_leaves_a_silent_server(
         assert await world.host.serve(AgentSocket(connection), 0.05, 1) >= 0.2
 
 
-async def test_a_start_continues_without_a_connection(world: World) -> None:
+async def test_a_start_continues_while_its_agent_is_disconnected(world: World) -> None:
     starting = asyncio.create_task(world.fleet.start(order(start_seconds=0.4)))
     await until(lambda: world.host._starts)
     assert world.link is not None

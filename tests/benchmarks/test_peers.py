@@ -172,7 +172,7 @@ def test_the_page_is_made_of_the_stored_runs() -> None:
     assert report.page(text, report.read_stored()) == text
 
 
-def test_a_wide_table_turns_into_rows(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_a_wide_table_is_printed_as_rows(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     table = Table(title="wide")
     for number in range(12):

@@ -463,7 +463,7 @@ def test_empty_fields_are_not_printed(capsys, value):
     assert capsys.readouterr().out == "state    refused\n"
 
 
-def test_a_node_that_is_called_by_a_hash_has_a_short_name(shell, harbour):
+def test_a_node_named_by_a_hash_is_shown_with_a_short_name(shell, harbour):
     name = "3fa9" * 14
     harbour.nodes = [name, "n1"]
     assert f"{name[:12]} " in shell("fleet", "c0").stdout

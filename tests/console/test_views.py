@@ -18,7 +18,7 @@ def by(page: Any, role: str, name: str, **more: Any) -> Any:
     return page.get_by_role(role, name=name, **more)
 
 
-def test_the_root_shows_the_overview_and_links_lead_on(page: Any, console_server: Any) -> None:
+def test_the_root_shows_the_overview_with_working_links(page: Any, console_server: Any) -> None:
     page.goto(console_server.console)
     by(page, "heading", "Overview", level=1).wait_for()
     for name in list(VIEWS.values())[1:]:

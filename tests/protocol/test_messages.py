@@ -182,7 +182,7 @@ def test_an_empty_list_of_clusters_counts_as_missing(empty: Any) -> None:
     assert ask(text(clusters=empty)).candidates() is None
 
 
-def test_clusters_are_distinct_names_in_order() -> None:
+def test_the_clusters_of_a_request_become_distinct_texts_in_order() -> None:
     assert ask(text(clusters=["b", 7, "a", "7", "b"])).candidates() == ("b", "7", "a")
 
 

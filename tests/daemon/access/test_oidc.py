@@ -338,7 +338,7 @@ async def test_callers_may_retry_while_keys_cannot_be_fetched(
         assert await ask(tokens, token) is not None
 
 
-async def test_keys_that_cannot_be_used_are_left_out(issuer: Issuer) -> None:
+async def test_unusable_signing_keys_are_ignored(issuer: Issuer) -> None:
     odd = [
         {"kty": ["RSA"]},
         {"kty": "RSA", "kid": "one", "n": 5, "e": "AQAB"},
