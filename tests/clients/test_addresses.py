@@ -99,7 +99,7 @@ class TestWhichAddress:
 
 
 class TestTheWriter:
-    async def test_a_standby_leads_to_the_writer_that_was_named(self, harbour, standby):
+    async def test_a_client_follows_a_standby_to_the_named_leader(self, harbour, standby):
         async with Client(two(standby, harbour)) as client:
             assert await lease_of(client)
             assert client.url == harbour.url

@@ -317,7 +317,7 @@ def test_ctrl_c_ends_quietly(shell, harbour):
 
 @pytest.mark.parametrize("words", ["fleet", "fleet --json"])
 @pytest.mark.parametrize("stdout", ["| true; exit ${PIPESTATUS[0]}", ">&-"])
-def test_a_closed_reader_of_the_output_is_no_error(shell, words, stdout):
+def test_a_command_whose_output_is_closed_reports_no_error(shell, words, stdout):
     done = subprocess.run(
         ["bash", "-c", f'"$0" {words} {stdout}', shell.program],
         env=shell.environment,

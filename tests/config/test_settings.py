@@ -322,7 +322,7 @@ def test_quotes_around_tokens_are_refused(quoted: str) -> None:
     assert "secret" not in str(error)
 
 
-def test_a_token_may_have_quotes_within() -> None:
+def test_a_token_may_contain_quotes() -> None:
     config = Config.load({}, HOME | {"MOORAGE_TOKENS": "ann:'se\"cret"})
     assert config.tokens == {"'se\"cret": "ann"}
 

@@ -271,7 +271,7 @@ def test_the_network_policy_lets_the_database_out(
     assert {each["port"] for each in to["ports"]} == ports
 
 
-def test_one_pod_becomes_two_and_one_again(helm: Helm, fresh_plane: Plane) -> None:
+def test_an_upgrade_scales_one_pod_to_two_and_back(helm: Helm, fresh_plane: Plane) -> None:
     where = "/apis/apps/v1/namespaces/moorage/deployments/moorage"
 
     def replicas() -> tuple[int, str]:

@@ -53,7 +53,7 @@ async def test_machines_that_join_together_share_one_write(catalog, writes) -> N
     assert len(writes) == written, "nothing is written where nothing changes"
 
 
-async def test_a_refused_node_delays_no_other(catalog, writes) -> None:
+async def test_a_refused_node_does_not_stop_the_others_of_its_write(catalog, writes) -> None:
     nodes = AgentNodes(catalog.clusters)
     await nodes.put(place("here", "other"), node("here", machineId="m"))
     nodes_of_lab = {"a": node("a"), "twin": node("twin", machineId="m"), "b": node("b")}
