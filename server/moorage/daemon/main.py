@@ -248,7 +248,7 @@ def _hide_environment() -> None:
 
 
 def _explain_end(error: BaseException) -> int:
-    sys.stderr.write(f"moored: ended, so that no answer is wrong: {error!r}\n")
+    sys.stderr.write(f"moored: ended to avoid wrong answers: {error!r}\n")
     return EXIT_BROKEN
 
 

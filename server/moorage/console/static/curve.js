@@ -1,4 +1,4 @@
-// The picture of a backtest: what is allocated while more and more is demanded.
+// The chart of a backtest: allocation against growing demand.
 import { useState } from "preact/hooks";
 import { Chart } from "./charts.js";
 import { count, percent } from "./format.js";

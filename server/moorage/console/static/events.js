@@ -1,11 +1,11 @@
-// Events as sentences, with links to what they are about.
+// Events as sentences, with links to their subjects.
 import { placesBrief, some, when } from "./format.js";
 import { Id, Place, Policy, html } from "./ui.js";
 
 const lease = (data) => html`<${Id} of=${data.id} />`;
 const place = (data) => html`<${Place} ...${data} />`;
 
-/** What an event says: the rest of its sentence. */
+/** The rest of an event's sentence. */
 const OF_LEASES = {
 	granted: (d) => `was granted to ${d.tenant} on ${placesBrief(d.placement)}.`,
 	renewed: (d) => `was renewed until ${when(d.expires_at)}.`,

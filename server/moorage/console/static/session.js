@@ -71,7 +71,7 @@ export async function enter() {
 			session.value = null;
 		} else {
 			unreachable.value = error.message;
-			clearTimeout(again); // Several ask at once: one of them goes on.
+			clearTimeout(again); // Of several calls at once, only one retries.
 			again = setTimeout(enter, 2000);
 		}
 	}

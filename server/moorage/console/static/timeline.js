@@ -28,7 +28,7 @@ const COLOURED = {
 };
 const nodeOf = (share) => (share ? `${share.cluster_id}/${share.node_id}` : "");
 
-/** The lines, in their order. `cut`: More leases follow, so lines behind that of the last one are not whole. */
+/** The lines, in order. `cut`: There are more leases, so lines after that of the last lease may be incomplete. */
 export function lined(rows, by, order, cut = false) {
 	const found = new Map();
 	const add = (name, row, share) => {
@@ -56,13 +56,13 @@ export function lined(rows, by, order, cut = false) {
 /** Give each device of a node a lane, and each lease the lanes of its devices. */
 function laned(line) {
 	const ids = [...new Set(line.rows.flatMap(({ share }) => share.gpus || []))].sort((a, b) => String(a).localeCompare(String(b), undefined, { numeric: true }));
-	let bare = ids.length; // Those without a device stand below, one lane each.
+	let bare = ids.length; // Leases without a device are below, one lane each.
 	for (const each of line.rows) {
 		const lanes = (each.share.gpus || []).map((gpu) => ids.indexOf(gpu));
 		each.lanes = lanes.length ? lanes : [bare++];
 		each.part = each.share.gpu_milli && lanes.length ? each.share.gpu_milli / 1000 : 1;
 	}
-	const taken = new Map(); // How much of a lane those drawn before have of it, where devices are shared.
+	const taken = new Map(); // The part of each lane that earlier leases use, if devices are shared.
 	for (const each of line.rows) {
 		each.from = each.part < 1 ? taken.get(each.lanes[0]) || 0 : 0;
 		if (each.part < 1) taken.set(each.lanes[0], Math.min(1 - each.part, each.from + each.part));
@@ -169,7 +169,7 @@ export function Timeline({ drawn, models, chosen, choose: setLines, open, brushe
 		event.preventDefault();
 		done();
 	};
-	const seen = tops.findIndex((top) => top > SEEN_PX); // The box ends with a line.
+	const seen = tops.findIndex((top) => top > SEEN_PX); // The box ends at a whole line.
 	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next, without later ones` : "all";
 	return html`<section aria-label="Timeline"><p class="tools">
 			<${Choice} label="Lines by" value=${chosen.by} set=${(each) => setLines({ ...chosen, by: each })} options=${["node", "tenant"]} />
@@ -203,7 +203,7 @@ function scale(context, { x, from, until, width, height, ink, now }) {
 	}
 }
 
-/** What lies above all lines: now, and the chosen span. */
+/** Drawn above all lines: the present time, and the chosen span. */
 function edges(context, { x, height, ink, now, brush, from, until }) {
 	if (now >= from && now <= until) {
 		context.fillStyle = ink.text;
@@ -253,7 +253,7 @@ function hatch(context, left, y, wide, high, crossed, colour) {
 	context.restore();
 }
 
-/** What a tenant holds from now on, if nothing is renewed: falls with each end. */
+/** The GPUs that a tenant holds from now on if no lease is renewed. */
 function area(context, line, { x, top, now, until, hue, ink }) {
 	const ends = line.rows.map(({ row, share }) => [row.expires_at, heldMilli([share])]).sort((a, b) => a[0] - b[0]);
 	let left = line.milli;

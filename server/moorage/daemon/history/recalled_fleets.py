@@ -115,7 +115,7 @@ class RecalledFleets:
             holder = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"
             most = count if count >= RECALLS_OF_TENANT_MAX else everyone
             raise ServiceError(
-                Code.BUSY, f"{most} past fleets {holder} to be made; ask again later"
+                Code.BUSY, f"{most} past fleets {holder} to be rebuilt; ask again later"
             )
         self._recalling[tenant] += 1
         try:
@@ -159,8 +159,8 @@ class RecalledFleets:
 
 def _lost_error() -> ServiceError:
     reason = (
-        f"the fleet of then cannot be made again: that takes all facts before "
-        f"it, {FACTS_MAX} at most, and none may be pruned"
+        f"this past fleet cannot be rebuilt: that needs all earlier facts, at "
+        f"most {FACTS_MAX}, and some may be pruned"
     )
     return ServiceError(Code.UNAVAILABLE, reason)
 

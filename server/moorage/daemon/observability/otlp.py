@@ -39,7 +39,7 @@ class _Session(requests.Session):
         answer.close()
         answer.raw = None
         if answer.is_redirect:
-            raise requests.TooManyRedirects(f"{request.url} leads to another address")
+            raise requests.TooManyRedirects(f"{request.url} redirects to another address")
         return answer
 
 

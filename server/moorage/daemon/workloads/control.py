@@ -184,7 +184,7 @@ class WorkloadControl:
                 async with asyncio.timeout(DISCOVER_SECONDS_MAX):
                     await self._sweep(backend, workloads)
             except (BackendError, TimeoutError) as error:  # The other backends need not wait.
-                late = f"it has not said within {DISCOVER_SECONDS_MAX:g} s what runs there"
+                late = f"it did not list its workloads within {DISCOVER_SECONDS_MAX:g} s"
                 log.warning("backend_sweep_failed", name=backend.name, finding=str(error) or late)
                 self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
             except Exception:

@@ -95,7 +95,7 @@ def answer_at_once(
 async def answer_call(
     services: HostServices, frame: frames.Call, arguments: tuple[JsonValue, ...]
 ) -> frames.CallAnswer:
-    """Have the services answer a call, and return the frame for the cell."""
+    """Let the services answer a call; return the frame for the cell."""
     try:
         value = _encoder.encode(await services.call(frame.client, _NAMES[frame.method], arguments))
     except Exception as error:  # noqa: BLE001  # The client gets the error.

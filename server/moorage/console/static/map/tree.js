@@ -7,7 +7,7 @@ import { STATES, grouped, tally } from "./model.js";
 const CHILDREN_SHOWN = 100;
 
 /** The visible rows.
- *  `shown`: How many children of each. */
+ *  `shown`: Number of shown children of each. */
 export function visible(it, groups, open, shown) {
 	const rows = [];
 	const list = (key, level, all, add) => {
@@ -54,7 +54,7 @@ function cells(it, row) {
 }
 
 export function Tree({ it, chosen, choose, ticks }) {
-	void ticks; // Its change draws the counts again.
+	void ticks; // Its change renders the counts again.
 	const [open, setOpen] = useState(() => new Set(it.clusters.length === 1 ? ["c0"] : []));
 	const [shown, setShown] = useState(() => new Map());
 	const [active, setActive] = useState("");

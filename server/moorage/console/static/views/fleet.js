@@ -14,7 +14,7 @@ import { Action, Button, Choice, Copies, Empty, Facts, Grid, Id, Loaded, Loading
 
 const MATCHES_MAX = 8;
 const PAST_MINUTES = 60;
-/** Changes of the map, at most two a second, for one look at the open node. */
+/** Number of map changes (at most two a second) after which the open node is read again. */
 const LOOKS = 6;
 
 export function Fleet({ rest }) {
@@ -67,7 +67,7 @@ function Out({ it }) {
 		rows=${rows.map((n) => [html`<a href=${address(it, n)}>${nodeName(it, n)}</a>`, STATES[it.out[n]].name])} /><//>` : null;
 }
 
-/** How much is used and free, and how scattered. */
+/** The used and free capacity, and its fragmentation. */
 function Numbers({ it }) {
 	const none = { nodes: 0, gpus: 0, milli: 0, open: 0, free: 0, partly: 0, empty: 0 };
 	const [all, rows] = [{ ...none }, new Map()];
@@ -102,10 +102,10 @@ function Find({ it }) {
 	});
 	return html`<form class="find" role="search" aria-label="Nodes" onSubmit=${land}><label>Find a node <input type="search" value=${part} autocomplete="off" spellcheck="false" onInput=${typed(setPart)} /></label>
 		${wanted ? html`<ul>${found.slice(0, MATCHES_MAX).map((n) => html`<li><a href=${address(it, n)} onClick=${() => setPart("")}>${nodeName(it, n)}</a></li>`)}
-			<li class="note">${found.length > MATCHES_MAX ? `${count(found.length - MATCHES_MAX)} more` : found.length ? "" : "No node has that in its name."}</li></ul>` : null}</form>`;
+			<li class="note">${found.length > MATCHES_MAX ? `${count(found.length - MATCHES_MAX)} more` : found.length ? "" : "No node name contains this."}</li></ul>` : null}</form>`;
 }
 
-/** What the colours mean, with counts; what does not occur is left out. */
+/** The legend of the colours, with counts; unused colours are left out. */
 function Legend({ it }) {
 	const found = tally(it, it.ids.keys());
 	return html`<ul class="legend" aria-label="What the colours mean">${STATES.map((state, at) => (found[at] ? html`<li>
@@ -201,7 +201,7 @@ function Canvas({ it, chosen, choose, lit, out }) {
 
 const ENDS = [["within 10 minutes", 600], ["within an hour", 3600], ["within a day", 86400], ["later", Infinity]];
 
-/** Names and colours of what is not coloured by state. */
+/** Names and colours, if not coloured by state. */
 function names(it, by) {
 	if (by === "end") return ENDS.map(([name], at) => [String(name), `e${at}`]);
 	const all = by === "tenant" ? it.tenants.filter(Boolean) : it.models.map((each) => each || "no model");
@@ -214,7 +214,7 @@ function coloured(it, by, made) {
 	const of = new Map(keys);
 	const hues = (by === "model" ? it.models.map((each) => each || "no model") : it.tenants).map((each) => paint.get(of.get(each)) || made.colours[0]);
 	if (by === "model") return (slot) => hues[it.model[slot]];
-	return (slot) => hues[it.tenant[slot]] || made.colours[0]; // Tenants may come while it is shown.
+	return (slot) => hues[it.tenant[slot]] || made.colours[0]; // A new tenant may appear meanwhile.
 }
 
 function scroll(made, by) {
@@ -237,7 +237,7 @@ function colours(made) {
 	({ backgroundColor: made.ground, color: made.text } = getComputedStyle(document.body));
 }
 
-/** The most frequent demands: what fits now, what would. */
+/** The most frequent demands: how often each fits now, and would fit. */
 function Shapes({ it, lit, light }) {
 	const [shapes, setShapes] = useState(null);
 	const [error, setError] = useState(null);
@@ -288,7 +288,7 @@ function Leaving({ op, where, at }) {
 }
 
 function Node({ cluster, node }) {
-	const ticks = Math.floor(useSignal(tick) / LOOKS); // Each look is a question to the server.
+	const ticks = Math.floor(useSignal(tick) / LOOKS); // Each read sends requests to the server.
 	const about = useAsk({ op: "fleet", cluster, filters: { node_id: node }, limit: 1 }, 0, ticks);
 	const leases = useAsk({ op: "leases", cluster, filters: { node_id: node }, sort: "expires_at", limit: 100 }, 0, ticks);
 	return html`<${Section} title=${`${cluster}/${node}`}><${Loaded} found=${about} what=${node}>${({ nodes: [row] }) => (row ? html`<${Facts} pairs=${[

@@ -34,10 +34,10 @@ function unreleasable(row) {
 /** The model of each node's GPUs, as the map has them. */
 const models = (it) => new Map(it ? it.ids.map((_, n) => [nodeName(it, n), it.first[n + 1] > it.first[n] ? it.models[it.model[it.first[n]]] || "no model" : ""]) : []);
 
-/** What the timeline's orders are called on the server. */
+/** Names of the timeline's orders on the server. */
 const ORDERS = { ends: "node_ends", load: "node_gpus", name: "node" };
 
-/** The leases of the timeline: all of its first nodes; by tenant, all up to a bound. */
+/** The leases of the timeline: all of its first nodes; by tenant, up to a limit. */
 async function drawable(filters, by, order) {
 	const leases = [];
 	let cut = false;
@@ -69,7 +69,7 @@ export function Leases({ rest, query }) {
 		drawn.again();
 	};
 	useEffect(() => {
-		let wait = 0; // One question answers all.
+		let wait = 0; // One request covers several changes.
 		const news = () => (wait ||= setTimeout(() => {
 			wait = 0;
 			latest.current();
@@ -164,7 +164,7 @@ function Held({ lease, reason, changed }) {
 		<${Raw} value=${lease} />`;
 }
 
-/** The end of what a workload wrote. */
+/** The end of a workload's output. */
 function Output({ id, tail }) {
 	const logs = useAsk({ op: "logs", lease: id, offset: -TAIL_BYTES }, 3000);
 	const text = logs.value?.text ?? (logs.error && tail ? tail.join("\n") : undefined);

@@ -4,7 +4,7 @@ import { leave, logIn, signIn } from "../session.js";
 import { useSignal } from "../signal.js";
 import { Refused, handle, html, typed } from "../ui.js";
 
-/** Why a sign-in failed, by the query of the address. */
+/** Why a sign-in failed, by the value in the query. */
 const FAILED = {
 	refused: "Your sign-in was refused. The server's log says why.",
 	unavailable: "The issuer does not answer. Try again, or log in with a token.",

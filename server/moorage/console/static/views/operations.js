@@ -38,7 +38,7 @@ const number = (value) => (value === undefined ? "" : count(value));
 
 const mark = (good, yes, no = "") => (good === undefined ? "" : good ? `✓ ${yes}` : no && `✕ ${no}`);
 
-/** Each part that requests need, and whether it works. */
+/** The state of each part that requests need. */
 function Readiness({ ready, all }) {
 	return html`<${Section} title="Readiness" found=${ready} what="the readiness">${(it) => {
 		const { ledger_seq: seq, disk, backlog, sandbox, ...rest } = it.details || {};

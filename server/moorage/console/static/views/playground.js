@@ -10,7 +10,7 @@ import { ask } from "../socket.js";
 import { Action, Button, Command, Empty, Grid, Loaded, Raw, Section, Text, html, said, typed, useAnswer, useGet } from "../ui.js";
 
 const REQUESTS = '[{"inputs": {}, "resources": {"gpus": 1}}]';
-const KEPT = "moorage.playground"; // What was typed last, in this tab alone.
+const KEPT = "moorage.playground"; // The last typed code, in this tab only.
 
 export function Playground({ query }) {
 	const decision = query.get("decision") || "";

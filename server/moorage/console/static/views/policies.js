@@ -1,5 +1,5 @@
 // Policies: versions, aliases, canaries, shadows; activate and roll back
-// behind a difference.
+// after a dialog with the difference.
 import { useEffect, useState } from "preact/hooks";
 import { Difference } from "../difference.js";
 import { count, some, when } from "../format.js";
@@ -38,7 +38,7 @@ export function Policies({ rest }) {
 	</div>`;
 }
 
-/** What an alias would mean, and the difference of the codes: the dry run. */
+/** The dry run of a change of an alias: its text, and the difference of the codes. */
 const compared = async (text, from, into) => {
 	const [before, after] = await Promise.all([from ? codeOf(from).catch(() => "") : "", codeOf(into)]);
 	return html`<p>${text} Requests under way are not affected.</p><${Difference} before=${before} after=${after} names=${[from || "nothing", into]} />`;
@@ -76,7 +76,7 @@ function Version({ uri, aliases, changed }) {
 		<${Copies} words=${["policy", "show", uri]} value=${it} />`}<//>`;
 }
 
-/** What the fleet would hold under a version, from empty. */
+/** The backtest of a version on an initially empty fleet. */
 function Backtests({ uri }) {
 	const [found, run] = useAnswer();
 	return html`<${Section} title="Backtest"><${Backtest} busy=${found.busy} run=${(trace) => run(() => http("POST", "/console/playground/backtest", { policy_rule_uri: uri, fleet: "live", trace }))} />

@@ -4,7 +4,7 @@ import { to } from "../router.js";
 import { ask } from "../socket.js";
 import { Empty, Facts, Grid, History, Id, Place, Policy, Section, State, html, useLoaded } from "../ui.js";
 
-/** Why a node cannot take a demand, first reason first: name, words, never, what would help. */
+/** Why a node cannot take a demand, in order of precedence: name, text, whether for ever, remedy. */
 const MISFITS = [
 	["labels", "have other labels than requested", true, "Request other labels"],
 	["gpu_model", "have too few GPUs of the accepted models", true, "Accept another GPU model"],
@@ -54,7 +54,7 @@ function funnel(why) {
 }
 export const useWhys = (rows) => useLoaded(async () => Object.fromEntries(await Promise.all(rows.map(async ({ request }) => [request, await ask({ op: "why", request }).catch(() => null)]))), [rows.map((each) => each.request).join()], 60000);
 
-/** In a few words why a request waits. */
+/** A short text of why a request waits. */
 export function waitingWords(why, resources) {
 	const steps = funnel(why);
 	const verdict = why.verdict === "not_you" ? "a quota blocks it" : "";
@@ -62,13 +62,13 @@ export function waitingWords(why, resources) {
 	const [capable, fitting] = [steps[1][1], steps[3][1]];
 	const needs = resources?.nodes || 1;
 	if (!capable) return "no node could ever take it";
-	if (fitting >= needs && !counted(why).reserved_for_waiting) return why.reason; // Its nodes lie apart, say.
+	if (fitting >= needs && !counted(why).reserved_for_waiting) return why.reason; // Such as nodes in different racks.
 	// The number of reserved free nodes is unknown; with too few free nodes, it does not matter.
 	return `${fitting < needs ? `${count(fitting)} of ${some(needs, "node")} free` : `enough is free (${some(fitting, "node")}), but reserved for an earlier request`}; ${count(capable)} could take it when empty`;
 }
 
 /** When a request has its turn: a time, a range, or why neither is known.
- * `row`: Of the queue. */
+ * `row`: A row of the queue. */
 export function turn(row, why) {
 	const now = Date.now() / 1000;
 	if (row.expected_at) return `in ${until(row.expected_at)}, about ${when(row.expected_at)}`;

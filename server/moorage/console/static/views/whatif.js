@@ -55,7 +55,7 @@ function changed(changes) {
 	return found.policies ? { ...found, policies: Object.fromEntries(found.policies) } : found;
 }
 
-/** The request of the form, or undefined where no policy is named. */
+/** The request of the form, or undefined without a policy. */
 function requested({ policy, gpus, nodes, models, wait, priority, more }) {
 	if (!policy) return undefined;
 	const resources = { gpus: Number(gpus), ...(nodes === "1" ? {} : { nodes: Number(nodes) }), ...(models ? { models: models.split(",").map((each) => each.trim()) } : {}) };
@@ -67,7 +67,7 @@ function requested({ policy, gpus, nodes, models, wait, priority, more }) {
 	}
 }
 
-/** The command that asks the same; null where something is missing. */
+/** The equivalent command; null if a field is missing. */
 function commanded(request, changes) {
 	const { policy, gpus, nodes, models, wait, priority, more } = request;
 	const whole = changes.every(({ kind, values }) => kind.fields.every(({ name, required }) => !required || values[name]));
@@ -93,7 +93,7 @@ export function WhatIf({ query }) {
 	useEffect(follow, []);
 	const map = useSignal(fleet);
 	const begun = useRef(Boolean(waits));
-	useEffect(() => { // An example of what is here: the largest cluster and one node more, for a request that fills it.
+	useEffect(() => { // The initial example: one more node of the largest size, and a request that fills it.
 		if (begun.current || !map?.ids.length || !policies.value) return;
 		begun.current = true;
 		const sizes = map.ids.map((_, n) => map.first[n + 1] - map.first[n]);

@@ -53,7 +53,7 @@ function kinds(rows) {
 	return [...found.values()];
 }
 
-/** Requests that were refused or gave up, newest first. `waits`: Those that wait, too. */
+/** Requests that were refused or gave up, newest first. `waits`: also waiting ones. */
 export function Unserved({ title, most, waits }) {
 	const found = useLoaded(async () => {
 		const { decisions } = await ask({ op: "decisions", filters: { state: "refused" }, limit: LOOKED_AT });
@@ -89,7 +89,7 @@ function Compare({ id }) {
 		<${Loaded} found=${found} what="its answer">${({ uri, it }) => html`<p>${uri}: <${State} state=${it.ok ? "granted" : "refused"} /> ${it.ok ? places(it.placement) : it.reason}</p>`}<//><//>`;
 }
 
-/** Decide a request again on the fleet as it was; `uri`: By which version. */
+/** Decide a request again on the fleet as it was; `uri`: the version to use. */
 async function replayed(id, uri, more = "") {
 	const then = await ask({ op: "decision_fleet", request: id });
 	const { adhoc, id: of, policy_rule_uri, ...request } = then.request;
@@ -97,14 +97,14 @@ async function replayed(id, uri, more = "") {
 	return http("POST", "/console/playground", { code: code + more, fleet: { decision: id }, requests: [request] });
 }
 
-/** What its policy scored the best nodes, and what was free there. */
+/** The scores of the best nodes by its policy, and their free capacity. */
 function Scores({ id }) {
 	const [found, run] = useAnswer();
 	return html`<${Section} title="Scores"><p class="buttons"><${Button} off=${lacks("policy")} disabled=${found.busy} onClick=${() => run(() => replayed(id, "", PRINTING))}>Score the nodes as they were<//></p>
 		<${Loaded} found=${found} what="the scores">${({ prints }) => (prints.length ? html`<${Scored} prints=${prints} />` : html`<${Empty}>Its policy prints no scores.<//>`)}<//><//>`;
 }
 
-/** What `print_scores` printed: a column for each term that the policy names. */
+/** The output of `print_scores`: a column for each term of the policy. */
 function Scored({ prints }) {
 	const lines = prints.join("\n").split("\n");
 	const rows = lines.map((line) => SCORED.exec(line)).filter(Boolean);
