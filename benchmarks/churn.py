@@ -31,9 +31,9 @@ from moorage_policies import catalog
 LOADS: Final = (0.85, 0.95, 1.05, 1.2)
 RULES: Final = ("fgd", "best_fit", "expected_fill_unpriced", "expected_fill")
 UNPRICED: Final = "_unpriced"
-"""Suffix of a policy's name: it gets no prices of places."""
+"""Suffix of a policy's name that switches its prices off."""
 LEARNING: Final = "_learning"
-"""Suffix of a policy's name: it gets no description of typical requests."""
+"""Suffix of a policy's name that keeps the typical requests from it."""
 WAIT_SECONDS: Final = 1e8
 """Requests wait for room as long as needed."""
 SEEDS: Final = 5

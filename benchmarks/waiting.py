@@ -321,8 +321,7 @@ def tables(figures: Mapping[str, Any]) -> tuple[Table, Table]:
         title=f"{figures['jobs']} jobs on {figures['nodes']} nodes of {GPUS_EACH} GPUs, load "
         f"{figures['load']:g}, {figures['rule']}; {sum(row['seconds'] for row in rows):.0f} s",
         caption="waits in days, mean / p90, by GPUs; fairness: while all virtual clusters wait,"
-        " the GPU time of the one that has least by that of the one that has most; lost: GPU days"
-        " of jobs that gave way",
+        " the least GPU time of one, divided by the most; lost: GPU days of preempted jobs",
     )
     for heading in ("order", "backfill", *sizes, "in use %", "fairness", "lost"):
         made.add_column(heading, overflow="fold")
@@ -339,11 +338,11 @@ def tables(figures: Mapping[str, Any]) -> tuple[Table, Table]:
 
 def _expectations(found: Mapping[str, Any]) -> Table:
     made = Table(
-        title=f"What {found['waiting']} jobs that had to wait learn at their submission; errors"
-        f" of the {found['compared']} that all ways estimate, whose median wait is"
+        title=f"Estimates at submission for {found['waiting']} jobs that had to wait; errors of"
+        f" the {found['compared']} that all methods estimate, whose median wait is"
         f" {found['wait_median_seconds'] / 3600:.1f} h",
-        caption="history: `expected_at`, which learns how long like leases last; deadlines: without"
-        " that; recent: the median wait of the last jobs of like size",
+        caption="history: `expected_at`, which learns from ended leases; deadlines: the same"
+        " without learning; recent: the median wait of the last jobs of similar size",
     )
     for heading in ("by", "estimated %", "median error, h", "p90 error, h"):
         made.add_column(heading)

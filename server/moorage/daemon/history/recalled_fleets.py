@@ -44,7 +44,7 @@ class RecalledFleets:
     """Rebuilds fleets from facts.
 
     Args:
-        decisions: Has what was refused at once.
+        decisions: Stores requests that were refused at once.
     """
 
     def __init__(self, ledger: LedgerHistory, decisions: Decisions) -> None:

@@ -178,5 +178,5 @@ function Exec({ id }) {
 	const [found, run] = useAnswer();
 	const start = handle((form) => run(() => ask({ op: "exec", lease: id, command: ["sh", "-c", form.command.value], timeout_seconds: 20 })));
 	return html`<form class="tools" onSubmit=${start}><label>Run inside <input name="command" required placeholder="nvidia-smi" /></label><button type="submit">Run</button></form>
-		<${Loaded} found=${found} what="the command">${(it) => html`<p>It ended with ${it.exit_code}.</p><${Text} label="Output of the command" text=${it.output} />`}<//>`;
+		<${Loaded} found=${found} what="the command">${(it) => html`<p>It ended with exit code ${it.exit_code}.</p><${Text} label="Output of the command" text=${it.output} />`}<//>`;
 }
