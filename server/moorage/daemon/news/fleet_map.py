@@ -121,7 +121,7 @@ class FleetMap:
         """Return the number of slots."""
         return len(self._idle)
 
-    # What is true ------------------------------------------------------------------------------
+    # The state ---------------------------------------------------------------------------------
 
     def put(self, lease: Lease) -> None:
         """Draw a lease on the slots of its placement; remove it from all other slots."""
@@ -192,7 +192,7 @@ class FleetMap:
             self.tenants.append(tenant)
         return number
 
-    # What is shown -----------------------------------------------------------------------------
+    # Messages about it -------------------------------------------------------------------------
 
     def take_changes(self) -> list[int]:
         """Return the slots that changed since the last call."""

@@ -170,7 +170,7 @@ class Publishing:
             reason = f"alias: {alias.name} never had another version than {alias.version}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
         if alias.history and alias.history[-1].what == "fell_back":
-            # After a fallback, an operator may expect "back" to be the other direction.
+            # After a fallback, "back" is ambiguous: expect an explicit activation.
             reason = f"alias: {alias.name} fell back from {alias.former}, which kept failing"
             expected = f"an explicit activation of {alias.former}, if you want it"
             raise ServiceError(Code.CONFLICT, reason, field="alias", expected=expected)
