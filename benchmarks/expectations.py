@@ -4,7 +4,7 @@ The jobs of the trace come first come, first served, with backfill. Like a user,
 lease for a round time that is longer than it needs, and releases it when done. For some waiting
 jobs, the server's estimate at submission is compared with their actual wait:
 
-- history: the server's estimate: leases last as long as earlier similar ones, or to the end.
+- history: the server's estimate: leases last as earlier similar ones, else to their deadlines.
 - deadlines: the same without learning from ended leases.
 - recent: a naive baseline, the median wait of the last served jobs of similar size.
 """

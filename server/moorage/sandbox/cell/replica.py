@@ -1,6 +1,6 @@
 """A cell's own copy of the fleet, and its updates. Only `worker` uses it.
 
-The protocol, in four sentences. Every `Evaluate` frame carries the absolute free capacity of the
+The protocol: every `Evaluate` frame carries the absolute free capacity of the
 rows that changed on the host since the frame before, after the rows of the clusters that were
 replaced (or instead of both a whole snapshot), read from the live fleet at the moment the frame
 was built, and the requests whose proposals were settled since. A policy's own proposal for a lease

@@ -232,8 +232,7 @@ class Cell(asyncio.Protocol):
     def count_burnt(self, *, dead: bool = False) -> None:
         """Report the processor time of the ended work to the meter, if there is a meter.
 
-        For a dead cell or one on a worker, the time is unknown; instead, the time as the head
-        counts.
+        For a dead cell or one on a worker, that time is unknown; its time as the head counts.
         """
         meter = self._owner.meter
         if meter is None or not self.sent:

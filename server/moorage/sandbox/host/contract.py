@@ -3,9 +3,9 @@
 The daemon imports these through `moorage.sandbox.host.sandbox`. Errors of the package:
 
     SandboxError
-    ├── JailError the jail is incomplete; nothing may be served └── PolicyFault a policy (or its
-    cell) failed; carries the refusal to answer with ServiceError raised *by* the daemon's
-    `HostServices`, never by the sandbox
+    ├── JailError      the jail is incomplete; nothing may be served
+    └── PolicyFault    a policy (or its cell) failed; carries the refusal to answer with
+    ServiceError       raised *by* the daemon's `HostServices`, never by the sandbox
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -53,7 +53,7 @@ class Death:
     """The end of a cell.
 
     Args:
-        cause: A description.
+        cause: The cause of death, as a text.
         innocent: The policy did not cause it.
         held_mib: The most memory that it held, beyond what it started with.
     """
