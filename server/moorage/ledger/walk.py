@@ -218,8 +218,7 @@ def _check_facts(tables: FactTables, ledger: Path, found: LedgerWalk) -> Iterato
 def windows(tables: FactTables, found: LedgerWalk) -> Iterator[tuple[str, list[FactRow], str]]:
     """Read all facts that SQLite can read, some at a time.
 
-    In a damaged tree, reads with other bounds find other facts: use the same bounds to find the
-        same.
+    In a damaged tree, reads with other bounds find other facts: only equal bounds find the same.
 
     Returns:
         For each range: its name, its readable facts, and why others cannot be read.
