@@ -286,7 +286,7 @@ def test_an_upgrade_scales_one_pod_to_two_and_back(helm: Helm, fresh_plane: Plan
     assert replicas() == (1, "Recreate")
 
 
-def test_an_api_server_accepts_every_field_of_the_chart(helm: Helm, fresh_plane: Plane, tmp_path: Path) -> None:
+def test_an_api_server_accepts_every_field(helm: Helm, fresh_plane: Plane, tmp_path: Path) -> None:
     kubectl = binaries("kubectl")["kubectl"]
     words = (*TLS, *ALL, "--set", "serviceMonitor.enabled=false")
     file = tmp_path / "rendered.yaml"
