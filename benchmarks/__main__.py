@@ -1,6 +1,6 @@
 """`python -m benchmarks NAME…`: benchmarks for developers, as ratios to baselines.
 
-`moored bench` has what users want to know of their own machines.
+`moored bench` has the benchmarks for users, of their own machines.
 """
 
 from collections.abc import Callable, Mapping
@@ -65,7 +65,7 @@ ON_REQUEST: Final = frozenset(
         *("observation", "consoles"),
     }
 )
-"""They need a trace or many minutes, so they run only where they are named."""
+"""They need a trace or many minutes, so they run only if they are named."""
 
 
 Names = Annotated[
@@ -77,11 +77,11 @@ Names = Annotated[
     ),
 ]
 Nodes = Annotated[
-    Path | None, typer.Option(help="Node file of a trace, for those that place requests on nodes.")
+    Path | None, typer.Option(help="Node file of a trace, for benchmarks that place requests.")
 ]
 Pods = Annotated[
     Path | None,
-    typer.Option(help="Request file; `placement` and `churn` take all beside the nodes."),
+    typer.Option(help="Request file; default of `placement` and `churn`: all beside the nodes."),
 ]
 Seeds = Annotated[
     int | None,
@@ -100,26 +100,26 @@ Loads = Annotated[
 ]
 Stays = Annotated[
     list[StayLength] | None,
-    typer.Option(help="For `churn`, repeatable: how long requests stay; memoryless."),
+    typer.Option(help="For `churn`, repeatable: kind of stays; default: memoryless."),
 ]
-Queued = Annotated[bool, typer.Option("--queued", help="For `churn`: what finds no room waits.")]
-Length = Annotated[float, typer.Option(min=0.01, help="For `churn`: mean stays that are measured.")]
+Queued = Annotated[bool, typer.Option("--queued", help="For `churn`: requests without room wait.")]
+Length = Annotated[float, typer.Option(min=0.01, help="For `churn`: measured time, in mean stays.")]
 Later = Annotated[
     Path | None,
-    typer.Option(help="For `churn`: the requests of the second half of what is measured."),
+    typer.Option(help="For `churn`: request file of the second half of the measured time."),
 ]
 Plots = Annotated[
     list[Path] | None,
     typer.Option(help="For `churn`, `waiting`: draw to this .png or .svg file; repeatable."),
 ]
-Kills = Annotated[int, typer.Option(min=1, help="For `kills`: of the daemon.")]
+Kills = Annotated[int, typer.Option(min=1, help="For `kills`: kills of the daemon.")]
 Category = Annotated[str, typer.Option(help="For `kills`: `process` or `container` workloads.")]
 Attacks = Annotated[
-    list[str] | None, typer.Option("--attack", help="For `floods`, repeatable; all there are.")
+    list[str] | None, typer.Option("--attack", help="For `floods`, repeatable; default: all.")
 ]
 Seconds = Annotated[float, typer.Option(min=1, help="For `floods`: how long each attack lasts.")]
 Requests = Annotated[int, typer.Option(min=1, help="For `credentials`.")]
-Image = Annotated[str | None, typer.Option(help="For `kills`: of its containers.")]
+Image = Annotated[str | None, typer.Option(help="For `kills`: image of its containers.")]
 
 
 def measure(
@@ -202,7 +202,7 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _placement(figures: Mapping[str, Any]) -> Table:
-    """Return a row per trace and policy, with published figures where there are any."""
+    """Return a row per trace and policy, with published figures if they exist."""
     known = bool(figures["of"])
     table = Table(
         title=f"GPUs in use at 130 % arrived, percent of the cluster; {figures['seeds']} seeds",

@@ -1,11 +1,11 @@
 """`python -m benchmarks.agents`: kill -9 of agents and of the server under load, and partitions.
 
-Each agent reaches the server through a proxy of its own, which stops passing bytes on while it is
-partitioned. Clients ask for leases whose commands write numbered lines and end by themselves. In
-the end every command must have started once and ended well, its output must be whole, and nothing
-may be left. Workloads note down their own starts in one file, and hold a folder for their GPU.
+Each agent reaches the server through its own proxy, which holds back bytes during a partition.
+Clients request leases whose commands write numbered lines and then end. At the end, every command
+must have started once and succeeded, with complete output, and nothing may be left. Workloads
+record their own starts in one file, and hold a folder for their GPU.
 
-All agents are on this machine. Each declares eight GPUs, of a stand-in for NVML.
+All agents are on this machine. Each declares eight GPUs, by a stand-in for NVML.
 """
 
 import asyncio
@@ -42,21 +42,21 @@ SEED: Final = 7
 LOST_SECONDS: Final = 8
 """Setting `agent_lost_seconds`: longer partitions lose their machine for a while."""
 LINES: Final = (10, 60)
-"""Of a command, one each tenth of a second."""
+"""Least and most lines of a command; it writes one per tenth of a second."""
 RESTART_SECONDS: Final = (0.0, 2.0)
-"""How long an agent or the server stays away after a kill."""
+"""How long an agent or the server stays down after a kill."""
 SETTLE_SECONDS_MAX: Final = 240.0
-"""How long one command may take to end, with what befalls its machine."""
+"""How long one command may take to end, in spite of faults on its machine."""
 ASKED_PAUSE_SECONDS: Final = 0.8
-"""Between two requests of one client."""
+"""Seconds between two requests of one client."""
 AGAIN_SECONDS: Final = 0.3
 """Pause before an unanswered message is sent again."""
 LOOKS: Final = 20
-"""Timed starts on an agent, and as many without one."""
+"""Timed starts on an agent, and as many on the server's machine."""
 MOORED: Final = [sys.executable, "-P", "-m", "moorage"]
 
 GPUS: Final = 8
-"""Of each agent."""
+"""GPUs of each agent."""
 NVML: Final = """
 import os
 from types import SimpleNamespace as Record
@@ -80,13 +80,13 @@ nvmlDeviceGetPowerUsage = lambda handle: 70_000
 nvmlDeviceGetTemperature = lambda handle, kind: 40
 nvmlDeviceGetComputeRunningProcesses = lambda handle: []
 """.replace("GPUS", str(GPUS))
-"""The bindings that agents import in the place of NVIDIA's."""
+"""The module that agents import in place of NVIDIA's bindings."""
 WITH_GPU: Final = (
     "g={folder}/held/$MOORAGE_NODE_ID-$CUDA_VISIBLE_DEVICES; "
     'if mkdir "$g" 2>&-; then echo $$ >"$g/pid"; elif [ -d "/proc/$(cat "$g/pid")" ]; '
     'then echo "$g $MOORAGE_LEASE_ID" >>{folder}/shared; fi; {command}; rm -r "$g"; exit'
 )
-"""Runs a command that holds the folder of its GPU, and notes another that lives and holds it."""
+"""Runs a command that holds the folder of its GPU, and records another live holder of it."""
 
 Figures = dict[str, Any]
 Message = dict[str, Any]
@@ -96,8 +96,8 @@ class FaultWorld:
     """The processes of a run, and what its clients observed.
 
     Args:
-        folder: Of all that they write.
-        agents: How many.
+        folder: The folder for all files of a run.
+        agents: Number of agents.
     """
 
     def __init__(self, folder: Path, agents: int) -> None:
@@ -188,7 +188,7 @@ class FaultWorld:
 
     async def load(self, client: int, over: asyncio.Event) -> None:
         """Request leases until the end of the run."""
-        chance = random.Random(SEED * 1000 + client)  # It repeats.
+        chance = random.Random(SEED * 1000 + client)  # So that runs can be repeated.
         for number in itertools.count():
             if over.is_set():
                 return
@@ -217,7 +217,7 @@ class FaultWorld:
                 trouble = answer["message"]
                 seen = await self.say({"op": "status", "lease": lease["id"]})
                 gone = answer["error"]["code"] == "not_found"
-                if gone and seen["lease"]["state"] == "ended":  # A start that failed, say.
+                if gone and seen["lease"]["state"] == "ended":  # The start may have failed.
                     return text, None, seen["lease"].get("reason") or trouble
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
@@ -228,7 +228,7 @@ class FaultWorld:
         return text, None, trouble or "it did not end"
 
     async def first_line_seconds(self, cluster: str) -> float:
-        """Return how long it takes from a request to the first line of its command."""
+        """Return the seconds from a request to the first line of its command."""
         begin = time.monotonic()
         key = f"{cluster}-{begin}"
         answer = await self.say(self.request(key, "echo here; exec sleep 1000", cluster))
@@ -247,12 +247,12 @@ async def measure(folder: Path, counts: tuple[int, int, int, int]) -> Figures:
     """Return errors and durations of the run.
 
     Args:
-        folder: An empty one.
-        counts: Of agents, of their kills, of kills of the server, and of partitions.
+        folder: An empty folder.
+        counts: Numbers of agents, their kills, kills of the server, and partitions.
     """
     agents, agent_kills, server_kills, partitions = counts
     world = FaultWorld(folder, agents)
-    chance = random.Random(SEED)  # It repeats.
+    chance = random.Random(SEED)  # So that runs can be repeated.
     try:
         await asyncio.to_thread(world.serve)
         with Services(f"http://127.0.0.1:{world.http_port}", "") as services:
@@ -277,7 +277,7 @@ async def measure(folder: Path, counts: tuple[int, int, int, int]) -> Figures:
         )
         cut: list[asyncio.Task[None]] = []
 
-        async def partition() -> None:  # The others go on meanwhile.
+        async def partition() -> None:  # The other agents run on meanwhile.
             seconds = chance.choice((1, 2, 5, 10, 20, 60))
             proxy = world.proxies[chance.choice(world.names)]
             cut.append(asyncio.create_task(proxy.partition(seconds)))
@@ -336,8 +336,8 @@ async def _examine(world: FaultWorld) -> Figures:
     starts = Counter(world.starts.read_text().split() if world.starts.exists() else ())
     orphans = [name for name in starts if name not in world.leases]
     end = time.monotonic() + SETTLE_SECONDS_MAX
-    while (running := _running(world)) and time.monotonic() < end:  # noqa: ASYNC110  # No event.
-        await asyncio.sleep(AGAIN_SECONDS)  # What has ended is being stopped.
+    while (running := _running(world)) and time.monotonic() < end:  # noqa: ASYNC110  # No event exists.
+        await asyncio.sleep(AGAIN_SECONDS)  # Ended workloads are being stopped.
     shared = world.folder / "shared"
     return {
         "gpus_held_twice": shared.read_text().splitlines() if shared.exists() else [],

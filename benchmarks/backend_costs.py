@@ -1,10 +1,9 @@
 """`engines`: the time that a warm resource saves, and a check that nothing is left behind.
 
-The resource engine is used as the library that it is, over this machine: a
-process that has a reset command, and a container where a container engine answers, which is
-started again by each release. Acquiring one that is warm is timed against acquiring one that has to
-be started; then nothing of it all may be left. Beside it stand the same through a daemon
-(`benchmarks.warm_costs`).
+The resource engine is used as a library on this machine: for a process with a reset command and, if
+a container engine answers, for a container, which each release restarts. Acquiring a warm resource
+is timed against acquiring a cold one; then nothing may be left behind. `benchmarks.warm_costs`
+measures the same through a daemon.
 """
 
 import asyncio
@@ -29,9 +28,9 @@ CYCLES: Final = 1_000
 """Times that a warm process is acquired and released."""
 CONTAINER_CYCLES: Final = 200
 STARTS: Final = 10
-"""Resources that are started to be timed, one after the other."""
+"""Resources whose starts are timed, one after the other."""
 IMAGE: Final = "docker.io/library/busybox:stable"
-"""Of the container; it is pulled where it is not here."""
+"""Image of the container; pulled if it is missing."""
 
 Figures = dict[str, Any]
 
@@ -59,11 +58,11 @@ def cycles(spec: BaseResourceSpec, times: int, starts: int = STARTS) -> Figures:
     """Acquire and release one warm resource repeatedly, and sometimes a cold one.
 
     Returns:
-        Seconds of the median acquire, cold and warm, of a warm one with its release, and the ratio;
-        what was left behind, which is nothing.
+        Median seconds of a cold acquire, a warm acquire, and a warm one with its release; their
+        ratio; and the leftovers, which are none.
 
     Raises:
-        BackendError: It cannot be started here.
+        BackendError: The resource cannot be started here.
         CommandError: A process, a file descriptor or a slot was left behind.
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
@@ -110,7 +109,7 @@ async def _play(
             )
         await engine.close()
         if isinstance(spec, ProcessResourceSpec):
-            # Every slot of this machine's processors can be had again.
+            # Every slot of this machine's processors must be free again.
             everything = replace(spec, cpu_count=float(len(os.sched_getaffinity(0))))
             await engine.acquire("everything", everything)
     finally:

@@ -1,8 +1,8 @@
 """`churn`: how policies fill a fleet whose requests also leave.
 
 Requests come and go as `lab.churn` says, through the production allocator with the policy in this
-process; what finds no room is refused, or waits in the queue. All policies get the same requests.
-Takes 10 to 40 seconds per policy, trace, load and seed, or several times as long with a queue.
+process; without room, they are refused or wait. All policies get the same requests. Takes 10 to 40
+seconds per policy, trace, load and seed, or several times as long with a queue.
 """
 
 import gc
@@ -31,27 +31,27 @@ from moorage_policies import catalog
 LOADS: Final = (0.85, 0.95, 1.05, 1.2)
 RULES: Final = ("fgd", "best_fit", "expected_fill_unpriced", "expected_fill")
 UNPRICED: Final = "_unpriced"
-"""Ends the name of a policy that is to have no prices of places."""
+"""Suffix of a policy's name that switches its prices off."""
 LEARNING: Final = "_learning"
-"""Ends the name of a policy that gets no description of typical requests."""
+"""Suffix of a policy's name that keeps the typical requests from it."""
 WAIT_SECONDS: Final = 1e8
-"""What waits for room here waits for as long as it takes."""
+"""Requests wait for room as long as needed."""
 SEEDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ChurnJob:
-    """The comparison that a call of `churn` makes.
+    """The comparison of one call of `churn`.
 
     Args:
-        rules: Policies by the names they ship under, with `UNPRICED` or `LEARNING` behind.
+        rules: Names of shipped policies, which may end with `UNPRICED` or `LEARNING`.
         loads: As `Churn.load`, each with all policies.
         stays: As `Churn.stays`, likewise.
-        queued: Whether what finds no room waits; else it is refused.
+        queued: Whether requests without room wait; otherwise they are refused.
         length: As `Churn.length`.
         seeds: How many runs of each kind.
-        later: Another request file; requests are drawn from it in the second half of what is
-            measured.
+        later: Another request file, from which requests are drawn in the second half of the
+            measured time.
         plots: Files to draw to, `.png` or `.svg`.
     """
 
@@ -75,17 +75,17 @@ def churn(
 
     Args:
         nodes: The node file of a trace.
-        pods: One request file, in the place of all beside the node file.
+        pods: One request file, in place of all beside the node file.
         job: What to compare.
-        progress: Called with what is being run.
+        progress: Called with a name of each run.
 
     Raises:
         TraceError: A file cannot be read as a trace.
-        CommandError: No node file is given, or there are no traces, or no such policy.
+        CommandError: No node file is given, or there is no trace, or no such policy.
     """
     if nodes is None:
         raise CommandError("churn needs --nodes, the node file of a trace")
-    plots.check(job.plots)  # Before minutes of work.
+    plots.check(job.plots)  # Check this before minutes of work.
     traces = [pods] if pods else sorted(nodes.parent.glob("pods_*.csv"))
     if not traces:
         raise CommandError(f"there is no pods_*.csv beside {nodes}")
@@ -142,17 +142,17 @@ def run(
     """Play the arrivals and departures of one seed with a new policy instance.
 
     Args:
-        name: Of the trace.
+        name: Name of the trace.
         rule: As in `ChurnJob`.
         nodes: The fleet.
-        pods: The trace that requests are drawn from.
-        how: How they come and go.
-        seed: Of all that is random.
+        pods: The trace from which requests are drawn.
+        how: How requests come and go.
+        seed: Seed of all random numbers.
         queued: As in `ChurnJob`.
         later: As `arrivals` takes it.
 
     Raises:
-        ValueError: A request was refused for another reason than that there is no room.
+        ValueError: A request was refused for another reason than a lack of room.
     """
     shipped, described, more = _policy(rule)
     parameters = {**(typical_of(shipped, pods) if described else {}), **more}
@@ -163,7 +163,7 @@ def run(
     consulting = Consulting(played, site, parameters)
     running = _Running(consulting, site.allocator, how, WAIT_SECONDS if queued else 0.0)
     gc.collect()
-    gc.freeze()  # The requests are many, and stay.
+    gc.freeze()  # There are many requests, and they stay in memory.
     try:
         for number, arrival in enumerate(coming):
             running.come(number, arrival, seed)
@@ -240,7 +240,7 @@ class HeldMilli:
     """Return GPU milli in use, multiplied by the time and summed.
 
     Args:
-        since: From when on they count, in seconds.
+        since: When counting begins, in seconds.
     """
 
     capacity_milli: int

@@ -20,9 +20,9 @@ class SizeCount(msgspec.Struct):
     """The outcomes of requests of one size.
 
     Attributes:
-        requested, requested_milli: Measured requests, and the GPU milli that they asked for.
-        refused, refused_milli: Those that were refused.
-        waited_stays: What all of them waited, in mean stays.
+        requested, requested_milli: Measured requests, and their GPU milli.
+        refused, refused_milli: The same of refused requests.
+        waited_stays: Sum of the waits of all of them, in mean stays.
     """
 
     requested: int = 0
@@ -39,7 +39,7 @@ class ChurnRun(msgspec.Struct, frozen=True):
         trace: Its name.
         rule: The policy.
         load, stays, seed: How requests came and went.
-        allocated_percent: GPU milli held, the mean over time, in percent of the fleet's.
+        allocated_percent: Mean GPU milli held over time, in percent of the fleet's.
         sizes: By size of request.
         microseconds: The mean time of a decision of the policy.
     """
@@ -74,8 +74,8 @@ class ChurnRun(msgspec.Struct, frozen=True):
 def rows(runs: Sequence[ChurnRun]) -> list[dict[str, Any]]:
     """Return a row per trace, stays, load and policy, and for several traces a row over all.
 
-    Every figure is `[mean, standard error]` over the seeds, `less_baseline` that of the allocation
-    less the first policy's in the same runs; the error is None where there is one seed.
+    Every figure is `[mean, standard error]` over the seeds, `less_baseline` is the allocation minus
+    the first policy's in the same runs. With one seed, the error is None.
     """
     names = list(dict.fromkeys(run.trace for run in runs))
     found = [row for name in names for row in _rows(runs, name, [name])]
@@ -179,8 +179,8 @@ def _cell(figure: Sequence[float | None] | None, digits: int) -> str:
 def draw(paths: Sequence[Path], found: Sequence[Mapping[str, Any]], *, queued: bool) -> None:
     """Draw the results of the first kind of stays, and save the picture to each of the files.
 
-    Above, what is held on the mean of the traces by load, or where there is one load, what is held
-    or how long requests wait by trace; below, at the highest load, who is refused, or who waits.
+    Above: GPUs held by load, as the mean of the traces; with one load, GPUs held or waits by trace.
+    Below: refused or waiting requests by size, at the highest load.
     """
     if not paths:
         return

@@ -32,7 +32,7 @@ FRAMES: Final = """seconds => new Promise(done => {
     };
     requestAnimationFrame(next);
 })"""
-"""Milliseconds between frames."""
+"""JavaScript that returns the milliseconds between frames."""
 DRAWN: Final = "() => performance.getEntriesByName('fleet drawn')[0]?.startTime || 0"
 
 

@@ -1,9 +1,9 @@
 """`consoles`: how fifty open consoles slow a grant, view by view, and how quick the map is.
 
-A server takes blocks of requests in turn, without consoles and with them. A console here sends what
-the view in a browser sends, as often; `console/static/views` has the intervals. What the server
-spends beside its grants, as a part of a core, is what it cannot grant with: other programs on the
-machine do not change that. The map is drawn by a real browser, where there is one.
+A server takes blocks of requests in turn, without consoles and with them. A console here sends the
+messages of a browser's view, as often; `console/static/views` has the intervals. The result is the
+part of a core that the server spends besides its grants, which other programs on the machine do not
+change. The map is drawn by a real browser, where there is one.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ from moorage_policies import catalog
 CONSOLES: Final = 50
 PERCENT_MAX: Final = 10.0
 BLOCKS: Final = 4
-"""Of each kind, for each view."""
+"""Blocks of each kind, for each view."""
 BLOCK_SECONDS: Final = 10.0
 REQUESTS: Final = 200
-"""Between two looks at the clock; all are granted, and released afterwards."""
+"""Requests between two looks at the clock; all are granted, and released afterwards."""
 CLUSTERS: Final = 10
 NODES: Final = 125
 GPUS: Final = 8
@@ -47,7 +47,7 @@ WAITERS: Final = 300
 POLICY: Final = "first_fit"
 VIEWS: Final = ("fleet", "overview", "queue", "leases")
 WAITED_FOR: Final = "queued"
-"""A cluster that all waiters want, so that none is in the way of the grants."""
+"""A cluster that all waiters want, so that they do not disturb the grants."""
 TTL_SECONDS: Final = 36_000
 
 
@@ -61,7 +61,7 @@ def consoles(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder, ExitStack() as stack:
         running = stack.enter_context(daemon(Path(folder) / "data"))
         server = prepare(running)
-        server.block()  # It warms up.
+        server.block()  # Warm up.
         for view in VIEWS:
             taken: dict[bool, list[_Block]] = {False: [], True: []}
             for is_open in (False, True, True, False) * (BLOCKS // 2):
@@ -135,7 +135,7 @@ def prepare(running: Running) -> _Server:
     )
     threading.Thread(target=_wait_in_line, args=(running.ws, [*waits]), daemon=True).start()
     while _waiting(running) < WAITERS:
-        time.sleep(0.1)  # The queue has no news to wait for.
+        time.sleep(0.1)  # The queue has no event to wait for.
     return server
 
 
@@ -182,7 +182,7 @@ def release(reply: bytes) -> str:
 
 @contextmanager
 def open_consoles(running: Running, view: str) -> Iterator[None]:
-    """Show a view in several consoles while the block runs, in a thread of their own."""
+    """Show a view in several consoles while the block runs, in a separate thread."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
     shown = _Shown(running, view)
 
@@ -262,10 +262,10 @@ class _Page:
 
     async def _seconds(self) -> AsyncIterator[int]:
         await asyncio.sleep(self.phase)
-        first = int(self.phase * 60)  # As if it had been open for a while.
+        first = int(self.phase * 60)  # As if the console had been open for a while.
         for second in itertools.count(first):
             yield second
-            await asyncio.sleep(1)  # A page has a clock, too.
+            await asyncio.sleep(1)  # The timers of a page drift, too.
 
     async def _send(self, **message: Any) -> None:
         await self.socket.send(json.dumps({**message, "id": "p"}))

@@ -1,7 +1,7 @@
 """`credentials`: requests over both ports with credentials that must be refused.
 
-The server knows tokens of its settings, named ones and an issuer of OpenID Connect. Each request
-shows one that is missing, bad, expired, forged, foreign or revoked.
+The server knows tokens of its settings, named tokens and an OpenID Connect issuer. The credential
+of each request is missing, bad, expired, forged, foreign or revoked.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ class Shown(NamedTuple):
 
     Args:
         kind: `missing`, `bad`, `expired`, `forged`, `foreign`, `revoked` or `valid`.
-        headers: What it brings along.
-        query: Behind the `?` of its address.
+        headers: Headers of the request.
+        query: Query of the URL.
     """
 
     kind: str
@@ -59,14 +59,14 @@ class Shown(NamedTuple):
 def credentials(
     requests: int = REQUESTS, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Count accepted requests, and answers that differ from the documents; both must be 0.
+    """Count accepted requests, and answers that differ from the documented ones; both must be 0.
 
     Args:
-        requests: How many are sent, over the two doors in turn.
+        requests: Number of requests, over the two ports in turn.
         progress: Gets a line for each step.
 
     Raises:
-        CommandError: A valid credential is refused, so nothing can be said of the others.
+        CommandError: A valid credential is refused, so the other refusals prove nothing.
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as name, _issuer() as issuer:
         folder = Path(name)

@@ -1,12 +1,12 @@
 """The accuracy of `expected_at`: a part of `waiting`.
 
-The jobs of the trace come first come, first served, with backfill. Each asks for a lease of a round
-time that is longer than it will need, as users do, and gives it back when it is done. Of some that
-have to wait, what the server would tell at their submission is compared with how long they waited:
+The jobs of the trace come first come, first served, with backfill. Like a user, each job requests a
+lease for a round time that is longer than it needs, and releases it when done. For some waiting
+jobs, the server's estimate at submission is compared with their actual wait:
 
-- history: what it tells: like leases last as long as those before did, else to their deadlines.
-- deadlines: the same, with nothing learned from leases that ended.
-- recent: the naive baseline, the median wait of the last jobs of like size that were served.
+- history: the server's estimate: leases last as earlier similar ones, else to their deadlines.
+- deadlines: the same without learning from ended leases.
+- recent: a naive baseline, the median wait of the last served jobs of similar size.
 """
 
 import heapq
@@ -26,20 +26,20 @@ from moorage.core.turns.events import Asked, Event, ReleaseAsked
 from moorage.model import Ask, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 
 BOUNDS: Final = tuple(hours * 3600.0 for hours in (1, 4, 24, 7 * 24, 30 * 24, 90 * 24, 365 * 24))
-"""Seconds that users ask for: the first that is enough."""
+"""Lease times that users choose from: the first that is enough."""
 SAMPLES: Final = 400
 """Submissions whose wait the server forecasts, evenly spread."""
 RECENT: Final = 50
-"""Served jobs of a size whose median wait is the baseline."""
+"""Number of served jobs of a size whose median wait is the baseline."""
 METHODS: Final = ("history", "deadlines", "recent")
 
 
 def calibrate(jobs: Sequence[Job], nodes: int, rule: str) -> dict[str, Any]:
-    """Return how wrong the estimates at submission were, in seconds, by method.
+    """Return the errors of the estimates at submission, in seconds, by method.
 
     Args:
         jobs: In the order of their submission.
-        nodes: How many the fleet has.
+        nodes: Number of nodes of the fleet.
         rule: The shipped policy that places them.
     """
     running = _Course(jobs, nodes, rule)

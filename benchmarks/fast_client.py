@@ -59,13 +59,13 @@ class FastClient(asyncio.Protocol):
 
     Args:
         on_reply: Called with each reply.
-        token: To be shown; "" for none.
+        token: Bearer token; "" for none.
         ponged: Called with each pong.
 
     Attributes:
-        open: Done once the handshake is.
+        open: A future that is done after the handshake.
         lost: Set once the connection is gone.
-        writable: Cleared while the socket takes no more.
+        writable: Cleared while the socket's buffer is full.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ async def connect(
     """Return an open connection.
 
     Raises:
-        CommandError, OSError: It was refused.
+        CommandError, OSError: The connection was refused.
     """
     address = parse_uri(url)
     loop = asyncio.get_running_loop()

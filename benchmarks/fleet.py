@@ -29,9 +29,9 @@ GPUS_PER_NODE: Final = 8
 HITS: Final = 10
 """Clusters that every filter finds and every search returns, however many there are."""
 REPEATED: Final = 30
-"""Times each thing is done; the median counts."""
+"""Repetitions of each measurement; the median counts."""
 UPLOADS: Final = 4
-"""Documents that are being sent at one time."""
+"""Documents in flight at one time."""
 
 Figures = dict[str, Any]
 
@@ -83,7 +83,7 @@ def _ingest(http: httpx.Client, clusters: int) -> dict[str, float]:
             sent_at = time.perf_counter()
             http.get("/healthz").raise_for_status()
             waits.append(time.perf_counter() - sent_at)
-            time.sleep(0.005)  # The pause between two looks at how long the loop takes.
+            time.sleep(0.005)  # Pause between two measurements of the event loop's delay.
     for each in sent:
         each.result().raise_for_status()
     taken = time.perf_counter() - started

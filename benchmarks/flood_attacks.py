@@ -1,8 +1,8 @@
 """The attackers of `floods`: one tenant attacks a shared server at full force.
 
 `python -m benchmarks.flood_attacks NAME WS HTTP TOKEN SECONDS` is one attacker, in a process of its
-own. It keeps as much under way as its connections take, and sends on as soon as it is answered. It
-prints what came of it as one line of JSON.
+own. It has as many messages in flight as its connections take, and sends the next at each answer.
+It prints the outcome as one line of JSON.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from moorage_policies import catalog
 
 POLICY: Final = "first_fit:1.0-stable"
 UNCOUNTED: Final = "uncounted"
-"""Id of what is answered besides."""
+"""Id of messages whose answers do not count."""
 ANSWER_SECONDS_MAX: Final = 120.0
 LARGE_BYTES: Final = 1024 * 1024
 REFUSED_BYTES: Final = 16 * 1024 * 1024
 RETRY_SECONDS: Final = 0.05
-"""After a connection that was closed or refused."""
+"""Pause after a connection was closed or refused."""
 HERE, FULL = "A100", "T4"
-"""GPU models: those of the machine where commands run, and those that the attackers hold."""
+"""GPU models: of the machine that runs commands, and of the GPUs that attackers hold."""
 WAITERS: Final = 16_384
 BRACKETS: Final = "[" + "[]," * (LARGE_BYTES // 3 - 1) + "[]]"
 LARGEST: Final = json.dumps(
@@ -42,7 +42,7 @@ LARGEST: Final = json.dumps(
         "inputs": {f"name {n}": {"a": [n, "x" * 32]} for n in range(8_000)},
     }
 )
-"""As many parts as are read at all."""
+"""As many parts as the server accepts."""
 ENDLESS: Final = """
 class AIOSv1PolicyRule:
     def __init__(self, rule_id, settings, parameters):
@@ -98,7 +98,7 @@ class Flood:
         frames: Iterable[bytes],
         then: Callable[[FastClient, FastReply], None] | None = None,
     ) -> None:
-        """Hold a number of unanswered messages open on each connection, until cancelled."""
+        """Keep this number of messages unanswered on each connection, until cancelled."""
         given = [*frames]
         await _repeat(connections, lambda _: self._talk(window, given, then))
 
@@ -147,7 +147,7 @@ class Flood:
         await _repeat(connections, send)
 
     async def calls(self, connections: int, bodies: Iterator[tuple[str, bytes]]) -> None:
-        """Post bodies to paths over some connections, one after the other, until none is left."""
+        """Post bodies to paths over some connections, until all connections are lost."""
         await _repeat(connections, lambda _: self._call(bodies))
 
     async def post(self, *bodies: tuple[str, bytes]) -> None:
@@ -173,7 +173,7 @@ class Flood:
                 _, found, rest = answer.partition(b"content-length: ")
                 if found:
                     await reader.readexactly(int(rest.split(b"\r\n")[0]))
-                else:  # It comes in chunks.
+                else:  # The body comes in chunks.
                     await reader.readuntil(b"0\r\n\r\n")
                 if b"connection: close" in answer:
                     return
@@ -267,7 +267,7 @@ async def recall_fleets(flood: Flood) -> None:
         for _ in range(25):
             await flood.ask_once(ask(HERE, lease={"ttl_seconds": 30}))
 
-    await asyncio.gather(*(fill() for _ in range(8)))  # One by one took all of a short attack.
+    await asyncio.gather(*(fill() for _ in range(8)))  # One by one would take too long.
     await flood.messages(16, 4, [pack({"op": "past_fleet", "at": time.time()})])
 
 

@@ -1,9 +1,9 @@
 """Measures how attacks of one tenant delay requests of another.
 
 Each attack of `flood_attacks` gets a server of its own, and a process on the same machine. This
-process is the other tenant: every 200 ms it sends a request, by turns over a fresh connection and
-an open one, before, during and after the attack. It also sends pings, which the server's loop
-answers by itself: what the slowest of them took is the longest turn of the loop.
+process is the other tenant: every 200 ms it sends a request, alternately over a new connection and
+an open one, before, during and after the attack. It also sends pings, which the server's event loop
+answers at once: the slowest pong shows the longest turn of the loop.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
 ASK_SECONDS: Final = 0.2
-"""Between two requests of the bystander."""
+"""Seconds between two requests of the bystander."""
 PING_SECONDS: Final = 0.02
 BEFORE_SECONDS: Final = 5.0
 AFTER_ASK_SECONDS: Final = 0.05
-"""The same after an attack, where each second is looked at by itself."""
+"""The same after an attack, where each second is judged separately."""
 AFTER_SECONDS_MAX: Final = 20.0
-"""How long after an attack the server may take to be as it was before."""
+"""How long the server may take to recover after an attack."""
 LOOK_AFTER_SECONDS: Final = 1.0
 BACK_FACTOR: Final = 2.0
-"""A flood has no effect where it multiplies the bystander's p99 of a second by at most this."""
+"""The server has recovered at a p99 of at most this many times that before the attack."""
 WARM_SECONDS: Final = 2.0
 ANSWER_SECONDS_MAX: Final = 60.0
 STARTING_SECONDS_MAX: Final = 60.0
@@ -55,9 +55,9 @@ LOOK_SECONDS: Final = 0.2
 GPUS: Final = 32
 FULL_GPUS: Final = 2
 BYSTANDERS: Final = 64
-"""Machines with the GPUs that the bystander asks for."""
+"""Machines with the GPUs that the bystander requests."""
 MINE: Final = "H100"
-"""The GPUs of the bystander: that others hold theirs is not what is measured."""
+"""The GPUs of the bystander, which no attacker can hold."""
 VARIABLES: Final = {
     "MOORAGE_TOKENS": "mallory:m1,bob:b1,ops:o1",
     "MOORAGE_OPERATORS": "ops",
@@ -75,9 +75,9 @@ def floods(
     """Play attacks one after the other, each on a new server.
 
     Args:
-        attacks: Their names; all where none is given.
-        seconds: How long each lasts.
-        progress: Called with how far it is.
+        attacks: Names of attacks; empty: all.
+        seconds: Length of each attack.
+        progress: Called with a line for each step.
 
     Raises:
         CommandError: There is no such attack, or the server ended.
@@ -142,7 +142,7 @@ class _Bystander:
             wanted.set_result(reply)
 
     def _note_pong(self) -> None:
-        if not (pong := self._sent.pop(0)).done():  # Its phase may be over.
+        if not (pong := self._sent.pop(0)).done():  # Its phase may have ended.
             pong.set_result(None)
 
     @contextlib.asynccontextmanager
@@ -205,7 +205,7 @@ class _Bystander:
             self._pings.send(frame)
             try:
                 await pong
-            finally:  # One that is under way when the phase ends counts for as long as it took.
+            finally:  # A request in flight at the end of the phase counts with its whole time.
                 phase.pings.append(time.perf_counter() - started)
                 phase.turns.append(self._work_seconds() - worked)
             await asyncio.sleep(PING_SECONDS)
@@ -329,7 +329,7 @@ async def _until_back(bystander: _Bystander, calm: float) -> tuple[float, _Phase
 
 
 async def _workloads(data: Path) -> int:
-    """Return the number of workload processes that still run after all leases should have ended."""
+    """Return the number of workload processes that still run after the end of all leases."""
     mark = f"{WORKLOAD}={data}/"
     give_up_at = time.monotonic() + SETTLE_SECONDS_MAX
     while (left := list(marked_processes(mark))) and time.monotonic() < give_up_at:

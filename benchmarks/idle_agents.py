@@ -1,8 +1,8 @@
 """`python -m benchmarks.idle_agents`: the cost of idle agents for the server.
 
-Each stand-in speaks the agents' protocol over a socket of its own: it joins with a token, says that
-nothing runs there, and sends beats and metrics as an agent does, of a machine with eight GPUs. The
-server is a process of its own, whose processor time and memory are read from `/proc`.
+Each stand-in speaks the agents' protocol over its own socket: it joins with a token, reports that
+nothing runs, and sends beats and metrics of a machine with eight GPUs. The server is a separate
+process, whose processor time and memory are read from `/proc`.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class IdleAgent:
             beating.cancel()
 
     async def _beat(self, connection: Any, seconds: float) -> None:
-        await asyncio.sleep(random.uniform(0, seconds))  # No secret.
+        await asyncio.sleep(random.uniform(0, seconds))  # It is no secret.
         for number in range(1 << 60):
             beat: wire.Report = wire.AgentBeat(time.monotonic())
             if number % BEATS_A_MEASUREMENT == 0:
@@ -91,7 +91,7 @@ def _node(number: int) -> dict[str, Any]:
 
 def _metrics() -> wire.AgentMetrics:
     def some() -> float:
-        return random.uniform(0, 100)  # No secret.
+        return random.uniform(0, 100)  # It is no secret.
 
     gpu = ("usedMem", "freeMem", "totalMem", "memUtilization", "cudaUtilization", "temperature")
     groups = {
@@ -118,16 +118,16 @@ async def measure(
 
     Args:
         running: The server.
-        data: Its folder.
-        counts: Of agents, of clusters that they are in, and of agents that join at one time.
-        seconds: How long they are idle.
+        data: Its data folder.
+        counts: Numbers of agents, of their clusters, and of agents that join at one time.
+        seconds: How long agents are idle.
     """
     agents, clusters, at_once = counts
     store, now = AgentStore(open_storage("", data).agents()), time.time()
     until = now + WAIT_SECONDS_MAX
     tokens = [store.create_token(f"lab-{n % clusters}", now, until) for n in range(agents)]
     store.close()
-    await asyncio.sleep(seconds / 4)  # What it does when it starts is not measured.
+    await asyncio.sleep(seconds / 4)  # The start is not measured.
     before = cpu_seconds(running.pid), _memory_kib(running.pid)
     await asyncio.sleep(seconds)
     alone = (cpu_seconds(running.pid) - before[0]) / seconds
@@ -139,7 +139,7 @@ async def measure(
         async with asyncio.timeout(WAIT_SECONDS_MAX):
             await asyncio.gather(*(each.joined.wait() for each in idle))
         all_joined = time.monotonic() - began
-        await asyncio.sleep(seconds / 2)  # Metrics of all have come, and memory is given back.
+        await asyncio.sleep(seconds / 2)  # All metrics have arrived, and memory is freed.
         begin, then = cpu_seconds(running.pid), time.monotonic()
         await asyncio.sleep(seconds)
         used = (cpu_seconds(running.pid) - begin) / (time.monotonic() - then)
@@ -168,7 +168,7 @@ async def measure(
 def main(
     agents: Annotated[int, typer.Option(help="How many agents.")] = 1_000,
     clusters: Annotated[int, typer.Option(help="How many clusters they are in.")] = 10,
-    seconds: Annotated[float, typer.Option(help="How long they are idle.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="How long agents are idle.")] = 60.0,
     at_once: Annotated[int, typer.Option(help="How many join at one time, at most 60.")] = 8,
 ) -> None:
     """Connect idle agents to a server; print their cost."""

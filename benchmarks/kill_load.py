@@ -1,8 +1,8 @@
 """The clients of `kills`: they request and release leases without pause.
 
-A client has one message under way at a time. One that was not answered, because the daemon was
-killed, is sent again to the next daemon: an ask under the same idempotency key. So in the end
-every client knows the outcome of all its requests.
+A client has one message under way at a time. If the daemon is killed before it answers, the client
+sends the message again to the next daemon, with the same idempotency key. So at the end, every
+client knows the outcome of all its requests.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ CLIENTS: Final = 4
 HELD_MAX: Final = 4
 """Leases that one client has at a time."""
 SHORT_SHARE: Final = 0.2
-"""Of the workloads: they end by themselves."""
+"""Share of the workloads that end by themselves."""
 REPLY_SECONDS_MAX: Final = 60.0
 POLICY: Final = "first_fit:1.0-stable"
 
 Kind = Literal["lasting", "short"]
 _GONE: Final = (ConnectionClosed, InvalidHandshake, InvalidMessage, OSError, EOFError)
-"""What a client meets when the daemon is killed."""
+"""Errors of a client when the daemon is killed."""
 _FULL: Final = frozenset({"no_capacity", "policy_declined"})
-"""What is being stopped is in the way; the policy says so itself where that has just changed."""
+"""Codes of refusals while ending leases still hold the room."""
 
 
 class LeaseStage(Enum):
@@ -42,9 +42,9 @@ class LeaseStage(Enum):
     HELD = auto()
     """It was granted."""
     RELEASING = auto()
-    """It was given back; no answer has come."""
+    """The release was sent; no answer has come."""
     RELEASED = auto()
-    """The server confirmed it."""
+    """The server confirmed the release."""
 
 
 @dataclass(slots=True)
@@ -53,8 +53,8 @@ class Wanted:
 
     Args:
         kind: Whether its workload ends by itself.
-        stage: How far it is.
-        lease: Its id, once it was granted.
+        stage: How far the lease is.
+        lease: The lease's id, once it was granted.
     """
 
     key: str
@@ -68,8 +68,8 @@ class KillLoad:
     """The clients of a whole run, across all daemons.
 
     Args:
-        draw: Decides what they do.
-        resources: What every lease holds.
+        draw: Random numbers for their decisions.
+        resources: The resources of every lease.
         spec: Makes the spec of a workload.
     """
 
@@ -109,7 +109,7 @@ class KillLoad:
         """Request and release leases until the daemon is gone.
 
         Raises:
-            CommandError: An answer was not what it must be.
+            CommandError: An answer was wrong.
         """
         await asyncio.gather(*(self._client(url, wanted) for wanted in self._clients))
 
@@ -117,7 +117,7 @@ class KillLoad:
         """Wait until all requests are answered; then release all leases, if wanted.
 
         Raises:
-            CommandError: An answer was not what it must be.
+            CommandError: An answer was wrong.
         """
         async with connect(url, compression=None, proxy=None) as socket:
             for wanted in self._clients:

@@ -1,12 +1,12 @@
 """`kills`: kill -9 of the daemon at random moments under load, and the faults that follow.
 
-A few clients (`kill_load`) ask for leases whose workloads are real processes or containers, and
-give them back, as fast as they are answered. Again and again the daemon is killed, sometimes while
-it starts, and another one over the same folder takes its place. In the end every lease must be
-known and running, its workload started once; and after its release nothing may be left.
+A few clients (`kill_load`) request and release leases whose workloads are real processes or
+containers, as fast as the daemon answers. Again and again the daemon is killed, sometimes while it
+starts, and a new one with the same folder replaces it. At the end, every lease must be known and
+running, and its workload started once; after all releases, nothing may be left.
 
-Workloads note down their own starts: each appends a line to one file. This process makes itself a
-subreaper, so that whatever loses its parent becomes its child, and can be counted.
+Workloads record their own starts: each appends a line to one file. This process is a subreaper, so
+that orphaned processes become its children, and can be counted.
 """
 
 import asyncio
@@ -41,20 +41,20 @@ from moorage_policies import catalog as shipped
 
 SEED: Final = 5
 GPUS: Final = 32
-"""Of the one node, which is this machine. They are numbers: no device need be there."""
+"""GPUs of the one node, which is this machine. They are only numbers: no device need exist."""
 CPUS: Final = 8
-"""Of the node. They bound the leases with containers, which take long to start and to stop."""
+"""Cores of the node. They limit the leases with containers, which start and stop slowly."""
 CPU_MILLI: Final = 500
-"""Of a lease with a container."""
+"""Thousandths of a core, for a lease with a container."""
 WHILE_STARTING: Final = 0.25
-"""Share of the kills that come before the daemon says that it is ready."""
+"""Share of the kills before the daemon is ready."""
 LOAD_SECONDS_MAX: Final = 1.5
-"""The others come within this time after it."""
+"""The other kills come within this time after it is ready."""
 SETTLE_SECONDS_MAX: Final = 300.0
-"""How long the last daemon may take to have everything in order."""
+"""How long the last daemon may take until all leases are as expected."""
 LOOK_SECONDS: Final = 0.05
 IMAGE: Final = "docker.io/library/busybox:stable"
-"""Of the containers; it is pulled where it is not here."""
+"""Image of the containers; pulled if it is missing."""
 
 Category = Literal["process", "container"]
 Figures = dict[str, Any]
@@ -66,11 +66,11 @@ class Findings:
 
     Args:
         double_starts: Workloads that were started more than once.
-        shared_gpus: GPUs that the processes of two leases had at one time.
-        lost_leases: Granted, not given back, and not there; or there, and nothing runs for them.
+        shared_gpus: GPUs that processes of two leases had at one time.
+        lost_leases: Leases that were granted but are missing, or run nothing, without a release.
         never_started: Workloads that should have run, and never did.
         orphans: Workloads that run for no lease.
-        left_behind: What was there after everything was given back and the daemon had stopped.
+        left_behind: Leftovers after all leases were released and the daemon had stopped.
     """
 
     double_starts: list[str] = field(default_factory=list[str])
@@ -90,17 +90,17 @@ def kills(
     """Kill the daemon several times under load, and count errors.
 
     Args:
-        times: Kills.
-        category: What the workloads are: `daemon_process` or `container`.
-        image: Of the containers; `IMAGE` where not given.
+        times: Number of kills.
+        category: Kind of the workloads: `process` or `container`.
+        image: Image of the containers; None: `IMAGE`.
         progress: Called with how far it is.
 
     Returns:
-        What was done, and of each of the `Findings` how many there were, which is none.
+        The numbers of kills and leases, and of each of the `Findings`, which must be 0.
 
     Raises:
-        CommandError: There were some, or it could not be played. The folder with the ledger, the
-            log and the starts stays, and is named.
+        CommandError: There were faults, or the run failed. The folder with the ledger, the log and
+            the starts stays, and the message names it.
     """
     if category not in get_args(Category):
         raise CommandError(f"category: expected {' or '.join(get_args(Category))}, not {category}")
@@ -121,10 +121,10 @@ def kills(
 
 
 class _Machine:
-    """Finds the workloads of a benchmark run, and those that still run. Blocks.
+    """Finds the workloads of a benchmark run, and those that still run. Its methods block.
 
     Args:
-        image: Of their containers; None where they are processes.
+        image: Image of their containers; None: they are processes.
     """
 
     def __init__(self, folder: Path, image: str | None) -> None:
@@ -149,7 +149,7 @@ class _Machine:
         """Return a workload that records its start, and either stays or ends by itself."""
         folder = self._shared if self._image is None else Path("/shared")
         note = f'echo "$MOORAGE_LEASE_ID" >> {folder}/starts'
-        # One of two processes hides in a session of its own.
+        # One of two processes hides in its own session.
         rest = "sleep 0.05" if kind == "short" else "setsid sleep 100000 & exec sleep 100000"
         spec: dict[str, Any] = {"command": ["sh", "-c", f"{note}; {rest}"], "stop_seconds": 0}
         if self._image is None:
@@ -182,7 +182,7 @@ class _Machine:
         """Yield remaining processes of workloads and daemons."""
         reap()
         for pid in descendants():
-            with contextlib.suppress(OSError):  # It has ended meanwhile.
+            with contextlib.suppress(OSError):  # The process has ended meanwhile.
                 arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 yield f"process {pid}: {b' '.join(arguments).decode(errors='replace').strip()}"
         for workload in sorted(self.running()):
@@ -224,7 +224,7 @@ class _Run:
         for number in range(1, times + 1):
             await self._kill_one()
             reap()
-            # Nothing is granted or stopped now, so two that have one GPU have it at one time.
+            # Nothing is granted or stopped now, so two processes with one GPU have it at one time.
             found.shared_gpus += self._machine.shared_gpus()
             self._progress(f"{number} of {times} kills, {len(self._load.granted)} leases granted")
         with daemon(self._machine.data) as running:

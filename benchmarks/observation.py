@@ -30,14 +30,14 @@ from moorage.lab import trace
 from moorage.testing.daemon_process import Running, child, serve_variables
 
 BLOCKS: Final = 100
-"""Of each kind: some four minutes."""
+"""Blocks of each kind: some four minutes."""
 REQUESTS: Final = 1_000
-"""Of each block; all of them are granted, and released afterwards."""
+"""Requests of each block; all are granted, and released afterwards."""
 CONNECTIONS: Final = 4
 WINDOW: Final = 8
 PERCENT_MAX: Final = 3.0
 SETTLE_SECONDS: Final = 1.5 * GATHER_SECONDS_MAX
-"""After a block: its last audit entries are written, and count as its own."""
+"""Wait after a block, so that the writing of its last audit entries counts for it."""
 _MEDIAN_ERROR: Final = 1.253 / 1.349
 """Standard error of a median, in quartile distances over the root of the number of values."""
 
@@ -48,7 +48,7 @@ class _Kind:
 
     switch: signal.Signals
     seconds: list[float] = field(default_factory=list[float])
-    """Of the server's processor, for each grant and release."""
+    """Seconds of the server's processor for each grant and release."""
     per_second: list[float] = field(default_factory=list[float])
 
 
@@ -58,7 +58,7 @@ def observation(
     """Measure CPU time and rate of grants, with and without metrics and audit log.
 
     Args:
-        blocks: Of requests, of each kind.
+        blocks: Number of blocks of each kind.
         progress: Gets a line for each step.
     """
     with_both, without = _Kind(WITH), _Kind(WITHOUT)
@@ -71,7 +71,7 @@ def observation(
             running = Running(ready["ws"], ready["http"], process.pid, log)
             document = trace.cluster_document(make_nodes())
             policy = replay.prepare(running, document, "first_fit", make_pods())
-            for number in range(blocks + 1):  # The first one warms up.
+            for number in range(blocks + 1):  # The first block warms up.
                 for each in (with_both, without) if number % 2 else (without, with_both):
                     _play(running, policy, each)
                 if number % 10 == 0:

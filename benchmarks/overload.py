@@ -1,13 +1,12 @@
 """Throughput with more requests than can be decided: part of `queue`.
 
-Clients first ask as fast as they are answered (the peak), then on a schedule of ten times that rate
-whatever is answered (open loop). Every grant is released at once, over a connection that asks for
-nothing: in an open loop those who hold leases are not those who ask. Beside them one client renews
-a lease of its own.
+Clients first send requests as fast as they are answered (the peak), then on a schedule of ten times
+that rate, regardless of answers (open loop). Another connection releases every grant at once: in an
+open loop, the holders of leases send no requests. Another client renews its own lease meanwhile.
 
-A second is one in which the server's loop runs or sleeps. Where it waits for a core, which other
-programs have, the clock stands: they would decide the ratio of the two loads, which come one after
-the other.
+The clock counts only the time in which the server's loop runs or sleeps, not while it waits for a
+core. Otherwise other programs would decide the ratio of the two loads, which run one after the
+other.
 """
 
 import asyncio
@@ -33,12 +32,12 @@ WINDOW: Final = 8
 FACTOR: Final = 10
 SECONDS: Final = 5.0
 WARM_SECONDS: Final = 1.0
-"""How long either load runs before it counts."""
+"""How long each load runs before it counts."""
 TICK_SECONDS: Final = 0.005
 RENEW_SECONDS: Final = 0.02
 POLICY: Final = "best_fit"
 FRAMES: Final = 4_096
-"""Requests that are made ready per connection; they are sent again and again."""
+"""Requests that are encoded per connection; they are sent again and again."""
 
 
 class _Load:
@@ -68,7 +67,7 @@ class _Load:
             self.granted += 1
             lease = reply.lease
             self.holder.send(pack({"op": "release", "lease": lease.id, "token": lease.token}))
-        # The fleet is full for a moment where releases are still to be read.
+        # The fleet may be full while releases are unread.
         elif reply.error is not None and reply.error.code in {"busy", "no_capacity"}:
             self.busy += 1
         else:
@@ -150,7 +149,7 @@ async def _offer(
     started, due, number = clock(), 0.0, 0
     while True:
         await asyncio.sleep(TICK_SECONDS)
-        now = clock() - started  # Linux adds a wait once it has ended, so this may step back.
+        now = clock() - started  # Linux counts a wait at its end, so this may go back.
         many = max(0, int((now * per_second - due) / len(clients)))
         due += many * len(clients)
         for client in clients:

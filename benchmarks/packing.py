@@ -1,10 +1,10 @@
 """The published packing protocol in one process: a policy, the allocator's core and a trace.
 
 Every request goes through the production `Allocator`, which consults the policy, verifies what it
-proposes and grants or refuses, exactly as in the daemon. What is left out is what does not decide:
-socket, sandbox and ledger. `moored replay` asks the same questions of a real daemon.
+proposes and grants or refuses, exactly as in the daemon. Socket, sandbox and ledger are left out,
+since they do not affect decisions. `moored replay` sends the same requests to a real daemon.
 
-Called by `placement`, `packing_costs` and the tests of the shipped policies; `churn` takes its
+`placement`, `packing_costs` and the tests of the shipped policies call it; `churn` uses its
 `Consulting` allocator.
 """
 
@@ -42,7 +42,7 @@ LEASE_SECONDS: Final = 1e9
 """Nothing departs: the clock of a packing stands still."""
 FOR_EVER: Final = LeaseTerms(ttl_seconds=LEASE_SECONDS)
 FULL: Final = frozenset({Code.NO_CAPACITY, Code.NEVER_FITS})
-"""Refusals that say that there is no room; others say that something is wrong."""
+"""Refusals for a lack of room; all others are errors."""
 _NOW: Final = 0.0
 
 
@@ -58,7 +58,7 @@ class Packing:
         allocated_percent_at_100: The same when the GPU demand that had arrived first exceeded
             the capacity.
         granted: Requests that were placed.
-        declined: Requests that were not, and were gone.
+        declined: Requests that were refused.
         decisions: Consultations of the policy; a request that fits nowhere needs none.
         seconds: Time inside `eval`, over all decisions.
     """
@@ -102,10 +102,10 @@ class Consulting:
     """An allocator with a policy that answers consultations in this process.
 
     Args:
-        site: What it gives away.
+        site: The nodes that it allocates.
 
     Attributes:
-        answers: What was answered, by the number of the message; the caller takes them out.
+        answers: Answers by the number of the message; the caller removes them.
         decisions: Consultations of the policy; a request that fits nowhere needs none.
         seconds: Time inside `eval`, over all decisions.
     """
@@ -165,14 +165,14 @@ def pack(
 
     Args:
         policy: The policy, fresh or warm.
-        site: Where to; it is filled.
+        site: The site, which is filled.
         pods: The requests in the order of their arrival.
         parameters: The policy's merged parameters.
-        seed: From which the seed of every single request comes.
+        seed: Seed of the requests' own seeds.
 
     Raises:
-        ValueError: A request was refused for another reason than that there is no room: the
-            policy proposed what does not fit, or declined what does.
+        ValueError: A request was refused for another reason than a lack of room: the policy's
+            proposal did not fit, or it declined a request that fits.
     """
     packing, state = Packing(), site.allocator.state
     consulting = Consulting(policy, site, parameters)
@@ -204,10 +204,10 @@ def request(number: int, pod: TracePod, seed: int, terms: LeaseTerms = FOR_EVER)
     """Return a request of the trace as a request of the core.
 
     Args:
-        number: Its place in the order of arrival; its name, too.
-        pod: What it asks for.
-        seed: From which its own seed comes.
-        terms: Of its lease.
+        number: Its number in the order of arrival, which is also its name.
+        pod: The requested resources.
+        seed: Seed from which its own seed is derived.
+        terms: Terms of its lease.
     """
     return Ask(
         id=RequestId(str(number)),
@@ -226,9 +226,9 @@ def packing_costs(
     """Run every shipped policy over a trace, once per seed.
 
     Args:
-        nodes: Node file of a trace; a made-up fleet of openb's shape where none is given.
-        pods: Its request file, likewise.
-        seeds: How many, from 42 on.
+        nodes: Node file of a trace; None: a made-up fleet like openb's.
+        pods: Its request file; None: made-up requests.
+        seeds: Number of seeds, from 42 on.
     """
     machines, wanted = read_trace(nodes, pods)
     runs = [(name, name, typical_of(name, wanted)) for name in catalog.shipped()]

@@ -1,10 +1,10 @@
 """`placement`: the shipped policies compared with their published figures.
 
 The six policies of "Beware of Fragmentation" (USENIX ATC'23) over the openb traces, by the paper's
-protocol and in its orders: requests up to 1.3 times the capacity, none ends, ten seeds. Every one
-goes through the production allocator (see `packing`). Takes about six seconds per run and seed.
+protocol and in its orders: requests up to 1.3 times the capacity, none ends, ten seeds. All use the
+production allocator (see `packing`). Takes about six seconds per run and seed.
 
-On a trace without published figures, and for `expected_fill`, ours stand alone.
+For a trace without published figures, and for `expected_fill`, there is no comparison.
 """
 
 import csv
@@ -25,7 +25,7 @@ from moorage.lab.trace import typical_of
 from moorage.policy import Rule
 
 PUBLISHED: Final = "published_allocation.csv"
-"""May lie beside the node file: trace, policy, runs, mean and deviation at 130 %, mean at 100 %."""
+"""Published figures beside the node file: trace, policy, runs, mean, deviation, mean at 100 %."""
 PUBLISHED_AS: Final = {
     "random": "Random",
     "dot_product": "DotProd",
@@ -38,12 +38,12 @@ EXPECTED_FILL: Final[dict[str, dict[str, Any]]] = {
     "expected_fill": {},
     "expected_fill_unpriced": {"prices": False},
 }
-"""The policy with its prices and without, which stands alone: its parameters."""
+"""Policies without published figures, with and without prices: their parameters."""
 SEED: Final = 42
 SEEDS: Final = 10
 ARRIVE: Final = 1.3
 POINTS_ALLOWED: Final = 0.3
-"""A mean may be this far from the published one, or two standard errors of their difference."""
+"""Allowed difference of a mean from the published one; or two standard errors, if more."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -51,15 +51,15 @@ class Comparison(msgspec.Struct, frozen=True):
 
     Attributes:
         trace: The trace.
-        rule: The policy, by the name it ships under.
-        published: The published mean, when 130 % of the capacity have arrived. None, as all that
-            follows from it, where there is none.
+        rule: Name of the shipped policy.
+        published: The published mean, when 130 % of the capacity have arrived. None, like all
+            derived figures, if there is none.
         published_deviation: Its standard deviation, over `published_runs` runs.
         published_at_100: The published mean when 100 % have arrived.
         reached: Our mean at 130 %.
         deviation: Its standard deviation, over `runs` seeds.
         reached_at_100: Our mean at 100 %.
-        allowed: How far the means may be apart.
+        allowed: Allowed difference of the means.
     """
 
     trace: str
@@ -100,12 +100,12 @@ def compare(
         nodes: The node file; `PUBLISHED` may lie beside it.
         pods: Request files, `pods_<trace>.csv`.
         rules: Names of published policies that ship, or of `EXPECTED_FILL`.
-        seeds: Of the order of nodes and requests; one run each.
+        seeds: Seeds of the order of nodes and requests, one run each.
         progress: Called with what is being run.
 
     Raises:
         TraceError: A file cannot be read as a trace.
-        CommandError: A policy is none of these.
+        CommandError: There is no such policy.
     """
     unknown = [policy for policy in rules if policy not in (*PUBLISHED_AS, *EXPECTED_FILL)]
     if unknown:
@@ -154,8 +154,8 @@ def placement(
     Args:
         nodes: The node file.
         pods: One request file, in the place of all beside the node file.
-        seeds: How many of the orders of nodes and requests.
-        rules: As for `compare`; the six published ones where none is named.
+        seeds: Number of orders of nodes and requests.
+        rules: As for `compare`; empty: the six published ones.
         progress: Called with what is being run.
 
     Raises:

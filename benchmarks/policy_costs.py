@@ -1,8 +1,8 @@
 """`rules`: the cost of a decision of a shipped policy in the jail, and how well it packs.
 
-Every policy gets the same requests of a trace, one after the other: each goes
-through the production allocator, a jailed cell and back, and what it is granted is taken from the
-fleet. Socket and ledger are left out, which cost the same whatever the policy.
+Every policy gets the same requests of a trace, one after the other: each goes through the
+production allocator and a jailed cell, and granted resources are taken from the fleet. Socket and
+ledger are left out, since they cost the same for every policy.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ POLICIES: Final[dict[str, tuple[str, bool, dict[str, Any]]]] = {
 BASELINE: Final = "fgd"
 SEED: Final = 42
 ANSWER_SECONDS_MAX: Final = 20.0
-"""For one decision; the sandbox gives up much earlier."""
+"""Time limit of one decision; the sandbox gives up much earlier."""
 _NOW: Final = 0.0
 
 
@@ -66,12 +66,12 @@ class Cost:
 def policies(nodes: Sequence[trace.TraceNode], pods: Sequence[trace.TracePod]) -> dict[str, Any]:
     """Measure the cost of decisions in the jail while a fleet fills, relative to `fgd`.
 
-    The CPU time is that of the cell: evaluation, its copy of the fleet, the frames. Latencies say
-    as much about what else the machine does.
+    The CPU time is that of the cell: evaluation, its copy of the fleet, the frames. Latencies also
+    depend on other programs of the machine.
 
     Args:
         nodes: The fleet.
-        pods: Requests; they are drawn until they ask for 1.3 times the fleet.
+        pods: Requests; they are drawn until they request 1.3 times the fleet.
 
     Raises:
         CommandError: A policy failed.
@@ -131,7 +131,7 @@ class JailedSite:
     """A site whose allocator consults a shipped policy in a cell.
 
     Args:
-        parameters: In the place of its defaults.
+        parameters: Parameters in place of its defaults.
         site: Where requests are placed.
     """
 

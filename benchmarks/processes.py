@@ -1,4 +1,4 @@
-"""Reads from Linux what processes of this machine do."""
+"""Reads figures of this machine's processes from Linux."""
 
 import os
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
 """The order of requests and nodes in the published runs, with the same random numbers.
 
-The figures of "Beware of Fragmentation" (USENIX ATC'23) are means of ten runs, and a single run of
-a policy that fills nodes in their order scatters by half a point: ten other orders give a mean that
-may be half a point away. So policies are compared on the orders that were published. The paper's
-simulator is a Go program, and its draws are those of Go's `math/rand`.
+The figures of "Beware of Fragmentation" (USENIX ATC'23) are means of ten runs, and single runs of a
+policy that fills nodes in order differ by half a point, as may means of ten other orders. So
+policies are compared on the published orders. The paper's simulator is a Go program, and its draws
+are those of Go's `math/rand`.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from moorage.lab.trace import TraceNode, TracePod
 _LENGTH: Final = 607
 _TAP: Final = 273
 _WARM_UP: Final = 7_800_000_000_000
-"""Steps of the generator, begun from seed 1, to the state that every other seed is mixed into."""
+"""Steps of the generator from seed 1 to the state with which every other seed is mixed."""
 _MERSENNE: Final = (1 << 31) - 1
 _MASK: Final = (1 << 64) - 1
 _MULTIPLIER: Final = 48_271
 _DEFAULT_SEED: Final = 89_482_311
-"""In the place of 0, of which no multiple is anything else."""
+"""Replaces the seed 0, all multiples of which are 0."""
 _THROWN_AWAY: Final = 20
 _DRAWS_OF_WATCHES: Final = 10
 """The simulator's ten watches of its API draw one timeout each, before the nodes are numbered."""
@@ -36,7 +36,7 @@ class GoRandom:
     2**64, of those 273 and 607 draws before (Knuth, TAOCP vol. 2, 3.2.2).
 
     Args:
-        seed: As Go takes it: 64 bits, signed.
+        seed: Seed as in Go: 64 bits, signed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -96,10 +96,9 @@ def read_published_order(
     """Return the requests in the order of a published run, and its names of the nodes.
 
     As `lab.trace.arrivals` and `lab.trace.permuted_names`, in the order of the simulator's draws.
-    Its
-    watches draw in threads of their own: that there are ten before the nodes are numbered is what
-    reproduces the published means (of 30, all within 0.1 points but those of `random`), not what
-    it promises.
+    Its watches draw in separate threads. Ten draws before the nodes are numbered reproduce the
+    published means (all 30 within 0.1 points, except `random`), but the simulator does not
+    guarantee that.
 
     Args:
         pods: The trace.
@@ -109,7 +108,7 @@ def read_published_order(
         seed: Of the run: 42 to 51 were published.
     """
     draws = GoRandom(seed)
-    draws.int63()  # It logs the first.
+    draws.int63()  # The simulator logs the first.
     trace = sorted(pods, key=lambda pod: pod.name)
     order = trace.copy()
     draws.shuffle(order)
@@ -121,7 +120,7 @@ def read_published_order(
     elif total:
         while True:
             pod = trace[draws.intn(len(trace))]
-            if total + pod.gpu_milli > limit:  # Of one GPU, also where it asks for several.
+            if total + pod.gpu_milli > limit:  # Of one GPU, even if it requests several.
                 break
             total += pod.demand_milli
             order.append(pod)

@@ -1,6 +1,6 @@
 """`query`: the cost of a query over ten thousand clusters, as a multiple of the cost over 100.
 
-Every query has the same hits in both, its columns are there, and its parsing is part of it. The
+Every query has the same hits in both. Its columns exist already, and its time includes parsing. The
 limit of the project is 20.
 """
 
@@ -18,7 +18,7 @@ HITS: Final = 10
 CLUSTERS_FEW: Final = 100
 CLUSTERS_MANY: Final = 10_000
 NODES: Final = 12
-"""Of each cluster."""
+"""Nodes of each cluster."""
 RUNS: Final = 15
 
 

@@ -2,9 +2,9 @@
 
 `explained` and `overload` are measured through a daemon.
 
-The fleet is full; all waiters differ in tenant, inputs and size. Each figure is
-the CPU time of the same event beside many waiters, as a multiple of that beside few, or the same on
-a large fleet and a small one.
+The fleet is full; all waiters differ in tenant, inputs and size. Each figure is the CPU time of an
+event with many waiters, as a multiple of that with few, or on a large fleet, as a multiple of that
+on a small one.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ OWNER: Final = SessionId("owner")
 
 PAIRS: Final = 2_000
 WARM_PAIRS: Final = 200
-"""Asked first, and not counted."""
+"""Requests before the first that counts."""
 
 
 class _Queue:
@@ -65,7 +65,7 @@ class _Queue:
         gpus = tuple(Gpu(str(number), "A100", 81920) for number in range(GPUS_EACH))
         machines = (Node(NodeId(f"n{n:06d}"), 64_000, 256_000, gpus) for n in range(nodes))
         self.step(ClusterSeen(Cluster(ClusterId("c"), tuple(machines))))
-        # One lease takes a whole node, but for the first one: that has a lease on each GPU.
+        # One lease takes a whole node, except on the first node: each of its GPUs has a lease.
         self.held = [self._grant(1, 0, [str(gpu)]) for gpu in range(GPUS_EACH)]
         for node in range(1, min(nodes, NODES)):
             self._grant(GPUS_EACH, node, [str(gpu) for gpu in range(GPUS_EACH)])
@@ -86,7 +86,7 @@ class _Queue:
             demand=Demand(gpus=gpus, cpu_milli=cpu),
             terms=LeaseTerms(ttl_seconds=1e6, wait_seconds=wait),
             inputs={"number": number},
-            token_digest="digest",  # noqa: S106  # Of no token.
+            token_digest="digest",  # noqa: S106  # It belongs to no token.
         )
 
     def _grant(self, gpus: int, node: int, devices: list[str]) -> RequestId:
@@ -96,7 +96,7 @@ class _Queue:
         return ask.id
 
     def _propose(self, turn: Turn, node: int, devices: list[str]) -> list[Turn]:
-        """Answer the consultations of this and later turns; all policies propose one place."""
+        """Answer the consultations of this and later turns, always with the same place."""
         wanted = {"cluster_id": "c", "node_id": f"n{node:06d}", "gpus": devices}
         consultations = [effect for effect in turn.effects if isinstance(effect, Consult)]
         turns: list[Turn] = []

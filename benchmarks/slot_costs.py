@@ -1,8 +1,7 @@
 """`slots`: the cost of a checkout from the slot pool as the pool grows.
 
-A checkout and its checkin are timed in a pool of ten thousand instances and in one
-of a hundred, both as full at the same time, turn by turn; then a million random operations must
-leave a pool as it was.
+A checkout and its checkin are timed in a pool of ten thousand instances and in one of a hundred,
+equally full and in turn. Then a million random operations must leave a pool unchanged.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ INSTANCES_FEW: Final = 100
 INSTANCES_MANY: Final = 10_000
 SLOTS_EACH: Final = 8
 ROUNDS: Final = 10
-"""Turns of each pool; the quickest counts, since noise only ever adds."""
+"""Turns of each pool; the quickest counts, since noise only adds time."""
 PAIRS: Final = 2_000
 """Checkouts, each with its checkin, of one turn."""
 OPERATIONS: Final = 1_000_000
@@ -73,7 +72,7 @@ def churn(operations: int, seed: int) -> int:
         The checkouts that were granted.
 
     Raises:
-        CommandError: The pool is not what it was before.
+        CommandError: The pool has changed.
     """
     draw = random.Random(seed)
     rows = [{"id": str(number), "slots": 1 + number % 4} for number in range(INSTANCES_FEW)]

@@ -35,11 +35,11 @@ from moorage.testing.daemon_process import daemon
 
 HISTORY_FACTS: Final = 1_000_000
 CHECKPOINT_FACTS: Final = 20_000
-"""As the daemon's own default: the tail to replay is as long as it can get."""
+"""The daemon's default: the facts to replay are as many as possible."""
 BATCH_FACTS: Final = 5_000
 HELD_LEASES: Final = 1_000
 STARTS: Final = 3
-"""Starts of each kind; the quickest counts, since noise only ever adds."""
+"""Starts of each kind; the quickest counts, since noise only adds time."""
 
 
 def startup() -> dict[str, Any]:
@@ -51,7 +51,7 @@ def startup() -> dict[str, Any]:
         empties, fulls = [], []
         for _ in range(STARTS):
             empties.append(_start_seconds(empty))
-            # A clean stop writes a checkpoint; the copy keeps the tail at its longest.
+            # A clean stop writes a checkpoint; this copy has the most facts after it.
             fulls.append(_start_seconds(_copy(full, Path(folder) / "copy")))
     return {
         "facts": HISTORY_FACTS,
@@ -96,7 +96,7 @@ def _life() -> Iterator[Fact]:
     rows = tuple(Node(NodeId(f"n{row:03d}"), 128_000, 1_048_576, gpus) for row in range(125))
     yield ClusterSet(Cluster(ClusterId("history"), rows))
     for number in count():
-        if number >= HELD_LEASES:  # Every device is held: the oldest lets go.
+        if number >= HELD_LEASES:  # All devices are held: the oldest lease ends.
             yield Ended(_lease(number - HELD_LEASES).id, float(number), "released")
         yield Granted(_lease(number))
 

@@ -1,7 +1,7 @@
-"""`moored` whose metrics of requests and audit log are switched by a signal, for `observation`.
+"""Runs `moored`; a signal switches its metrics of requests and its audit log, for `observation`.
 
-There is no setting that switches metrics off, so what takes the figures is replaced here. The two
-ways alternate in one process, since two processes with the same program differ by some percent in
+No setting switches metrics off, so this module replaces the functions that count. The two ways
+alternate in one process, since two processes with the same program differ by some percent in
 processor time.
 """
 

@@ -1,16 +1,15 @@
 """`waiting`: how long jobs of a real trace wait, by the order of the queue.
 
 The jobs of a trace, with their own times and durations, go through the production allocator and its
-queue on a fleet that is small enough for them to wait. Each order is played with backfill, which is
-how the daemon serves its queue, and strictly: there, no job is put before the one ahead of it fits.
-The orders are:
+queue on a fleet that is small enough for them to wait. Each order is played with backfill, as in
+the daemon's queue, and strictly: then no job starts before the one ahead of it. The orders are:
 
 - first_come: by age alone.
-- largest: those that ask for more GPUs have the higher priority.
-- fair_share: first those whose virtual cluster holds the fewest GPUs; each is a tenant.
+- largest: jobs with more GPUs have the higher priority.
+- fair_share: jobs of the virtual cluster with the fewest GPUs first; each is a tenant.
 
-The priorities are played with preemption, too: a job that has run for an hour gives way to one that
-asks for more GPUs. It has lost its work then, and asks again for all of its time.
+The priorities are played with preemption, too: a job that has run for an hour gives way to one with
+more GPUs. It loses its work, and requests its whole time again.
 
 Trace: Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads",
 USENIX ATC 2019 (Microsoft Philly).
@@ -51,7 +50,7 @@ from moorage.model import Ask, LeaseTerms, PolicyRef, RequestId, SessionId, Tena
 from moorage_policies import catalog
 
 LOAD: Final = 0.9
-"""GPU seconds that the jobs ask for, as a part of what the fleet has while they come."""
+"""GPU seconds that the jobs request, as a part of those of the fleet while jobs arrive."""
 RULE: Final = "best_fit"
 ORDERS: Final = ("first_come", "largest", "fair_share")
 Way = Literal["backfill", "strictly", "preemption"]
@@ -62,7 +61,7 @@ WAYS: Final[Mapping[str, tuple[Way, ...]]] = {
     "fair_share": ("backfill", "strictly"),
 }
 RUNTIME_SECONDS_MIN: Final = 3_600.0
-"""What a job runs before it has to give way."""
+"""How long a job runs before it may have to give way."""
 DAY_SECONDS: Final = 86_400.0
 WAITS: Final = ("wait_mean_seconds", "wait_p90_seconds")
 
@@ -73,9 +72,9 @@ class Played:
 
     Attributes:
         waits: Seconds from submission to lease, by the job's number.
-        utilisation_percent: GPU seconds held while jobs came, in percent of what there was.
+        utilisation_percent: GPU seconds held while jobs arrived, in percent of the fleet's.
         contended: GPU seconds that each virtual cluster held while all of them waited.
-        lost_gpu_hours: What jobs had done that had to give way.
+        lost_gpu_hours: GPU hours of work that preempted jobs lost.
         seconds: How long the run took.
     """
 
@@ -97,7 +96,7 @@ def waiting(
 
     Args:
         pods: The trace: `timestamp`, `duration` in seconds, `num_gpus`, `cluster`.
-        load: What the jobs ask for, as a part of what the fleet has.
+        load: GPU seconds that the jobs request, as a part of the fleet's.
         rule: The shipped policy that places them.
         draw: Files for a picture, `.png` or `.svg`.
         progress: Called with what is being run.
@@ -134,8 +133,8 @@ def play(jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way = "bac
         nodes: How many the fleet has.
         rule: The shipped policy that places them.
         order: One of `ORDERS`.
-        way: Whether later jobs may go first where that delays none ahead of them, and whether
-            jobs give way to those of higher priority.
+        way: Whether a later job may start first if it delays none ahead of it, and whether jobs
+            give way to those of higher priority.
 
     Raises:
         ValueError: A job was refused.
@@ -286,7 +285,7 @@ class _Line:
     def advance(self, now: float) -> None:
         """Place jobs while the first one fits."""
         if self._advances:
-            return  # One is being put: the loop below goes on.
+            return  # A job is being placed: the loop below continues.
         self._advances = True
         while ready := [each for each in self._of if self._of[each]]:
             tenant = min(ready, key=lambda each: (self._running.holds(each), self._of[each][0]))
@@ -322,8 +321,7 @@ def tables(figures: Mapping[str, Any]) -> tuple[Table, Table]:
         title=f"{figures['jobs']} jobs on {figures['nodes']} nodes of {GPUS_EACH} GPUs, load "
         f"{figures['load']:g}, {figures['rule']}; {sum(row['seconds'] for row in rows):.0f} s",
         caption="waits in days, mean / p90, by GPUs; fairness: while all virtual clusters wait,"
-        " the GPU time of the one that has least by that of the one that has most; lost: GPU days"
-        " of jobs that gave way",
+        " the least GPU time of one, divided by the most; lost: GPU days of preempted jobs",
     )
     for heading in ("order", "backfill", *sizes, "in use %", "fairness", "lost"):
         made.add_column(heading, overflow="fold")
@@ -340,11 +338,11 @@ def tables(figures: Mapping[str, Any]) -> tuple[Table, Table]:
 
 def _expectations(found: Mapping[str, Any]) -> Table:
     made = Table(
-        title=f"What {found['waiting']} jobs that had to wait learn at their submission; errors"
-        f" of the {found['compared']} that all ways estimate, whose median wait is"
+        title=f"Estimates at submission for {found['waiting']} jobs that had to wait; errors of"
+        f" the {found['compared']} that all methods estimate, whose median wait is"
         f" {found['wait_median_seconds'] / 3600:.1f} h",
-        caption="history: `expected_at`, which learns how long like leases last; deadlines: without"
-        " that; recent: the median wait of the last jobs of like size",
+        caption="history: `expected_at`, which learns from ended leases; deadlines: the same"
+        " without learning; recent: the median wait of the last jobs of similar size",
     )
     for heading in ("by", "estimated %", "median error, h", "p90 error, h"):
         made.add_column(heading)

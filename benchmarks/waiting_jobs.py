@@ -14,10 +14,10 @@ from moorage.model import Demand
 from moorage.policy import Rule
 
 GPUS_EACH: Final = 8
-"""GPUs of a node; a job of more takes several whole ones."""
+"""GPUs of a node; a larger job takes several whole nodes."""
 WAIT_SECONDS: Final = 1e9
 SIZES: Final = (1, 2, 4, 8)
-"""Jobs are grouped by GPUs: from each of these up to the next."""
+"""Limits of the groups of jobs by GPUs: each group begins at one of these."""
 
 
 class Job(NamedTuple):
@@ -26,7 +26,7 @@ class Job(NamedTuple):
     Args:
         at: When it was submitted, in seconds since the first one.
         seconds: How long it ran.
-        gpus: How many it had.
+        gpus: Number of its GPUs.
         cluster: Its virtual cluster.
     """
 
@@ -40,7 +40,7 @@ def read_jobs(path: Path) -> list[Job]:
     """Return the jobs of a trace in the order of their submission.
 
     Raises:
-        CommandError: A row cannot be read, or there is none.
+        CommandError: A row cannot be read, or there is no row.
     """
     found: list[Job] = []
     try:

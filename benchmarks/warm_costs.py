@@ -1,7 +1,7 @@
 """Measures the time that warm workloads save, with a real daemon; `engines` runs it.
 
-From the request on the socket to the news that its workload is ready: once with a workload that has
-to be started, and once with one that the lease before left warm.
+The time runs from the request on the socket to the news that its workload is ready: once with a
+workload that must be started, and once with one that the previous lease left warm.
 """
 
 import json
@@ -21,9 +21,9 @@ from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog as shipped
 
 STARTS: Final = 20
-"""Workloads that are started, and taken over, to be timed."""
+"""Timed workloads: as many cold starts as warm takeovers."""
 NEWS_SECONDS_MAX: Final = 60.0
-"""How long the daemon may take to say the next thing."""
+"""How long the daemon may take for its next message."""
 PROCESS: Final = {"command": ["sleep", "100000"]}
 SERVICE: Final = {
     "category": "service",
@@ -39,7 +39,7 @@ def warm_leases(starts: int = STARTS) -> Figures:
     """Time cold and warm leases of a process, and of a service that must answer.
 
     Raises:
-        CommandError: A warm lease was started again.
+        CommandError: A warm lease started its workload again.
     """
     figures: Figures = {}
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder, daemon(Path(folder)) as running:

@@ -34,7 +34,7 @@ def test_imported_modules_are_unused_at_first(imported, slow):
     assert slow & {*done.stdout.split()} == set()
 
 
-def test_a_module_is_imported_once_it_is_used():
+def test_a_lazy_module_is_imported_at_its_first_use():
     colors = LazyModule("colorsys")
     assert colors.rgb_to_hls is sys.modules["colorsys"].rgb_to_hls
     assert "rgb_to_hls" in vars(colors)  # From then on it is as quick as any attribute.

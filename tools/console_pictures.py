@@ -49,7 +49,7 @@ CLUSTERS: Final = (
 )
 SMALL: Final = ("porto", 2, "T4")
 SIZES: Final = (1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 8)
-CHANGES: Final = (("Drain", (("Cluster", "porto"), ("Node (none: all of it)", "porto-000"))),)
+CHANGES: Final = (("Drain", (("Cluster", "porto"), ("Node (empty: whole cluster)", "porto-000"))),)
 """Beside the example that What-if begins with."""
 REFUSED: Final = {"no_capacity": 26, "never_fits": 14}
 """Requests that `fill` has refused, by code."""
@@ -294,7 +294,7 @@ def views(page: Any, console: str, subjects: Subjects) -> Iterator[str]:
         yield name
     show_view(page, f"{console}/fleet/oslo/oslo-003")
     page.get_by_role("button", name="Drain", exact=True).click()
-    page.get_by_role("dialog").get_by_text("Uncordon takes it back").wait_for()
+    page.get_by_role("dialog").get_by_text("Uncordon undoes it").wait_for()
     page.wait_for_function("() => !document.querySelector('.loading')")
     yield "dialog"
     show_view(page, f"{console}/queue")

@@ -1,7 +1,7 @@
 """`python -m benchmarks.faults`: two servers on one PostgreSQL, faults, and a checked history.
 
-Without `--url` it starts all of it on this machine. With it the servers are yours, and so are the
-faults: commands of yours, each of which has another server lead.
+Without `--url`, it starts everything on this machine. With `--url`, it uses your servers and your
+faults: commands that each make another server lead.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ ANSWERS_BETWEEN: Final = 30
 DATABASE_MEBIBYTES: Final = 1024
 """Size of the disk of the database and its standby."""
 FULL: Final = 0 if os.getuid() else 2
-"""Disks to fill where none says how many; only root can make small ones."""
+"""Default number of disks to fill; only root can make small disks."""
 SHOWN: Final = 5
 """Violations of a law that are printed."""
 
@@ -54,7 +54,7 @@ NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
     "server's disk full": (ServerPair.fill_folder, True),
     "database's disk full": (ServerPair.fill_database, True),
 }
-"""What befalls the server that leads, and whether another one then leads, and the old one ends."""
+"""Faults of the leading server; whether another server then leads, and the old one ends."""
 
 
 class FaultRun:
@@ -106,7 +106,7 @@ async def play(
     """Play faults in random order on a pair of own servers; start none after `minutes`.
 
     Raises:
-        CommandError: The servers do not come up again.
+        CommandError: The servers do not start again.
     """
     programs = _check(counts)
     own, databases = counts["server's disk full"], counts["database's disk full"]
@@ -173,7 +173,7 @@ async def play_elsewhere(
     """
     rounds = itertools.count()
     number = next(rounds)
-    # A server may lead again after another fault; it is another process by then.
+    # A server may lead again after another fault, as a new process.
     target = replace(target, name_server=lambda url: f"{url} in round {number}")
     run = FaultRun(Load(target, clients, seed))
 
@@ -220,27 +220,27 @@ def _tables(report: Mapping[str, Any]) -> list[Table]:
     return [faults, laws]
 
 
-def main(  # One an option.
-    kills: Annotated[int, typer.Option(min=0, help="kill -9 of the server that leads.")] = 10,
-    frozen: Annotated[int, typer.Option(min=0, help="SIGSTOP for longer than its time.")] = 5,
+def main(  # One parameter per option.
+    kills: Annotated[int, typer.Option(min=0, help="Kills of the leader by SIGKILL.")] = 10,
+    frozen: Annotated[int, typer.Option(min=0, help="Pauses longer than its lead lasts.")] = 5,
     partitions: Annotated[
-        int, typer.Option(min=0, help="One way between it and the database.")
+        int, typer.Option(min=0, help="Partitions in one direction between it and the database.")
     ] = 5,
     planned: Annotated[int, typer.Option(min=0, help="`moored lead --resign`, or SIGTERM.")] = 5,
-    ended: Annotated[int, typer.Option(min=0, help="`pg_terminate_backend` of its sessions.")] = 2,
-    restarts: Annotated[int, typer.Option(min=0, help="Of the database, at once.")] = 2,
-    promoted: Annotated[int, typer.Option(min=0, help="The database's primary is lost.")] = 2,
-    cut_off: Annotated[int, typer.Option(min=0, help="One way between it and clients.")] = 2,
-    skewed: Annotated[int, typer.Option(min=0, help="Its clock is set, then kill -9.")] = 2,
-    pooled: Annotated[int, typer.Option(min=0, help="PgBouncer between it and the database.")] = 2,
-    full: Annotated[int, typer.Option(min=0, help="No room on its disk.")] = FULL,
+    ended: Annotated[int, typer.Option(min=0, help="Ends of its database sessions.")] = 2,
+    restarts: Annotated[int, typer.Option(min=0, help="Crashes of the database.")] = 2,
+    promoted: Annotated[int, typer.Option(min=0, help="Losses of the database's primary.")] = 2,
+    cut_off: Annotated[int, typer.Option(min=0, help="Partitions between it and clients.")] = 2,
+    skewed: Annotated[int, typer.Option(min=0, help="Changes of its clock, then a kill.")] = 2,
+    pooled: Annotated[int, typer.Option(min=0, help="Starts with PgBouncer in between.")] = 2,
+    full: Annotated[int, typer.Option(min=0, help="Times that its disk is full.")] = FULL,
     full_database: Annotated[
-        int, typer.Option(min=0, help="No room on the disk of the database.")
+        int, typer.Option(min=0, help="Times that the database's disk is full.")
     ] = FULL,
-    seed: Annotated[int, typer.Option(help="Of the order of faults, and of what clients do.")] = 7,
-    clients: Annotated[int, typer.Option(min=1, help="How many.")] = 6,
+    seed: Annotated[int, typer.Option(help="Seed of the order of faults, and of the clients.")] = 7,
+    clients: Annotated[int, typer.Option(min=1, help="Number of clients.")] = 6,
     minutes: Annotated[
-        float, typer.Option(min=0, help="After these no further fault begins.")
+        float, typer.Option(min=0, help="No fault starts after these minutes.")
     ] = float("inf"),
     url: Annotated[
         str | None,
@@ -248,15 +248,15 @@ def main(  # One an option.
     ] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(help="Repeatable: a shell command that has another of your servers lead."),
+        typer.Option(help="Repeatable: a shell command that makes another of your servers lead."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="With --url: the policy to ask.")] = POLICY,
-    gpus: Annotated[int, typer.Option(min=1, help="With --url: of each lease.")] = 1,
+    policy: Annotated[str, typer.Option(help="With --url: the policy to use.")] = POLICY,
+    gpus: Annotated[int, typer.Option(min=1, help="With --url: GPUs of each lease.")] = 1,
     as_json: JsonFlag = False,
 ) -> None:
     """Make servers fail under load, and check all answers to clients against the laws.
 
-    The exit code is 1 where one of them is broken.
+    The exit code is 1 if a law is broken.
     """
     with command_errors():
         if (url is None) != (not fault):

@@ -46,11 +46,11 @@ class PostgresServer:
     """A PostgreSQL in a folder; each call of `database()` creates a new database.
 
     Args:
-        folder: Its user must get in, and the path of a socket is short.
+        folder: Folder of the server. Its user needs access, and a socket's path must be short.
 
     Attributes:
-        folder: As above.
-        port: Of loopback.
+        folder: The same folder.
+        port: Port on loopback.
     """
 
     def __init__(self, folder: Path, programs: Path) -> None:
@@ -67,7 +67,7 @@ class PostgresServer:
     def run(self, program: str, *arguments: str) -> None:
         """Run one of PostgreSQL's programs."""
         command = [*self.as_user(), str(self._programs / program), *arguments]
-        with (self.folder / "programs.log").open("ab") as log:  # No pipe: it would stay open.
+        with (self.folder / "programs.log").open("ab") as log:  # The server would keep a pipe open.
             subprocess.run(  # noqa: S603  # Our own.
                 command, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120
             )
@@ -171,7 +171,7 @@ class PostgresServer:
                     self._control(each, "status")
                 except subprocess.CalledProcessError:
                     self._control(each, "start")
-            with contextlib.suppress(psycopg.OperationalError):  # It recovers.
+            with contextlib.suppress(psycopg.OperationalError):  # The server recovers.
                 self.execute("SELECT 1")
                 return
             time.sleep(_PAUSE_SECONDS)  # Nothing tells when it has recovered.
@@ -181,7 +181,7 @@ class PostgresServer:
         """Run a PgBouncer in front of the database until the block ends; yield its port.
 
         Raises:
-            FileNotFoundError: It is not installed.
+            FileNotFoundError: PgBouncer is not installed.
         """
         port, file = free_port(), self.folder / "pgbouncer.ini"
         file.write_text(
@@ -217,7 +217,7 @@ class PostgresServer:
 def running_postgres(programs: Path, disk_mebibytes: int = 0) -> Iterator[PostgresServer]:
     """Run a PostgreSQL until the block ends, on a disk of its own if the size of one is given."""
     with contextlib.ExitStack() as stack:
-        # The path of its socket is short.
+        # The path of a socket must be short.
         place = tempfile.TemporaryDirectory(prefix="moorage-pg-", dir="/tmp")
         folder = Path(stack.enter_context(place))
         if disk_mebibytes:

@@ -14,7 +14,7 @@ def small_disk(place: Path, mebibytes: int) -> Iterator[None]:
     """Mount a small disk on an empty folder until the block ends.
 
     Raises:
-        CalledProcessError: Someone else than root wants that.
+        CalledProcessError: The caller is not root.
     """
     options = ["-t", "tmpfs", "-o", f"size={mebibytes}m,mode=700"]
     subprocess.run(["mount", *options, "none", str(place)], check=True, capture_output=True)  # noqa: S603, S607  # The machine's own.

@@ -1,6 +1,6 @@
 """The answers to clients, and the laws that check them. Pure: tests check it with broken answers.
 
-All times are of one monotonic clock: that of the process in which the clients run.
+All times are of the monotonic clock of the clients' process.
 """
 
 import itertools
@@ -21,7 +21,7 @@ class AcknowledgedGrant(NamedTuple):
         gpus: Cluster, node and number of each of its GPUs.
         server: The process that answered; empty where that is not known.
         sent_at: When the request was first sent.
-        answered_at: When its answer was there.
+        answered_at: When the answer arrived.
     """
 
     key: str
@@ -47,13 +47,13 @@ class FaultHistory:
     """The requests and answers of all clients of a run, and the state of the last server.
 
     Args:
-        sent: Keys of all requests that were sent, and when.
+        sent: Keys of all requests, and when each was sent.
         grants: In the order of the answers; a request that is sent again has several.
-        released_at: When the release of a lease was first sent.
-        releases: Those that were answered.
-        refusals: What was refused although it must not be, in words.
-        leases: What the last server has: the fencing number of each lease.
-        waiting: Requests that wait there.
+        released_at: When the release of each lease was first sent.
+        releases: Answered releases.
+        refusals: Refusals that must not happen, as sentences.
+        leases: The leases of the last server, each with its fencing number.
+        waiting: Waiting requests of the last server.
         committed: Fencing numbers of grants in the order in which they were committed.
     """
 
@@ -81,8 +81,8 @@ class FaultHistory:
 def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
     """Return the longest time without an answer between two moments; `times` are sorted.
 
-    It begins with the last answer before the first moment, and ends with the first one after the
-    second: so a client sees a takeover.
+    It begins with the last answer before the first moment, and ends with the first answer after the
+    second moment, as a client sees a takeover.
     """
     first = max(0, bisect_right(times, begin) - 1)
     among = times[first : bisect_left(times, end) + 1]

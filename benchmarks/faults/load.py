@@ -17,7 +17,7 @@ from moorage_client import Client
 from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused, Timeout
 
 HELD_MAX: Final = 2
-"""Leases of one client. A fleet of fewer GPUs than clients have leases makes some wait."""
+"""Leases of one client. With fewer GPUs than leases, some clients wait."""
 TTL_SECONDS: Final = 900.0
 WAIT_SECONDS: Final = 600.0
 REPEATED: Final = 0.2
@@ -40,8 +40,8 @@ class Target:
         policy: Name and tag.
         clusters: Ids of the clusters to choose from; empty: all.
         gpus: Of each lease.
-        name_server: Returns the process that has an address at the moment.
-        alone: There are no other clients.
+        name_server: Returns the process that now has an address.
+        alone: Whether there are no other clients.
     """
 
     urls: str
@@ -66,15 +66,15 @@ class Load:
         self._seed = seed
         self._over = asyncio.Event()
         self._held: list[Lease] = []
-        """Of clients that have ended."""
+        """Leases of clients that have ended."""
         self._has_answered = asyncio.Condition()
         self._answers: Counter[str] = Counter()
 
     async def during(self, work: Callable[[], Awaitable[None]]) -> None:
         """Send requests with all clients during a fault, then read the server's state.
 
-        Each client ends with one lease at most, which is released when it was seen. Where they are
-        answered no more, the work ends.
+        At the end, each client has at most one lease, which is released after the state was read.
+        If no more answers come, the work ends.
 
         Raises:
             CommandError: A client was refused.
@@ -93,7 +93,7 @@ class Load:
         async with Client(self._target.urls, reconnect_seconds=RECONNECT_SECONDS) as client:
             await self._look(client)
             for lease in self._held:
-                with contextlib.suppress(MoorageError):  # Then it ends by its time.
+                with contextlib.suppress(MoorageError):  # Then the lease ends by its TTL.
                     await client.release(lease.id, lease.token)
 
     async def answers(self, more: int, of_other_than: str = "") -> None:
@@ -146,7 +146,7 @@ class Load:
         self.history.sent.setdefault(key, begun)
         while True:
             before = client.url
-            with contextlib.suppress(ConnectionFailed, Timeout):  # Its user asks again.
+            with contextlib.suppress(ConnectionFailed, Timeout):  # Its user sends a new request.
                 answer = await client.ask(
                     self._target.policy,
                     clusters=self._target.clusters or None,

@@ -10,11 +10,11 @@ WAYS: Final[tuple[Way, Way]] = ("there", "back")
 
 
 class Proxy:
-    """Passes bytes to a port, unless it is partitioned. What is held back comes in the end.
+    """Passes bytes to a port. During a partition, it holds them back, and passes them on later.
 
     Attributes:
-        target: As above; may be changed.
-        port: Where it listens.
+        target: The target port; may be changed.
+        port: The port of the proxy.
     """
 
     def __init__(self, target: int) -> None:

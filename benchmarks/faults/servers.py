@@ -30,14 +30,14 @@ GPUS_A_NODE: Final = 4
 CLUSTER: Final = "faults"
 POLICY: Final = "first_fit:1.0-stable"
 RESTART_SECONDS: Final = 0.3
-"""Between the end of a server and its next start, as a supervisor waits."""
+"""Pause between the end of a server and its next start, as with a supervisor."""
 LOOK_SECONDS: Final = 0.02
 SETTLE_SECONDS_MAX: Final = 90.0
-"""For a server to lead, to end, or to be there again."""
+"""Longest time for a server to lead, to end, or to start again."""
 SKEWED_CLOCK: Final = Path(__file__).with_name("skewed_clock")
 """For PYTHONPATH."""
 SKEW_SECONDS_MAX: Final = 300.0
-"""Waiters wait for longer, also where two clocks differ by that."""
+"""Less than the requests' wait, even if two clocks differ by this."""
 FOLDER_MEBIBYTES: Final = 64
 """Size of a disk for the folder of one server."""
 CUT_OFF_SECONDS: Final = (0.5, 2.5)
@@ -48,14 +48,14 @@ class ServerSeat:
     """The place of a server: its addresses stay the same when its process is replaced.
 
     Args:
-        name: Of its folder and log.
+        name: Name of its folder and log.
         storage: Returns the address of the database behind a port.
 
     Attributes:
-        process: The one that runs.
-        generation: How many have become ready here.
-        folder: Of its data.
-        http: Where its HTTP services are.
+        process: The running process.
+        generation: Number of servers that became ready here.
+        folder: Its data folder.
+        http: Address of its HTTP services.
         clients: The proxy in front of it.
         database: The proxy between it and the database.
     """
@@ -150,7 +150,7 @@ class ServerSeat:
         """Wait until a process that started after the given one is ready at this seat.
 
         Raises:
-            CommandError: None comes, or the old one does not end.
+            CommandError: No other process becomes ready, or the old one does not end.
         """
         async with self._is_ready:
             try:
@@ -173,8 +173,8 @@ class ServerPair:
 
     Args:
         postgres: The database; it runs.
-        draw: Draws what is left open.
-        small_disks: Have each server's folder on a disk of its own.
+        draw: Random numbers for the details of faults.
+        small_disks: Whether each server's folder is on its own small disk.
 
     Attributes:
         seats: As above.
@@ -248,7 +248,7 @@ class ServerPair:
         """Wait until one server leads and the other stands by; return both.
 
         Raises:
-            CommandError: That does not come about.
+            CommandError: They do not reach these roles in time.
         """
         a, b = self.seats
         end = time.monotonic() + SETTLE_SECONDS_MAX
@@ -327,7 +327,7 @@ class ServerPair:
         await settle()
 
     async def skew(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Give the leader a wrong calendar, and kill it later; the next one has the right one."""
+        """Give the leader a wrong calendar, and kill it later; its next start has the right one."""
         leader.set_clock(self._draw.uniform(-SKEW_SECONDS_MAX, SKEW_SECONDS_MAX))
         await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
         leader.signal(signal.SIGKILL)

@@ -56,16 +56,16 @@ def compare(
         list[str] | None,
         typer.Argument(help=f"{', '.join(PEERS)}; or a group: home-made, schedulers."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each, in turns.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each peer, in turns.")] = 3,
     nodes: Annotated[
-        Path | None, typer.Option(help="Node file of a trace; else 1,213 made-up nodes.")
+        Path | None, typer.Option(help="Node file of a trace; default: 1,213 made-up nodes.")
     ] = None,
     keep_it: Annotated[
         bool, typer.Option("--keep", help=f"Write {JSON_FILE} and the table of its page.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure Moorage beside its peers. Installs nothing, but says how to."""
+    """Measure Moorage beside its peers. Installs nothing, but prints the install commands."""
     console = Console(stderr=True, quiet=as_json, highlight=False)
     with command_errors():
         chosen = _choose(names or list(PEERS))
@@ -80,7 +80,7 @@ def compare(
         for number in range(rounds):
             console.print(f"round {number + 1} of {rounds}")
             _round(report, chosen, fleet, console)
-            if keep_it:  # After each, so that a run that is stopped leaves what it has.
+            if keep_it:  # After each round, so that an interrupted run keeps its results.
                 keep(report)
     if as_json:
         display.print_json(report)

@@ -35,7 +35,7 @@ class _Session:
 
 @contextlib.asynccontextmanager
 async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
-    import distributed  # noqa: PLC0415  # This peer's alone.
+    import distributed  # noqa: PLC0415  # Only this peer needs it.
 
     dask: Any = distributed  # Its classes have no types.
 

@@ -1,4 +1,4 @@
-"""etcd: an own lease and a create-if-absent for each GPU, tried in random order."""
+"""etcd: a lease and a create-if-absent transaction for each GPU, in random order."""
 
 import asyncio
 import contextlib
@@ -60,7 +60,7 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
         octet = message[at]
         at += 1
         value |= (octet & 127) << shift
-        if octet < 128:  # noqa: PLR2004  # The last one.
+        if octet < 128:  # noqa: PLR2004  # The last byte.
             break
     return value, at
 
@@ -72,7 +72,7 @@ class _Session:
         self._keys = [_PREFIX + f"{node}:{number}".encode() for node, number in self._gpus]
         self._probes = Probes(len(self._keys))
         self._free: list[int] = []
-        """GPUs that were free at the last look at all keys, and were not tried since."""
+        """GPUs that were free at the last read of all keys, and were not tried since."""
 
         def calls(path: str) -> Callable[[bytes], Any]:
             turns: Iterator[Any] = itertools.cycle(each.unary_unary(path) for each in channels)

@@ -1,6 +1,6 @@
 """Kueue: the peer creates a Workload and watches when it is admitted; etcd syncs.
 
-Its own minimal manager, as its performance tests run it: the scheduler and the controllers of
+The minimal manager of Kueue's own performance tests runs: the scheduler and the controllers of
 queues, without webhooks. One ClusterQueue has the whole fleet as its quota.
 """
 
@@ -123,7 +123,7 @@ async def _define(client: httpx.AsyncClient, definition: bytes) -> None:
 
 async def _until(client: httpx.AsyncClient, path: str, condition: str) -> None:
     async with asyncio.timeout(READY_SECONDS_MAX):
-        while not has_condition((await client.get(path)).json(), condition, "True"):  # noqa: ASYNC110  # Another process makes it so.
+        while not has_condition((await client.get(path)).json(), condition, "True"):  # noqa: ASYNC110  # No event.
             await asyncio.sleep(POLL_SECONDS)
 
 

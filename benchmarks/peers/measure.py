@@ -1,7 +1,7 @@
 """Measures every peer by the same protocol.
 
-Singles, one after the other; a closed loop; fill to the last GPU; wakes on the full fleet: a
-request waits, and another's GPU is released. Nothing may be booked twice at any time.
+Single requests, one after the other; a closed loop; a fill to the last GPU; on the full fleet, a
+request that waits for another client's release. No GPU may be booked twice at any time.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ class Figures(msgspec.Struct, frozen=True):
     """One run of one peer.
 
     Args:
-        load: Of the machine before it, as the mean number of processes of the last minute.
+        load: Load of the machine before the run: mean number of processes in the last minute.
         per_second: Placements in the closed loop.
-        single_ms: Median of one request alone.
-        wake_ms: Median from the sending of a release to the grant of what waits.
+        single_ms: Median time of a single request.
+        wake_ms: Median time from the sending of a release to the grant of the waiting request.
         cpu_ms: Processor time of the servers for one placement of the closed loop.
     """
 
@@ -52,7 +52,7 @@ async def measure(peer: Peer, nodes: Nodes) -> Figures:
     """Run a peer through the protocol.
 
     Raises:
-        CommandError: It failed, its server ended, it booked something twice, or did not fill the
+        CommandError: The peer failed, its server ended, it booked a GPU twice, or did not fill the
             fleet.
     """
     try:
@@ -91,7 +91,7 @@ def check(name: str, nodes: Nodes, held: Sequence[Booking]) -> None:
     """Raise an error if a GPU was booked twice, or if the fleet is not full at the end.
 
     Raises:
-        CommandError: A device is held twice, or a node or the fleet by more or less than it has.
+        CommandError: A device is held twice, or the bookings of a node or the fleet are wrong.
     """
     sizes = {node.name: node.gpus for node in nodes if node.gpus}
     if len(held) != sum(sizes.values()):
@@ -127,8 +127,8 @@ async def _wakes(session: PeerSession, count: int, held: list[Booking]) -> float
         parked = asyncio.Event()
         waiting = asyncio.ensure_future(session.wait(parked))
         await parked.wait()
-        # From its request to its place in the queue of the peer; the spread meets all moments of
-        # a peer that polls.
+        # The time until the request is in the peer's queue; it varies, to meet all moments of a
+        # polling peer.
         await asyncio.sleep(PARK_SECONDS * (1 + number % 7 / 3))
         started = time.perf_counter()
         released = asyncio.ensure_future(session.release(held.pop(number)))

@@ -16,7 +16,7 @@ create table lease (
     fencing bigint primary key, node int, device bigint, cpu int, memory int, until timestamptz
 );
 """
-# `free` has a bit for each GPU: the lowest is taken. What `best` returns is as it was locked.
+# `free` has a bit for each GPU: the lowest is taken. `best` returns the row as it was locked.
 _BOOK: Final = f"""
 with best as (
     select id, name, free & -free as device from node

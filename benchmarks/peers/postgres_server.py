@@ -51,7 +51,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
             os.chown(home, owner.pw_uid, owner.pw_gid)
             become = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--"]
         flags = ["-A", "trust", "-U", USER, "--no-locale", "-E", "UTF8", "--no-instructions"]
-        flags += ["--no-sync"]  # Of the empty tables alone: the server syncs what it commits.
+        flags += ["--no-sync"]  # Only for the empty tables: the server syncs.
         command = [*become, init, "-D", str(data), *flags]
         await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, cwd="/")
         where = ["-h", "127.0.0.1", "-p", str(port), "-k", str(home)]
@@ -79,8 +79,8 @@ class PostgresSession:
     Args:
         book: Returns a row of what it booked, or no row.
         any_free: Returns a row if a GPU is free.
-        release_one: Gets the booking's handle as arguments, and notifies `freed`.
-        read: Makes a booking of a row of `book`.
+        release_one: Statement that takes the booking's handle, and notifies `freed`.
+        read: Turns a row of `book` into a booking.
     """
 
     pids: list[int]

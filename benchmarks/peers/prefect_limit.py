@@ -18,7 +18,7 @@ WRITERS: Final = 3
 TRIES_MAX: Final = 50
 BUSY_SECONDS: Final = 0.1
 POLL_SECONDS: Final = 1.0
-"""As its own client polls where no slot is free."""
+"""Pause between polls, as in Prefect's own client."""
 _CONNECTIONS: Final = httpx.Limits(max_keepalive_connections=0)
 """A connection for each request: a server that was busy for five seconds hangs up on idle ones."""
 _LIMIT: Final = "gpus"
@@ -50,13 +50,13 @@ class _Session:
                 answer = await self._client.post(f"{_LIMITS}/{change}-with-lease", json=body)
                 if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                     break
-                await asyncio.sleep(BUSY_SECONDS)  # Its answer says no when.
+                await asyncio.sleep(BUSY_SECONDS)  # The answer names no time.
         return answer
 
     async def wait(self, parked: asyncio.Event) -> Booking:
         while (booking := await self.place()) is None:
             parked.set()
-            await asyncio.sleep(POLL_SECONDS)  # It has no other way of waiting.
+            await asyncio.sleep(POLL_SECONDS)  # Prefect has no other way to wait.
         return booking
 
 

@@ -17,9 +17,9 @@ from moorage.bench.placements import UNDER_WAY, Booking, Nodes
 
 RAYLETS: Final = 8
 GPUS_MAX: Final = 1_000
-"""With 6,212, the loop did not end in four minutes: it slows down with the groups there are."""
+"""With 6,212, the loop did not end in four minutes: each group slows down the next."""
 REFUSED_SECONDS: Final = 5.0
-"""A group that is not placed by then is refused: Ray lets it wait."""
+"""A group that is not placed by then counts as refused: Ray would let it wait."""
 PARKED_SECONDS: Final = 0.2
 WAIT_SECONDS_MAX: Final = 60.0
 STORE_BYTES: Final = 80 << 20
@@ -69,7 +69,7 @@ async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
     cluster: Any = Cluster()
     try:
         for size in sizes:
-            # In the main thread, where alone Ray may set its handler of signals.
+            # In the main thread: only there may Ray set its signal handlers.
             cluster.add_node(num_cpus=size, num_gpus=size, object_store_memory=STORE_BYTES)
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         servers = {"gcs_server", "raylet"}

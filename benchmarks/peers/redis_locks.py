@@ -13,7 +13,7 @@ from moorage.bench.placements import Booking, Nodes
 
 LOCK_MILLISECONDS: Final = 3_600_000
 POLL_SECONDS: Final = 0.1
-"""As the lock of the Python client has it."""
+"""Pause between polls, as in the lock of the Python client."""
 _RELEASE: Final = (
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 )
@@ -53,7 +53,7 @@ class _Session:
     async def wait(self, parked: asyncio.Event) -> Booking:
         while (booking := await self.place()) is None:
             parked.set()
-            await asyncio.sleep(POLL_SECONDS)  # Locks tell of no release.
+            await asyncio.sleep(POLL_SECONDS)  # Locks send no event at a release.
         return booking
 
 

@@ -25,7 +25,7 @@ class RedisConnection(asyncio.Protocol):
         self._reader: Any = hiredis.Reader()
         self._pack: Any = hiredis.pack_command
         self._waiting: deque[asyncio.Future[Any]] = deque()
-        self._transport: Any = None  # That of uvloop is of no class of asyncio's.
+        self._transport: Any = None  # uvloop's transport has no class of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport to which commands are written."""
@@ -58,7 +58,7 @@ async def server() -> AsyncIterator[tuple[int, list[RedisConnection]]]:
     """Run a server with an append-only file that is synced before it answers.
 
     Yields:
-        Its process, connections for requests, and a last one for who waits.
+        Its process, connections for requests, and a last one for waiting.
     """
     path, port = find_program("redis-server"), free_port()
     assert path is not None

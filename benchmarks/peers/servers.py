@@ -1,4 +1,4 @@
-"""Servers of peers: programs on loopback that end with the block that started them."""
+"""Starts servers of peers: programs on loopback that end with the block that started them."""
 
 import asyncio
 import contextlib

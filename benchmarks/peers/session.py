@@ -15,7 +15,7 @@ Group = Literal["home-made", "schedulers"]
 
 
 TRIES: Final = 16
-"""GPUs that are tried blindly; after those, a client reads which are free."""
+"""GPUs that a client tries blindly before it reads which are free."""
 
 
 class PeerSession(Protocol):
@@ -40,15 +40,15 @@ class Peer:
     """A peer and its description.
 
     Args:
-        name: As on the command line.
-        group: Whose it runs beside.
-        title: As in the table.
-        decides: What it chooses.
-        stores: What outlives a crash once the client has its answer.
+        name: Name on the command line.
+        group: Group of peers that runs together.
+        title: Title in the table.
+        decides: Description of what it decides.
+        stores: What survives a crash after the client has its answer.
         install: The command that installs what it needs.
-        version: Returns the version, or nothing where something is missing.
-        run: Runs it over a fleet until the block ends.
-        gpus_max: How many GPUs of the fleet it gets, where it does not end with all of them.
+        version: Returns the version; empty if a program is missing.
+        run: Runs the peer with a fleet until the block ends.
+        gpus_max: Most GPUs of the fleet that it gets, if more would take too long.
     """
 
     name: str

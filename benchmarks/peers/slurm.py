@@ -1,8 +1,7 @@
 """Slurm: eight slurmd share the GPUs of the fleet, with an `salloc` for each placement.
 
 All of it runs as one user, without root, cgroup or accounts. The GPUs of the fleet are on eight
-large nodes: each node needs a slurmd of its own, and one that exists in the configuration only
-would take seconds for each job.
+large nodes: each node needs its own slurmd, and a node without one would take seconds for each job.
 """
 
 import asyncio
@@ -22,9 +21,9 @@ from moorage.lab.errors import CommandError
 
 SLURMDS: Final = 8
 CPUS: Final = 1024
-"""Of each node; a job takes one, so GPUs are short first."""
+"""CPUs of each node; a job takes one, and there are fewer GPUs."""
 REFUSED_SECONDS: Final = 3.0
-"""A request that has no GPU by then is refused: Slurm queues what it cannot place at once."""
+"""A request without a GPU by then counts as refused: Slurm would queue it."""
 REFUSED_TRIES: Final = 10
 ALLOCATORS_MAX: Final = 16
 """`salloc` processes at one time; each takes 10 ms of a processor to start."""
@@ -115,7 +114,7 @@ class _Session:
         )
         assert child.stderr is not None
         yield _lines(child.stderr)
-        await child.wait()  # It ends with the grant, or with its job.
+        await child.wait()  # `salloc` ends with the grant, or with its job.
 
 
 async def _lines(output: asyncio.StreamReader) -> AsyncIterator[tuple[int, str]]:
@@ -180,7 +179,7 @@ async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
             pids += [await start("slurmd", at, "-N", name) for name, at in ports.items()]
             session = _Session(pids, {**os.environ, **variables})
             while (first := await session.place()) is None:
-                pass  # Its nodes have not registered yet.
+                pass  # The nodes have not registered yet.
             await session.release(first)
             yield session
 

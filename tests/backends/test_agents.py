@@ -165,7 +165,7 @@ async def test_metrics_count_as_heartbeats_and_a_hanging_driver_delays_none(worl
             await serving
 
 
-async def test_an_agent_that_does_not_say_what_runs_is_not_let_in_forever(
+async def test_an_agent_that_does_not_list_its_workloads_is_refused_in_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def hang() -> None:
@@ -190,7 +190,7 @@ async def test_an_agent_leaves_a_silent_server(
         assert await world.host.serve(AgentSocket(connection), 0.05, 1) >= 0.2
 
 
-async def test_a_start_continues_without_a_connection(world: World) -> None:
+async def test_a_start_continues_while_its_agent_is_disconnected(world: World) -> None:
     starting = asyncio.create_task(world.fleet.start(order(start_seconds=0.4)))
     await until(lambda: world.host._starts)
     assert world.link is not None
@@ -260,7 +260,7 @@ async def test_an_agent_learns_when_the_server_read_its_heartbeats(world: World)
     assert world.heard[0] <= deadline.now()
 
 
-async def test_workloads_of_a_machine_that_is_given_up_have_failed(world: World) -> None:
+async def test_workloads_of_an_abandoned_machine_are_reported_as_failed(world: World) -> None:
     await world.fleet.start(order())
     assert world.link is not None
     world.link.abort()

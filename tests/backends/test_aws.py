@@ -371,7 +371,7 @@ def servers(aws: AwsWorld) -> set[str]:
 # What the machine gets, and how it is reached ------------------------------------------------
 
 
-async def test_tags_and_scripts_have_the_id_of_the_lease(aws, backend):
+async def test_an_instances_tags_and_script_have_its_lease_id(aws, backend):
     spec = InstanceResourceSpec(
         instance_type="t3.micro",
         user_data="#!/bin/sh\necho $MOORAGE_LEASE_ID\n",

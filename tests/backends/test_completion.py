@@ -8,7 +8,7 @@ import pytest
 from moorage.backends.completion import finish
 
 
-async def test_work_is_finished_before_its_caller_is_cancelled():
+async def test_a_cancelled_caller_waits_until_its_work_is_finished():
     go_on, done = asyncio.Event(), []
 
     async def work() -> None:

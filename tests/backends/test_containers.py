@@ -58,7 +58,7 @@ def test_a_containers_default_limits_are_those_of_its_lease():
     assert len(made.devices) == 2, "those of the lease, and no others"
 
 
-def test_gpus_without_a_lease_are_counted_or_named():
+def test_without_a_lease_a_spec_gives_the_number_or_names_of_gpus():
     assert make_plan(ContainerResourceSpec()).devices == []
     assert len(make_plan(ContainerResourceSpec(gpus=2)).devices) == 2
     assert make_plan(ContainerResourceSpec(gpus="all")).devices == ["nvidia.com/gpu=all"]

@@ -220,7 +220,7 @@ async def test_all_members_of_a_gang_start_and_end_together(backend, ray_world):
     assert ray_world.workloads() == set(), "none is left where one failed"
 
 
-async def test_one_member_that_fails_fails_the_gang(backend, ray_world, reports):
+async def test_a_failing_member_fails_its_gang(backend, ray_world, reports):
     script = '[ "$MOORAGE_RANK" = 0 ] && exec sleep 1000; sleep 1; echo lost it; exit 5'
     both = (share(ray_world, 0), share(ray_world, 1))
     await backend.start(Order("g", ProcessResourceSpec(command=["sh", "-c", script]), both))

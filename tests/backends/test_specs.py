@@ -94,7 +94,7 @@ def test_a_probe_that_was_made_in_python_is_checked_with_its_spec():
 
 
 @pytest.mark.parametrize("given", [2, "all", ["GPU-1", "GPU-2"], None])
-def test_a_container_counts_its_gpus_or_names_them(given):
+def test_a_container_requests_gpus_by_number_or_by_name(given):
     assert ContainerResourceSpec(gpus=given).gpus == given
 
 

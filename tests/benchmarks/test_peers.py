@@ -166,13 +166,13 @@ def test_messages_for_etcd_are_read_as_they_were_written() -> None:
     assert decode(encode((1, 300), (2, b"a"), (2, b""))) == {1: [300], 2: [b"a", b""]}
 
 
-def test_the_page_is_made_of_the_stored_runs() -> None:
+def test_the_page_of_peers_shows_the_stored_runs() -> None:
     root = Path(__file__).parents[2]
     text = (root / report.PAGE_FILE).read_text()
     assert report.page(text, report.read_stored()) == text
 
 
-def test_a_wide_table_turns_into_rows(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_a_wide_table_is_printed_as_rows(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     table = Table(title="wide")
     for number in range(12):

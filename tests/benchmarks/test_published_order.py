@@ -31,7 +31,7 @@ def test_the_generator_agrees_with_go(seed, first, second, permutation, shuffled
     assert "".join(items) == shuffled
 
 
-def test_an_order_has_every_request_once_and_then_more_up_to_the_limit():
+def test_an_order_has_every_request_once_and_then_repeats_up_to_the_limit():
     order, names = read_published_order(PODS, NODES, 4000, arrive=1.5, seed=42)
     assert sorted(pod.name for pod in order[:8]) == [pod.name for pod in PODS]
     assert sum(pod.demand_milli for pod in order) == 6000

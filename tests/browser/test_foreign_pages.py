@@ -188,7 +188,7 @@ def test_a_rebound_host_name_reads_and_changes_nothing(page, server):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_our_own_page_is_answered(page, server, host):
+def test_a_request_from_our_own_page_is_answered(page, server, host):
     running, token = server
     here = f"http://{host}:{port(running.http)}"
     show(page, f"{here}/page")

@@ -73,7 +73,7 @@ def test_a_ticket_lets_a_page_in_once(page, server, site_port):
     assert page.evaluate(SOCKET, [server.ws, issued["protocols"]]) == "refused"
 
 
-def test_the_typescript_client_lets_a_page_in_or_says_why_not(
+def test_the_typescript_client_connects_a_page_or_reports_the_reason(
     page, server, site_port, client_folder
 ):
     def record_page(route):

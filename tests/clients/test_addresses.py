@@ -99,7 +99,7 @@ class TestWhichAddress:
 
 
 class TestTheWriter:
-    async def test_a_standby_leads_to_the_writer_that_was_named(self, harbour, standby):
+    async def test_a_client_follows_a_standby_to_the_named_leader(self, harbour, standby):
         async with Client(two(standby, harbour)) as client:
             assert await lease_of(client)
             assert client.url == harbour.url
@@ -231,7 +231,7 @@ class TestATakeover:
             assert client.url == standby.url
             harbour.lose_sockets()  # Else they are waited for at the end.
 
-    async def test_a_lease_lasts_over_a_takeover(self, harbour, standby):
+    async def test_a_lease_outlives_a_takeover(self, harbour, standby):
         client = Client(two(harbour, standby))
         async with client, client.lease("first:1-x", ttl_seconds=3) as held:
             await asyncio.to_thread(harbour.stop)

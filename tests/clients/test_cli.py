@@ -317,7 +317,7 @@ def test_ctrl_c_ends_quietly(shell, harbour):
 
 @pytest.mark.parametrize("words", ["fleet", "fleet --json"])
 @pytest.mark.parametrize("stdout", ["| true; exit ${PIPESTATUS[0]}", ">&-"])
-def test_a_closed_reader_of_the_output_is_no_error(shell, words, stdout):
+def test_a_command_whose_output_is_closed_reports_no_error(shell, words, stdout):
     done = subprocess.run(
         ["bash", "-c", f'"$0" {words} {stdout}', shell.program],
         env=shell.environment,
@@ -463,7 +463,7 @@ def test_empty_fields_are_not_printed(capsys, value):
     assert capsys.readouterr().out == "state    refused\n"
 
 
-def test_a_node_that_is_called_by_a_hash_has_a_short_name(shell, harbour):
+def test_a_node_named_by_a_hash_is_shown_with_a_short_name(shell, harbour):
     name = "3fa9" * 14
     harbour.nodes = [name, "n1"]
     assert f"{name[:12]} " in shell("fleet", "c0").stdout

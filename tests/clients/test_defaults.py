@@ -32,7 +32,7 @@ def in_tokyo(monkeypatch):
     time.tzset()
 
 
-def test_people_read_their_own_time_with_its_zone(in_tokyo, capsys):
+def test_times_are_shown_in_local_time_with_its_zone(in_tokyo, capsys):
     at = 1_700_000_000.0
     fields({"granted_at": at, "history": [{"at": at + 60, "seq": 60}], "seconds": 5})
     said = capsys.readouterr().out

@@ -220,7 +220,7 @@ def test_a_password_of_netrc_does_not_replace_a_token(site, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("around", ["{}\n", " {}\r\n", "\t{}"])
-def test_white_space_around_settings_is_left_out(around, site, shell, harbour):
+def test_white_space_around_settings_is_ignored(around, site, shell, harbour):
     shell.environment |= {
         "MOORAGE_TOKEN": around.format(SECRET),
         "MOORAGE_URL": around.format(harbour.url),

@@ -70,7 +70,7 @@ def test_a_table_becomes_a_cluster_that_the_fleet_shows(moorage):
     assert moorage("fleet", "show", "lab").stdout == moorage("fleet", "lab").stdout
 
 
-def test_a_cluster_that_exists_is_changed_by_an_option_alone(moorage, server):
+def test_an_existing_cluster_is_changed_only_with_an_option(moorage, server):
     def give(*options, rows):
         words = ("fleet", "import", "-", "--cluster-id=bay", "--json", *options)
         return moorage(*words, given=table(*rows))
@@ -133,7 +133,7 @@ def test_a_dry_run_prints_what_can_be_imported_and_changes_nothing(moorage, tmp_
     assert set(nodes(moorage, "k8s")) == set(found)
 
 
-def test_clusters_are_stored_one_by_one_and_a_failure_says_which_were(moorage, tmp_path):
+def test_clusters_are_stored_one_by_one_and_an_error_names_the_stored_ones(moorage, tmp_path):
     good = {"id": "good", "nodes": {"nodeData": []}}
     bad = {"id": "bad", "nodes": {"nodeData": [{"id": "n", "memory": "much"}]}}
     (tmp_path / "both.json").write_text(json.dumps([good, bad]))

@@ -36,5 +36,5 @@ def test_an_hour_that_does_not_exist_is_refused(text: str) -> None:
         ("2027-10-31T02:30", 1_824_942_600),
     ],
 )
-def test_every_other_time_is_accepted(text: str, at: int) -> None:
+def test_every_existing_time_is_accepted(text: str, at: int) -> None:
     assert moment(text, "--from", 0.0) == at

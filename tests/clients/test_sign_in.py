@@ -40,7 +40,7 @@ def test_a_token_is_sent_to_both_ports_of_its_host_and_to_no_other(folder: Path)
     assert (folder / "logins.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_token_that_is_given_comes_before_the_stored_one(
+def test_a_given_token_overrides_the_stored_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logins().change(lambda _: {"https://gpu.example": LOGIN})

@@ -322,7 +322,7 @@ def test_quotes_around_tokens_are_refused(quoted: str) -> None:
     assert "secret" not in str(error)
 
 
-def test_a_token_may_have_quotes_within() -> None:
+def test_a_token_may_contain_quotes() -> None:
     config = Config.load({}, HOME | {"MOORAGE_TOKENS": "ann:'se\"cret"})
     assert config.tokens == {"'se\"cret": "ann"}
 
@@ -425,7 +425,7 @@ def test_beyond_loopback_an_issuer_replaces_tokens_and_needs_an_audience() -> No
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "moorage.example", "128.0.0.1"])  # noqa: S104  # The very addresses that must be refused.
-def test_beyond_loopback_nothing_starts_without_tokens(host: str) -> None:
+def test_a_server_beyond_loopback_does_not_start_without_tokens(host: str) -> None:
     error = refusal({"host": host})
     assert error.setting == "host"
     assert error.source == "--host"

@@ -636,7 +636,7 @@ async def test_a_spec_of_another_kind_is_refused_before_anything_is_held(bench, 
             backend.refuse(spec)
 
 
-async def test_logs_and_commands_are_there_or_refused(bench, backend):
+async def test_a_backend_returns_logs_and_runs_commands_or_refuses_both(bench, backend):
     await backend.start(Order("a", bench.spec()))
     if backend.support.execute:
         done = await backend.execute("a", ("/bin/sh", "-c", "echo hello; exit 3"))

@@ -499,7 +499,7 @@ async def test_a_missing_fact_is_noticed(ledger: Ledger, place: Place, seq: int)
         await read_remains(place)
 
 
-async def test_facts_lost_from_the_end_are_noticed_by_the_checkpoint(ledger: Ledger, place: Place):
+async def test_a_checkpoint_reveals_facts_lost_from_the_end(ledger: Ledger, place: Place):
     await ledger.append(numbered_facts(1, 3), NOW)
     await ledger.checkpoint(3, [])
     await ledger.close()

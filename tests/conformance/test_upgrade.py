@@ -72,7 +72,7 @@ async def test_an_upgrade_keeps_all_leases(folder: Path):
     assert {"/".join(place) for place in state.cordons} == before["cordons"].keys()
 
 
-async def test_all_registered_documents_are_there(folder: Path):
+async def test_an_upgrade_keeps_all_registered_documents(folder: Path):
     before = stored_answers(folder)
     catalog = await open_catalog(SqliteRecords(folder / "catalog.db"))
     try:

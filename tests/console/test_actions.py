@@ -16,7 +16,7 @@ def test_a_cordon_shows_its_dry_run_first(page: Any, console_server: Seeded) -> 
     dialog = page.get_by_role("dialog", name="Cordon west/west-n0015")
     dialog.get_by_text("The dry run as JSON").wait_for()
     dialog.get_by_text("No lease is there.").wait_for()
-    dialog.get_by_text("No waiting request fits because of it.").wait_for()
+    dialog.get_by_text("No waiting request then fits.").wait_for()
     assert legend_counts(page)["cordoned"] == 0
     dialog.get_by_role("button", name="Cordon now").click()
     node.get_by_role("button", name="Uncordon").wait_for()
@@ -39,7 +39,7 @@ def test_a_drain_shows_what_happens_to_each_lease(page: Any, console_server: See
     held = rf"{leases} leases? with .*: {leases} of local\. .*the last in"
     dialog.get_by_text(re.compile(held)).wait_for()
     dialog.get_by_text(f"{leases} × stays until it ends").wait_for()
-    dialog.get_by_text("No waiting request fits because of it.").wait_for()
+    dialog.get_by_text("No waiting request then fits.").wait_for()
     dialog.get_by_role("button", name="Change nothing").click()
 
 
@@ -88,7 +88,7 @@ def test_a_page_that_is_not_connected_yet_offers_no_action(
 def test_a_flush_of_warm_leases_is_confirmed_first(page: Any, console_server: Seeded) -> None:
     page.goto(f"{console_server.console}/leases")
     page.get_by_role("button", name="Flush warm leases").click()
-    dialog = page.get_by_role("dialog", name="Flush all that is kept warm")
+    dialog = page.get_by_role("dialog", name="Flush all warm leases")
     dialog.get_by_text("The dry run as JSON").wait_for()
     dialog.get_by_role("button", name="Flush warm leases now").click()
     dialog.wait_for(state="hidden")

@@ -144,7 +144,7 @@ def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shel
     page.goto(f"{it.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
     shell.paste(page)
-    page.get_by_role("button", name="Begin empty").click()
+    page.get_by_role("button", name="Clear the form").click()
     page.get_by_label("Policy", exact=True).fill(POLICY)
     shell.paste(page)
     page.get_by_label("Nodes", exact=True).fill("2")

@@ -77,7 +77,7 @@ def test_several_leases_are_released_with_one_dialog(page: Any, console_server: 
     page.get_by_role("button", name="Release 2", exact=True).click()
     dialog = page.get_by_role("dialog", name="Release 2 leases")
     dialog.get_by_text("Ends 2 leases, which hold 2 GPUs").wait_for()
-    dialog.get_by_text("No waiting request fits because of it.").wait_for()
+    dialog.get_by_text("No waiting request then fits.").wait_for()
     dialog.get_by_role("button", name="Release 2 now").click()
     dialog.wait_for(state="hidden")
     for lease in chosen:

@@ -190,7 +190,7 @@ def test_the_map_shows_the_fleet_of_an_earlier_time(page: Any, small: Seeded) ->
 def test_reservations_are_listed(page: Any, small: Seeded) -> None:
     page.goto(f"{small.console}/fleet")
     listed = page.get_by_role("region", name="Reservations")
-    listed.get_by_text("None that you may see.").wait_for()
+    listed.get_by_text("No reservation that you may see.").wait_for()
     now = time.time()
     when = {"starts_at": now + 3600, "ends_at": now + 7200}
     say(small, {"op": "reserve", "resources": {"gpus": 1}, "tenant": "ann", **when})

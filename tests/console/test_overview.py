@@ -34,7 +34,7 @@ def test_the_overview_lists_the_longest_waiters_with_reasons(
 ) -> None:
     with console_server.waiter(8, nodes=39) as request:
         page.goto(f"{console_server.console}/overview")
-        row = page.get_by_role("table", name="Waits longest").get_by_role("row").last
+        row = page.get_by_role("table", name="Longest waits").get_by_role("row").last
         row.get_by_text("8 GPUs on each of 39 nodes").wait_for()
         row.get_by_text("could take it when empty").wait_for()
         page.get_by_role("link", name="1 of 1 waiting request").wait_for()

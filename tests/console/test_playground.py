@@ -52,7 +52,7 @@ def test_a_mistake_is_shown_with_its_line(playground: Any) -> None:
     playground.get_by_label("Policy (Python)").fill(CODE)
     playground.get_by_label("Requests (JSON list)").fill("[")
     playground.get_by_role("button", name="Run", exact=True).click()
-    playground.get_by_text("Of the requests: this is no JSON.").wait_for()
+    playground.get_by_text("The requests are not valid JSON.").wait_for()
 
 
 def test_a_policy_is_tried_on_an_uploaded_fleet(playground: Any) -> None:

@@ -99,7 +99,7 @@ def test_a_page_whose_login_ends_offers_to_sign_in_and_then_shows_its_view_again
         other.get_by_role("heading", name="Overview", level=1).wait_for()
 
 
-def test_two_tabs_sign_in_at_a_time(chromium: Any, console: str) -> None:
+def test_two_tabs_sign_in_at_the_same_time(chromium: Any, console: str) -> None:
     with open_page(chromium) as page:
         tabs = page, page.context.new_page()
         for each in tabs:

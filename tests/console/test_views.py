@@ -18,7 +18,7 @@ def by(page: Any, role: str, name: str, **more: Any) -> Any:
     return page.get_by_role(role, name=name, **more)
 
 
-def test_the_root_shows_the_overview_and_links_lead_on(page: Any, console_server: Any) -> None:
+def test_the_root_shows_the_overview_with_working_links(page: Any, console_server: Any) -> None:
     page.goto(console_server.console)
     by(page, "heading", "Overview", level=1).wait_for()
     for name in list(VIEWS.values())[1:]:
@@ -212,9 +212,9 @@ def test_the_expected_start_is_a_time_a_range_or_a_reason(page: Any, console_ser
     assert turn_text(waits, expected_at=now + 600).startswith("in ")
     assert "unless leases are renewed" in turn_text(waits)
     assert " to " in turn_text(waits)
-    assert "or later: others come first" in turn_text(waits, position=2)
-    assert "after it gives up" in turn_text(waits, deadline=now + 1800)
-    assert "kept for a request before it" in turn_text({"nodes": 3, "misfits": {"cpu": 1}})
+    assert "or later: other requests come first" in turn_text(waits, position=2)
+    assert "after its deadline" in turn_text(waits, deadline=now + 1800)
+    assert "reserved for an earlier request" in turn_text({"nodes": 3, "misfits": {"cpu": 1}})
     assert "only its policy knows" in turn_text({}, resources=None)
 
 

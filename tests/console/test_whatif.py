@@ -39,7 +39,7 @@ def begin(page: Any, it: Seeded) -> None:
     """Show the view, without the example that it starts with."""
     page.goto(f"{it.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
-    page.get_by_role("button", name="Begin empty").click()
+    page.get_by_role("button", name="Clear the form").click()
 
 
 def request(page: Any, gpus: int) -> None:
@@ -51,7 +51,7 @@ def test_added_nodes_can_be_removed_from_the_form(page: Any, it: Seeded) -> None
     begin(page, it)
     request(page, 8)
     ask(page).get_by_text("no_capacity").wait_for()
-    fields = ("Cluster", "east"), ("Like its node", "east-n0000"), ("How many", "2")
+    fields = ("Cluster", "east"), ("Copy of node", "east-n0000"), ("How many", "2")
     change(page, "Add nodes", *fields)
     ask(page).get_by_text("east/east-n0000+1 GPU").wait_for()
     assert Axe().run(page).violations_count == 0, Axe().run(page).generate_report()
@@ -68,14 +68,16 @@ def test_the_form_combines_drains_cordons_quotas_and_policies(page: Any, it: See
     assert it.leases[0] in row.inner_text()
     drain.get_by_role("button").click()
     request(page, 1)
-    cordon = change(page, "Cordon", ("Cluster", "east"), ("Node (none: all of it)", "east-n0000"))
+    cordon = change(
+        page, "Cordon", ("Cluster", "east"), ("Node (empty: whole cluster)", "east-n0000")
+    )
     ask(page).get_by_text("no_capacity").wait_for()
-    change(page, "Uncordon", ("Cluster", "east"), ("Node (none: all of it)", "east-n0000"))
+    change(page, "Uncordon", ("Cluster", "east"), ("Node (empty: whole cluster)", "east-n0000"))
     cordon.get_by_role("button").click()
     ask(page).get_by_text("granted").wait_for()
-    change(page, "Set a quota", ("Tenant", "local"), ("GPUs (none: no bound)", "2"))
+    change(page, "Set a quota", ("Tenant", "local"), ("GPUs (empty: no limit)", "2"))
     ask(page).get_by_text("quota").first.wait_for()
-    change(page, "Swap a policy", ("Who asks", POLICY), ("asks instead", "none:1-stable"))
+    change(page, "Swap a policy", ("Instead of", POLICY), ("use", "none:1-stable"))
     page.get_by_role("button", name="What if?").click()
     page.get_by_role("alert").get_by_text("none:1-stable").wait_for()
 
@@ -88,7 +90,7 @@ def test_the_form_opens_for_a_waiting_request(page: Any, it: Seeded) -> None:
         page.get_by_role("button", name="What if?").click()
         page.get_by_role("alert").get_by_text("nowhere").wait_for()
         page.get_by_role("button", name="Leave out change 1").click()
-        fields = ("Cluster", "east"), ("Like its node", "east-n0000")
+        fields = ("Cluster", "east"), ("Copy of node", "east-n0000")
         change(page, "Add nodes", *fields)
         ask(page).get_by_text(f"{waits} would start on east/east-n0000+1").wait_for()
 
@@ -110,9 +112,9 @@ def test_the_form_works_by_keys_alone(page: Any, it: Seeded) -> None:
 def test_a_field_with_invalid_json_shows_an_error(page: Any, it: Seeded) -> None:
     begin(page, it)
     request(page, 1)
-    page.get_by_label("More of it (JSON)").fill("{")
+    page.get_by_label("Other fields (JSON)").fill("{")
     page.get_by_role("button", name="What if?").click()
-    page.get_by_role("alert").get_by_text("this is no JSON").wait_for()
+    page.get_by_role("alert").get_by_text("are not valid JSON").wait_for()
 
 
 def test_the_form_starts_with_an_example_from_the_fleet(page: Any, it: Seeded) -> None:

@@ -55,7 +55,7 @@ def test_the_panel_follows_the_output_and_runs_a_command(
     output.get_by_text("it goes on").wait_for(timeout=PATIENCE_MS)
     panel.get_by_label("Run inside").fill("echo $((6 * 7)) gpus; exit 3")
     panel.get_by_role("button", name="Run", exact=True).click()
-    panel.get_by_text("It ended with 3.").wait_for(timeout=PATIENCE_MS)
+    panel.get_by_text("It ended with exit code 3.").wait_for(timeout=PATIENCE_MS)
     assert "42 gpus" in panel.get_by_label("Output of the command").inner_text()
 
 

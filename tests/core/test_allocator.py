@@ -179,7 +179,7 @@ def test_a_new_request_gets_the_place_of_a_failed_proposal() -> None:
     assert isinstance(answers(hand.propose(turn, place("n000", "0")))[0], LeaseNews)
 
 
-def test_a_policy_that_declines_repeatedly_is_a_refusal() -> None:
+def test_repeated_declines_of_a_policy_become_a_refusal() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     turn = hand.ask(ask("never", ONE))

@@ -81,7 +81,7 @@ def record(machine: Machine, tmp_path: Path) -> CalendarRecord:
 
 
 @pytest.mark.parametrize("hours", [2.0, -2.0])
-def test_a_calendar_set_while_no_server_ran_is_noticed(machine, record, hours):
+def test_a_calendar_set_while_no_server_ran_is_detected(machine, record, hours):
     last_at = machine.date
     machine.run(600.0)
     assert record.calendar_shift(last_at) == 0.0
@@ -92,7 +92,7 @@ def test_a_calendar_set_while_no_server_ran_is_noticed(machine, record, hours):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"boot": "another", "started_at": 0}'])
-def test_after_a_restart_of_the_machine_a_calendar_behind_the_ledger_is_noticed(
+def test_after_a_restart_of_the_machine_a_calendar_behind_the_ledger_is_detected(
     machine, record, tmp_path, text
 ):
     (tmp_path / CALENDAR).write_text(text)
@@ -118,6 +118,6 @@ def test_a_calendar_that_cannot_be_recorded_stops_no_server(machine, tmp_path):
     assert nowhere.calendar_shift(machine.date) == 0.0
 
 
-def test_the_record_of_the_calendar_is_its_owners_alone(record, tmp_path):
+def test_only_the_owner_may_read_the_record_of_the_calendar(record, tmp_path):
     record.write()
     assert (tmp_path / CALENDAR).stat().st_mode & 0o077 == 0

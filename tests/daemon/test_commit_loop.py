@@ -180,7 +180,7 @@ async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_p
         await it.until("answer 3")
 
 
-async def test_the_reply_to_a_release_leaves_before_the_waiters_are_looked_at() -> None:
+async def test_the_reply_to_a_release_leaves_before_waiters_are_examined() -> None:
     async with play() as it:
         await it.queue("waiter", 2)
         it.ledger.is_fast = True

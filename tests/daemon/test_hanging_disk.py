@@ -47,7 +47,7 @@ def test_a_server_whose_ledger_hangs_ends_and_its_last_line_says_why(tmp_path: P
         assert "LedgerFailed" in last_line(log)
 
 
-def test_a_thread_that_hangs_delays_no_stop_beyond_its_bound(tmp_path: Path) -> None:
+def test_a_hanging_thread_delays_a_stop_only_up_to_a_limit(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with child(command(tmp_path / "data", "history"), log, serve_variables()) as (process, _):
         process.terminate()

@@ -40,7 +40,7 @@ async def test_a_failed_start_ends_its_tasks(tmp_path):
     assert asyncio.all_tasks() == before
 
 
-def test_a_full_disk_is_named_before_another_folder() -> None:
+def test_the_error_of_a_full_disk_first_advises_to_free_space() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     expected = "No space left on device: free disk space, or set data_dir"
     with pytest.raises(OSError, match=expected), naming("set data_dir"):

@@ -134,7 +134,7 @@ def test_malformed_frames_cut_their_connection_and_nothing_else(fleet: Fleet) ->
     assert fleet.server.http.get("/healthz").status_code == 200
 
 
-def test_a_deep_frame_or_one_that_is_no_text_cuts_its_connection_alone(fleet: Fleet) -> None:
+def test_a_deep_or_binary_frame_cuts_only_its_own_connection(fleet: Fleet) -> None:
     whole = {"type": "AgentDone", "id": 1}
     for name, value in (("depth", DEEP), ("letters", msgspec.Raw(b"\xa1\xff"))):
         with dial(fleet, fleet.token()) as raw:

@@ -162,7 +162,7 @@ def test_filters_are_accepted_bare_enveloped_and_in_the_form_of_existing_blocks(
     assert [each["id"] for each in selection["clusters"]] == ["two"]
 
 
-def test_the_named_cluster_allocator_decides_twice(site):
+def test_the_named_cluster_allocator_is_consulted_twice(site):
     document = obeying(says={"one": score(0.9), "two": score(0.2, more=1)})
     document["policies"]["clusterAllocator"]["parameters"]["why"] = "tried"
     reply = say(site, document)

@@ -127,7 +127,7 @@ def test_after_a_restart_grants_come_from_the_ledger(tmp_path):
         assert [row["request"] for row in decisions(server)["decisions"]] == [refused, held["id"]]
 
 
-def test_a_decision_comes_with_its_fleet(server):
+def test_a_decision_is_returned_with_its_fleet(server):
     inputs = {"name": "one"}
     before = hold(server)
     larger = hold(server, id="a", inputs=inputs, resources={"gpus": 3})
@@ -183,7 +183,7 @@ def list_keys(socket, op, name, key, **more):
     return [row[key] for row in tell(socket, {"op": op, **more})["data"][name]]
 
 
-def test_tenants_see_their_own_and_operators_all():
+def test_tenants_see_their_own_decisions_and_operators_see_all():
     waits = {"resources": {"nodes": 2, "gpus": 4}, "lease": TERMS | {"wait_seconds": 600}}
     with serving(environment=TOKENS, bearer="of-ann") as shared, ExitStack() as stack:
         shared.fill(cluster("east", nodes=2, gpus=4))

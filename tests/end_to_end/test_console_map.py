@@ -128,7 +128,7 @@ def test_cordons_and_new_clusters_come_as_a_new_snapshot(server, open_map):
     open_map.until(lambda seen: len(seen["state"]) == 28)
 
 
-def test_tenants_see_their_own_and_operators_all():
+def test_tenants_see_their_own_slots_and_operators_see_all():
     tokens = {"MOORAGE_TOKENS": "ann:aa,bob:bb,op:oo", "MOORAGE_OPERATORS": "op"}
     with serving(environment=tokens, bearer="oo") as server, ExitStack() as open_:
         server.fill(cluster("east", nodes=1, gpus=4))

@@ -267,7 +267,7 @@ def test_a_login_waits_for_a_silent_issuer(
         assert login.returncode == 0
 
 
-def test_a_silent_issuer_is_not_taken_for_the_server(
+def test_login_names_an_issuer_that_does_not_answer(
     issuer: Provider, serve_issuer: Server, tmp_path: Path
 ) -> None:
     issuer.stop()

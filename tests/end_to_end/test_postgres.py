@@ -43,7 +43,7 @@ def test_a_lost_database_ends_the_server(postgres, tmp_path: Path) -> None:
         )
         until(lambda: process.poll() is not None)
     assert process.returncode == 70
-    assert "moored: ended, so that no answer is wrong" in log.read_text()
+    assert "moored: ended to avoid wrong answers" in log.read_text()
 
 
 def test_tokens_are_stored_in_the_database(postgres, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_the_client_passes_progress_on(server):
     assert (decided["state"], decided["lease"]) == ("decided", got.id)
 
 
-def test_a_long_decision_has_progress(server):
+def test_a_long_decision_sends_progress(server):
     body = "import time; time.sleep(2.5); return {'cluster_id': 'east'}"  # It is what is shown.
     server.publish({**policy(body, "long:1-x"), "deadline_seconds": 30})
     with server.socket() as socket:

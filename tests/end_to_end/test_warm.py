@@ -132,7 +132,7 @@ def test_a_failed_reset_is_given_as_the_reason_in_all_reports(server):
     assert "no such table" in json.dumps(why)
 
 
-def test_a_hanging_reset_delays_no_other(server):
+def test_a_hanging_reset_delays_no_other_workload(server):
     hangs = provision(reset_command=["sleep", "1000"])
     first = run(server, gpus=2, provision=hangs)
     server.in_state(first, "active")

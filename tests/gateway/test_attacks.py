@@ -235,7 +235,7 @@ async def test_a_slow_watcher_reads_how_many_events_it_missed(open_port):
 # 94: pings -----------------------------------------------------------------------------------
 
 
-async def test_a_ping_flood_without_reading_is_held_back_and_dropped(open_port):
+async def test_a_client_that_floods_pings_and_reads_nothing_is_slowed_and_dropped(open_port):
     port = await open_port(slow_seconds_max=1, close_seconds_max=0.1)
     attacker = await port.attacker(receive_bytes=4_096)
     (attacked,) = port.gateway._connections

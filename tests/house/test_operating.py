@@ -103,7 +103,7 @@ def test_systemd_accepts_the_unit(root: Path, tmp_path: Path) -> None:
     assert [line for line in unheard if any(each in line for each in about)] == []
 
 
-def test_no_unit_with_workloads_hides_their_devices(root: Path) -> None:
+def test_no_systemd_unit_hides_devices_from_workloads(root: Path) -> None:
     """`ProtectClock=yes` hides devices before systemd 253."""
     folder = root / "deploy" / "systemd"
     assert "\nProtectClock=" not in (folder / "moored-agent.service").read_text()

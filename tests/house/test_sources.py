@@ -566,7 +566,7 @@ def test_readmes_name_only_shipped_policies(tree) -> None:
         ('"""A policy, `name:version-tag`; `http://registry:3000`."""', 0),
     ],
 )
-def test_missing_policies_are_found(mutant, text: str, found: int) -> None:
+def test_names_of_missing_policies_in_docstrings_are_found(mutant, text: str, found: int) -> None:
     file = mutant(text)
     assert len(missing_policies(file, docstrings(file))) == found
 

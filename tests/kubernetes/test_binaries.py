@@ -25,7 +25,7 @@ def test_without_go_the_error_names_the_remedy(tmp_path: Path) -> None:
     assert "KUBEBUILDER_ASSETS" in ran.stderr
 
 
-def test_existing_programs_are_used(tmp_path: Path) -> None:
+def test_existing_kubernetes_programs_are_used(tmp_path: Path) -> None:
     for name in FOR_TESTS:
         (tmp_path / name).touch()
     ran = run(tmp_path, KUBEBUILDER_ASSETS=str(tmp_path))

@@ -193,7 +193,7 @@ async def test_the_inventory_needs_exactly_the_rights_that_it_has(
         ("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles"),
     ],
 )
-async def test_all_other_calls_are_forbidden(account: Path, method: str, where: str) -> None:
+async def test_the_role_forbids_all_other_calls(account: Path, method: str, where: str) -> None:
     async with await ClusterConnection.open(account) as connection:
         with pytest.raises(KubernetesError, match="403 Forbidden"):
             await connection.call(method, where, None if method == "GET" else {})

@@ -194,7 +194,7 @@ def test_vanished_devices_and_deleted_nodes_are_drift_and_return_with_their_leas
     assert world.refused() == "no_capacity"
 
 
-def test_a_cluster_that_does_not_answer_is_stale_keeps_leases_and_gets_none(world: World) -> None:
+def test_a_silent_cluster_is_stale_keeps_its_leases_and_gets_no_new_ones(world: World) -> None:
     world.until(lambda: "127.0.0.1:9" in world.document("east")["unavailable"], "east is stale")
     world.plane.create(node("n1", gpus=2))
     world.until(lambda: world.free("n1") == 2000, "the node is there")

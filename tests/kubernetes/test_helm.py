@@ -167,7 +167,7 @@ def test_the_pod_has_no_privilege(offline: Helm, words: tuple[str, ...]) -> None
     }
 
 
-def test_variables_are_settings_that_exist(offline: Helm) -> None:
+def test_the_chart_sets_only_existing_settings(offline: Helm) -> None:
     known = {each.environment for each in settings().values()}
     own = (
         "settings.backends=memory,settings.kubernetes_clusters=a=b,settings.kubernetes_namespace=c"
@@ -271,7 +271,7 @@ def test_the_network_policy_lets_the_database_out(
     assert {each["port"] for each in to["ports"]} == ports
 
 
-def test_one_pod_becomes_two_and_one_again(helm: Helm, fresh_plane: Plane) -> None:
+def test_an_upgrade_scales_one_pod_to_two_and_back(helm: Helm, fresh_plane: Plane) -> None:
     where = "/apis/apps/v1/namespaces/moorage/deployments/moorage"
 
     def replicas() -> tuple[int, str]:
@@ -286,7 +286,7 @@ def test_one_pod_becomes_two_and_one_again(helm: Helm, fresh_plane: Plane) -> No
     assert replicas() == (1, "Recreate")
 
 
-def test_an_api_server_takes_every_field(helm: Helm, fresh_plane: Plane, tmp_path: Path) -> None:
+def test_an_api_server_accepts_every_field(helm: Helm, fresh_plane: Plane, tmp_path: Path) -> None:
     kubectl = binaries("kubectl")["kubectl"]
     words = (*TLS, *ALL, "--set", "serviceMonitor.enabled=false")
     file = tmp_path / "rendered.yaml"

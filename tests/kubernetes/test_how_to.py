@@ -106,7 +106,7 @@ def test_the_page_leads_from_a_kubeconfig_to_a_running_pod(
     fresh_plane.until(lambda: not fresh_plane.all("Pod"), "the pod is gone")
 
 
-def test_the_page_uses_the_names_of_the_daemon() -> None:
+def test_the_kubernetes_page_names_existing_metrics_and_files() -> None:
     text = PAGE.read_text()
     followed = PAGE.parents[2] / "server/moorage/backends/kubernetes/registration.py"
     for name in ("moorage_cluster_fresh", "moorage_drift"):

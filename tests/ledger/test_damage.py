@@ -129,7 +129,7 @@ async def test_a_damaged_mark_is_restored_from_its_other_copy(path: Path):
         await read_back(path)
 
 
-async def test_a_fact_of_another_ledger_is_noticed(path: Path):
+async def test_a_fact_of_another_ledger_is_detected(path: Path):
     """Each file is valid by itself; one of them is an older copy."""
     await write_and_kill(path)
     other = path.parent / "other" / "ledger.db"

@@ -117,7 +117,7 @@ async def test_a_damaged_old_fact_is_named_and_costs_only_its_history(
     assert all("of the history" in each for each in said)
 
 
-async def test_facts_after_a_damaged_recent_fact_are_lost_and_named(path: Path):
+async def test_facts_after_a_damaged_recent_fact_are_reported_as_lost(path: Path):
     facts = await write_and_kill(path)
     change(path, "DELETE FROM fact WHERE seq = 150")
     said = repair(path)

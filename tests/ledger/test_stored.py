@@ -228,7 +228,7 @@ async def test_an_unwritable_path_is_named(tmp_path: Path):
         await StoredLedger(SqliteFacts(tmp_path / "file" / "ledger.sqlite")).open()
 
 
-async def test_a_torn_file_is_noticed(path: Path):
+async def test_a_torn_file_is_detected(path: Path):
     await fill(path, 5000)
     whole = contents(path)
     spoil(path, whole[: len(whole) // 2])

@@ -62,7 +62,7 @@ def test_the_source_alone_is_a_working_policy(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_document_is_ready_to_be_posted(name):
+def test_a_shipped_policys_document_can_be_posted_as_it_is(name):
     document = catalog.document(name)
     assert json.loads(json.dumps(document)) == document
     assert document["policy_rule_uri"] == f"{name}:1.0-stable"

@@ -235,7 +235,7 @@ def test_without_typical_requests_the_policy_learns_them_in_its_context():
     assert kinds[0] == fgd.Typical(3000, 1, 700, ("A", "B"), float(fgd.Learner.BATCH))
 
 
-def test_the_fleet_is_valued_again_each_time_the_count_doubles():
+def test_the_fleet_is_valued_again_each_time_the_request_count_doubles():
     learner, context, view, relearned = fgd.Learner(), {}, FleetView(fleet_of([(8, "A")])), []
     for number in range(1, 9 * fgd.Learner.BATCH):
         if learner.observe(Demand(1), context):

@@ -100,7 +100,7 @@ def test_other_rows_keep_their_leases():
     assert len(fleet) == 5
 
 
-def test_a_reader_that_misses_splices_must_read_everything():
+def test_a_reader_that_missed_a_changed_layout_must_read_everything():
     fleet = install([one("a"), one("b")])
     version, layout = fleet.version, fleet.layout
     fleet.touch(3)

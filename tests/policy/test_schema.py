@@ -351,7 +351,7 @@ def test_the_time_of_a_pattern_is_linear_in_its_text():
     assert time.process_time() - started < 10  # It would be there until the sun burns out.
 
 
-def test_several_objects_share_the_bounds_of_one_check():
+def test_several_objects_share_the_limits_of_one_check():
     schema = read({"l": {"type": "array", "items": {"type": "number"}}})
     half = {"l": [0] * (VALUES_MAX // 2)}
     schema.check_each([half], "output")

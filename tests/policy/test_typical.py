@@ -123,7 +123,7 @@ def test_old_requests_lose_weight():
     assert sum(count for count, _ in context["seen"].values()) <= MixLearner.COUNT_MAX
 
 
-def test_remembered_kinds_and_their_names_are_bounded():
+def test_the_number_of_request_kinds_and_the_length_of_their_names_are_limited():
     context, learner = {}, MixLearner()
     feed(learner, context, [Demand(cpu_milli=n) for n in range(1, 20 * MixLearner.BATCH)])
     assert len(context["seen"]) == room.KINDS_MAX

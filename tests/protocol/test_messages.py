@@ -182,7 +182,7 @@ def test_an_empty_list_of_clusters_counts_as_missing(empty: Any) -> None:
     assert ask(text(clusters=empty)).candidates() is None
 
 
-def test_clusters_are_distinct_names_in_order() -> None:
+def test_the_clusters_of_a_request_become_distinct_texts_in_order() -> None:
     assert ask(text(clusters=["b", 7, "a", "7", "b"])).candidates() == ("b", "7", "a")
 
 
@@ -617,7 +617,7 @@ def test_the_deepest_message_allowed_is_read() -> None:
     assert refusal_of(allowed.replace("[]", "[[]]")).code is Code.BAD_MESSAGE
 
 
-def test_brackets_in_strings_are_not_depth() -> None:
+def test_brackets_in_strings_do_not_count_as_depth() -> None:
     words = '[{"' * 1_000 + "\\"
     assert ask(text(inputs={"a": words})).inputs == {"a": words}
     assert len(ask(text(inputs={"a": [{}] * 1_000})).inputs["a"]) == 1_000

@@ -143,7 +143,7 @@ async def test_a_resource_is_acquired_used_reset_released_and_used_again(place, 
     assert place.left() == 0
 
 
-async def test_commands_and_output_work_or_are_refused(place, engine):
+async def test_a_backend_runs_commands_and_reads_output_or_refuses_both(place, engine):
     one = await engine.acquire("a", place.spec(), place.name)
     if place.runs:
         output = await one.run_cmd("echo 'it''s \"me\"' $WHO; exit 3", environment={"WHO": "there"})

@@ -144,7 +144,7 @@ def work_through(pool: ResourcePool, seed: int, operations: int, owners: dict) -
     return granted
 
 
-def test_threads_need_no_lock_of_their_own():
+def test_threads_share_a_pool_without_their_own_lock():
     pool = ResourcePool({"resources": {"gpus": 8, "cpus": [{"id": "a", "slots": 6.4}]}})
     idle = pool.getstate()
     owners: dict = {}

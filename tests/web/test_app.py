@@ -176,7 +176,7 @@ async def test_a_body_beyond_the_cap_is_refused_before_it_is_sent(site):
     await writer.wait_closed()
 
 
-async def test_a_body_of_unknown_length_is_cut_off_at_the_cap(client):
+async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(client):
     async def chunks():
         for _ in range(BODY_BYTES_MAX // (1024 * 1024) + 1):
             yield bytes(1024 * 1024)

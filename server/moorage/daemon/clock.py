@@ -102,7 +102,7 @@ class CalendarRecord:
                 calendar that is behind it shows.
         """
         now, moved = self._calendar(), 0.0
-        with suppress(OSError, ValueError, KeyError, TypeError):  # It was never written whole.
+        with suppress(OSError, ValueError, KeyError, TypeError):  # The file may be incomplete.
             known = json.loads(self._file.read_text()) if self._file else {}
             if known["boot"] == _BOOT.read_text().strip():
                 moved = now - self._running() - float(known["started_at"])

@@ -1,8 +1,8 @@
 """Steps the core in one task and commits in another; no effect leaves before its facts are durable.
 
 Everything else posts events. While one group of facts is being made durable, the next events are
-stepped already (group commit: the slower the disk, the larger the group). Where no more are to
-come, the next group is in the hands of the ledger before that.
+stepped already (group commit: the slower the disk, the larger the group). If no more facts are
+expected, the ledger gets the next group before that.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ BATCH_SECONDS_MAX: Final = 0.005
 GROUP_FACTS_MAX: Final = 1_000
 """Facts made durable together, rounded up to whole turns: encoding them takes milliseconds."""
 LONE_FACTS_MAX: Final = 16
-"""Facts at most for whose commit the loop waits, where nothing else is to be done."""
+"""Most facts for whose commit the loop waits if it has nothing else to do."""
 GROUPS_MAX: Final = 2
 """Groups given to the ledger at a time: it begins the second without a pause after the first."""
 UNCOMMITTED_MAX: Final = 20_000
@@ -131,7 +131,7 @@ class CommitLoop:
         self._wanted = False
         """True: the next commit writes a checkpoint."""
         self._serves_later = False
-        """True: the waiters that a release may serve have not been looked at."""
+        """True: the waiters that a release may serve have not been checked yet."""
         self._clock = Clock()
         self._calendar = CalendarRecord(None if config.storage else config.data_dir)
         self._now = 0.0
@@ -145,7 +145,7 @@ class CommitLoop:
 
     async def settle(self) -> None:
         """Wait until every event is stepped and every effect carried out."""
-        while not self._is_idle():  # What was posted between the bell and here counts too.
+        while not self._is_idle():  # Events posted since the bell count, too.
             self._idle.clear()
             await self._idle.wait()
 
@@ -197,7 +197,7 @@ class CommitLoop:
                 self._facts_waiting -= len(group.facts)
                 self._hand_over()  # The disk works while effects leave.
                 if group.checkpoint is not None:
-                    # Beside the next commits: grants must not wait for it.
+                    # It is written beside the next commits: grants must not wait for it.
                     writing = self._tasks.spawn(self._ledger.checkpoint(*group.checkpoint))
                     self._checkpoints = [each for each in self._checkpoints if not each.done()]
                     self._checkpoints.append(writing)
@@ -237,7 +237,7 @@ class CommitLoop:
     async def checkpoint_beside(self) -> None:
         """Write a checkpoint while events are stepped, so that the next start reads less.
 
-        It needs a commit where there is something to do, and may wait long for one.
+        While the loop is busy, the checkpoint waits for the next commit, which may take long.
         """
         await asyncio.gather(*self._checkpoints)
         if self._is_idle():
@@ -258,7 +258,7 @@ class CommitLoop:
         """Give the facts of the next turns to the ledger, unless more facts should join them.
 
         They wait while the ledger has a group and more facts may come soon: each group costs a
-        sync. With no request at a policy and no event here, nothing comes.
+        sync. No facts come if no policy decides and no event is queued.
         """
         more = bool(self._inbox) or self._allocator.undecided > 0
         if not self._turns or len(self._groups) >= (1 if more else GROUPS_MAX):
@@ -319,7 +319,7 @@ class CommitLoop:
         if not isinstance(event, ReleaseAsked):
             self._take_turn(event, self._allocator.step(event, self._now), began)
             return
-        # To find those who are served next takes longer than the release: its reply leaves first.
+        # Finding the next waiters takes longer than the release, so its reply leaves first.
         self._take_turn(event, self._allocator.begin(event, self._now), began)
         self._serves_later = True
         if self._inbox:
@@ -364,7 +364,7 @@ class CommitLoop:
             self._timer = loop.call_later(max(0.0, at - self._clock.now()), self._tick)
 
     def _tick(self) -> None:
-        if self._is_disk_stalled():  # Renewals of before have no reply yet.
+        if self._is_disk_stalled():  # Earlier renewals have no reply yet.
             self._timer = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._tick)
             return
         self._timer = self._timer_at = None

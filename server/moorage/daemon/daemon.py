@@ -66,7 +66,7 @@ class Daemon:
         """
         election = self.trust.election
         if election is not None and election.standbys and not self.tasks.broken.done():
-            with contextlib.suppress(TimeoutError):  # It then reads more, and leads later.
+            with contextlib.suppress(TimeoutError):  # The standby then leads later.
                 async with asyncio.timeout(CHECKPOINT_SECONDS_MAX):
                     await self.commit_loop.checkpoint_beside()
             await asyncio.to_thread(election.announce)
@@ -83,7 +83,7 @@ class Daemon:
                         await self.commit_loop.checkpoint()
             if election is not None:
                 await asyncio.to_thread(election.resign)
-        # What broke answers no more: clients go elsewhere at once.
+        # A broken server answers nothing: clients reconnect at once.
         await self.gateway.close(patient=not broken)
         self.replies.drain(STOPPING)
         await self.tasks.close()

@@ -13,9 +13,9 @@ from typing import Final
 from moorage.web.connections import CONNECTIONS_MAX
 
 RESERVED: Final = 128
-"""Descriptors not for connections; if the system allows few, half of all."""
+"""Descriptors that connections may not use; if the system allows few, half of all."""
 SPARE: Final = 32
-"""Descriptors not for requests either."""
+"""Descriptors that requests may not use, either."""
 
 
 def raise_limit() -> None:

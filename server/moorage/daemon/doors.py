@@ -41,7 +41,7 @@ _REMEDIES: Final = {
     EADDRINUSE: "stop the program that listens there",
     ENOSPC: "free disk space",
 }
-"""What fixes an error of the system, if not another setting."""
+"""How to fix a system error without changing a setting."""
 _ALL: frozenset[str] = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Nothing is bound.
 
 

@@ -1,12 +1,12 @@
 """The queue of events for the core: all parts post, only the commit loop takes.
 
 Events that end or renew leases go ahead of requests for new ones: a release behind thousands of
-requests would hold back the capacity that they wait for. So does what policies answered: it is
-about the fleet of a moment ago, and the longer it waits the more often it is outdated. All else is
-taken from one tenant after the other: what one sends in thousands delays no other.
+requests would hold back the capacity that they wait for. So do answers of policies: the longer they
+wait, the more often the fleet has changed since. Other events are taken from the tenants in turn,
+so thousands of one tenant delay no other.
 
-Clients whose requests are refused as too many wait for the commit loop before they are read on,
-else reading and refusing would take all the time that granting needs.
+A client with too many requests is read again only after a batch of the commit loop; otherwise
+reading and refusing would take all the time that granting needs.
 """
 
 import asyncio

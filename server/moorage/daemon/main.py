@@ -99,7 +99,7 @@ async def _serve(
     rereading: Rereading,
     stock: Stock | None,
 ) -> int:
-    # First of all: who asks for a stop while the daemon starts gets a clean one.
+    # First of all: a stop signal during the start then stops the daemon cleanly.
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
@@ -107,8 +107,8 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, rereading.hang_up, stopping.set)
     jail.hide()  # Tokens live in this process: no core dumps, and only root may look into it.
     _hide_environment()
-    # What a start builds stays. To look through it for garbage, again and again while it grows, is
-    # a third of the time that a million GPUs take.
+    # The objects of a start stay. Collecting garbage among them, again and again while they grow,
+    # would take a third of a start with a million GPUs.
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     gc.disable()
     measures = Measures()
@@ -217,7 +217,7 @@ def _say_ready(config: Config, doors: Doors, role: str = "") -> None:
         ready["console"] = f"{http}/console"
     if role:
         ready["role"] = role
-    os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")  # Its parent need not read.
+    os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")  # The parent may not read.
 
 
 def _bound_stop(error: BaseException | None, log: StandardStream) -> None:
@@ -242,18 +242,18 @@ def _exception(task: "asyncio.Future[None]") -> BaseException | None:
 def _hide_environment() -> None:
     """Hide the environment of this process from other processes; this process keeps it.
 
-    Since Linux 6.12 one that may trace the system's performance reads those of others, which a
-    workload of root may, although it can look into nothing else of this process.
+    Since Linux 6.12, a process that may trace the system's performance can read the environments of
+    others. A workload of root may do so, although it can read nothing else of this process.
     """
     for name, text in os.environ.items():
-        os.putenv(name, text)  # A copy, elsewhere: for what reads them below Python.
+        os.putenv(name, text)  # A copy elsewhere, for C libraries that read the environment.
     fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
     begin, end = (int(fields[number]) for number in _ENVIRONMENT)
     ctypes.memset(begin, 0, end - begin)
 
 
 def _explain_end(error: BaseException) -> int:
-    sys.stderr.write(f"moored: ended, so that no answer is wrong: {error!r}\n")
+    sys.stderr.write(f"moored: ended to avoid wrong answers: {error!r}\n")
     return EXIT_BROKEN
 
 

@@ -42,20 +42,20 @@ async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
         async with asyncio.timeout(seconds):
             output, errors = await process.communicate(job)
     except TimeoutError as error:
-        reason = f"it was not done within {seconds:g} seconds; try less"
+        reason = f"the job did not end within {seconds:g} seconds; try a smaller one"
         raise ServiceError(Code.POLICY_TIMEOUT, reason, status=504) from error
     finally:
-        # Its cells, too; they die with it where they have left its group.
+        # Its cells, too; cells outside its group die with it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
     if len(output) > OUTCOME_BYTES_MAX:
-        raise ServiceError(Code.TOO_LARGE, "its outcome is too large; try a smaller job")
+        raise ServiceError(Code.TOO_LARGE, "the outcome of the job is too large; try a smaller job")
     try:
         outcome: JsonObject = msgspec.json.decode(output, type=JsonObject)
     except msgspec.DecodeError as error:
         text = errors.decode("utf-8", "replace")[-ERROR_CHARACTERS_MAX:]
-        raise ServiceError(Code.UNAVAILABLE, f"it could not be tried here: {text}") from error
+        raise ServiceError(Code.UNAVAILABLE, f"the job failed on the server: {text}") from error
     if "error" in outcome:
         code = Code(outcome.get("code", Code.BAD_MESSAGE))
         field, details = outcome.get("field", ""), outcome.get("details", {})

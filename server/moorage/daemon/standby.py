@@ -103,7 +103,7 @@ class Standby:
             pause = 0.0
             try:
                 self.leads = await asyncio.to_thread(self._election.stand, seat)
-            except StorageFailed as error:  # It may be another one's turn to be the primary.
+            except StorageFailed as error:  # Another database server may become the primary.
                 pause = RETRY_SECONDS
                 self._note(str(error))
             else:
@@ -264,7 +264,7 @@ class Standby:
             if isinstance(taking, Coroutine):  # The next message waits for no future.
                 await taking
             return
-        why = f"is to know of fact {wanted}, which was not here after {WAIT_SECONDS_MAX:g} s"
+        why = f"must reflect fact {wanted}, which did not arrive within {WAIT_SECONDS_MAX:g} s"
         self._refuse(to, message, self.refusal(f"{why}; ask the server that leads"))
 
     def _refuse(self, to: Address, message: Request, no: ServiceError) -> None:

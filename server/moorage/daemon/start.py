@@ -253,7 +253,7 @@ async def _start(
     with naming(f"set data_dir (MOORAGE_DATA_DIR, --data), {config.data_dir}, to a folder"):
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         held = os.open(config.data_dir, os.O_RDONLY | os.O_DIRECTORY)
-    stack.callback(os.close, held)  # `moored doctor` finds by it whose server is at a port.
+    stack.callback(os.close, held)  # `moored doctor` finds the server by it.
     storage = open_storage(config.storage, config.data_dir)
     election = storage.election()
     agents = AgentStore(storage.agents())
@@ -342,7 +342,7 @@ async def _read_on(
                     standby.read(None)
                     if not standby.leads:
                         entrance.doors.give_way()
-                        entrance.gateway.change(standby, standby)  # What watches begins again.
+                        entrance.gateway.change(standby, standby)  # Watching sessions start again.
         except (LedgerError, ServiceError, StorageError) as error:
             log.warning(
                 "standby_read_failed", finding=f"this standby does not follow the leader: {error}"
@@ -418,7 +418,7 @@ async def _follow(outset: Outset, standby: Standby, stack: AsyncExitStack) -> Ap
         await ledger.load(allocator.follow)
         for _ in allocator.index():
             await asyncio.sleep(0)
-        with suppress(AgentStoreError):  # It says so to those who need it.
+        with suppress(AgentStoreError):  # A caller that needs the store gets the error.
             await asyncio.to_thread(outset.agents.agents)
         catalog = await services.open_catalog(config, source.records, follows=True)
         opening.callback(catalog.memory.forget)
@@ -462,8 +462,8 @@ async def _lead(
     stamps = None if trust.election is None else stamp
     requests = _requests(config, stores, core, runners, agents, stack, stamps)
     commit_loop = await _run_core(config, stores, core, runners, requests, trust)
-    # What was loaded stays. Without this, collections that look through ten thousand documents
-    # in vain stop the server for a third of a second each (measured).
+    # The loaded objects stay. Without a freeze, each garbage collection among ten thousand
+    # documents would stop the server in vain for a third of a second (measured).
     gc.freeze()
     health = Health(
         core.gateway, stores.ledger, commit_loop, runners.sandbox, config.sandbox, tasks
@@ -530,7 +530,7 @@ async def _open_stores(
     allocator = prepared.allocator
     if prepared.standby is None:
         for rows in (storage.tokens(), storage.agents()):
-            with closing(rows):  # Before anything serves: else it would serve, and let none in.
+            with closing(rows):  # First: without its tokens, no server must serve.
                 await asyncio.to_thread(rows.version)
     tokens = LeaseTokens(await asyncio.to_thread(storage.secret))
     allocator.replay(recovery.facts, recovery.fencing)
@@ -643,7 +643,7 @@ async def _open_runners(
     config, state, sandbox = outset.config, stores.allocator.state, prepared.sandbox
     prepared.reader.catalog = stores.catalog
     prepared.circuits = core.watchers.circuits
-    stack.push_async_callback(sandbox.close)  # Before what it reads.
+    stack.push_async_callback(sandbox.close)  # It closes before the stores that it reads.
     contexts = ContextKeeper(stores.catalog.contexts, sandbox)
     await contexts.restore()
     stack.push_async_callback(contexts.close)
@@ -707,7 +707,7 @@ def _limits(config: Config) -> Limits:
         evaluation_seconds=config.policy_deadline_seconds,
         evaluation_seconds_max=config.policy_deadline_seconds_max,
         memory_mib=config.policy_memory_mib,
-        # One evaluation may take all of it, and others came before.
+        # One evaluation may use its whole deadline, after earlier ones have used some.
         cpu_seconds_per_cell_max=round(max(3600, 2 * config.policy_deadline_seconds_max)),
     )
 
@@ -850,7 +850,7 @@ async def _run_core(
     settled = asyncio.ensure_future(commit_loop.settle())
     await asyncio.wait([settled, tasks.broken], return_when=asyncio.FIRST_COMPLETED)
     settled.cancel()
-    if tasks.broken.done():  # It never settles then.
+    if tasks.broken.done():  # Then `settle` never ends.
         await tasks.broken
     publishing = requests.publishing
     for figures in (

@@ -1,8 +1,8 @@
 """Decides whether this server still leads: if not, it sends no answers and no orders.
 
-A server that was stopped for a while does not know of it. By the clock it sees that its last sign
-of life is too old to rely on, and says another one before anything leaves; the database then tells
-whether another server leads since.
+A server that was paused does not notice it. By the clock, the server sees that its last heartbeat
+is too old, and sends another before anything else. The database then says whether another server
+leads.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Trust:
         self.wanted = asyncio.Event()
         self.election = election
         self._fail = fail
-        self._until = math.inf  # One that stands by says nothing that could be wrong.
+        self._until = math.inf  # A standby sends no answer that could be wrong.
         self._over = False
 
     @property
@@ -111,7 +111,7 @@ def beating(election: Election) -> Iterator[None]:
     over = threading.Event()
 
     def beat() -> None:
-        with suppress(StorageError):  # What needs the database next meets it, too.
+        with suppress(StorageError):  # The next use of the database reports the same error.
             while not over.wait(BEAT_SECONDS):
                 election.beat()
 

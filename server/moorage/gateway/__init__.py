@@ -1,6 +1,6 @@
 """The WebSocket server: sessions, bounded send buffers, authentication.
 
-The daemon makes a `Gateway`, gives it its own `Deliver`, and answers through `Gateway.tell`.
+The daemon makes a `Gateway`, passes it a `Deliver`, and answers through `Gateway.tell`.
 """
 
 from moorage.gateway.deliver import Deliver, Request

@@ -1,8 +1,8 @@
 """A thin adapter of the WebSocket library: one connection, to which writes never wait.
 
-The library's `send` waits for the client inside the call, and its automatic pongs do not wait at
-all. `Session` wants the opposite of both: writes that return at once, word of when the client
-stops reading, and no reading from a client that does not read.
+The library's `send` waits for the client, and its automatic pongs do not wait at all. `Session`
+needs the opposite of both: writes return at once, the session learns when the client stops reading,
+and the server reads nothing from such a client.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ from moorage.protocol.peers import Peers, most_of_one
 from moorage.records.rights import Caller
 
 PIECE_BYTES: Final = 2 * 1024
-"""Bytes of frames that are read at once: of empty ones, these take a millisecond. A read of the
-socket has up to a quarter of a mebibyte."""
+"""Bytes of frames that are processed at once: a millisecond of work if all frames are empty. One
+read of the socket returns up to a quarter of a mebibyte."""
 _LEFT: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
 _GOODBYES: Final = frozenset({Close.NORMAL, Close.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
-"""How clients close that are done; browsers name no code."""
+"""Close codes of clients that are done; browsers send none."""
 
 
 class GatewayConnection(ServerConnection):
     """One TCP connection, from its first byte to its last.
 
     Attributes:
-        registry: All connections of the gateway; it enters and leaves by itself.
-        opening: Those of them that have no session yet; the gateway takes it out when it has one.
-        address: Where it comes from.
-        session_id, caller, bearer, cookies: Set when the opening handshake lets it in: the caller,
-            and the token, or the console's cookies, that said so.
+        registry: All connections of the gateway; each adds and removes itself.
+        opening: Connections without a session; the gateway removes them when they get one.
+        address: The client's address.
+        session_id, caller, bearer, cookies: Set by a successful opening handshake: the caller, and
+            the token or the console's cookies that identified the caller.
         is_agent: Whether an agent's token or key let it in.
         on_writable: Called with False when the client has stopped reading, True when it reads
             again.
@@ -64,7 +64,7 @@ class GatewayConnection(ServerConnection):
         self.received = received
         self._shares = shares
         self._unread = memoryview(b"")
-        """Received messages that wait for their tenant's next turn."""
+        """Received bytes that wait for their tenant's next turn."""
         self._turn: asyncio.Future[None] | None = None
         self._eof = self._lost = False
         """Whether the client ended its side, or the connection was lost, while messages were
@@ -102,10 +102,10 @@ class GatewayConnection(ServerConnection):
     def write(self, texts: Iterable[bytes]) -> None:
         """Send text messages without waiting; check `paused` before the next ones.
 
-        Does nothing when the connection is closing: its client is not listening any more.
+        Does nothing when the connection is closing: the client no longer reads.
         """
         if self.open:
-            # What the library's own `broadcast` does, but with one call to the system for all.
+            # Like the library's `broadcast`, but with one system call for all texts.
             for text in texts:
                 self.protocol.send_text(text)
             self.transport.write(b"".join(self.protocol.data_to_send()))
@@ -132,8 +132,8 @@ class GatewayConnection(ServerConnection):
     async def drop(self, code: int, reason: str, seconds: float) -> None:
         """Close the connection; cut it if the close takes longer than `seconds`.
 
-        The library bounds the closing handshake, but not the wait for a full write buffer
-        before it, which is just where a client that does not read leaves us.
+        The library bounds the closing handshake, but not the wait before it for a full write
+        buffer, which a client that does not read causes.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -146,8 +146,8 @@ class GatewayConnection(ServerConnection):
     async def keepalive(self) -> None:
         """Ping the client; close if no pong comes in time, although the server reads the socket.
 
-        The library closes where none was read, also where none can be: a pong of a client that has
-        more under way than it may stands in the socket, behind its further messages.
+        The library closes if it read no pong, even if it could not: while a client exceeds its
+        limits, its pong waits unread in the socket, behind its further messages.
         """
         assert self.ping_interval is not None
         assert self.ping_timeout is not None
@@ -173,7 +173,7 @@ class GatewayConnection(ServerConnection):
             or self._turn is not None
         )
 
-    # What asyncio tells a protocol ---------------------------------------------------------
+    # Callbacks of asyncio ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection; beyond the limit, cut the oldest one without a session."""
@@ -198,7 +198,7 @@ class GatewayConnection(ServerConnection):
         self._eof = self._turn is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the registry after reading the remaining bytes; at once if the peer broke off."""
+        """Leave the registry after reading the remaining bytes; at once after an error."""
         if self._turn is not None and exc is None and self._unread:
             self._lost = True
             return
@@ -229,7 +229,7 @@ class GatewayConnection(ServerConnection):
     def _read_piece(self) -> None:
         began = time.perf_counter()
         piece, rest = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
-        self._unread = rest or memoryview(b"")  # An empty part would hold all of what came.
+        self._unread = rest or memoryview(b"")  # An empty view would keep the whole buffer.
         super().data_received(bytes(piece))
         coming = len(self.protocol.reader.buffer) + (self.protocol.current_size or 0)
         self._note(coming + len(self._unread) + self._queued_bytes + self._taken_bytes)
@@ -258,9 +258,9 @@ class GatewayConnection(ServerConnection):
         if answers := b"".join(pieces):
             self.transport.write(answers)
         if SEND_EOF in pieces and self.transport.can_write_eof():
-            with contextlib.suppress(OSError, RuntimeError):  # Of uvloop: it is gone already.
+            with contextlib.suppress(OSError, RuntimeError):  # uvloop raises if the socket is gone.
                 self.transport.write_eof()
-        elif SEND_EOF in pieces:  # TLS knows no half of a connection.
+        elif SEND_EOF in pieces:  # TLS cannot close only one direction.
             self.transport.close()
 
     def process_event(self, event: Event) -> None:
@@ -278,7 +278,7 @@ class GatewayConnection(ServerConnection):
     def taking(self, count: int) -> Iterator[None]:
         """Stop reading while a received large message waits for its turn."""
         self._queued_bytes, self._taken_bytes = 0, count
-        if self._large is not None and not self.recv_messages.frames:  # Else it is the next one.
+        if self._large is not None and not self.recv_messages.frames:  # Else: the next message.
             self._large.data, self._large = b"", None
         self._read_no_more()
         try:
@@ -309,8 +309,8 @@ class GatewayConnection(ServerConnection):
     def pause_writing(self) -> None:
         """Stop reading from a client that does not read its answers.
 
-        Pongs are written as pings arrive. Without this, a client that sends pings and reads
-        nothing would grow the write buffer for as long as it liked.
+        Pongs are written as pings arrive. Without this, a client that sends pings and reads nothing
+        would grow the write buffer without bound.
         """
         super().pause_writing()
         self.transport.pause_reading()
@@ -338,9 +338,9 @@ class GatewayConnection(ServerConnection):
             self.transport.resume_reading()
 
 
-def _ignore(_: bool) -> None:  # The shape of `on_writable`.
+def _ignore(_: bool) -> None:  # Has the type of `on_writable`.
     """Do nothing: there is no session yet."""
 
 
 def _nothing() -> None:
-    """Takes the place of the session until there is one."""
+    """Do nothing: there is no session yet."""

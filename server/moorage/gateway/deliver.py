@@ -1,6 +1,6 @@
 """The interface between gateway and daemon.
 
-The daemon implements `Deliver` and is handed to `Gateway`; it answers through `Gateway.tell`.
+The daemon passes its `Deliver` to `Gateway`, and answers through `Gateway.tell`.
 """
 
 import asyncio
@@ -34,13 +34,12 @@ class AgentDoor(Protocol):
 class Deliver(Protocol):
     """Handles the requests of clients. The gateway calls it from its event loop.
 
-    Every request that was handed over must be answered with exactly one `Gateway.tell`; from within
-    the call, or at any time after it. It may not raise: an exception is a defect, which the gateway
-    passes to `fail`.
+    Every request must be answered with exactly one `Gateway.tell`, during the call or later. No
+    method may raise: an exception is a defect, which the gateway passes to `fail`.
     """
 
     def open_session(self, session: SessionId, caller: Caller) -> None:
-        """Register a session. It comes before its first request."""
+        """Register a session, before its first request."""
 
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
@@ -48,19 +47,19 @@ class Deliver(Protocol):
         """Handle a request; its reply has the `warnings`. On the hot path.
 
         Returns:
-            None when it was taken. A future when it was answered as one too many: the next message
-            of the session is taken once that is done. A coroutine when taking it has to wait, which
-            the caller runs.
+            None if the request was accepted. A future if it was refused because of a limit: the
+            session's next message is read once the future is done. A coroutine, which the caller
+            runs, if accepting it takes time.
 
-        A session's requests without `id` come strictly in order, each after the one before was
-        taken. Requests with `id` may come concurrently with them and with one another. The
-        coroutine must return in bounded time, also when the session is gone: what a client sent
-        before it left still counts. It is cancelled only when the gateway stops and has waited in
-        vain.
+        A session's requests without `id` come strictly in order, each after the previous one was
+        accepted. Requests with `id` may come concurrently with them and with one another. The
+        coroutine must return in bounded time, even if the session is gone: requests that a client
+        sent before it left still count. It is cancelled only if the gateway stops and it has not
+        returned in time.
         """
 
     def drop_session(self, session: SessionId, caller: Caller) -> None:
-        """Handle the end of a session that was not resumed. Nothing of it comes after this."""
+        """Handle the end of a session that was not resumed. No request of it comes after this."""
 
     def fail(self, error: BaseException) -> None:
         """Report an unexpected exception, which is a defect. The daemon ends the process."""

@@ -1,7 +1,7 @@
 """The opening handshake: the HTTP side of the port, before a connection is a WebSocket.
 
-The gateway consults `Doorman` for every request. No page of another site is answered; a program
-asks for `/healthz` without a token, and everything else is an opening handshake with a valid one.
+The gateway consults `Doorman` for every request. Requests from pages of other sites are refused.
+`/healthz` needs no token; every other request must be an opening handshake with a valid token.
 """
 
 import http
@@ -33,11 +33,11 @@ class Doorman:
         authenticate: Given the bearer token, or None if there was none, returns the caller,
             or None to refuse.
         counts: Where refusals are counted.
-        sessions: The connections that have one.
-        logins: Who has logged in to the console; None: none can.
+        sessions: The connections that have a session.
+        logins: The logins to the console; None: there is no console.
         on_stranger: Called with the address of each client that shows no valid token.
-        pending: Given the bearer token, returns what to wait for before `authenticate` knows it,
-            which tells whether it can be known now; None: nothing.
+        pending: Given the bearer token, returns an awaitable to wait for before `authenticate` can
+            judge it. Its result: whether the token can be judged now. None: no wait is needed.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Doorman:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
             return connection.respond(http.HTTPStatus.OK, "ok\n")
         bearer, readable = self._bearer(request)
-        # Under one name for both doors, a proxy passes on `/ws` before it.
+        # A proxy with one name for both ports adds `/ws` in front.
         if request.path.endswith(AGENT_PATH) and self.agents is not None:
             return self._let_agent_in(connection, self.agents, bearer if readable else None)
         waiting = self._pending(bearer) if readable else None
@@ -111,7 +111,7 @@ class Doorman:
         bearer: str | None,
         waiting: Awaitable[bool],
     ) -> Response | None:
-        """Decide about a token after a request to its issuer for the keys."""
+        """Decide about a token once it can be verified, such as with new keys of its issuer."""
         if await waiting:
             return self._let_in(connection, request, bearer, readable=True)
         return self._unverifiable(connection)
@@ -170,8 +170,8 @@ class Doorman:
     def _find_login(self, connection: GatewayConnection, request: Request) -> Caller | None:
         """Return the caller whose console cookie a page sends.
 
-        A browser says where the page comes from, and that has been looked at. A client without this
-        header is no web page, and needs a token.
+        A browser sends the page's origin, which was checked before. A client without `Origin` is no
+        web page, and needs a token.
         """
         if self._logins is None or not request.headers.get_all("Origin"):
             return None

@@ -1,15 +1,15 @@
 """Limits the bytes of incomplete messages: of all tenants together, and of each tenant.
 
-Every connection notes what it holds of a message that is coming in. Where that is too much, those
-of the tenant that come in are read no further until others are complete, or gone.
+Every connection reports how much it holds of an incomplete message. If the tenant holds too much,
+its incomplete messages are read no further until others are complete or gone.
 """
 
 from collections import Counter
 from typing import Final, Protocol
 
 RECEIVED_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Most bytes of incomplete messages, of which one tenant may use three quarters. Beyond it,
-incomplete messages are read no further until there is room."""
+"""Most bytes of incomplete messages; one tenant may use three quarters of it. Beyond it, they are
+read no further until there is room."""
 PART_BYTES_MIN: Final = 64 * 1024
 """Messages below this size are not counted: they are read at once."""
 
@@ -18,7 +18,7 @@ class Receiver(Protocol):
     """A connection that receives messages."""
 
     def hold_back(self) -> None:
-        """Stop reading for the moment."""
+        """Stop reading until `go_on`."""
 
     def go_on(self) -> None:
         """Continue to read."""
@@ -27,7 +27,7 @@ class Receiver(Protocol):
 class Received:
     """Bytes of incomplete messages, by connection and by tenant.
 
-    One connection of each tenant is always read on: so that the others will be.
+    One connection of each tenant is always read, so that it makes room for the others.
     """
 
     def __init__(self, most: int = RECEIVED_BYTES_MAX) -> None:

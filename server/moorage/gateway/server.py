@@ -1,7 +1,7 @@
-"""The WebSocket server: has the sessions, finds the session of each answer, stops cleanly.
+"""The WebSocket server: owns the sessions, delivers each answer to its session, stops cleanly.
 
-The daemon makes one, starts it, answers through `tell` and closes it. It runs on whatever event
-loop runs; all of its methods are called from that loop.
+The daemon makes one, starts it, answers through `tell` and closes it. It runs on the current event
+loop; all of its methods are called from that loop.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from moorage.protocol.replies import failure
 from moorage.records.rights import Caller
 
 _LOGIN_LOOK_SECONDS: Final = 60.0
-"""Between two looks whether a page's login lasts: one may be over before its time."""
+"""Seconds between two checks of a page's login, which may end before it expires."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,10 +60,9 @@ class Gateway:
         settings: Limits.
         authenticate: Given the bearer token of a handshake, or None if there was none,
             returns the caller, or None to refuse with 401.
-        logins: Who has logged in to the console; None: none can.
+        logins: The logins to the console; None: there is no console.
         on_stranger: Called with the address of each client that shows no valid token.
-        pending: Given the bearer token, returns what to wait for before `authenticate` knows it,
-            which tells whether it can be known now; None: nothing.
+        pending: As for `Doorman`.
 
     Attributes:
         port: The port that was bound; 0 before `start`.
@@ -84,7 +83,7 @@ class Gateway:
         self._settings = settings
         self._authenticate = authenticate
         self._logins = logins
-        self._deliver: Deliver  # `start` has it.
+        self._deliver: Deliver  # Set by `start`.
         self._counts = Counts()
         self._turns = FairSemaphore(rests=True)
         self._shares = LoopShares()
@@ -115,12 +114,12 @@ class Gateway:
         """Listen.
 
         Args:
-            deliver: The daemon's side.
+            deliver: Handles the requests.
             host: Address or name to bind to.
             port: Port, 0 for a free one.
             pages_port: Port of the server's own pages, which may connect.
             tls: Certificate of the server; None: no TLS.
-            agents: Where agents of machines go; None: they are strangers.
+            agents: Serves the agents of machines; None: agents are refused.
 
         Returns:
             The port that was bound.
@@ -172,9 +171,9 @@ class Gateway:
         """Send requests to another handler from now on, and close open sessions (1012).
 
         Args:
-            deliver: Where to.
-            agents: Where agents of machines go.
-            goes_on: Whether a session has nothing at the part before that it would miss.
+            deliver: The new handler.
+            agents: Serves the agents of machines.
+            goes_on: Returns whether a session may stay open, since it would miss nothing.
         """
         while (lost := self._resumable.oldest()) is not None:
             self._end(lost)
@@ -189,8 +188,8 @@ class Gateway:
     async def drain(self, *, patient: bool = True) -> None:
         """Accept no new sessions and requests, and send all replies that are due.
 
-        Messages that still come are answered `shutting_down`. It takes at most
-        `drain_seconds_max`, or no time without patience. Doing so again does nothing.
+        Later messages are answered `shutting_down`. It takes at most `drain_seconds_max`, or no
+        time without patience. A second call does nothing.
         """
         if self._server is None or self._draining:
             return
@@ -208,7 +207,7 @@ class Gateway:
     async def close(self, *, patient: bool = True) -> None:
         """Stop: send all due replies, then close all sessions with 1012.
 
-        It takes at most twice `close_seconds_max` longer. Closing again does nothing.
+        After `drain`, it takes at most twice `close_seconds_max`. A second call does nothing.
         """
         await self.drain(patient=patient)
         server, self._server = self._server, None
@@ -225,7 +224,7 @@ class Gateway:
         await server.wait_closed()
 
     def tell(self, to: Address, reply: bytes) -> None:
-        """Answer a message. Exactly once for each; a session that is gone gets none.
+        """Answer a message. Call it once per message; a session that is gone gets no answer.
 
         Args:
             to: The address that came with the message.
@@ -245,7 +244,7 @@ class Gateway:
     def park(self, to: Address) -> None:
         """Mark a message as waiting in the queue; it no longer counts as in flight.
 
-        Without this a session with `inflight_max` waiters could not even cancel one of them.
+        Otherwise a session with `inflight_max` waiting requests could not even cancel one of them.
         """
         session = self._sessions.get(to.session)
         if session is not None:
@@ -260,7 +259,7 @@ class Gateway:
         """Send news to a session, if it still exists.
 
         Args:
-            session: Which.
+            session: Its id.
             frame: JSON text, as made by `protocol.replies.event`.
         """
         found = self._sessions.get(session)
@@ -349,7 +348,7 @@ class Gateway:
                 session = self._resume(session, message)
         finally:
             self._open.remove(connection)
-            if session.connection is connection:  # Else another one has it now.
+            if session.connection is connection:  # Otherwise another session has it now.
                 self._keep_or_end(session)
 
     async def _handle_agent(self, connection: GatewayConnection) -> None:
@@ -372,14 +371,14 @@ class Gateway:
             session.tell(1, failure(Code.NOT_FOUND, reason, field="session", id=message.id))
             return session
         self._resumable.remove(found)
-        if found.ends is not None:
-            found.ends.cancel()
-            found.ends = None
+        if found.expiry_timer is not None:
+            found.expiry_timer.cancel()
+            found.expiry_timer = None
         if not found.gone:
             self._close(found.connection, Close.RESUMED, "another connection resumed the session")
         found.resume(session, message)
         self._end(session)
-        self._expel_stranger(found)  # It is looked at again when the login of this connection ends.
+        self._expel_stranger(found)  # Checked again when the login of this connection ends.
         return found
 
     def _keep_or_end(self, session: Session) -> None:
@@ -390,7 +389,7 @@ class Gateway:
         address, most = session.connection.address, self._settings.sessions_max
         self._resumable.add(session, address)
         loop = asyncio.get_running_loop()
-        session.ends = loop.call_later(self._settings.resume_seconds, self._end, session)
+        session.expiry_timer = loop.call_later(self._settings.resume_seconds, self._end, session)
         surplus = None
         if self._resumable.count(address) > most_of_one(most):
             surplus = self._resumable.oldest(address)
@@ -402,17 +401,17 @@ class Gateway:
     def _end(self, session: Session) -> None:
         session.lasts = False
         self._forget_login(session)
-        if session.ends is not None:
-            session.ends.cancel()
+        if session.expiry_timer is not None:
+            session.expiry_timer.cancel()
         self._resumable.remove(session)
         del self._sessions[session.id]
         self._deliver.drop_session(session.id, session.caller)
 
     def _drop(self, session: Session, code: int, reason: str) -> None:
         session.lasts = False
-        if session.ends is None:
+        if session.expiry_timer is None:
             self._close(session.connection, code, reason)
-        else:  # It is away.
+        else:  # It has no connection.
             self._end(session)
 
     def _close(self, connection: GatewayConnection, code: int, reason: str) -> None:

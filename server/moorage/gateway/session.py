@@ -1,11 +1,11 @@
 """One client's session: handles its messages in order, and sends each reply to it.
 
 The gateway makes one per connection. Every message gets a number; a message without `id` is also
-given the next place in the line of replies, and its reply waits there for those before it. A reply
-to a message with `id` goes out as soon as it is known.
+given the next place in the line of replies, and its reply waits there for the replies before it. A
+reply to a message with `id` goes out as soon as it is known.
 
-Nothing here is dropped and nothing grows without bound: what is unanswered or unwritten counts
-against `inflight_max`, and at that limit the session stops reading until some of it is gone.
+Nothing is dropped and nothing grows without bound: unanswered and unwritten messages count against
+`inflight_max`, and at that limit the session stops reading until some are gone.
 """
 
 import asyncio
@@ -57,12 +57,13 @@ class Counts:
         messages_total: Messages read.
         malformed_total: Messages among them that could not be read.
         replies_total: Replies given, to clients that had left meanwhile too.
-        events_total: Pushed messages.
-        missed_total: Messages that were not pushed, since the session left too many unread.
+        events_total: Messages that were pushed.
+        missed_total: Messages that were not pushed, since the client left too many unread.
         slow_readers_total: Sessions dropped because they did not read.
         refused_full_total: Handshakes refused because all sessions were taken.
-        refused_unauthorized_total: Handshakes refused for want of a valid token.
-        refused_foreign_total: Requests refused that other sites' pages made, or under other names.
+        refused_unauthorized_total: Handshakes refused without a valid token.
+        refused_foreign_total: Requests refused: from other sites' pages, or under another host
+            name.
     """
 
     sessions_total: int = 0
@@ -80,7 +81,7 @@ class Counts:
 _LISTINGS: Final = frozenset(
     {DecisionFleet, DecisionListing, FleetListing, LeaseListing, PastFleet, QueueListing}
 )
-"""The messages of a session that are answered one after the other."""
+"""Messages whose answers are large: a session gets them one after the other."""
 
 _READS: Final = _LISTINGS | {Logs, QuotaListing, ReservationListing, Status, WhatIf, Why}
 """The messages that change nothing."""
@@ -104,14 +105,14 @@ class Session:
         deliver: Where its requests go.
         settings: Its limits.
         counts: Shared with all sessions.
-        turns: Those that all sessions take at reading large messages.
-        shares: How long small messages are read in one turn of the event loop.
+        turns: The turns of all sessions to read large messages.
+        shares: Limits the time for small messages in one turn of the event loop.
         drop: Starts closing the connection with a code and a reason.
 
     Attributes:
         deliver: As given; it may change.
-        lasts: It can be resumed where its connection is lost.
-        ends: Ends it, where it is not resumed before.
+        lasts: Whether it can be resumed after a lost connection.
+        expiry_timer: Closes the session if it is not resumed in time.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Session:
         self.connection = connection
         self.draining = False
         self.lasts = settings.resume_seconds > 0
-        self.ends: asyncio.TimerHandle | None = None
+        self.expiry_timer: asyncio.TimerHandle | None = None
         self.deliver = deliver
         self._settings = settings
         self._counts = counts
@@ -146,15 +147,15 @@ class Session:
         """Number of each unanswered message, and its `id`; None: it has a place in the line."""
         self._line: deque[int] = deque()
         self._early: dict[int, bytes] = {}
-        """Replies that wait in the line for those before them."""
+        """Replies that wait for earlier replies in the line."""
         self._parked: set[int] = set()
         self._patient: set[int] = set()
-        """Messages that may have to wait in the queue."""
+        """Messages whose requests may wait in the queue."""
         self._outbox: deque[bytes] = deque()
         self._events: deque[bytes] = deque()
         self._missed = 0
         self._held = 0
-        """Bytes of what waits for another connection."""
+        """Bytes of replies and news that wait for another connection."""
         self._resume: Resume | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
@@ -192,11 +193,11 @@ class Session:
         """Read messages until the client leaves; then handle small messages that it sent before.
 
         Returns:
-            The session that is to go on over this connection, where the client resumes one.
+            The client's request to resume another session over this connection, or None.
         """
         connection = self.connection
         try:
-            if self._tasks:  # Of the connection before: what has no `id` is taken in order.
+            if self._tasks:  # Of the previous connection: they are handled in order.
                 await asyncio.wait(self._tasks)
             while True:
                 frame = await connection.recv()
@@ -204,7 +205,7 @@ class Session:
                     return None
                 take = self._take_large if len(frame) > LARGE_BYTES else self._take_small
                 taking = await take(frame)
-                del frame  # Else it is held until the next one has come.
+                del frame  # Otherwise it stays in memory until the next one.
                 if self._resume is not None:
                     resume, self._resume = self._resume, None
                     return resume
@@ -227,7 +228,7 @@ class Session:
             if self.connection is not connection:
                 return None
             self._left = connection.has_left
-        began = time.perf_counter()  # A loop of uvloop counts whole milliseconds.
+        began = time.perf_counter()  # The clock of uvloop counts whole milliseconds.
         taking = self._take(frame)
         self._shares.spend(self.tenant, time.perf_counter() - began)
         return taking
@@ -235,7 +236,7 @@ class Session:
     async def _take_large(self, frame: str | bytes) -> asyncio.Future[None] | None:
         """Handle a large message when it is its turn; drop it if its connection is gone.
 
-        Thousands of them may wait when their senders leave.
+        Thousands of messages may wait when their senders leave.
         """
         connection = self.connection
         with connection.taking(len(frame)):
@@ -252,7 +253,7 @@ class Session:
     def resume(self, other: "Session", message: Resume) -> None:
         """Take over the connection of another session, which ends, and answer its message."""
         self.connection.let_go()
-        other._stop_slow_timer()  # noqa: SLF001  # It is of this class.
+        other._stop_slow_timer()  # noqa: SLF001  # `other` is of this class.
         self._stop_slow_timer()
         self.connection, self.caller = other.connection, other.caller
         self._gone, self._left, self._held = False, False, 0
@@ -260,10 +261,10 @@ class Session:
         if self.connection.paused:
             self._writable(False)  # noqa: FBT003  # As in `GatewayConnection`.
         if self._space is not None and not self._space.done():
-            self._space.set_result(None)  # Who waits for it reads the connection before.
+            self._space.set_result(None)  # Wakes the reader of the previous connection.
         self._space = None
         self._number += 1
-        # Its reply has no place in the line, where it would stand behind those that wait.
+        # Its reply has no place in the line, where it would wait for earlier replies.
         self._unanswered[self._number] = "" if message.id is None else message.id
         self._hand_over(Address(self.id, self._number), message, ())
         self._flush()  # At once: the next connection that resumes it must not get this reply.
@@ -276,8 +277,8 @@ class Session:
     def _full(self) -> bool:
         """Return whether the next message has to wait.
 
-        A page of a list costs a thousand times what other answers do: one that asks for many has
-        them made one by one, and none while it does not read.
+        A page of a list costs a thousand times as much as another answer. So a client gets its
+        pages one by one, and none while it does not read.
         """
         if self._listing not in self._unanswered:
             self._listing = 0
@@ -295,7 +296,7 @@ class Session:
         if isinstance(frame, bytes):
             self._refuse(number, None, _BINARY)
             return None
-        if self.draining and len(frame) > LARGE_BYTES:  # To read it takes time that the stop needs.
+        if self.draining and len(frame) > LARGE_BYTES:  # Decoding it would delay the stop.
             self._refuse(number, None, failure(Code.SHUTTING_DOWN, _STOPPING))
             return None
         try:
@@ -324,7 +325,7 @@ class Session:
 
     def _is_pointless(self, message: Request) -> bool:
         """Return whether the client of a message has left, so that its answer is of no use."""
-        if self.lasts:  # It may be resumed. Lists alone are too large to be buffered.
+        if self.lasts:  # It may be resumed; only lists are too large for the buffer.
             return self._gone and type(message) in _LISTINGS
         if isinstance(message, AllocationRequest) and message.lease:
             return self._left  # The lease would have no holder.
@@ -416,7 +417,7 @@ class Session:
         return not (self._gone or self._events or self._missed or self.connection.paused)
 
     def push(self, news: bytes) -> None:
-        """Send news. A client that leaves too many unread misses some, and learns how many.
+        """Send news. A client that leaves too many unread misses some, and gets their number.
 
         A client that reads nothing at all is disconnected, as for replies: see `slow_seconds_max`.
         """
@@ -451,7 +452,7 @@ class Session:
             self._drop(self, Close.TRY_LATER, "too many replies were waiting for the client")
 
     def _flush_soon(self) -> None:
-        # Once per turn of the loop: replies that become known together leave together.
+        # Once per turn of the loop: replies of one turn are sent together.
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -463,7 +464,7 @@ class Session:
             self._outbox.clear()
             self._events.clear()
             self._missed = 0
-        # Where it closes, nothing is written: what can be resumed holds it, all else is dropped.
+        # While closing, write nothing: resumable sessions buffer, others drop.
         takes = connection.open or not self.lasts
         for unwritten in (self._outbox, self._events):
             while takes and unwritten and not connection.paused:
@@ -485,7 +486,7 @@ class Session:
                 self._idle.set_result(None)
             self._idle = None
 
-    def _writable(self, writable: bool) -> None:  # The shape of `on_writable`.
+    def _writable(self, writable: bool) -> None:  # Has the type of `on_writable`.
         self._stop_slow_timer()
         if writable:
             self._flush_soon()

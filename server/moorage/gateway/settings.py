@@ -16,7 +16,7 @@ INFLIGHT_MAX: Final = 256
 PARKED_MAX: Final = 4_096
 EVENTS_MAX: Final = 1_024
 HELD_BYTES_MAX: Final = 262_144
-"""The limits of a session without a connection. Beyond it: replies end it, news are missed."""
+"""Buffered bytes of a session without a connection. Beyond it, replies end it; news are missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class GatewaySettings:
             and the socket is not read either.
         sessions_max: Open sessions, three quarters of them of one address. Beyond it: HTTP 503.
         handshakes_max: Connections without a session yet, three quarters of them of one address,
-            and as many again that the kernel keeps for us. Beyond it: the oldest is cut.
-        connections_max: Connections with and without a session. Beyond it: the oldest of the
-            latter is cut.
+            and as many again that wait in the kernel. Beyond it: the oldest is cut.
+        connections_max: Connections with and without a session. Beyond it: the oldest without a
+            session is cut.
         inflight_max: Messages of a session whose replies are not yet written. Beyond it the
             socket is not read; nothing is dropped.
         parked_max: Messages of a session that wait in the queue and so do not count as in
-            flight. Beyond it those that are ready to wait are refused as busy, others count.
+            flight. Beyond it, new requests that may wait are refused as busy.
         events_max: Pushed messages that a session may have unread. Beyond it they are dropped,
             and the session learns how many once it reads again.
         slow_seconds_max: How long a client may leave a full write buffer unread. Then: close
@@ -48,10 +48,10 @@ class GatewaySettings:
         open_seconds_max: How long an opening handshake may take. Then the connection is cut.
         close_seconds_max: How long a closing handshake may take. Then the connection is cut.
         resume_seconds: How long a session that lost its connection may be resumed; 0: not at all.
-            As many wait as may be open, and each holds up to `HELD_BYTES_MAX`.
+            At most `sessions_max` sessions wait, each with up to `HELD_BYTES_MAX`.
         drain_seconds_max: How long `Gateway.close` waits for replies to be written.
         deflate: Whether permessage-deflate is offered. Costs 40 KiB per session.
-        origins: Under which names, and for whose pages, the port answers. Any other: HTTP 403.
+        origins: The host names and the pages' origins that the port accepts. Any other: HTTP 403.
     """
 
     message_bytes_max: int = MESSAGE_BYTES_MAX
@@ -71,4 +71,4 @@ class GatewaySettings:
     resume_seconds: float = 0.0
     drain_seconds_max: float = 10.0
     deflate: bool = False
-    origins: Origins = Origins()  # noqa: RUF009  # It cannot be changed.
+    origins: Origins = Origins()  # noqa: RUF009  # It is immutable.

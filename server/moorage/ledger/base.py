@@ -1,8 +1,8 @@
 """The contract of a ledger: its records, its limits and its errors.
 
 The daemon opens one ledger, rebuilds the core's state from its recovery, appends the facts of
-every batch before any effect leaves, and now and then has the core condense its state into a
-checkpoint, so that starting stays quick however long the history has grown.
+every batch before any effect leaves, and writes checkpoints of the core's state from time to time,
+so that a start stays quick however long the history has grown.
 
 The exceptions:
 
@@ -46,7 +46,7 @@ class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like a
     Args:
         place: The ledger, as its owner calls it.
         pid: The process that holds it, as it wrote down itself; None if it has not yet.
-        reason: All of it in words; empty for what a file says.
+        reason: The whole message; empty: the usual message about a file.
     """
 
     def __init__(self, place: str, pid: int | None, reason: str = "") -> None:
@@ -109,9 +109,9 @@ class FactUnwritable(LedgerError):  # noqa: N818  # As LedgerLocked.
 class LedgerFailed(LedgerError):  # noqa: N818  # As LedgerLocked.
     """A write to the disk failed. The facts of that write may or may not be there.
 
-    Nothing is tried again: after a failed sync the kernel may have dropped the pages it could
-    not write, and a second sync would succeed without them. The process must end; the next one
-    reads what the disk really holds.
+    There is no retry: after a failed sync the kernel may have dropped the unwritten pages, and a
+    second sync would succeed without them. The process must end; the next one reads what the disk
+    really holds.
     """
 
 
@@ -146,12 +146,12 @@ class Recovery:
     """The contents of a ledger when it was opened.
 
     Args:
-        facts: The newest good checkpoint's facts, then every fact after it. To be iterated once,
-            before the ledger is closed. Raises `LedgerCorrupt` or `FactUnknown` at the first fact
-            that cannot be read.
+        facts: The newest good checkpoint's facts, then every fact after it. Iterate it once, before
+            the ledger is closed. Raises `LedgerCorrupt` or `FactUnknown` at the first fact that
+            cannot be read.
         last_seq: The last fact of the history; 0 if it is empty.
         checkpoint_seq: The fact as of which the checkpoint was taken; 0 if there is none.
-        warnings: Damage that was survived, each a sentence for the log.
+        warnings: Damage that recovery worked around, each a sentence for the log.
         fencing: Fencing numbers up to this one may be in use, even if no fact has them.
         goes_on: Whether the facts are only those after the position given at `open`.
     """
@@ -246,21 +246,21 @@ class Ledger(LedgerHistory, Protocol):
     ) -> Coroutine[Any, Any, int]:
         """Store facts; they are durable when this is awaited to its end.
 
-        Several calls may be under way. The call hands the facts over; they are stored in the order
-        of the calls, each call's whole or not at all, everything that is waiting in one
-        transaction. A call that is cancelled may have stored its facts.
+        Several calls may be under way. Facts are stored in the order of the calls, those of one
+        call all or not at all. One transaction stores the facts of all waiting calls. A call that
+        is cancelled may have stored its facts.
 
         Args:
-            facts: In order. None at all: waits for the calls before it.
+            facts: In order. Empty: only wait for earlier calls.
             at: Now, in seconds since the epoch.
-            lone: They are few, and the caller has nothing else to do: where the disk is quick, they
+            lone: The facts are few, and the caller has nothing else to do: on a quick disk, they
                 are durable before the call returns.
 
         Returns:
-            The seq of the last of them.
+            The seq of the last fact.
 
         Raises:
-            FactUnwritable: One of them is not plain JSON; none of them was stored.
+            FactUnwritable: A fact is not plain JSON; no fact was stored.
             LedgerFailed: The disk refused. Every later call raises the same.
             LedgerError: The ledger is not open.
         """
@@ -268,15 +268,15 @@ class Ledger(LedgerHistory, Protocol):
     async def checkpoint(self, seq: int, facts: Iterable[Fact]) -> None:
         """Store facts that rebuild the state as of `seq`; durable when this returns.
 
-        Encoded and written in pieces, so that appends go on meanwhile. The newest two stay.
-        A crash in the middle leaves the older ones as they were.
+        It is encoded and written in pieces, so that appends continue meanwhile. The newest two
+        stay. A crash in the middle leaves the older ones as they were.
 
         Args:
-            seq: A fact that has been handed to `append`, not older than the last checkpoint's.
+            seq: The seq of an appended fact, not older than the last checkpoint's.
             facts: What replay needs instead of the facts 1 to `seq`.
 
         Raises:
-            FactUnwritable: One of them is not plain JSON; no checkpoint was made.
+            FactUnwritable: A fact is not plain JSON; no checkpoint was made.
             LedgerFailed: The disk refused.
             LedgerError: `seq` is out of range, or the ledger is not open.
         """
@@ -288,11 +288,11 @@ class Ledger(LedgerHistory, Protocol):
         take the room.
 
         Args:
-            before: Those appended before this may go, in seconds since the epoch.
-            bytes_max: While more than this is used, others may go, too, the oldest first.
+            before: Facts appended before this time may go, in seconds since the epoch.
+            bytes_max: While the ledger is larger, other facts may go, too, the oldest first.
 
         Returns:
-            Whether there are more to delete.
+            Whether there are more facts to delete.
 
         Raises:
             LedgerFailed: The disk refused.

@@ -66,7 +66,7 @@ class FollowedLedger(StoredHistory):
     async def follow(self, take: Callable[[Sequence[Fact]], None]) -> bool:
         """Take facts that were written since the last call; return whether these were all.
 
-        Where it is cancelled, what was taken is whole pieces, and the next call goes on from there.
+        A cancelled call has taken whole pieces, and the next call continues after them.
 
         Raises:
             LedgerFailed: The database cannot be read now.
@@ -112,7 +112,7 @@ class FollowedLedger(StoredHistory):
             with self._reading.reading() as facts:
                 chain = facts.chain_of(taken.seq)
                 rows = facts.page(taken.seq, PAGE_FACTS_MAX, PAGE_BYTES_MAX)
-        if chain != taken.chain or not rows:  # Pruned, or the facts of another history.
+        if chain != taken.chain or not rows:  # They were pruned, or are of another history.
             raise LedgerError(f"{self._place} does not go on from fact {taken.seq}")
         check_links(rows, taken.seq, chain, (), self._place)
         return [

@@ -22,9 +22,9 @@ def check_links(
     """Check that facts follow one another, and that each is linked to the one before.
 
     Args:
-        rows: In order, each with a checksum that is right.
+        rows: In order, each with a correct checksum.
         after: The seq of the fact before them.
-        chain: Its chain; None if it is not there any more.
+        chain: Its chain; None if that fact was deleted.
         lost: Facts that may be missing: their loss was accepted.
         place: The ledger, for messages.
 

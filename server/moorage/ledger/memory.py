@@ -1,7 +1,7 @@
 """The ledger in memory, for tests, trials and demonstrations. Its facts end with the process.
 
-Facts go through the same codec and the same checks as on disk, so that a fact which the disk
-could not hold fails here too. Calls give way to others once, as they would wait for a disk.
+Facts pass the same codec and checks as on disk, so that a fact that the disk could not hold fails
+here, too. Each call yields to other tasks once, as if it waited for a disk.
 """
 
 import asyncio
@@ -119,7 +119,7 @@ class MemoryLedger:
     async def read(
         self, after: int = 0, limit: int = PAGE_FACTS_MAX, kind: str | None = None
     ) -> list[LedgerEntry]:
-        del kind  # All are there without a disk.
+        del kind  # Without a disk, leaving facts out saves nothing.
         await asyncio.sleep(0)
         self._check_open()
         after = max(after, self._storage.pruned)

@@ -1,7 +1,7 @@
 """Rebuilds a ledger without its lost part: only on a user's order.
 
-The state is rebuilt from the newest good checkpoint and the facts behind it, up to the first that
-is missing: what came after that is not taken, since it speaks of what is unknown.
+The state is rebuilt from the newest good checkpoint and the facts behind it, up to the first
+missing one: later facts are not used, since they may depend on it.
 """
 
 import time
@@ -132,7 +132,7 @@ def _contents(found: LedgerWalk, rows: Sequence[HeldFacts]) -> LedgerContents:
         (newest, parts) = found.checkpoints[0]
         base = newest.seq
         for part in parts:
-            for fact in FACTS.unpack(part, "", ""):  # They were read before.
+            for fact in FACTS.unpack(part, "", ""):  # Their parts were read before.
                 contents.take(changes_of(fact))
     for row in rows:
         if row.seq > base:
@@ -148,7 +148,7 @@ def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
     """
     reserved = max(found.fencing.first, found.fencing_seen)
     if not found.fencing.known:
-        # What was given out is unknown: microseconds go faster than grants ever did.
+        # The used numbers are unknown, but there were fewer grants than microseconds.
         reserved = max(reserved, time.time_ns() // 1000)
 
     def fill(new: FactTables) -> None:

@@ -1,6 +1,6 @@
 """Reads everything in a ledger, damaged or not, for `verify` and `repair`.
 
-Unlike a start, this looks at the whole history, and goes on behind what cannot be read.
+Unlike a start, this reads the whole history, and continues after unreadable parts.
 """
 
 import contextlib
@@ -49,9 +49,9 @@ class LedgerWalk:
 
     Attributes:
         findings: Faults, one sentence with the place for each.
-        unknown: Facts of a newer release: no damage, and nothing that may be left out.
-        rows: The facts that are as they were written, in order.
-        checkpoints: Those that are, newest first, with their parts.
+        unknown: Facts of a newer release: they are no damage, and must not be dropped.
+        rows: The undamaged facts, in order.
+        checkpoints: The undamaged checkpoints, newest first, with their parts.
         pruned: The last fact that was deleted on purpose.
         lost: Facts whose loss was accepted before.
         mark: The last seq that the ledger recorded as written.
@@ -83,7 +83,7 @@ def walk(ledger: Path) -> LedgerWalk:
     """Read all of a ledger, which may be in use. Changes nothing.
 
     Raises:
-        LedgerError: There is none, or it is none of this release.
+        LedgerError: There is no ledger, or another release wrote it.
         OSError: A file cannot be read at all.
     """
     mark, fencing = read_marks(ledger)
@@ -218,13 +218,13 @@ def _check_facts(tables: FactTables, ledger: Path, found: LedgerWalk) -> Iterato
 def windows(tables: FactTables, found: LedgerWalk) -> Iterator[tuple[str, list[FactRow], str]]:
     """Read all facts that SQLite can read, some at a time.
 
-    In a damaged tree other bounds find other facts: what must find the same asks in the same way.
+    In a damaged tree, reads with other bounds find other facts: only equal bounds find the same.
 
     Returns:
-        Each time a name for the facts, those that can be read, and why not all.
+        For each range: its name, its readable facts, and why others cannot be read.
     """
     last = found.mark.first
-    with contextlib.suppress(*UNREADABLE):  # Others may be readable where the last one is not.
+    with contextlib.suppress(*UNREADABLE):  # Others may be readable even if the last one is not.
         last = max(last, tables.last_seq())
     for start in range(found.pruned, last, _WINDOW):
         end = min(start + _WINDOW, last)

@@ -19,7 +19,7 @@ from moorage.ledger.base import LedgerFailed
 from moorage.storage.base import FactRow, Facts, FactStore, StorageError
 
 QUICK_SECONDS: Final = 0.002
-"""The event loop waits this long for a commit, and only if the latest one took less."""
+"""How long the event loop waits for a commit, if the latest commit took less."""
 
 
 class WriteJob(msgspec.Struct, frozen=True, eq=False):
@@ -64,7 +64,7 @@ class GroupCommit:
         self._finished: queue.SimpleQueue[_Finished] = queue.SimpleQueue()
         """Facts that the thread has committed, and the event loop has not processed yet."""
         self._unsettled = 0
-        """Submitted jobs whose futures are not resolved yet. Of the event loop."""
+        """Submitted jobs whose futures are not resolved yet. Only the event loop uses it."""
         self._seconds = 0.0
         """How long the latest commit of facts took."""
         # A daemon thread: a disk that hangs must not keep the process from ending.
@@ -138,7 +138,7 @@ class GroupCommit:
         works = [job.work for job in jobs if job.work is not None]
         try:
             returned = iter(self._store.commit(rows, fencing, works))
-        except Exception as no:  # noqa: BLE001  # All that wait must hear of it.
+        except Exception as no:  # noqa: BLE001  # All waiting calls get the error.
             self._failure = LedgerFailed(str(no))
             return []
         if rows:
@@ -175,4 +175,4 @@ class GroupCommit:
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
-            # The loop is gone, and everybody who could have waited with it.
+            # The loop has closed, so nothing waits any more.

@@ -57,7 +57,7 @@ def create_app(services: WebServices | StandbyServices) -> Starlette:
 
     async def refuse(request: Request, error: Exception) -> Response:
         """Return the response for a failure, also of the framework, in the documented form."""
-        if standby is not None and isinstance(error, HTTPException):  # Another server has the path.
+        if standby is not None and isinstance(error, HTTPException):  # The leader has the path.
             error = standby.refusal()
         if isinstance(error, HTTPException) and error.status_code == _WRONG_METHOD:
             return _wrong_method(router, request)
@@ -75,7 +75,7 @@ def create_app(services: WebServices | StandbyServices) -> Starlette:
         middleware=middleware,
         exception_handlers=dict.fromkeys((ServiceError, HTTPException, Exception), refuse),
     )
-    app.router.redirect_slashes = False  # It would send clients to whatever host they named.
+    app.router.redirect_slashes = False  # A redirect would go to any host that the client named.
     setattr(app.state, ENCODING, asyncio.Lock())
     return app
 
@@ -172,7 +172,7 @@ def _about_routes(services: WebServices | StandbyServices) -> HttpRouter:
         """Return the metrics in the Prometheus text format."""
         async with getattr(request.app.state, ENCODING):
             text = services.metrics_text()
-            await asyncio.sleep(0)  # Many are made one by one.
+            await asyncio.sleep(0)  # Other tasks run between several of them.
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
@@ -190,7 +190,7 @@ def _wrong_method(router: HttpRouter, request: Request) -> Response:
         Code.UNSUPPORTED, text, field="method", expected=known, status=_WRONG_METHOD
     )
     answer = failure(fault, request.url.path)
-    answer.headers["allow"] = known  # RFC 9110, 15.5.6: it must be there.
+    answer.headers["allow"] = known  # RFC 9110, 15.5.6 requires it.
     return answer
 
 

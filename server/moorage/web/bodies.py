@@ -92,11 +92,11 @@ class BodyReader:
         """Read and return the body.
 
         Args:
-            request: Whose.
-            most: Its bytes.
+            request: The request with the body.
+            most: Most bytes of the body.
 
         Raises:
-            ServiceError: `too_large` (413), `busy` (429), 408 where it does not arrive, or 415
+            ServiceError: `too_large` (413), `busy` (429), 408 if it does not arrive, or 415
                 where it is compressed.
         """
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
@@ -229,7 +229,7 @@ class CountedBodies:
 class _InParts(Response):
     """A JSON answer that is encoded in parts, each when the client has read the previous one.
 
-    So no number of large answers holds up the others, nor takes memory while they are not read.
+    So large answers delay no others, and take no memory while clients do not read them.
     """
 
     media_type = "application/json"
@@ -247,7 +247,7 @@ class _InParts(Response):
         while more:
             async with getattr(scope["app"].state, ENCODING):
                 part = next(self._parts, b"")
-                await asyncio.sleep(0)  # Whatever else there is to do goes first.
+                await asyncio.sleep(0)  # Other tasks go first.
             more = bool(part)
             await send({"type": "http.response.body", "body": part, "more_body": more})
 
@@ -268,7 +268,7 @@ async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
     """Read and return a body; refuse one that is not a JSON object.
 
     Raises:
-        ServiceError: As `BodyReader.read_json`; `bad_message`.
+        ServiceError: As `BodyReader.read_json`; `bad_message`: it is no JSON object.
     """
     value = await bodies.read_json(request)
     if not isinstance(value, dict):
@@ -362,7 +362,7 @@ def read_as(body: JsonObject, kind: type[T]) -> T:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        # It names the field at its end, as `percent` where it is missing and else as `$.percent`.
+        # The error ends with the field: `percent` if it is missing, otherwise `$.percent`.
         field = str(error).rpartition("`")[0].rpartition("`")[2].removeprefix("$.")
         raise ServiceError.wrong_field(field, expected[field]) from error
 
@@ -389,7 +389,7 @@ def failure(fault: ServiceError, path: str) -> Response:
     if is_of_clusters(path):
         content["error"], content["details"] = fault.reason, error
     response = json_response(content, fault.status)
-    if fault.status == 401:  # noqa: PLR2004  # The status that has to say how to do better.
+    if fault.status == 401:  # noqa: PLR2004  # This answer must say how to log in.
         response.headers["www-authenticate"] = "Bearer"
     return say_when(response, error)
 

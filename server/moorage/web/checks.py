@@ -44,12 +44,12 @@ class RequestChecks:
     """Refuses requests that must not reach an endpoint.
 
     Args:
-        origins: Under which names, and for whose pages, requests are answered.
-        connections: Those that requests come on.
+        origins: The host names and the pages' origins that are accepted.
+        connections: The connections of the port.
         authenticate: Given a bearer token, returns the caller, or None if it is not valid.
 
     Attributes:
-        websocket_port: Where WebSockets are spoken; 0 if it is unknown.
+        websocket_port: Port of the WebSocket; 0 if it is unknown.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class RequestChecks:
             await turn
         self._shares.spend(payer, REQUEST_SECONDS)
         if scope["path"] == CALLBACK and ("sec-fetch-mode", "navigate") in headers:
-            # The issuer's page sends the browser here; `state` says that we sent it there.
+            # The issuer's page sends the browser here; `state` proves that it began here.
             headers = [each for each in headers if each[0] != "sec-fetch-site"]
         target = scope["raw_path"].decode("latin-1")
         foreign = self.origins.refusal(target, headers, (scope["server"] or ("",))[0])
@@ -95,7 +95,7 @@ class RequestChecks:
         elif ("upgrade", "websocket") in ((name, value.lower()) for name, value in headers):
             await _last(self._elsewhere(), scope["path"], 426)(scope, receive, send)
         elif _LENGTHS.issubset(name for name, _ in headers):
-            # Two programs on the way may each believe another one (RFC 9112, 6.1).
+            # Two proxies may each obey another one of the two (RFC 9112, 6.1).
             fault = ServiceError.wrong_field(
                 "content-length", "either Content-Length or Transfer-Encoding"
             )
@@ -172,7 +172,7 @@ class Dated:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, and add the age headers to its answer."""
-        headers = self._reads.headers()  # What comes meanwhile may be in the answer, or not.
+        headers = self._reads.headers()  # The answer may also reflect later facts.
 
         async def send_with_age(message: Message) -> None:
             if message["type"] == "http.response.start":

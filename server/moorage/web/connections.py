@@ -1,8 +1,8 @@
 """Limits the connections of the HTTP port: in number, per address, and in time.
 
-uvicorn makes a `HttpConnection` of each; `web.checks` asks `Connections` whether there are too many
-requests. Without these limits, silent connections, or heads that arrive byte by byte, would block
-the port for all clients.
+uvicorn makes an `HttpConnection` for each; `web.checks` asks `Connections` whether there are too
+many requests. Without these limits, silent connections, or heads that arrive byte by byte, would
+block the port for all clients.
 
 A connection is *busy* from the head of a request to the last byte of its answer, else *idle*. When
 there are too many, the one that has been idle for longest is closed. At most `RESERVED_MAX` fewer
@@ -145,7 +145,7 @@ class HttpConnection(H11Protocol):
             return
         busy = self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY} or self.flow.write_paused
         self._connections.note(self, busy=busy)
-        # Between two requests nothing is due; how long that may last is uvicorn's to see to.
+        # Between two requests there is no time limit here; uvicorn closes idle connections.
         between = self._has_answered and self.conn.their_state is h11.IDLE and not self._has_begun
         if busy or between:
             if self._head is not None:

@@ -215,12 +215,12 @@ async def _enter(
 
     Args:
         console: Has the logins.
-        token: What was given.
-        address: Of whom.
-        failing: How many of an address wait for such an answer.
+        token: The given token.
+        address: The caller's address.
+        failing: How many refused logins of an address wait for their answer.
 
     Raises:
-        ServiceError: `unauthorized`; `busy` where too many of the address failed just now.
+        ServiceError: `unauthorized`; `busy` if too many logins of the address failed just now.
     """
     if failing[address] >= FAILING_LOGINS_MAX:
         raise ServiceError(Code.BUSY, "logins from your address fail; try again in a moment")

@@ -29,7 +29,7 @@ def console_sign_in_routes(console: Console) -> HttpRouter:
     """Return the router of the sign-in endpoints, which need no token; empty without an issuer.
 
     Args:
-        console: What they need of the daemon.
+        console: The daemon's services for the console.
     """
     router, flow = HttpRouter("console"), console.sign_in
     if flow is None:
@@ -76,7 +76,7 @@ def console_sign_in_routes(console: Console) -> HttpRouter:
 
 def url_is_secure(request: Request) -> bool:
     """Return whether the browser uses TLS, to this server or to a proxy in front of it."""
-    # Who forges the header deceives only itself: the issuer knows the addresses that it sends to.
+    # A client that forges the header gains nothing: the issuer knows the valid addresses.
     return request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
 
 

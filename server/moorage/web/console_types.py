@@ -40,7 +40,7 @@ class PlaygroundRun(WebType, rename=None):
     """A policy to try: `code` of its file, or the URI of a version.
 
     `fleet`: `"live"`, `{"clusters": [documents]}`, or `{"decision": request}`, the fleet before
-    that decision. `requests`: at most 100; each one that fits is held.
+    that decision. `requests`: at most 100; each one that fits takes its place on the fleet.
     """
 
     code: str | UnsetType = UNSET

@@ -21,7 +21,7 @@ from moorage.web.services import AuditNotes
 
 READS: Final = frozenset(
     {
-        "/allocate",  # What it changes is a lease, and in the ledger.
+        "/allocate",  # It changes leases, which the ledger records.
         "/api/filter",
         "/api/filter-data",
         "/api/no-ir/filter",
@@ -85,7 +85,7 @@ class Noted:
         about = {**state.get(NAMED, {}), **scope.get("path_params", {})}
         what, remote = f"{scope['method']} {path}", remote_of(scope)
         who = state.get(TENANT, "")
-        # What the server does itself, it says itself, in one line.
+        # The server logs its own changes itself, in one line.
         itself = caller is not None and caller.token_name == SERVER_ITSELF
         log.log(
             logging.DEBUG if itself else logging.INFO,
@@ -94,7 +94,7 @@ class Noted:
             what=what,
             **about,
             remote=remote,
-            # What a proxy says, or anybody else: it has a field of its own.
+            # Any client may send this header, so it has a field of its own.
             forwarded_for=Headers(scope=scope).get("x-forwarded-for", "")[:FORWARDED_CHARS_MAX],
         )
         role, token = (caller.role, caller.token_name) if caller else ("", "")

@@ -33,9 +33,9 @@ class HttpEndpoint:
         path: Names in braces are parameters.
         handler: The function; its docstring is the description.
         summary: The description in a few words; empty: `/openapi.json` leaves the endpoint out.
-        tags: What it belongs to.
+        tags: Groups of the description that it belongs to.
         described: Further parts of the description: `responses`, `requestBody`.
-        guard: Called before; it raises `ServiceError` unless the caller may come in.
+        guard: Called before the function; raises `ServiceError` unless the caller is let in.
     """
 
     path: str
@@ -93,7 +93,7 @@ class HttpRouter:
     """A list of endpoints; a request gets the first one that matches.
 
     Args:
-        tag: What they belong to in the description.
+        tag: The group of the description that they belong to.
 
     Attributes:
         endpoints: Those so far.
@@ -130,7 +130,7 @@ class HttpRouter:
 
         Args:
             other: That router.
-            guard: Called before each of them, where it is given.
+            guard: Called before each of these endpoints, if given.
         """
         if guard is not None:
             self.endpoints += [replace(each, guard=guard) for each in other.endpoints]

@@ -308,7 +308,7 @@ def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
         except ServiceError as error:
             fault = error.status >= SERVER_ERRORS and not error.code.startswith("policy_")
             if error.code is not Code.BUSY and not fault:
-                error.status = 400  # The one status that its clients know (8.2).
+                error.status = 400  # The only status that its clients know (8.2).
             raise
         return _with_warnings(documents, warnings)
 
@@ -426,7 +426,7 @@ def _allocator(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
         4xx: the request is refused; 500: the policy or the server failed.
         """
-        if task := asyncio.current_task():  # What no client reads need not be decided.
+        if task := asyncio.current_task():  # An answer that no client reads need not be decided.
             request.scope[LEFT] = (task.cancel,)
         body = await bodies.read(request, ALLOCATION_BYTES_MAX)
         trace = request.headers.get("traceparent", "")

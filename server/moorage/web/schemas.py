@@ -372,12 +372,12 @@ def operation(
     """Return the OpenAPI description of an endpoint's body and answers.
 
     Args:
-        answer: The type of what it answers.
-        body: The type of what it takes, or a tuple of types, the first of which says what it is;
-            None: it takes nothing.
-        statuses: Of its answers, the usual one first.
-        bare: The answer stands alone, not as `data` of `{"success": true, "data"}`.
-        refusals: The statuses of its refusals are named one by one, each with its codes.
+        answer: The type of the answer.
+        body: The type of the body, or a tuple of types, the first of which describes it; None: no
+            body.
+        statuses: Statuses of its answers, the usual one first.
+        bare: The answer has no envelope `{"success": true, "data"}`.
+        refusals: Whether the description lists each status of a refusal, with its codes.
     """
     schema = _schema(answer)
     if not bare:

@@ -43,19 +43,19 @@ class WebServer:
     """Serves HTTP. Use it once: `start`, then `close`.
 
     Args:
-        services: What the endpoints reach, or those of a server that stands by.
-        drain_seconds: How long requests may go on after `close`; then they are answered 503
+        services: The services behind the endpoints, or those of a standby.
+        drain_seconds: How long requests may continue after `close`; then they are answered 503
             `shutting_down`.
-        origins: Under which names, and for whose pages, requests are answered.
-        connections_max: Open connections; beyond it, an idle one gives way.
-        trusts: Returns whether answers may leave; else they are `shutting_down`.
+        origins: The host names and the pages' origins that are accepted.
+        connections_max: Open connections; beyond it, an idle one is closed.
+        trusts: Returns whether answers may leave; otherwise the answer is `shutting_down`.
     """
 
     def __init__(
         self,
         services: WebServices | StandbyServices,
         drain_seconds: int = DRAIN_SECONDS,
-        origins: Origins = Origins(),  # noqa: B008  # It cannot be changed.
+        origins: Origins = Origins(),  # noqa: B008  # It is immutable.
         *,
         connections_max: int = CONNECTIONS_MAX,
         trusts: Callable[[], bool] = lambda: True,
@@ -93,7 +93,7 @@ class WebServer:
         finally:
             ready.cancel()
         if self._serving.done():
-            self._serving.result()  # Raises why it did not start.
+            self._serving.result()  # Raises the reason if it did not start.
         return bound
 
     @contextlib.asynccontextmanager
@@ -153,7 +153,7 @@ def _config(app: ASGIApp, connections: Connections, drain_seconds: int) -> uvico
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # Anybody may send them; `web.notes` tells them apart.
+        proxy_headers=False,  # Any client may send these headers; `web.notes` logs them separately.
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=drain_seconds,
     )
@@ -178,7 +178,7 @@ class _OnlyFor:
 class _Drained:
     """Answers requests that are cancelled when the server closes, without logging tracebacks.
 
-    It does the same in place of answers that may not be sent.
+    It also replaces answers that must not be sent.
     """
 
     def __init__(self, app: ASGIApp, trusts: Callable[[], bool]) -> None:
@@ -204,7 +204,7 @@ class _Drained:
         try:
             await self.app(scope, receive, send_and_watch)
         except asyncio.CancelledError:
-            # By uvicorn, to end it, or as its client has left: its result is not awaited.
+            # uvicorn cancels it at the end of the server, or when the client has left.
             if not begun:
                 await refuse()
 

@@ -158,17 +158,16 @@ class Console:
     """The additional services of the web console.
 
     Args:
-        logins: The person who has logged in.
-        needs_login: Whether there are tokens.
-        local: The caller of each request where there are none.
-        websocket_scheme: How the WebSocket is spoken: `ws` or `wss`.
-        websocket_port: Where the WebSocket is.
-        expel: Closes the WebSockets whose login is over.
+        logins: The logins of persons.
+        needs_login: Returns whether tokens are configured.
+        local: The caller of each request if no tokens are configured.
+        websocket_scheme: Scheme of the WebSocket's URL: `ws` or `wss`.
+        websocket_port: Returns the port of the WebSocket.
+        expel: Closes the WebSockets whose login has ended.
         on_stranger: Called with the address of a login with a wrong token.
-        pending: What to wait for before `logins` knows a token, as `WebServices` has it.
+        pending: As in `WebServices`, for `logins`.
         sign_in: Signs in at an issuer; None: there is none.
-        try_policy: Takes what is to be tried in the playground, and for whom; returns what came
-            of it.
+        try_policy: Takes the body of a trial in the playground and its caller; returns the outcome.
     """
 
     logins: Logins
@@ -188,10 +187,10 @@ class StandbyServices:
     """The services behind the HTTP endpoints of a standby.
 
     Args:
-        authenticate: See `WebServices`; and so `pending`, `readiness`, `metrics_text`, `audit`.
+        authenticate: See `WebServices`.
         pending: As above.
         readiness: As above.
-        refusal: Returns what all other requests are answered.
+        refusal: Returns the refusal of all other requests.
         metrics_text: As above.
         audit: As above.
     """
@@ -211,8 +210,8 @@ class StandbyReads:
 
     Args:
         refusal: See `StandbyServices`.
-        doubt: Returns why it does not answer of itself; None where it does.
-        headers: Returns the headers of all its answers: revision, time, leader.
+        doubt: Returns why the standby refuses a read; None if it answers.
+        headers: Returns the headers of its answers: revision, time, leader.
     """
 
     refusal: Callable[[], ServiceError]
@@ -226,31 +225,30 @@ class WebServices:
 
     Args:
         ownership: Decides who may change clusters, policies and aliases.
-        blocks: Their documents, and the documents of their metrics.
-        publications: What authors change about policies.
-        aliases: What policies are known as.
-        block_actions: Where blocks would run.
-        search: Takes the kind (a filter or a ranking), its body, bare or in its envelope, and
-            on whose behalf a policy ranks; returns the cluster documents that it finds, and
-            warnings.
-        execute: Takes an executor, a body and who asks; returns what the policy returned.
-        allocate: Takes the body of `POST /allocate`, who asks and from where, and the header
-            `traceparent` or ""; returns the status and the JSON of the answer. None: that
-            endpoint is not served.
-        operate: Takes an operation, as on the socket, and who asks and from where; returns the
-            same as `allocate`.
+        blocks: Documents of blocks, and of their metrics.
+        publications: Publishes, changes and deletes policies.
+        aliases: Changes aliases of policies.
+        block_actions: Finds places for blocks.
+        search: Takes the kind (a filter or a ranking), its body, bare or in its envelope, and the
+            caller's tenant; returns the found cluster documents, and warnings.
+        execute: Takes an executor, a body and the caller's tenant; returns the policy's value.
+        allocate: Takes the body of `POST /allocate`, the caller and its address, and the header
+            `traceparent` or ""; returns the status and the JSON of the answer. None: that endpoint
+            is not served.
+        operate: Takes an operation, as on the socket, the caller and its address; returns the same
+            as `allocate`.
         authenticate: Takes the bearer token, or None if there is none; returns the caller,
             or None to answer 401.
-        pending: Takes the same; returns what to wait for before `authenticate` knows it, which
-            tells whether it can be known now; None: nothing.
-        sign_in: What clients need to sign in with OpenID Connect, as `GET /sign-in` answers it.
-        readiness: Returns whether requests can be served, and what says so, by component.
+        pending: Takes the same; returns an awaitable to wait for before `authenticate`, or None.
+            Its result: whether the token can be judged now.
+        sign_in: The answer to `GET /sign-in`: parameters to sign in with OpenID Connect.
+        readiness: Returns whether requests can be served, and the state of each component.
         metrics_text: Returns the server's own metrics in the Prometheus text format.
-        history: Takes who asks, minutes, and minutes a point; returns the last day in numbers.
-        tickets: Let pages of browsers open a WebSocket.
-        audit: Takes note of changes, refusals and failed logins.
+        history: Takes the caller, minutes, and minutes per point; returns figures of the last day.
+        tickets: Tickets with which browser pages open a WebSocket.
+        audit: Records changes, refusals and failed logins.
         console: None: the web console is not served.
-        standby: Another server leads, so that nothing is changed here; None: this one does.
+        standby: The reads of a standby, which changes nothing; None: this server leads.
     """
 
     clusters: ClusterDocuments

@@ -47,7 +47,7 @@ async def wait_for_issuer(
     """Wait for the signing keys of a token's issuer, if they are not known yet.
 
     Raises:
-        ServiceError: `unavailable`: it does not answer, or tokens cannot be read.
+        ServiceError: `unavailable`: The issuer does not answer, or stored tokens cannot be read.
     """
     waiting = pending(token)
     if waiting is not None and not await waiting:

@@ -120,7 +120,7 @@ async def test_a_pod_gets_the_devices_of_its_lease_in_their_order(world):
     assert world.plane.all("ResourceClaim") == []
 
 
-async def test_with_counted_devices_a_pod_requests_their_number(world):
+async def test_a_pod_requests_the_number_of_leased_gpus_on_counted_nodes(world):
     world.plane.create(node("n1", gpus=4), node("n2", gpus=4))
     await world.backend.start(on(simulated_spec(), share("n2", "0", "2")))
     (made,) = world.pods()
@@ -192,7 +192,7 @@ async def test_a_gang_that_cannot_start_completely_leaves_no_pods(world):
     assert len(world.plane.all("ResourceClaim")) == 1
 
 
-async def test_a_service_leads_to_its_pod(world):
+async def test_a_kubernetes_service_routes_to_its_pod(world):
     world.plane.create(*dra_node("n1"))
     spec = PodServiceResourceSpec(image=IMAGE, port=8080, readiness=Readiness(path="health"))
     ready = await world.backend.start(on(spec, share("n1", "GPU-n1-0")))

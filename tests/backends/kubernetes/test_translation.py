@@ -46,7 +46,7 @@ def test_forbidden_fields_of_a_pod_are_refused_by_name(manifest: dict, field: st
 
 
 @pytest.mark.parametrize("vendor", ["NVIDIA", "AMD", "ASCEND", "HABANA"])
-def test_the_environment_cannot_claim_all_devices(vendor: str) -> None:
+def test_a_specs_environment_cannot_claim_all_devices(vendor: str) -> None:
     spec = PodResourceSpec(image="a", environment={f"{vendor}_VISIBLE_DEVICES": "all"})
     with pytest.raises(UnsupportedSpecError, match=f"environment: {vendor}_VISIBLE_DEVICES"):
         pod_order(spec)

@@ -135,7 +135,7 @@ def test_a_defect_is_found_by_its_law_alone(law: str, defect: Callable[[FaultHis
     assert [name for name, found in violations(history).items() if found] == [law]
 
 
-def test_each_law_has_a_defect():
+def test_each_law_is_tested_with_a_defect():
     assert {law for law, _ in DEFECTS} == LAWS.keys()
 
 

@@ -163,7 +163,7 @@ def test_clusters_with_a_live_status_are_candidates(status):
 
 
 @pytest.mark.parametrize("status", ["", "down", "draining", "maintenance", 1])
-def test_other_statuses_are_no_candidates(status):
+def test_clusters_with_other_statuses_are_no_candidates(status):
     assert not is_live({"status": status})
 
 

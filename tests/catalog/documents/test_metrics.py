@@ -91,7 +91,7 @@ def test_totals_are_computed_only_if_missing():
         ({"clusterId": "c", "cluster": 3}, "cluster"),
     ],
 )
-def test_wrong_fields_are_named(given, field):
+def test_a_refusal_names_each_wrong_field_of_metrics(given, field):
     with pytest.raises(ServiceError) as caught:
         read_metrics_document(given)
     assert caught.value.field == field

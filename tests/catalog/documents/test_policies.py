@@ -95,7 +95,7 @@ def test_stored_urls_have_no_credentials(login):
         ({"description": 1}, Code.BAD_MESSAGE, "description"),
     ],
 )
-def test_wrong_fields_are_named(change, code, field):
+def test_a_refusal_names_each_wrong_field_of_a_policy(change, code, field):
     with pytest.raises(ServiceError) as caught:
         complete_policy_document({**GIVEN, **change})
     assert (caught.value.code, caught.value.field) == (code, field)

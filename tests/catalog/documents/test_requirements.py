@@ -60,7 +60,7 @@ def test_each_fault_of_a_line_has_its_own_message(line, why):
 @pytest.mark.parametrize(
     "line", ["socket", "asyncio", "subprocess", "numpy @ https://x/numpy.whl", "numpy-financial"]
 )
-def test_packages_that_policies_cannot_import_are_unmet(line):
+def test_packages_that_policies_cannot_import_are_unmet_requirements(line):
     assert find_unmet(f"json\r\n{line}  # !\r\n") == [Unmet(2, line)]
 
 

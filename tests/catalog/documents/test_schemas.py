@@ -34,7 +34,7 @@ def refusal(call, *arguments) -> ServiceError:
     return caught.value
 
 
-def test_a_document_without_schemas_has_none():
+def test_a_policy_without_schema_fields_has_no_schemas():
     assert prepare().schemas is None
     assert prepare(policy_input_schema={}, management_commands_schema=[]).schemas is None
 

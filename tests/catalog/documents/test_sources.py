@@ -248,7 +248,7 @@ async def test_urls_that_do_not_serve_code_are_refused(host):
     assert (await fault("http:///x")).code is Code.BAD_POLICY
 
 
-async def test_hosts_that_are_not_allowed_get_no_request(host, server):
+async def test_no_request_goes_to_a_host_that_is_not_allowed(host, server):
     fault = await fetch_refusal(host + "/rule.tar.gz", hosts=frozenset({"code.example"}))
     assert "127.0.0.1 is not allowed" in fault.reason
     assert "code.example" in fault.expected

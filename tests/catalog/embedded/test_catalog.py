@@ -273,7 +273,7 @@ async def test_a_policy_is_published_changed_and_deleted(open_place):
     assert open_place.changes == [PolicyPut(URI), PolicyPut(URI), PolicyDeleted(URI)]
 
 
-async def test_another_content_under_a_registered_uri_is_refused(catalog):
+async def test_other_content_under_a_registered_uri_is_refused(catalog):
     record = await publish(catalog)
     for more in ({"code": POLICY + "#"}, {"policy_settings": {"a": 1}}, {"description": "x"}):
         with expect_refusal(Code.ALREADY_EXISTS, "policy_rule_uri"):

@@ -570,7 +570,7 @@ async def test_an_invalid_uri_causes_no_request(site, open_place, uri):
 # The end -----------------------------------------------------------------------------------------
 
 
-async def test_closing_cancels_running_requests(site, open_place):
+async def test_closing_the_catalog_cancels_running_requests(site, open_place):
     catalog = await open_place.open(site, timeout_seconds=60.0)
     site.behave = silence
     waiting = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))

@@ -164,7 +164,7 @@ async def test_a_redirect_on_the_same_host_is_followed(faulty, service):
     assert faulty.requests[1].body == {"query": {"id": {"$in": ["a"]}}}
 
 
-async def test_connections_stay_open(faulty, service):
+async def test_a_service_client_reuses_its_connection(faulty, service):
     ports = set()
 
     async def note(request, writer):

@@ -643,7 +643,7 @@ def process():
 
 
 @both
-def test_a_pool_of_which_a_process_was_killed_is_not_tried_again(kind, tmp_path):
+def test_a_pool_with_a_killed_process_is_not_tried_again(kind, tmp_path):
     with process() as processes:
         executor = kind(graph("a"), ResourcePool({}), retries=2, run_in=processes)
         result = execute(executor, {"a": dies_once(tmp_path)})

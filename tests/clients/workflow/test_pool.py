@@ -240,7 +240,7 @@ def test_under_random_calls_nothing_is_lost_and_everybody_is_served(story, chanc
     assert (account.free, len(account)) == ([6, 6, 6], 0)
 
 
-def test_a_timeline_drops_the_oldest_and_keeps_its_peaks():
+def test_a_timeline_drops_its_oldest_snapshots_and_keeps_its_peaks():
     timeline = ResourceTimeline(snapshots_max=10)
     for used in (1, 4, *[2] * 50):
         timeline.record({"gpu": used}, {"gpu": 4 - used}, event="acquired")

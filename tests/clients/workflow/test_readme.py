@@ -71,7 +71,7 @@ def test_every_argument_and_every_file_is_named():
     assert files - words == set()
 
 
-def test_variables_and_numbers_are_those_of_the_code():
+def test_the_readme_has_the_variables_and_numbers_of_the_code():
     variables = set(
         re.findall(r'"([A-Z_]{8,})":', inspect.getsource(inspect.getmodule(LeasedPool)))
     )

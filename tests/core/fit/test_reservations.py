@@ -228,7 +228,7 @@ def one(hand: Hand) -> Hand:
     return hand
 
 
-def test_devices_are_reserved_with_their_part_of_the_node(one: Hand) -> None:
+def test_a_reservation_of_devices_includes_their_share_of_cpu_and_memory(one: Hand) -> None:
     (node,) = reserve(one, 50.0, 100.0, TWO)["nodes"]
     assert node == {
         "cluster_id": "c",

@@ -60,7 +60,7 @@ def test_a_refused_cluster_names_the_candidates(hand):
     assert "“c” is none; there is d." in refusal(hand, place("n000"), None, candidates=only)
 
 
-def test_of_many_nodes_the_refusal_names_a_few_near_names(hand):
+def test_a_refusal_suggests_only_a_few_similar_node_names(hand):
     hand.see(nodes(500, 1))
     said = refusal(hand, place("n0007", "0"), Demand(gpus=1))
     assert "there are n007, " in said

@@ -86,7 +86,7 @@ def test_the_size_of_a_queued_leases_request_counts_until_it_leaves() -> None:
     assert state.ended[RequestId("r")].ask is None
 
 
-def test_a_policy_that_fails_among_some_nodes_gets_all_nodes() -> None:
+def test_a_policy_that_fails_without_a_reserved_node_gets_all_nodes() -> None:
     hand = at_once()
     hand.see(nodes(2, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))

@@ -68,7 +68,7 @@ def test_a_request_of_higher_priority_does_not_count_as_overtaking(hand: Hand) -
     assert overtaken(hand) == {"ann-2": 0}
 
 
-def test_a_request_that_could_not_use_the_place_is_not_overtaken(hand: Hand) -> None:
+def test_a_waiter_that_could_not_use_the_place_does_not_count_as_overtaken(hand: Hand) -> None:
     hand.see(nodes(1, 2, "d"))
     hand.now += 1.0
     turn = hand.ask(ask("eve-1", Demand(gpus=0, cpu_milli=1), tenant="eve", candidates=("d",)))

@@ -131,7 +131,7 @@ def test_a_file_without_its_end_hides_no_later_file(
         list(read_lines(tmp_path))
 
 
-def test_a_follower_reads_no_full_file_again(
+def test_a_follower_does_not_read_a_full_file_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, _ = write_three_files(tmp_path, monkeypatch)

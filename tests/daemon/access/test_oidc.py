@@ -338,7 +338,7 @@ async def test_callers_may_retry_while_keys_cannot_be_fetched(
         assert await ask(tokens, token) is not None
 
 
-async def test_keys_that_cannot_be_used_are_left_out(issuer: Issuer) -> None:
+async def test_unusable_signing_keys_are_ignored(issuer: Issuer) -> None:
     odd = [
         {"kty": ["RSA"]},
         {"kty": "RSA", "kid": "one", "n": 5, "e": "AQAB"},
@@ -350,7 +350,7 @@ async def test_keys_that_cannot_be_used_are_left_out(issuer: Issuer) -> None:
     assert await ask(verifier(issuer), issuer.token()) is not None
 
 
-async def test_an_issuer_closes_an_open_server_and_expired_tokens_are_refused(
+async def test_with_an_issuer_callers_need_a_token_that_has_not_expired(
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     oidc = verifier(issuer)

@@ -12,7 +12,7 @@ def tickets() -> SocketTickets:
     return SocketTickets(lambda token: Caller(Tenant(token), Role.CLIENT) if token else None)
 
 
-def test_a_ticket_is_good_once() -> None:
+def test_a_ticket_can_be_used_only_once() -> None:
     store = tickets()
     secret, ticket = store.issue("ann")
     assert store.redeem(secret) == ticket

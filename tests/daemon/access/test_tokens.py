@@ -159,7 +159,7 @@ def test_only_digests_are_stored_for_the_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IRUSR | stat.S_IWUSR
 
 
-def test_names_are_given_once_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+def test_token_names_are_unique_and_unknown_names_are_refused(tmp_path: Path) -> None:
     create(tmp_path, "ci")
     with pytest.raises(TokenStoreError, match="“ci” exists"):
         create(tmp_path, "ci")

@@ -42,7 +42,7 @@ def node(name: str, **more: object) -> JsonObject:
     return {"id": name, "vcpus": {"count": 1}, "memory": 1024, **more}
 
 
-async def test_machines_that_come_together_are_written_together(catalog, writes) -> None:
+async def test_machines_that_join_together_share_one_write(catalog, writes) -> None:
     nodes = AgentNodes(catalog.clusters)
     names = [f"box-{number}" for number in range(MACHINES)]
     await asyncio.gather(*(nodes.put(place(each), node(each)) for each in names))
@@ -53,7 +53,7 @@ async def test_machines_that_come_together_are_written_together(catalog, writes)
     assert len(writes) == written, "nothing is written where nothing changes"
 
 
-async def test_a_refused_node_delays_no_other(catalog, writes) -> None:
+async def test_a_refused_node_does_not_stop_the_others_of_its_write(catalog, writes) -> None:
     nodes = AgentNodes(catalog.clusters)
     await nodes.put(place("here", "other"), node("here", machineId="m"))
     nodes_of_lab = {"a": node("a"), "twin": node("twin", machineId="m"), "b": node("b")}

@@ -24,7 +24,7 @@ def hold(fleet: Fleet, cluster: str, name: str, *gpus: str, **amounts: int) -> N
     fleet.take(Share(ClusterId(cluster), NodeId(name), gpus, **amounts))
 
 
-def test_only_nodes_of_the_cluster_itself_count():
+def test_the_default_policy_scores_only_nodes_of_the_cluster():
     fleet = fleet_of(a=[node("a1"), node("a0", gpus=1)], b=[node("b0", gpus=0)], c=[])
     assert nodes_of(fleet, "a") == {"a0": ("0",), "a1": ("0", "1")}
     assert nodes_of(fleet, "b") == {"b0": ()}

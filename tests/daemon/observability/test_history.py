@@ -212,7 +212,7 @@ async def test_only_whole_lines_of_the_last_day_are_read(tmp_path: Path) -> None
     assert len((await start_history(path)).ring.answer(ALL, 1440, 1).at) == 2
 
 
-async def test_without_a_disk_history_begins_with_the_process(tmp_path: Path) -> None:
+async def test_without_a_file_history_begins_with_the_process(tmp_path: Path) -> None:
     it = Watched()
     it.ring.path = tmp_path / "none" / "history.jsonl"
     running = asyncio.create_task(it.ring.run())

@@ -93,6 +93,6 @@ def test_a_refusal_without_fault_of_the_policy_does_not_count(statistics, failur
     assert report["failing_tenants"] == report["tenants"] == 1
 
 
-def test_the_memory_is_bounded(statistics):
+def test_statistics_of_a_version_use_bounded_memory(statistics):
     note(statistics, GOOD, *[f"t{number}" for number in range(TENANTS_MAX + 10)])
     assert statistics.report(whole=True)["tenants"] == TENANTS_MAX

@@ -99,7 +99,7 @@ async def test_the_output_ends_when_the_lease_reports_its_end_and_not_before(own
     assert (rest["text"], rest["over"], rest["exit_code"]) == ("", True, 7)
 
 
-async def test_the_lease_has_the_exit_code_when_the_backend_lost_it(owner, tmp_path):
+async def test_the_lease_gives_the_exit_code_that_the_backend_lost(owner, tmp_path):
     await owner.backend.stop(NAME)
     for each in tmp_path.rglob("exit.json"):
         each.unlink()  # As of a container: it went with it.

@@ -70,7 +70,7 @@ def make_site(make_bench):
     return make
 
 
-async def test_following_documents_are_sent_ahead_without_a_request(make_site):
+async def test_the_host_sends_the_next_documents_before_they_are_requested(make_site):
     site = await make_site()
     assert await site.read(site.ids) == ([1] * 40, 2)  # One, 16 behind it, and then twice as many.
     assert await site.read(reversed(site.ids)) == ([1] * 40, 0)
@@ -192,7 +192,7 @@ async def test_a_loop_over_cluster_data_makes_few_calls(make_site):
     assert await site.bench.value(code, candidates=three) == [1] * 3
 
 
-async def test_documents_are_sent_ahead_only_for_consultations(make_site):
+async def test_the_host_prefetches_documents_only_for_consultations(make_site):
     limits = Limits(calls_max=2, calls_per_candidate_max=0, evaluation_seconds=20.0)
     site = await make_site(limits=limits)
     given = {"inputs": {"read": site.ids[:3]}}

@@ -74,7 +74,7 @@ def test_the_refusal_gives_the_cause_and_the_retry_time(circuits):
     }
 
 
-def test_other_tenants_policies_and_versions_are_still_served(circuits):
+def test_an_open_circuit_refuses_no_other_tenant_policy_or_version(circuits):
     for _ in range(LIMIT):
         circuits.overran(work(), 5.0)
     others = (work("b"), work(uri="loop:2-x"), work(digest="other"))

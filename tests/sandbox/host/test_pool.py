@@ -469,7 +469,7 @@ async def test_no_policy_is_blamed_for_the_death_of_its_zygote(make_bench):
         assert result.ok
 
 
-async def test_the_next_zygote_forks_cells_that_a_dead_one_did_not(bench):
+async def test_a_new_zygote_forks_the_cells_ordered_from_a_dead_one(bench):
     at_work = bench.policy("return 1")
     assert await bench.value(at_work) == 1
     zygote = bench.sandbox._pool.spawner._zygote.pid

@@ -371,7 +371,7 @@ return context["count"]
         ("x = bytearray(1 << 33)", Code.POLICY_MEMORY, "MemoryError"),
     ],
 )  # fmt: skip
-async def test_a_failure_has_the_error_and_its_line(shared_bench, body, code, reason):
+async def test_a_failure_reports_the_policys_error_and_its_line(shared_bench, body, code, reason):
     refusal = await shared_bench.refusal(shared_bench.policy(body))
     assert refusal.code == code
     assert reason in refusal.reason

@@ -113,7 +113,7 @@ def test_a_leader_stopped_during_a_commit_delays_no_successor(
     writer.close()
 
 
-def test_the_lock_of_a_command_is_respected(address: str):
+def test_a_server_does_not_lead_while_a_command_holds_the_lock(address: str):
     command, server = Leadership(address), Leadership(address)
     assert server.stand(A)
     server.resign()

@@ -35,7 +35,7 @@ def test_a_password_that_is_not_encoded_is_refused_and_not_shown(password: str):
 @pytest.mark.parametrize(
     "password", ["hunter2#x", "?hunter2", "x:hunter2", "hunter2%40%2Fx", "hu'nt\\er"]
 )
-def test_other_characters_in_a_password_are_accepted(password: str):
+def test_special_characters_in_a_password_are_accepted(password: str):
     address = f"postgresql://moorage:{password}@127.0.0.1:1/d"
     assert connection.without_password(address) == "user=moorage dbname=d host=127.0.0.1 port=1"
     with pytest.raises(StorageError, match="cannot be reached") as caught:
@@ -51,7 +51,7 @@ def test_other_characters_in_a_password_are_accepted(password: str):
         ("client_min_messages", "error"),
     ],
 )
-def test_a_setting_of_the_role_does_no_harm(postgres, address: str, setting: str, value: str):
+def test_the_server_overrides_a_roles_settings(postgres, address: str, setting: str, value: str):
     name = address.rpartition("/")[2]
     postgres.execute(f"CREATE ROLE {setting}_{name} LOGIN SUPERUSER")
     postgres.execute(f"ALTER ROLE {setting}_{name} SET {setting} = {value}")

@@ -14,14 +14,14 @@ const ROUND = [120, 600, 1200, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 6
 const STEPS = [60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
 const known = (value) => (value ?? null) !== null;
 
-/** The least round number that is not below. */
+/** The least round number that is not smaller. */
 export function rounded(most) {
 	if (!(most > 0)) return 1;
 	const power = 10 ** Math.floor(Math.log10(most));
 	return [1, 2, 4, 5, 10].map((each) => each * power).find((each) => each >= most * 0.999) || most;
 }
 
-/** Times of ticks, at full hours or minutes of here. */
+/** Times of ticks, at full local hours or minutes. */
 export function ticks(from, to, most = 5) {
 	const step = STEPS.find((each) => (to - from) / each <= most) || Math.ceil((to - from) / most / 604800) * 604800;
 	const shift = new Date(from * 1000).getTimezoneOffset() * 60;
@@ -41,7 +41,7 @@ function path(values, x, y, apart) {
 	return drawn;
 }
 
-/** A chart: `said` words a value, `most` tops the axis; `axis`: of what, if not time. */
+/** A chart: `said` formats a value, `most` is the top of the axis; `axis` formats x if x is not time. */
 export function Chart({ title, at, series, said, most, href, axis }) {
 	const all = series.flatMap((each) => each.values).filter(known);
 	const largest = Math.max(0, ...all);

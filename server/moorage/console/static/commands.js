@@ -1,4 +1,4 @@
-// Keys and the command bar: all that the mouse can reach, the keyboard reaches.
+// Keys and the command bar: the keyboard reaches everything that the mouse reaches.
 import { useRef, useState } from "preact/hooks";
 import { go, to } from "./router.js";
 import { signal, useSignal } from "./signal.js";

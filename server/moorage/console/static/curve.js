@@ -1,4 +1,4 @@
-// The picture of a backtest: what is allocated while more and more is demanded.
+// The chart of a backtest: allocation against growing demand.
 import { useState } from "preact/hooks";
 import { Chart } from "./charts.js";
 import { count, percent } from "./format.js";
@@ -28,8 +28,8 @@ async function held() {
 export function Backtest({ busy, run }) {
 	const [trace, setTrace] = useState("");
 	const off = lacks("policy") || (trace.trim() ? "" : "There is no trace yet.");
-	return html`<details><summary>Backtest on a trace</summary><p class="note">On a fleet from empty; nothing is held.</p>
-		<p class="buttons"><${Button} disabled=${busy} onClick=${async () => setTrace(await held())}>Take what is held now<//></p>
+	return html`<details><summary>Backtest on a trace</summary><p class="note">Starts with an empty fleet, and grants no lease.</p>
+		<p class="buttons"><${Button} disabled=${busy} onClick=${async () => setTrace(await held())}>Use the present leases<//></p>
 		<${Upload} label="Trace (CSV: cpu_milli, memory_mib, num_gpu, gpu_milli, …)" text=${trace} change=${setTrace} accept=".csv" />
 		<p class="buttons"><${Button} off=${off} disabled=${busy} onClick=${() => run(trace)}>Backtest<//></p></details>`;
 }

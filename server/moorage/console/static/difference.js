@@ -20,7 +20,7 @@ export function difference(before, after) {
 		} else if (j >= b.length || (i < a.length && best[(i + 1) * wide + j] >= best[i * wide + j + 1])) found.push(["-", a[i++]]);
 		else found.push(["+", b[j++]]);
 	}
-	// Only what is near a difference is shown.
+	// Show only lines near a difference.
 	return found.filter((_, at) => found.slice(Math.max(0, at - 3), at + 4).some(([sign]) => sign !== " "));
 }
 

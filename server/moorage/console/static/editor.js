@@ -1,4 +1,4 @@
-// A text area for Python: colours, times, and what is wrong at its line.
+// A text area for Python: colours, times of lines, and errors at their lines.
 import { useRef } from "preact/hooks";
 import { Button, html } from "./ui.js";
 
@@ -20,9 +20,7 @@ export function coloured(code) {
 	return found;
 }
 
-/**
- * `props`: `lines` has what
- *   each took; `wrong` what is wrong with some. */
+/** `lines`: the times of lines; `wrong`: errors by line. */
 export function Editor({ code, change, lines, wrong }) {
 	const numbers = useRef(null);
 	const colours = useRef(null);

@@ -1,11 +1,11 @@
-// Events as sentences, with links to what they are about.
+// Events as sentences, with links to their subjects.
 import { placesBrief, some, when } from "./format.js";
 import { Id, Place, Policy, html } from "./ui.js";
 
 const lease = (data) => html`<${Id} of=${data.id} />`;
 const place = (data) => html`<${Place} ...${data} />`;
 
-/** What an event says: the rest of its sentence. */
+/** The rest of an event's sentence. */
 const OF_LEASES = {
 	granted: (d) => `was granted to ${d.tenant} on ${placesBrief(d.placement)}.`,
 	renewed: (d) => `was renewed until ${when(d.expires_at)}.`,
@@ -28,11 +28,11 @@ const OTHERS = {
 	unseen: (d) => `${some(d.events, "more event")} of other tenants’ leases came at once.`,
 	cluster_set: (d) => html`Cluster ${place(d)} was registered or changed: ${some(d.nodes, "node")}.`,
 	cluster_removed: (d) => `Cluster ${d.cluster_id} was removed.`,
-	cordoned: (d) => html`${place(d)} takes nothing new: ${d.unavailable}`,
-	draining: (d) => html`${place(d)} empties: ${d.unavailable}`,
+	cordoned: (d) => html`${place(d)} gets no new leases: ${d.unavailable}`,
+	draining: (d) => html`${place(d)} is being drained: ${d.unavailable}`,
 	uncordoned: (d) => html`${place(d)} is in service again.`,
 	activated: (d) => html`<${Policy} bare name=${d.alias} /> means <${Policy} bare name=${d.policy_rule_uri} /> from then on.`,
-	rests: (d) => html`<${Policy} name=${d.policy_rule_uri} /> is not asked for ${d.seconds} s: it overran its time ${d.overruns} times.`,
+	rests: (d) => html`<${Policy} name=${d.policy_rule_uri} /> is paused for ${d.seconds} s: it exceeded its deadline ${d.overruns} times.`,
 	examples_failed: (d) => html`<${Policy} name=${d.policy_rule_uri} /> fails its examples: ${d.reason}`,
 };
 export function sentence(name, data) {

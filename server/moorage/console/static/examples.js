@@ -1,4 +1,4 @@
-// Policies to begin with in the playground; the first one is that of the README.
+// Example policies for the playground; the first one is that of the README.
 
 const placing = (score, more = "", before = "") => `from moorage.policy import place
 

@@ -4,7 +4,7 @@ const stamp = new Intl.DateTimeFormat("sv", { dateStyle: "short", timeStyle: "me
 const counts = new Intl.NumberFormat();
 
 export const count = (n) => counts.format(n);
-/** A date and time, in the one form that the console has. */
+/** A date and time, in the only form of the console. */
 export const when = (seconds) => stamp.format(new Date(seconds * 1000));
 
 /** A time of day for an axis; a date at midnight. */
@@ -12,17 +12,17 @@ export function clockTick(seconds) {
 	const [date, time] = when(seconds).split(" ");
 	return time.startsWith("00:00") ? date.slice(5) : time.slice(0, 5);
 }
-/** The name of the zone that times are of. */
+/** The name of the time zone. */
 export const zone = () => Intl.DateTimeFormat().resolvedOptions().timeZone || "local time";
 
-/** GPUs, of thousandths. */
+/** GPUs, from thousandths of a GPU. */
 export const gpus = (milli) => tenths(milli / 1000);
-/** With one digit behind the point at most. */
+/** A number with at most one decimal. */
 export const tenths = (n) => counts.format(Math.round(n * 10) / 10);
 export const percent = (part) => `${(part * 100).toFixed(part > 0.0995 && part < 1 && Math.round(part * 1000) % 10 ? 1 : 0)} %`;
 export const duration = (seconds) => (seconds === 0 ? "0" : seconds < 0.00995 ? `${Number((seconds * 1000).toPrecision(2))} ms` : seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : seconds < 10 ? `${seconds.toFixed(1)} s` : span(seconds));
 export const some = (n, one, many = one + "s") => `${count(n)} ${n === 1 ? one : many}`;
-/** The beginning of an id, which is enough to know it again. */
+/** The beginning of an id, which is enough to recognise it. */
 export const brief = (id) => (id.length > 13 ? `${id.slice(0, 12)}…` : id);
 
 /** A time in its two largest units. */
@@ -37,7 +37,7 @@ export function span(seconds) {
 /** A demand in one phrase: "8 GPUs on one node, A100".
  * `r`: `resources` */
 export function shape(r) {
-	if (!r) return "whatever its policy takes";
+	if (!r) return "as its policy decides";
 	const parts = [];
 	if (r.gpus) {
 		const milli = r.gpu_milli ?? 1000;
@@ -59,7 +59,7 @@ export const place = (share) =>
 	`${share.cluster_id}/${share.node_id}` + (share.gpus?.length ? ` GPU ${ranges(share.gpus)}` : "") +
 	(share.gpus?.length && share.gpu_milli < 1000 ? ` (${share.gpu_milli / 1000} of it)` : "");
 
-/** Ids, with what is counted on from one to the next as "0–7". */
+/** Ids, with consecutive numbers as "0–7". */
 export function ranges(ids) {
 	const found = [];
 	for (const id of ids) {

@@ -1,4 +1,4 @@
-// Rows that keep their place: pages of a list of the server.
+// Pages of a server's list, in rows that keep their place.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count } from "./format.js";
 import { useSignal } from "./signal.js";
@@ -12,8 +12,8 @@ const NOTHING = { latest: [], more: false, error: null };
 /**
  * Pages of a list. Rows that are shown stay where they are, also when they are gone (`gone`); new
  * ones wait until `reveal`.
- * `message`: What to ask, without paging.
- * `field`: Of the reply: the rows. */
+ * `message`: The request, without paging.
+ * `field`: The field of the reply that has the rows. */
 export function useListing(message, field, key, refresh_ms) {
 	const [state, setState] = useState(NOTHING);
 	const pages = useRef(1);
@@ -64,14 +64,13 @@ export function useListing(message, field, key, refresh_ms) {
 	};
 }
 
-/** `more`: There are further pages,
- * on which a row may be now: `moved`. */
+/** `more`: Whether a missing row may be on a later page (`moved`). */
 function merged(rows, latest, key, more) {
 	const now = new Map(latest.map((row) => [key(row), row]));
 	return rows.map((row) => now.get(key(row)) || { ...row, gone: true, moved: more });
 }
 
-/** A head that orders the rows by its column; again: the other way round, where there is one. */
+/** A head that sorts the rows by its column; pressed again, in reverse if possible. */
 function Head({ name, orders, sort, order }) {
 	const at = orders.indexOf(sort);
 	const sorted = at < 0 ? undefined : sort.startsWith("-") ? "descending" : "ascending";
@@ -79,8 +78,8 @@ function Head({ name, orders, sort, order }) {
 }
 
 /**
- * A table of a listing. `j` and `k` go through its rows, Enter opens one. A head of several names has the orders of its
- * column behind the first; `picking.why` says why a row cannot be picked, `picking.note` why many cannot. */
+ * A table of a listing. `j` and `k` go through its rows, Enter opens one. A head with several names lists its
+ * sort orders after the first; `picking.why` tells why a row cannot be picked, `picking.note` why many cannot. */
 export function ListingTable({ label, listing, heads, cells, address, keyed, current, empty, things = "", sort = "", order, picking }) {
 	const { rows, fresh, more, total, error, reveal, next } = listing;
 	const can = picking && (rows || []).filter((row) => !row.gone && !picking.why(row)).map(keyed);

@@ -1,4 +1,4 @@
-// The frame: who is here, where one is, the command bar, the keys, and one view.
+// The frame: the session, the views, the command bar, the keys, and one view.
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { CommandBar, Help, VIEWS, keys } from "./commands.js";
@@ -38,7 +38,7 @@ function App() {
 		return listen("policies", readAliases);
 	}, [who]);
 	if (who === undefined) {
-		return silent ? html`<p class="alert" role="alert">${silent} It is tried again.</p>` : html`<${Loading} what="the console" />`;
+		return silent ? html`<p class="alert" role="alert">${silent} The page tries again.</p>` : html`<${Loading} what="the console" />`;
 	}
 	if (who === null) return html`<${Login} />`;
 	const View = SHOWN[view];

@@ -1,4 +1,4 @@
-// The server's own metrics, and what of them calls for an operator.
+// The server's own metrics, and the alerts for an operator.
 import { count, duration } from "./format.js";
 import { to } from "./router.js";
 import { http, may } from "./session.js";
@@ -33,16 +33,16 @@ export function alarms(all, history) {
 	const operations = { href: to("operations"), link: "Operations" };
 	const found = [
 		[of("disk_full"), "The disk is full.", "No lease is granted until there is room.", operations],
-		[of("backlog") > BACKLOG, "Answers come late.", `${of("backlog")} events and facts are under way.`, operations],
+		[of("backlog") > BACKLOG, "Answers are late.", `${of("backlog")} events and facts wait to be processed.`, operations],
 		[Math.max(0, ...commit) > COMMIT_SECONDS, "Commits are slow.", `One of a hundred took ${duration(Math.max(0, ...commit))}: look at the disk.`, operations],
-		[late > LOOP_SECONDS, "The server stood still.", `It was ${duration(late)} late within the last minutes.`, operations],
-		[of("policies_circuit_open"), "Policies are not asked for a while.", `${of("policies_circuit_open")} overran their time again and again.`, { href: to("policies"), link: "Policies" }],
+		[late > LOOP_SECONDS, "The server stalled.", `Its event loop was ${duration(late)} late within the last minutes.`, operations],
+		[of("policies_circuit_open"), "Policies are paused.", `${of("policies_circuit_open")} exceeded their deadline again and again.`, { href: to("policies"), link: "Policies" }],
 		[now.failing, "Workloads fail.", `${count(now.failing)} of ${count(now.leases)} leases.`, { href: to("leases") + "?state=failing", link: "See them" }],
-		[now.agents?.lost, "Agents are lost.", `Not heard of for too long: ${now.agents?.first.filter((each) => each.lost).slice(0, 3).map((each) => `${each.cluster_id}/${each.node_id}`).join(", ")}${now.agents?.lost > 3 ? " and others" : ""}.`, { href: "#agents", link: "Which" }],
-		[now.clusters_out?.length, "Whole clusters take nothing new.", now.clusters_out?.map((each) => each.cluster_id).join(", "), { href: "#agents", link: "Why" }],
-		[now.nodes_unavailable, "Nodes take nothing new.", `${count(now.nodes_unavailable)} of ${count(now.nodes)} are cordoned, drained or not heard of.`, { href: to("fleet"), link: "Fleet" }],
+		[now.agents?.lost, "Agents are lost.", `No contact for too long: ${now.agents?.first.filter((each) => each.lost).slice(0, 3).map((each) => `${each.cluster_id}/${each.node_id}`).join(", ")}${now.agents?.lost > 3 ? " and others" : ""}.`, { href: "#agents", link: "Which" }],
+		[now.clusters_out?.length, "Whole clusters are out of service.", now.clusters_out?.map((each) => each.cluster_id).join(", "), { href: "#agents", link: "Why" }],
+		[now.nodes_unavailable, "Nodes are out of service.", `${count(now.nodes_unavailable)} of ${count(now.nodes)} are cordoned, drained or without contact.`, { href: to("fleet"), link: "Fleet" }],
 		[all && total(all, "prometheus_up") === 0, "Prometheus does not answer.", "Policies see old metrics.", operations],
-		[of("audit_lost_total") + of("log_lines_dropped_total"), "Logs have gaps.", `${of("audit_lost_total")} entries of the audit log and ${of("log_lines_dropped_total")} lines are lost.`, operations],
+		[of("audit_lost_total") + of("log_lines_dropped_total"), "Logs have gaps.", `${of("audit_lost_total")} entries of the audit log and ${of("log_lines_dropped_total")} log lines are lost.`, operations],
 	];
 	return found.filter(([is]) => is).map(([, what, text, where]) => ({ what, text, ...where }));
 }

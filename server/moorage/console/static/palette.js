@@ -1,12 +1,12 @@
 // Colours of names; states have their own (style.css, `s-`).
 
-/** How many there are; later ones begin again, with their names beside. */
+/** Number of colours; further names reuse them. */
 const KEYS = 8;
 
 /** The class of each name's colour. */
 export const keyed = (names) => new Map([...new Set(names)].sort().map((name, at) => [name, `k${at % KEYS}`]));
 
-/** What a class of colour is in the theme of now, as a canvas takes it. */
+/** The colour of each class in the present theme, for a canvas. */
 export function painted(classes) {
 	const probe = document.createElement("span");
 	document.body.append(probe);

@@ -3,10 +3,10 @@ import { signal } from "./signal.js";
 
 const ROOT = "/console";
 
-/** The view, what follows it in the address, and its query. */
+/** The view, the further parts of the address, and its query. */
 export const route = signal(read());
 
-/** What a part of the address says; "%" and the like stand for themselves. */
+/** A decoded part of the address; an invalid "%" stays as it is. */
 function decoded(part) {
 	try {
 		return decodeURIComponent(part);

@@ -1,11 +1,11 @@
-// Who is here, and requests over HTTP: every view asks through this module.
+// The session, and requests over HTTP: every view uses this module.
 import { go } from "./router.js";
 import { signal } from "./signal.js";
 
 /** The session; undefined: not known yet; null: a login is needed. */
 export const session = signal(undefined);
 
-/** Whether the role of who is here has a right. `right`: Its name in the table of rights. */
+/** Whether the role of this session has a right, given its name. */
 export const may = (right) => Boolean(session.value?.rights.includes(right));
 
 const MEANT = { lease: "release or cancel", exec: "run commands in workloads", policy: "publish policies or change aliases", cordon: "cordon, drain or uncordon", place: "ask for placements", metrics: "read the metrics" };
@@ -19,7 +19,7 @@ export const unreachable = signal("");
 /** Whether people sign in at an issuer. */
 export const signIn = signal(false);
 
-/** A "no" of the server: `message` is its sentence, `code` its name. */
+/** A refusal of the server: `message` is its sentence, `code` its name. */
 export class Failure extends Error {
 
 	constructor(message, code, reply) {
@@ -40,7 +40,7 @@ export async function http(method, path, body) {
 	try {
 		answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
 	} catch {
-		throw new Failure("The server does not answer. Look whether moored runs.", "unreachable");
+		throw new Failure("The server does not answer. Check that moored runs.", "unreachable");
 	}
 	const text = await answer.text();
 	let reply;
@@ -71,7 +71,7 @@ export async function enter() {
 			session.value = null;
 		} else {
 			unreachable.value = error.message;
-			clearTimeout(again); // Several ask at once: one of them goes on.
+			clearTimeout(again); // Of several calls at once, only one retries.
 			again = setTimeout(enter, 2000);
 		}
 	}

@@ -1,4 +1,4 @@
-// Values that views follow: `useSignal` draws its component again when one changes.
+// Values that views follow: `useSignal` renders its component again when the value changes.
 import { useLayoutEffect, useState } from "preact/hooks";
 
 export function signal(value) {
@@ -16,7 +16,7 @@ export function signal(value) {
 	};
 }
 
-/** The value now, and again whenever it is another one. */
+/** The present value; renders the component again when it changes. */
 export function useSignal(followed) {
 	const [, draw] = useState(0);
 	const seen = followed.value;

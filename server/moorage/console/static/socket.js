@@ -1,17 +1,17 @@
-// The one WebSocket of a page: questions with their answers, and news of topics.
+// The only WebSocket of a page: requests with their answers, and news of topics.
 import { Failure, enter, session } from "./session.js";
 import { signal } from "./signal.js";
 
 const RETRY_MS_MAX = 5000;
 const ANSWER_MS_MAX = 30000;
 
-/** Of this page with the server: connecting, open or lost. */
+/** State of the connection: connecting, open or lost. */
 export const link = signal("connecting");
 /** When the server was last heard, in ms; 0: never. */
 export const heardAt = signal(0);
 /** Grows with each connection: views ask again when it does. */
 export const connection = signal(0);
-/** The state of the fleet that is shown. */
+/** The revision of the shown fleet. */
 export const revision = signal(null);
 
 let socket = null;
@@ -25,7 +25,7 @@ const listeners = new Map();
 /** Where the server listens, as this page reaches it. */
 export function address() {
 	const at = session.value?.websocket || "";
-	// A proxy ended TLS before a server without it; it has the WebSocket under its own name.
+	// A proxy terminates TLS for a server without TLS; the proxy has the WebSocket under its own name.
 	const proxied = location.protocol === "https:" && at.startsWith("ws:");
 	return proxied ? `wss://${location.host}/ws` : at;
 }
@@ -86,7 +86,7 @@ function take(message) {
 	else waiting.failed(new Failure(message.message, message.error?.code || "", message));
 }
 
-/** Ask one thing; returns `data` of the reply, or all of it. */
+/** Send one request; returns `data` of the reply, or the whole reply. */
 export function ask(message, whole = false) {
 	return new Promise((done, failed) => {
 		if (socket?.readyState !== WebSocket.OPEN) return failed(new Failure("There is no connection to the server now.", "lost"));
@@ -109,7 +109,7 @@ export async function* pages(message) {
 	}
 }
 
-/** The rows of a list, until there are enough. */
+/** The rows of a list; reads no further pages once it has `most` rows. */
 export async function collect(message, field, most = Infinity) {
 	const rows = [];
 	for await (const page of pages({ ...message, limit: 1000 })) if (rows.push(...page[field]) >= most) break;

@@ -4,9 +4,9 @@ import { signal } from "./signal.js";
 const NAMES = { auto: "light dark", light: "light", dark: "dark" };
 const KEPT = "moorage.theme";
 
-/** Changes whenever colours do. */
+/** Changes whenever the colours change. */
 export const theme = signal("");
-/** What was chosen: auto, light or dark. */
+/** The chosen theme: auto, light or dark. */
 export const chosen = signal("auto");
 
 const dark = matchMedia("(prefers-color-scheme: dark)");

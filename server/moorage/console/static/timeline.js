@@ -17,7 +17,7 @@ const SEEN_PX = 336;
 const HOUR = 3600;
 const SPANS = [["1 hour", HOUR], ["6 hours", 6 * HOUR], ["1 day", 24 * HOUR], ["1 week", 168 * HOUR]];
 const SPAN_MIN = 60;
-const FIRST = { ends: "what ends next", load: "most GPUs held", name: "name" };
+const FIRST = { ends: "next end", load: "most GPUs held", name: "name" };
 const STATES = { warm: "s-w", failing: "s-x", ending: "s-u", starting: "s-c" };
 
 const COLOURED = {
@@ -28,7 +28,7 @@ const COLOURED = {
 };
 const nodeOf = (share) => (share ? `${share.cluster_id}/${share.node_id}` : "");
 
-/** The lines, in their order. `cut`: More leases follow, so lines behind that of the last one are not whole. */
+/** The lines, in order. `cut`: There are more leases, so lines after that of the last lease may be incomplete. */
 export function lined(rows, by, order, cut = false) {
 	const found = new Map();
 	const add = (name, row, share) => {
@@ -56,13 +56,13 @@ export function lined(rows, by, order, cut = false) {
 /** Give each device of a node a lane, and each lease the lanes of its devices. */
 function laned(line) {
 	const ids = [...new Set(line.rows.flatMap(({ share }) => share.gpus || []))].sort((a, b) => String(a).localeCompare(String(b), undefined, { numeric: true }));
-	let bare = ids.length; // Those without a device stand below, one lane each.
+	let bare = ids.length; // Leases without a device are below, one lane each.
 	for (const each of line.rows) {
 		const lanes = (each.share.gpus || []).map((gpu) => ids.indexOf(gpu));
 		each.lanes = lanes.length ? lanes : [bare++];
 		each.part = each.share.gpu_milli && lanes.length ? each.share.gpu_milli / 1000 : 1;
 	}
-	const taken = new Map(); // How much of a lane those drawn before have of it, where devices are shared.
+	const taken = new Map(); // The part of each lane that earlier leases use, if devices are shared.
 	for (const each of line.rows) {
 		each.from = each.part < 1 ? taken.get(each.lanes[0]) || 0 : 0;
 		if (each.part < 1) taken.set(each.lanes[0], Math.min(1 - each.part, each.from + each.part));
@@ -169,8 +169,8 @@ export function Timeline({ drawn, models, chosen, choose: setLines, open, brushe
 		event.preventDefault();
 		done();
 	};
-	const seen = tops.findIndex((top) => top > SEEN_PX); // The box ends with a line.
-	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next, not what ends later` : "all";
+	const seen = tops.findIndex((top) => top > SEEN_PX); // The box ends at a whole line.
+	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next, without later ones` : "all";
 	return html`<section aria-label="Timeline"><p class="tools">
 			<${Choice} label="Lines by" value=${chosen.by} set=${(each) => setLines({ ...chosen, by: each })} options=${["node", "tenant"]} />
 			<${Choice} label="Order" value=${chosen.order} set=${(each) => setLines({ ...chosen, order: each })} options=${Object.entries(FIRST)} />
@@ -178,8 +178,8 @@ export function Timeline({ drawn, models, chosen, choose: setLines, open, brushe
 			<span class="group" role="group" aria-label="Times">${SPANS.map(([name, seconds]) => html`<${Button} onClick=${() => move(now - seconds / 8, now + seconds)}>${name}<//>`)}
 				<${Button} aria-label="Earlier" onClick=${() => pan(-0.5)}>◀<//><${Button} aria-label="Later" onClick=${() => pan(0.5)}>▶<//>
 				<${Button} aria-label="Zoom in" onClick=${() => zoom(0.5)}>+<//><${Button} aria-label="Zoom out" onClick=${() => zoom(2)}>−<//></span></p>
-		<p class="tools"><span>Drawn: ${shown}${seen < 0 ? "" : `; ${seen} lines are seen at once, scroll for the others`}.</span>
-			${brush ? html`<span>Only ${when(brush[0])} to ${when(brush[1])}</span><${Button} onClick=${() => move(...brush)}>Zoom to it<//><${Button} onClick=${() => choose(null)}>All times<//>` : html`<span class="note">Draw over a span to list only its leases.</span>`}</p>
+		<p class="tools"><span>Drawn: ${shown}${seen < 0 ? "" : `; ${seen} lines are visible at once; scroll for the others`}.</span>
+			${brush ? html`<span>Only ${when(brush[0])} to ${when(brush[1])}</span><${Button} onClick=${() => move(...brush)}>Zoom to it<//><${Button} onClick=${() => choose(null)}>All times<//>` : html`<span class="note">Drag over a time span to list only its leases.</span>`}</p>
 		<ul class="keys" aria-label=${`Colours by ${colour}`}>${names.slice(0, 24).map((name) => html`<li><span class=${`swatch ${keys.get(name)}`} aria-hidden></span> ${name}</li>`)}${colour === "state" ? null : html`<li class="note">warm: hatched, failing: crossed</li>`}</ul>
 		<div class="lines" style=${{ maxHeight: seen < 0 ? "none" : `${tops[seen]}px` }}><canvas ref=${canvas} class="timeline" tabindex="0" style=${{ height: `${height}px` }} role="img" aria-label=${`Timeline of ${rows.length} leases by ${by}; the table below has the same. + and - zoom, arrows move.`}
 			onKeyDown=${press} onMouseMove=${hover} onMouseLeave=${() => setUnder("")} onMouseDown=${(e) => (pressed.current = e.offsetX)} onMouseUp=${finish}></canvas></div>
@@ -203,7 +203,7 @@ function scale(context, { x, from, until, width, height, ink, now }) {
 	}
 }
 
-/** What lies above all lines: now, and the chosen span. */
+/** Drawn above all lines: the present time, and the chosen span. */
 function edges(context, { x, height, ink, now, brush, from, until }) {
 	if (now >= from && now <= until) {
 		context.fillStyle = ink.text;
@@ -253,7 +253,7 @@ function hatch(context, left, y, wide, high, crossed, colour) {
 	context.restore();
 }
 
-/** What a tenant holds from now on, if nothing is renewed: falls with each end. */
+/** The GPUs that a tenant holds from now on if no lease is renewed. */
 function area(context, line, { x, top, now, until, hue, ink }) {
 	const ends = line.rows.map(({ row, share }) => [row.expires_at, heldMilli([share])]).sort((a, b) => a[0] - b[0]);
 	let left = line.milli;

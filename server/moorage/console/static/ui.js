@@ -1,4 +1,4 @@
-// What all views are made of.
+// The parts of all views.
 import htm from "htm";
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -10,10 +10,10 @@ import { http, lacks, session } from "./session.js";
 
 export const html = htm.bind(h);
 
-/** A button; `off`: why it can do nothing, or "". */
+/** A button; `off`: why it is disabled, or "". */
 export const Button = ({ off, disabled, title, ...more }) => html`<button type="button" disabled=${!!(off || disabled)} title=${off || title} ...${more} />`;
 
-/** Text for screen readers, beside what is seen. */
+/** Text for screen readers only. */
 export const said = signal("");
 
 export const Loading = ({ what }) => html`<p class="loading" role="status">Loading ${what}…</p>`;
@@ -21,7 +21,7 @@ export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 export const Refused = ({ error }) =>
 	error ? html`<p class="alert" role="alert">${error.code ? html`<code>${error.code}</code> ` : ""}${error.code === "unknown_op" ? "This server does not serve that yet." : error.message}</p>` : null;
 
-/** How fresh what is shown is; where it is stale, since when. */
+/** How fresh the shown data is; if stale, since when. */
 export function Freshness() {
 	const state = useSignal(link);
 	if (state === "open") return html`<span class="fresh">live</span>`;
@@ -29,7 +29,7 @@ export function Freshness() {
 	return html`<span class="stale" role="status">${since}${state === "lost" ? "reconnecting" : "connecting"}</span>`;
 }
 
-/** What was answered, as it was answered. */
+/** An answer as JSON. */
 export function Raw({ value, label = "JSON" }) {
 	const [open, setOpen] = useState(false);
 	return html`<details class="raw" onToggle=${(e) => setOpen(e.target.open)}>
@@ -47,7 +47,7 @@ function written(code) {
 	return `folder=$(mktemp -d)\ncat > "$folder/policy.py" <<'${end}'\n${code.trimEnd()}\n${end}\n`;
 }
 
-/** The command of `moorage`, or `curl`, that does the same; `code` is that of its `policy.py`. */
+/** The equivalent `moorage` or `curl` command; `code`: the contents of its `policy.py`. */
 export function Command({ words, code }) {
 	const curl = words[0] === "curl";
 	const line = [...(curl ? [] : ["moorage", "--url", address(), "--http-url", location.origin]), ...words].map((each) => (code && each === "policy.py" ? '"$folder/policy.py"' : quoted(each))).join(" ");
@@ -83,9 +83,8 @@ export function Dialog({ title, close, children }) {
 }
 
 /**
- * An action: shows what would happen, then does it. `message` is an operation with a dry run; `say` puts what that
- * answers into words; `right` is what a role needs for it; `destroys`: it cannot be taken back; `idle`: why there is
- * nothing to do. */
+ * An action: shows its effects, then carries it out. `message`: an operation with a dry run; `say`: words for the
+ * answer; `right`: the right that it needs; `destroys`: it cannot be undone; `idle`: why there is nothing to do. */
 export function Action({ label, title, message, dry = () => ask({ ...message, dry_run: true }), act = () => ask(message), say, right, destroys, words, code, done, idle }) {
 	const [open, setOpen] = useState(false);
 	const [found, look] = useAnswer();
@@ -114,7 +113,7 @@ export function Action({ label, title, message, dry = () => ask({ ...message, dr
 			: null}`;
 }
 
-/** A part of a view with its heading; with `found`, `children` make it of what is loaded. */
+/** A part of a view with its heading; with `found`, `children` render the loaded value. */
 export const Section = ({ title, children, id, found, what }) =>
 	html`<section aria-label=${title} id=${id}><h2>${title}</h2>${found ? html`<${Loaded} found=${found} what=${what}>${children}<//>` : children}</section>`;
 export const Facts = ({ pairs }) =>
@@ -126,7 +125,7 @@ const MARKS = { active: "●", granted: "●", starting: "◐", warm: "◍", fai
 /** A state, as a mark and a word. */
 export const State = ({ state }) => html`<span class=${"state " + state}><span aria-hidden>${MARKS[state] || "·"}</span> ${state}</span>`;
 
-/** Load something, again `every` ms, and when `needs` or the connection change. */
+/** Load a value; load it again `every` ms, and when `needs` or the connection change. */
 export function useLoaded(load, needs, every = 0) {
 	const [state, setState] = useState({ value: undefined, error: null });
 	const [turn, setTurn] = useState(0);
@@ -145,13 +144,13 @@ export function useLoaded(load, needs, every = 0) {
 	return { ...state, again };
 }
 
-/** Load the answer to a message, as `useLoaded` does; `turn`: Again when it changes. */
+/** Load the answer to a message, as `useLoaded` does; also again when `turn` changes. */
 export const useAsk = (message, every, turn) => useLoaded(() => ask(message), [JSON.stringify(message), turn], every);
 
 /** The same over HTTP. */
 export const useGet = (path, every) => useLoaded(() => http("GET", path), [path], every);
 
-/** What came of what a person started, and how to start it. */
+/** The outcome of an action that a person starts, and the function that starts it. */
 export function useAnswer() {
 	const [state, setState] = useState({ idle: true });
 	const run = async (work) => {
@@ -165,7 +164,7 @@ export function useAnswer() {
 	return [state, run, () => setState({ idle: true })];
 }
 
-/** Do something every so often while the page is seen; 0: never. */
+/** Call `work` at intervals while the page is visible; 0: never. */
 export function useEvery(work, ms, needs) {
 	useEffect(() => {
 		if (!ms) return;
@@ -182,7 +181,7 @@ export function useFirst(all, most = Infinity) {
 	return open || rest <= 0 ? [all, null] : [all.slice(0, most), html`<p><${Button} onClick=${() => setOpen(true)}>${count(rest)} more<//></p>`];
 }
 
-/** A table; the first cell of each row is its head. `wordy`: the last has sentences; `empty`: what no row means. */
+/** A table; the first cell of each row is its head. `wordy`: the last column has sentences; `empty`: the text without rows. */
 export function Grid({ label, heads, rows, current, wordy, most, empty }) {
 	const [shown, more] = useFirst(rows, most);
 	if (empty && !rows.length) return html`<${Empty}>${empty}<//>`;
@@ -190,17 +189,17 @@ export function Grid({ label, heads, rows, current, wordy, most, empty }) {
 		<tbody>${shown.map(([first, ...cells], row) => html`<tr class=${row === current ? "current" : ""}><th scope="row">${first}</th>${cells.map((each, at) => html`<td data-head=${heads[at + 1]}>${each}</td>`)}</tr>`)}</tbody></table>${more}`;
 }
 
-/** What scrolls by itself, also by keys. */
+/** A part that scrolls separately, also by keys. */
 export const Scroll = ({ label, children }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${`${label}, scrollable`}>${children}</div>`;
 
-/** One of several; with `name`, in a form. */
+/** A choice of one of several options; with `name`, a field of a form. */
 export const Choice = ({ label, name: field, value, set, options }) => html`<label>${label} <select name=${field} value=${set && value} onChange=${set && typed(set)}>${options.map((each) => {
 	const [name, text] = Array.isArray(each) ? each : [each, each];
 	return html`<option value=${name} selected=${name === value}>${text}</option>`;
 })}</select></label>`;
 export const Text = ({ label, text }) => html`<pre class="output" tabindex="0" role="region" aria-label=${label}>${text}</pre>`;
 
-/** What `children` makes of what is loaded. */
+/** Renders the loaded value by `children`. */
 export const Loaded = ({ found, what, children }) =>
 	html`<${Refused} error=${found.error} />${found.value !== undefined ? children(found.value) : found.error || found.idle ? null : html`<${Loading} what=${what} />`}`;
 export const Panel = ({ title, found, children }) =>
@@ -209,21 +208,21 @@ export const aliases = signal(new Map());
 
 export const readAliases = () => http("GET", "/policy-alias").then((all) => (aliases.value = new Map(all.map((each) => [each.alias, each.policy_rule_uri]))), () => {});
 
-/** Of an alias the version that it means; of a version the aliases that mean it. */
+/** The version of an alias, or the aliases of a version. */
 export function Means({ name }) {
 	const all = useSignal(aliases);
 	const other = all.get(name) || [...all].filter(([, each]) => each === name).map(([alias]) => alias).join(", ");
 	return other ? html` <span class="note">(now ${other})</span>` : null;
 }
 
-/** A version or an alias, with what it means now; `bare`: without. */
+/** A link to a version or an alias, with its `Means`; `bare`: without it. */
 export const Policy = ({ name, row, bare }) => html`<a class=${row && "row"} href=${to("policies", name)}>${name}</a>${bare ? null : html`<${Means} name=${name} />`}`;
 
-/** Something by its id, in a view. */
+/** A link to an object by its id, in a view. */
 export const Id = ({ of, view = "leases" }) => html`<a href=${to(view, of)}>${brief(of)}</a>`;
 export const Place = ({ cluster_id: cluster, node_id: node }) => html`<a href=${node ? to("fleet", cluster, node) : to("fleet", cluster)}>${cluster}${node ? `/${node}` : ""}</a>`;
 
-/** What happened to an object, or in a view. */
+/** A list of events. */
 export function History({ of, most }) {
 	const [shown, more] = useFirst(of, most);
 	return html`<ol class="history">${shown.map(({ at, what, more: text }) => html`<li>${at && html`<time>${when(at)}</time> `}<b>${what}</b> ${text}</li>`)}</ol>${more}`;
@@ -232,13 +231,13 @@ export function History({ of, most }) {
 /** An object as a command and as JSON. */
 export const Copies = ({ words, value }) => html`<p class="buttons"><${Command} words=${words} /></p><${Raw} value=${value} />`;
 
-/** Take a form that is sent. */
+/** Handle a submitted form. */
 export const handle = (work) => (event) => {
 	event.preventDefault();
 	return work(event.currentTarget);
 };
 
-/** Have a form's fields be the query of this view. */
+/** Put a form's fields into the query of this view's address. */
 export const filters = (view) => handle((form) => {
 	const given = [...new FormData(form)].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value);
 	go(to(view) + (given.length ? `?${new URLSearchParams(given)}` : ""));

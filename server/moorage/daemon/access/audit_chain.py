@@ -84,7 +84,7 @@ def chain_lines(encoded: bytes, end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
     for text in encoded[1:-2].split(b"}\n{") if encoded else ():
         number += 1
         body = b'{"number":%d,%b,"prev":"%b"' % (number, text, former)
-        digest = _EMPTY.copy()  # Quicker than another one.
+        digest = _EMPTY.copy()  # A copy is quicker than a new hash.
         digest.update(former)
         digest.update(body)
         former = digest.hexdigest().encode()

@@ -138,7 +138,7 @@ class AuditFiles:
         path, *seen = self._seen
         try:
             status = path.stat()
-        except FileNotFoundError:  # No other begins a file before this one is full.
+        except FileNotFoundError:  # No process begins another file before this one is full.
             return False
         return [status.st_ino, status.st_size] == seen
 

@@ -214,7 +214,7 @@ class AuditLog:
     def close(self) -> None:
         """Write pending entries, for a bounded time, and end the thread."""
         if self._thread is not None:
-            # Facts have theirs at the next start, after those of before this one.
+            # The next start restores the entries of facts, after older ones.
             held, self._held = self._held or [], None
             self.note_all([each for each in held if not each.seq])
             self._closing.set()
@@ -264,7 +264,7 @@ class AuditLog:
     def _let_go(self, count: int) -> None:
         """Wake the waiters whose entries are written."""
         for waiter in self._waiters[:count]:
-            with suppress(RuntimeError):  # Its loop is gone, and who waited with it.
+            with suppress(RuntimeError):  # The event loop has closed, so nothing waits any more.
                 waiter.get_loop().call_soon_threadsafe(_end_wait, waiter)
         del self._waiters[:count]
 

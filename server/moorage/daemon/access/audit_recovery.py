@@ -32,13 +32,13 @@ async def _recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger, until: in
     found = list[AuditEntry]()
     try:
         last = await asyncio.to_thread(audit.last_seq) if audit.is_on else None
-        # No more were waiting when it was killed.
+        # A killed server had no more entries waiting than this.
         seq = until if last is None else max(last, until - PENDING_MAX)
         while seq < until and (page := await ledger.read(seq, until - seq)):
             found += trail.recovered(page)
             seq = page[-1].seq
     except (OSError, ValueError, StorageError, LedgerError) as error:
-        # The server serves also where its log is damaged, or a fact that nothing else reads.
+        # The server starts even if its log is damaged, or a fact that nothing else reads.
         log.error("audit_failed", reason=f"entries that a kill lost cannot be restored: {error}")  # noqa: TRY400  # It has no more to say.
     audit.let_go(found, until)
     await audit.flush()

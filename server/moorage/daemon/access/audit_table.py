@@ -50,9 +50,9 @@ class AuditTable:
             for line in encoded.splitlines(keepends=True):
                 entry = msgspec.json.decode(line, type=_AboutFact)
                 if entry.what == "server.started":
-                    seq = entry.seq  # A restored ledger begins again.
+                    seq = entry.seq  # A restored ledger may repeat numbers.
                 elif entry.seq and seq is not None and entry.seq <= seq:
-                    continue  # The server that took over has noted it.
+                    continue  # The next server has already noted it.
                 else:
                     seq = entry.seq or seq
                 wanted.append(line)

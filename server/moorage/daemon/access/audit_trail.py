@@ -161,7 +161,7 @@ class AuditTrail:
                 cordons = self._standing.cordons
                 for place in [each for each in cordons if each[0] == cluster]:
                     del cordons[place]  # They ended with it.
-            case _:  # Others are no one's doing, or part of these.
+            case _:  # Other facts have no author, or are part of these.
                 pass
         return entry
 

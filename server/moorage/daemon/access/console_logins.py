@@ -1,6 +1,6 @@
 """Logins to the console: cookies, each exchanged for a token. Both ports read them.
 
-They lie in the storage, so that they outlast a server, and other servers on one database know them.
+They are stored, so that they outlast a server, and other servers on the same database know them.
 The stored data gives no access: it has the digest of a cookie, and its token in a form from which
 only the cookie restores it.
 """
@@ -98,7 +98,7 @@ class ConsoleLogins:
             return None
         try:
             self._read()
-        except StorageError as error:  # Those that are known go on until it can be read.
+        except StorageError as error:  # Known logins stay valid until the token can be checked.
             log.error("console_logins_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
         for cookie, name in found:
             stored = self._known.get(name)

@@ -4,8 +4,8 @@
 checkpoints know digests alone. A request that comes again with its idempotency key gets the
 same token, since it is made again, after a restart too.
 
-The digest is a plain SHA-256. A slow, salted one protects what people think up; a token has 144
-bits that cannot be guessed, so that no search finds it.
+The digest is a plain SHA-256. A slow, salted digest protects passwords that people choose; a token
+has 144 random bits, which no search finds.
 """
 
 import binascii

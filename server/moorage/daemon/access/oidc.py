@@ -45,7 +45,7 @@ class ClaimSettings:
         tenant: Claim with the tenant; `a.b` is also `b` in the object `a`.
         role: Claim with a role, or with a list of roles, of which the highest counts; may be
             dotted, too.
-        roles: Role by value of that claim; empty: roles are called as ours.
+        roles: Role by value of that claim; empty: the claim has our own names of roles.
     """
 
     issuer: str
@@ -157,7 +157,7 @@ class OidcTokens:
                 },
             )
             expires_at = float(claims["exp"]) + SKEW_SECONDS
-        except jwt.InvalidAudienceError as error:  # The issuer signed it: the operator may wonder.
+        except jwt.InvalidAudienceError as error:  # The issuer signed it: tell the operator.
             wanted = f"{error}: oidc_audience is {self._claims.audience}"
             log.warning("oidc_token_refused", reason=wanted)
             return None, 0.0
@@ -165,7 +165,7 @@ class OidcTokens:
             log.debug("oidc_token_refused", reason=str(error))
             return None, 0.0
         caller, reason = self._read(claims)
-        if caller is None:  # It is valid, so the operator may wonder.
+        if caller is None:  # The token is valid: tell the operator why.
             log.warning("oidc_token_refused", reason=reason, subject=claims["sub"][:NAME_CHARS_MAX])
         return caller, expires_at
 
@@ -183,7 +183,7 @@ class OidcTokens:
         highest = max(roles, key=_ROLES.index)
         subject = str(claims["sub"])
         if not subject.isprintable() or not 0 < len(subject) <= SUBJECT_CHARS_MAX:
-            return None, "the claim sub is no name"
+            return None, f"the claim sub is no name of at most {SUBJECT_CHARS_MAX} characters"
         return Caller(Tenant(tenant), highest, f"oidc:{subject}"), ""
 
 

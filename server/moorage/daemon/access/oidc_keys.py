@@ -29,7 +29,7 @@ WAITERS_MAX: Final = 1_000
 """Callers that wait for a fetch at one time; further ones are refused at once."""
 DOCUMENT_BYTES_MAX: Final = 1 << 20
 REASON_BYTES_MAX: Final = 200
-"""Bytes of an issuer's error that the log has."""
+"""Most bytes of an issuer's error that the log shows."""
 KEYS_MAX: Final = 100
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 _PUBLIC: Final = frozenset({"kty", "kid", "use", "alg", "n", "e", "crv", "x", "y"})
@@ -51,7 +51,7 @@ class KeysUnavailableError(Exception):
 
 
 class IssuerRefusesError(KeysUnavailableError):
-    """The issuer refuses what it was sent."""
+    """The issuer refuses the code that it was sent."""
 
 
 class IssuerKeys:
@@ -129,7 +129,7 @@ class IssuerKeys:
         try:
             rows = await self.fetch()
         except KeysUnavailableError as error:
-            if not self._failing:  # Once, however long it lasts.
+            if not self._failing:  # One log line per fault, however long it lasts.
                 log.error("oidc_keys_failed", issuer=self._issuer, reason=str(error))  # noqa: TRY400  # It has no more to say.
             self._failing = True
             return False

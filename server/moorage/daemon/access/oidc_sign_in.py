@@ -27,7 +27,7 @@ class BrowserSignIn:
     """Sends browsers to the issuer, and exchanges the codes that they bring back.
 
     Args:
-        keys: Of the issuer; know its endpoints.
+        keys: The issuer's keys, and the addresses of its endpoints.
         request: `client_id`, `scopes` and `audience`.
     """
 
@@ -79,7 +79,7 @@ class BrowserSignIn:
         if not code or answer.get("error"):
             return _refuse(f"the issuer answers {_shown(answer) or 'without a code'}")
         if not self._keys.discovered and not await self._keys.refresh():
-            return None  # This server started meanwhile.
+            return None  # The server may have started after the browser was sent away.
         form = {
             "grant_type": "authorization_code",
             "client_id": self._request["client_id"],
@@ -103,6 +103,6 @@ def _refuse(reason: str) -> list[str]:
 
 
 def _shown(answer: Mapping[str, str]) -> str:
-    """Return what the issuer says of an error; the browser may say anything, too."""
+    """Return the issuer's error for the log; a browser may have forged it."""
     said = ": ".join(answer[each] for each in ("error", "error_description") if answer.get(each))
     return said[:REASON_BYTES_MAX]

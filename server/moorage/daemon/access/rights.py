@@ -86,8 +86,8 @@ class Ownership:
 
     A cluster, block, executor or policy belongs to the tenant that registered it, an alias to the
     one that made it; metrics to the owner of their cluster or block, else to who stored them.
-    Objects that were made before owners were recorded belong to all tenants. Any alias may have a
-    shadow started: it changes no answer, and shows a tenant its own requests alone.
+    Objects that were made before owners were recorded belong to all tenants. Any tenant may start a
+    shadow on any alias: it changes no answer, and shows a tenant only the tenant's own requests.
 
     Args:
         state: Has the leases; read only.
@@ -142,7 +142,7 @@ class Ownership:
         _check_owner(caller, await self.owners.executor(name), does)
 
     def check_new_cluster(self, caller: Caller, cluster_id: str) -> None:
-        """Refuse to register a cluster while other tenants have leases on the last of its name.
+        """Refuse to register a cluster while other tenants have leases on its predecessor.
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
@@ -169,9 +169,9 @@ class Ownership:
             raise _refusal(caller, Right.POLICY_ALL, does, "policy_rule_uri")
 
     async def check_alias(self, caller: Caller, given: str) -> None:
-        """Refuse to change an alias of another tenant, or to make one of another's policy.
+        """Refuse to change another tenant's alias, or to make one for another tenant's policy.
 
-        Else the bare name of a policy, which has no alias yet, could be taken by a stranger.
+        Otherwise a stranger could take the bare name of a policy that has no alias yet.
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.

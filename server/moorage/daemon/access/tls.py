@@ -1,8 +1,8 @@
 """TLS of both ports: the server's certificate, and the authorities of client certificates.
 
-Renewed files are in force soon after they changed: both doors hold one context, which makes the
-TLS of each new connection with another one, that of the files as they were last read. Connections
-that are open go on; those of clients whose authority is trusted no more end.
+Renewed files are in force soon after they changed: for each new connection, the context of both
+ports uses another one, made from the files as last read. Open connections stay open, unless the
+authority of the client's certificate is no longer trusted.
 """
 
 import asyncio
@@ -113,7 +113,7 @@ class ServerTls:
     """The context of both ports.
 
     Args:
-        certificate: PEM file with the certificate, and those of authorities between.
+        certificate: PEM file with the certificate, and intermediate ones.
         key: PEM file with its private key, without a passphrase.
         client_authority: PEM file with the authorities of clients' certificates; None: clients
             need none.
@@ -159,7 +159,7 @@ class ServerTls:
         if self._client_authority is not None:
             context.verify_mode = ssl.CERT_REQUIRED
         _load(context, self._certificate, self._key, self._client_authority)
-        self.context.current = context  # Only now: a bad file leaves what serves as it is.
+        self.context.current = context  # Only now: a bad file must not change the context in use.
         if self._client_authority is not None:
             known = frozenset(context.get_ca_certs(binary_form=True))
             for each in self._connections:

@@ -1,7 +1,7 @@
 """Reads the tokens again while the daemon runs: at SIGHUP, and when the settings file changes.
 
-`daemon.main` runs it. Where what it reads is wrong, the tokens stay as they are, and the log says
-what is wrong and where. Other settings are in force from the next start on.
+`daemon.main` runs it. If a setting is wrong, the tokens stay as they are, and the log names the
+fault and its place. Changes of other settings are in force from the next start.
 """
 
 import asyncio

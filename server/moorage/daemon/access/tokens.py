@@ -130,7 +130,7 @@ class Tokens:
                 continue
             named, due = latest, time.monotonic() + FOLLOW_SECONDS
             now = self._find_ended()
-            if self._failure:  # What cannot be read has not ended: the database is restarting, say.
+            if self._failure:  # An unreadable store ends no session: it may be restarting.
                 continue
             if now != before or (self._issuer is not None and self._issuer.ended()):
                 expel()
@@ -149,7 +149,7 @@ class Tokens:
         try:
             found = self._store.tokens()
         except TokenStoreError as error:
-            if self._failure != str(error):  # Each caller meets it again.
+            if self._failure != str(error):  # It is logged once, although each caller meets it.
                 self._failure = str(error)
                 log.error("token_store_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
             return None

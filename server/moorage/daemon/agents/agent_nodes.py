@@ -1,7 +1,7 @@
-"""Nodes of machines with agents, in the documents of their clusters.
+"""Writes the nodes of machines with agents into the documents of their clusters.
 
-A write takes time in the size of the whole document. So what is to change while one is written
-shares the next write: a rack that loses or gets its power takes a few of them.
+The time of a write grows with the whole document. So changes that arrive during a write share the
+next one: a rack that loses or regains its power takes a few writes.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF
 
 Change = Callable[[JsonObject | None], JsonObject | None]
-"""Returns what becomes of a node, which may not be there; None: it stays."""
+"""Takes a node, or None if it does not exist; returns the new one, or None to change nothing."""
 
 
 class _Waiting(NamedTuple):
@@ -28,7 +28,7 @@ class _Waiting(NamedTuple):
 
 
 class AgentNodes:
-    """See the module.
+    """Reads and changes nodes; see the module.
 
     Args:
         clusters: Documents of the registry.
@@ -40,7 +40,7 @@ class AgentNodes:
         self._writing = asyncio.Lock()
 
     async def get(self, place: Place) -> JsonObject | None:
-        """Return a node as it is registered after writes that are under way; None: it is not."""
+        """Return a registered node, after writes under way; None if it is not registered."""
         async with self._writing:
             return (await self._registered(place[0])).get(place[1])
 
@@ -57,10 +57,10 @@ class AgentNodes:
             return None
 
     async def open(self, cluster: str) -> str:
-        """Have a cluster take part in placement, whatever its document says.
+        """Let a cluster take part in placement, even if its document excludes it.
 
         Returns:
-            What kept it out; empty: nothing did.
+            The fields that excluded it; empty: none did.
         """
         async with self._writing:
             document = await self._document(cluster) or {}
@@ -80,7 +80,7 @@ class AgentNodes:
             await self.put(place, node)
 
     async def put(self, place: Place, node: JsonObject) -> None:
-        """Put a node into its cluster, as it is; see `change`."""
+        """Put a node into its cluster, or replace it; see `change`."""
         await self.change(place, lambda _: node)
 
     async def change(self, place: Place, change: Change) -> None:
@@ -101,7 +101,7 @@ class AgentNodes:
             raise error
 
     async def _change_all(self, cluster: str) -> None:
-        """Make all changes of a cluster that wait; one by one where they are refused together."""
+        """Make all waiting changes of a cluster; one by one if they are refused together."""
         batch = [e for e in self._waiting if e.place[0] == cluster and not e.outcome.done()]
         refusal = await self._refusal(cluster, batch)
         for each in batch:

@@ -1,4 +1,4 @@
-"""Agents and their joining tokens: `moored agent` writes them, too.
+"""Stores agents and their joining tokens; `moored agent` writes them, too.
 
 Only digests of tokens and keys are stored.
 """
@@ -21,7 +21,7 @@ TOKEN_PREFIX: Final = "moor_join_"  # noqa: S105  # By it, scanners for leaked s
 KEY_PREFIX: Final = "moor_agent_"
 _SECRET_BYTES: Final = 24
 _SEPARATOR: Final = "\n"
-"""In keys: no name of a cluster or node has it."""
+"""Separates the parts of keys: no name of a cluster or node contains it."""
 T = TypeVar("T")
 USED: Final = (
     "this joining token was used by another agent; `moored agent token` makes one for each machine"
@@ -62,19 +62,19 @@ class AgentRecord(msgspec.Struct, frozen=True):
     """An agent that has joined.
 
     Args:
-        cluster_id: The cluster of its machine.
-        node_id: The node that it is there.
-        agent: Its own id, made once.
+        cluster_id: The cluster that its machine belongs to.
+        node_id: The node that its machine is there.
+        agent: Id of the agent, made once.
         digest: SHA-256 of its key, in hexadecimal.
         joined_at: In seconds since the epoch.
-        changed_at: Since when it is, or is not, connected, likewise.
+        changed_at: When it last connected or disconnected, likewise.
         connected: Whether it is.
         address: The address from which the agent last connected.
-        unheard_seconds: How long what it runs goes on unheard; 0: as long as it likes.
+        unheard_seconds: How long its workloads run without a connection; 0: no limit.
         revoked: Whether its key is refused.
-        forgotten: Whether it is no agent any more, or not yet: the server takes its node out of
-            the cluster, and then erases this. So a crash, or a server that is down, leaves none.
-        folder: Its data folder, as it was when it last connected; None: no one has said.
+        forgotten: Whether it was forgotten, or has not joined yet: the server removes its node,
+            then this record. So neither a crash nor a stopped server leaves a node behind.
+        folder: Its data folder, as of its last connection; None: unknown.
     """
 
     cluster_id: str
@@ -93,7 +93,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> Place:
-        """Its node."""
+        """Cluster and node of its machine."""
         return ClusterId(self.cluster_id), NodeId(self.node_id)
 
     @property
@@ -103,10 +103,10 @@ class AgentRecord(msgspec.Struct, frozen=True):
 
 
 class Reclaim(msgspec.Struct, frozen=True):
-    """An operator has said that agents shall follow this server, whichever they followed before.
+    """An operator's order that agents follow this server, whichever they followed before.
 
     Args:
-        epoch: Is added to that of each server over this storage.
+        epoch: Is added to the epoch of each server on this storage.
     """
 
     epoch: int
@@ -160,7 +160,7 @@ class AgentStore:
             self._records.pop(key, None)
         for key, document in put:
             kind = _KINDS.get(key.partition(_SEPARATOR)[0])
-            if kind is not None:  # Else a later release knows it.
+            if kind is not None:  # A later release may store other kinds.
                 self._records[key] = msgspec.json.decode(document, type=kind)
         self._documents = documents
         known = [each for each in self._records.values() if isinstance(each, AgentRecord)]
@@ -187,7 +187,7 @@ class AgentStore:
         return known.epoch if isinstance(known, Reclaim) else 0
 
     def find(self, secret: str, now: float) -> AgentRecord | JoiningToken | None:
-        """Return the agent of this key, or the joining token; None where it is neither.
+        """Return the agent of a key, or a joining token; None: the secret is neither.
 
         Raises:
             AgentStoreError: They cannot be read.
@@ -214,7 +214,7 @@ class AgentStore:
         return token
 
     def note_joining(self, place: Place, now: float) -> None:
-        """Note that a node is about to be put into its cluster, for an agent that has not joined.
+        """Record that the node of an agent is put into its cluster before the agent has joined.
 
         Raises:
             AgentStoreError: It cannot be stored.
@@ -223,7 +223,7 @@ class AgentStore:
             _put(documents, AgentRecord(*place, "", "", now, now, forgotten=True))
 
     def erase(self, place: Place) -> None:
-        """Remove a forgotten agent, whose node is not in its cluster any more.
+        """Remove the record of a forgotten agent, whose node has left its cluster.
 
         Raises:
             AgentStoreError: It cannot be stored.
@@ -259,16 +259,16 @@ class AgentStore:
         with self._change() as documents:
             found = _get(documents, AgentRecord, *place)
             if found is not None:
-                # An earlier release of the agent, for some time, makes no copy valid.
+                # An older agent sends no `folder`: the stored one stays, to detect copies later.
                 about = shown._replace(folder=shown.folder or found.folder)._asdict()
                 _put(documents, msgspec.structs.replace(found, connected=True, **about))
 
     def note_disconnection(self, connection: tuple[Place, float] | None, now: float) -> None:
-        """Note that a connection, or every one, is gone.
+        """Record that one connection, or every one, has ended.
 
         Args:
-            connection: Of which machine, and its `changed_at`. A later one of this machine stays:
-                it may be at a server that has replaced this one. None: every one.
+            connection: Its machine and its `changed_at`. A later connection of the machine stays:
+                it may be to the server that replaced this one. None: every connection.
             now: The time, in seconds since the epoch.
 
         Raises:
@@ -280,7 +280,7 @@ class AgentStore:
                     _put(documents, msgspec.structs.replace(each, connected=False, changed_at=now))
 
     def reclaim(self, now: float) -> int:
-        """Have agents follow this server again, whatever epoch they have seen; return the addition.
+        """Make agents follow this server again, whatever epoch they saw; return the increment.
 
         Epochs grow with each change of the leader, so they grow more slowly than the time.
 
@@ -305,7 +305,7 @@ class AgentStore:
         return found
 
     def forget(self, name: str) -> AgentRecord:
-        """Note that an agent will not come back.
+        """Record that an agent will not come back.
 
         Raises:
             AgentStoreError: There is no such agent, it is connected, or it cannot be stored.
@@ -326,10 +326,10 @@ class AgentStore:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Make the changes of a block in one transaction; one that fails changes nothing.
+        """Commit the changes of a block in one transaction, without those that fail.
 
         Raises:
-            AgentStoreError: None of them can be stored.
+            AgentStoreError: The transaction cannot be stored.
         """
         with self._errors(), self._rows.change() as self._transaction:
             try:

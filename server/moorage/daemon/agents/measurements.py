@@ -1,6 +1,6 @@
-"""Metrics of machines with agents and of the server's own, for the documents of their clusters.
+"""Publishes metrics of agents' machines and of the server's own in their clusters' documents.
 
-`roster` has them published; policies, searches and HTTP read them where all metrics are.
+`roster` calls it; policies, searches and HTTP read these documents.
 """
 
 import itertools
@@ -21,18 +21,18 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 PUBLISH_SECONDS: Final = 2.0
 """Shortest time between two versions of a cluster's document."""
 PUBLISH_SECONDS_A_MACHINE: Final = 0.015
-"""Shortest such time per machine: of 1,000, metrics go out as often as their agents measure."""
+"""The same for each machine of the fleet: with 1,000 of them, as often as agents measure."""
 STALE_SECONDS: Final = 60.0
-"""From this age on a measurement no longer says how things are."""
+"""Age at which a measurement is outdated."""
 GPUS_MAX: Final = 64
 FIELDS_MAX: Final = 32
 NUMBER_MAX: Final = 2.0**53
-"""Of a measurement; larger ones are left out, so that sums and documents hold all others."""
+"""Largest measurement; larger ones are left out, so that sums stay exact."""
 SOURCE: Final = "agent"
 """The field `source` of node trees made here; no other tree is touched."""
 _GROUPS: Final = ("memory", "vcpu", "storage", "gpu")
 _OWNERS: Final = frozenset({"prometheus"})
-"""Sources that have documents of their own: agents leave those alone."""
+"""Sources whose documents agents do not change."""
 
 log = structlog.get_logger("moored")
 
@@ -40,7 +40,7 @@ Tree = JsonObject
 
 
 class AgentMeasurements:
-    """See the module.
+    """Publishes measurements; see the module.
 
     Attributes:
         own: Node and metrics of the server's own machine, and their time in seconds since the
@@ -55,7 +55,7 @@ class AgentMeasurements:
         self._trouble = ""
 
     async def publish(self, machines: Iterable[AgentMachine]) -> None:
-        """Put the measurements since the last call into the documents, not too often."""
+        """Publish the measurements since the last call, unless the last call was too recent."""
         if time.monotonic() < self._next:
             return
         machines = tuple(machines)
@@ -68,7 +68,7 @@ class AgentMeasurements:
         own = None if self.own is None or await self._has_other(self.own[0]) else self.own
         if own is not None:
             clusters.setdefault(own[0][0], [])
-        for cluster, there in clusters.items():  # One after the other: each is large.
+        for cluster, there in clusters.items():  # One after the other: each document is large.
             found = [
                 _tree(
                     machine.place[1],
@@ -97,11 +97,11 @@ class AgentMeasurements:
             self._published.pop(cluster, None)
 
     async def _has_other(self, place: Place) -> bool:
-        """Return whether others report the metrics of the server's own machine."""
+        """Return whether another source reports the metrics of the server's own machine."""
         try:
             known = await self._metrics.get(place[0])
         except ServiceError:
-            return False  # `_put` says so.
+            return False  # `_put` reports the error.
         nodes = known.get("nodes") or ()
         return any(n.get("id") == place[1] and n.get("source") != SOURCE for n in nodes)
 
@@ -157,11 +157,11 @@ def _numbers(group: Mapping[str, float]) -> dict[str, float]:
 
 
 def without_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
-    """Return the document of a node without the devices that others use, which `busy` then names.
+    """Return a node's document without the devices that other programs use.
 
     Args:
-        node: As its agent has said when it came.
-        busy: Why a device cannot be used, by UUID.
+        node: As its agent described it on connecting.
+        busy: Why these devices cannot be used, by UUID.
     """
     group = node.get("gpus")
     devices = group.get("gpus") if isinstance(group, dict) else None
@@ -188,7 +188,7 @@ def without_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
 
 
 def _is_device(device: JsonValue) -> bool:
-    """Return whether a device has the form of one, as far as `without_busy` needs it."""
+    """Return whether a value has the fields of a device that `without_busy` reads."""
     return (
         isinstance(device, dict)
         and isinstance(device.get("uuid") or "", str)
@@ -197,10 +197,10 @@ def _is_device(device: JsonValue) -> bool:
 
 
 def with_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
-    """Return the document of the server's own node without the devices that others use.
+    """Return the document of the server's own node without the devices that other programs use.
 
-    The inventory is the only place that has them, so `busy` names each with its document, from
-    which it is put back.
+    Only this document describes them, so the node's `busy` stores each device, to put it back
+    later.
     """
     whole = _whole(node)
     left = without_busy(whole, busy)

@@ -1,7 +1,7 @@
 """Lets agents in, puts their machines into the registry, and notices when they are lost.
 
-The gateway brings their connections (`serve`); `backends.agents` uses them. An agent is no caller:
-its key opens this door and no other.
+The gateway passes connections to `serve`; `backends.agents` uses them. An agent is no caller: its
+key is valid on this path only.
 """
 
 import asyncio
@@ -45,51 +45,51 @@ from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF, Caller
 
 HELLO_SECONDS_MAX: Final = 10.0
-"""How long an agent may take to say who it is."""
+"""How long an agent may take to send its hello."""
 ANSWER_SECONDS_MAX: Final = 3.0
-"""How long a connected agent may take to answer when another one comes with its key."""
+"""How long a connected agent may take to answer when another one shows the same key."""
 BEAT_SECONDS: Final = (5.0, 10.0)
 """Shortest and longest pause between two beats of an agent, unless machines are lost soon."""
 BEATS_A_SECOND: Final = 50
-"""Beats of all agents together, within those pauses, as Nomad's `max_heartbeats_per_second`."""
+"""Beats of all agents together, as Nomad's `max_heartbeats_per_second`, within these pauses."""
 UNHEARD_MARGIN_SECONDS: Final = 10.0
-"""Margin on top of an agent's `unheard_seconds`: its machine must be silent for both before leases
-start elsewhere: for the end of what runs there, and for clocks that run apart."""
+"""Leases start elsewhere once a machine was silent for its agent's `unheard_seconds` and this
+margin, in which its workloads end and clocks may differ."""
 ABSENT_MAX: Final = 20
-"""Agents that are not connected, by name in `now`."""
+"""Most disconnected agents that `now` names."""
 OWN_LOOK_SECONDS: Final = 10.0
-"""Between two looks at the server's own machine, as of agents at theirs."""
+"""Seconds between two measurements of the server's own machine, as for agents."""
 _WATCH_SECONDS: Final = 0.5
-"""Between two looks at the machines, unless the store of agents changes."""
+"""Seconds between two checks of the machines, unless the store of agents changes."""
 _LOOK_SECONDS: Final = 0.1
-"""Between two looks whether it has. SQLite has no other news of a change."""
+"""Seconds between two checks for changes of the store: SQLite does not report them."""
 COPIED: Final = (
     "this data folder is not the one with which {0} joined: it was copied or moved, and the "
     "workloads at {0} may still run; join with an empty --data folder, a token and a --name of its "
     "own, or "
     "first run `moored agent forget {0}` if nothing runs there any more"
 )
-"""Refuses a copy of a data folder."""
+"""The refusal of a copied data folder."""
 DISPLACED_MAX: Final = 100
-"""Nodes that give way to one machine: each has one of its devices or ids at least."""
+"""Most nodes that one machine replaces: each has one of its devices or ids."""
 
 log = structlog.get_logger("moored")
 
 
-class _Refusal(Exception):  # noqa: N818  # It is an answer.
+class _Refusal(Exception):  # noqa: N818  # It names an answer, not a fault.
     def __init__(self, reason: str, *, final: bool = False) -> None:
         super().__init__(reason)
         self.farewell = wire.AgentFarewell(reason, final)
 
 
 class AgentRoster:
-    """See the module.
+    """Manages agents and their machines; see the module.
 
     Args:
-        store: Who may come in.
-        fleet: The backend `local`; None: this server has it not.
-        catalog: Has the documents of clusters, and of what they are doing.
-        lost_seconds: How long a machine may be unheard of before it counts as lost.
+        store: The agents and tokens that are let in.
+        fleet: The backend `local`; None: this server has no such backend.
+        catalog: Has the documents and metrics of clusters.
+        lost_seconds: How long a machine may be silent before it counts as lost.
         audit: Takes entries of the audit log.
     """
 
@@ -111,17 +111,17 @@ class AgentRoster:
         self._audit = audit
         self._measurements = AgentMeasurements(catalog.metrics)
         self._nodes: dict[Place, bytes] = {}  # As agents have described them, encoded.
-        self._busy: dict[Place, dict[str, str]] = {}  # As `_describe` has put it there.
+        self._busy: dict[Place, dict[str, str]] = {}  # As `_describe` last published it.
         self._beat_seconds = self._beat_seconds_of(0)
         self._coming: set[Place] = set()
         self._shown_lost: set[Place] = set()
         self._own: Place | None = None
 
     def open(self, epoch: int) -> None:
-        """Make known which machines have agents, before leases are looked at.
+        """Tell the backend which machines have agents, before it looks at leases.
 
         Args:
-            epoch: Of this server; 0: no other one can take its place.
+            epoch: Of this server; 0: no other server can replace it.
 
         Raises:
             AgentStoreError: The store cannot be read.
@@ -141,7 +141,7 @@ class AgentRoster:
         return min(max(shortest, agents / BEATS_A_SECOND), longest)
 
     def close(self) -> None:
-        """Make the changes of the store that wait."""
+        """Make the waiting changes of the store."""
         self._thread.close()
 
     def now(self) -> AgentsNow:
@@ -155,7 +155,7 @@ class AgentRoster:
         return AgentsNow(len(machines) - len(absent), len(absent), lost, first)
 
     def maintains(self, cluster_id: str) -> bool:
-        """Return whether a cluster, with agents or the server's own machine, is the server's."""
+        """Return whether the server maintains a cluster, for agents or its own machine."""
         machines = self._fleet.machines() if self._fleet is not None else ()
         of_agents = any(each.place[0] == cluster_id and not each.gone for each in machines)
         return of_agents or (self._own is not None and self._own[0] == cluster_id)
@@ -185,7 +185,7 @@ class AgentRoster:
         try:
             epoch = self._epoch + self._reclaimed
             link = AgentLink(socket, partial(fleet.tell, machine), epoch)
-            machine.hear(link)  # First: what it says from now on holds from its hello on.
+            machine.hear(link)  # First: its later messages continue from its hello.
             if key:
                 about = {"cluster": machine.place[0], "node": machine.place[1]}
                 self._audit(
@@ -204,7 +204,7 @@ class AgentRoster:
         finally:
             self._coming.discard(machine.place)
             if machine.link is None and not machine.gone:
-                with contextlib.suppress(AgentStoreError):  # Only `moored agent list` shows it.
+                with contextlib.suppress(AgentStoreError):  # Only `moored agent list` reads it.
                     note, gone = self._store.note_disconnection, (machine.place, shown.changed_at)
                     await self._thread.change(note, gone, time.time())
 
@@ -236,9 +236,9 @@ class AgentRoster:
     async def _attach(
         self, fleet: FleetBackend, machine: AgentMachine, link: AgentLink, hello: wire.AgentHello
     ) -> None:
-        """Have the machine take part in placement."""
+        """Let the machine take part in placement."""
         self._nodes[machine.place] = wire.encode(hello.node)
-        hello.node = {}  # It is large, and this connection may last.
+        hello.node = {}  # The node is large, and this connection may last long.
         await fleet.attach(machine, link)
         link.rely_on_beats()
         self._coming.discard(machine.place)
@@ -279,7 +279,7 @@ class AgentRoster:
     async def _let_in(
         self, secret: str, hello: wire.AgentHello, shown: AgentOrigin
     ) -> tuple[FleetBackend, AgentMachine, str]:
-        """Return the machine of an agent, and the key that it gets; empty: it has one."""
+        """Return the machine of an agent, and its new key; empty: it already has a key."""
         if self._fleet is None:
             reason = "agents are of the backend local, which this server's `backends` lacks"
             raise _Refusal(f"{reason}; set MOORAGE_BACKENDS=local at the server")
@@ -313,7 +313,7 @@ class AgentRoster:
     async def _join(
         self, fleet: FleetBackend, token: JoiningToken, hello: wire.AgentHello, shown: AgentOrigin
     ) -> tuple[AgentMachine, str]:
-        """Return the machine of a new agent, registered, and its key."""
+        """Register the machine of a new agent; return it and the agent's key."""
         name = hello.node.get("id")
         if not isinstance(name, str) or not name.strip() or "/" in name or not name.isprintable():
             raise _Refusal(f"the name of a machine is a text without `/`, not {str(name)[:40]!r}")
@@ -345,7 +345,7 @@ class AgentRoster:
         return machine, key
 
     def _say_how_to_make_room(self, cluster: str) -> str:
-        """Return what a person does where a cluster has no room for an agent's machine."""
+        """Return advice for a cluster that is too large for another machine."""
         remedy = "; have this machine join another cluster (`moored agent token --cluster`)"
         owner = self._owner(cluster)
         if owner in {"", SERVER_ITSELF}:
@@ -356,7 +356,7 @@ class AgentRoster:
     async def _take_over(
         self, fleet: FleetBackend, place: Place, hello: wire.AgentHello
     ) -> tuple[AgentMachine, bool]:
-        """Return the machine of a node, and whether it is new, if no other agent is its own."""
+        """Return the machine of a node, and whether it is new; refuse if another agent has it."""
         taken = place in self._coming
         self._coming.add(place)
         try:
@@ -377,11 +377,11 @@ class AgentRoster:
             )
             raise _Refusal(f"{reason}`moored agent forget {name}` if this machine replaces it")
         if record is None and not taken and place in await self._thread.read(self._store.forgotten):
-            await self._drop(fleet.machine(place))  # `watch` has not done so yet.
+            await self._drop(fleet.machine(place))  # `watch` has not dropped it yet.
         machine = fleet.machine(place)
         first = None if record is None else record.folder
         is_copy = hello.folder is not None and first is not None and hello.folder.is_copy_of(first)
-        if is_copy and machine.link is None:  # The first one may be stuck while all there runs on.
+        if is_copy and machine.link is None:  # The original agent may hang, and its workloads run.
             raise _Refusal(COPIED.format(name), final=True)
         if not taken and not is_copy and not await self._answers(machine):
             return machine, record is None
@@ -391,7 +391,7 @@ class AgentRoster:
         raise _Refusal(f"{reason}: a copied disk needs a data folder and a token of its own")
 
     async def _answers(self, machine: AgentMachine) -> bool:
-        """Return whether a machine's agent answers; close its connection where it does not."""
+        """Return whether a machine's agent answers; if not, close its connection."""
         link = machine.link
         if link is None:
             return False
@@ -404,7 +404,7 @@ class AgentRoster:
         return answers and not isinstance(answer, LinkLost)
 
     async def _read_node_by_hand(self, place: Place) -> JsonObject | None:
-        """Return the node that a tenant registered under a new agent's name; None: there is none.
+        """Return the node that a tenant registered under the name of a new agent, or None.
 
         Raises:
             _Refusal: The server itself has registered it.
@@ -418,7 +418,7 @@ class AgentRoster:
         return node
 
     async def _is_by_hand(self, place: Place) -> bool:
-        """Return whether a tenant registered a node, which is no agent's, nor the server's."""
+        """Return whether a tenant registered a node: no agent has it, nor the server itself."""
         look = None if self._fleet is None else self._fleet.look
         own = self._own or (look and look.place())
         by_tenant = self._owner(place[0]) not in {"", SERVER_ITSELF}
@@ -427,7 +427,7 @@ class AgentRoster:
         )
 
     async def _register(self, place: Place, put: Callable[[], Awaitable[None]]) -> None:
-        """Put a machine's node into its cluster; a tenant's node of it gives way."""
+        """Put a machine's node into its cluster; remove a tenant's node for the same machine."""
         for _ in range(DISPLACED_MAX):
             try:
                 return await put()
@@ -436,11 +436,11 @@ class AgentRoster:
         raise ServiceError(Code.CONFLICT, f"the devices of {'/'.join(place)} are registered again")
 
     async def _displace(self, place: Place, conflict: ServiceError) -> None:
-        """Take a node out that a tenant has registered for the machine of an agent."""
+        """Remove a node that a tenant registered for the machine of an agent."""
         for name in ("registered_as", "node"):
             cluster, _, node = str(conflict.details.get(name, "")).partition("/")
             other = ClusterId(cluster), NodeId(node)
-            own = place == self._own  # Without tokens, who imported it may also start the server.
+            own = place == self._own  # Without tokens, the importer may own the server.
             if own and not self._is_of_tenant(cluster):
                 continue
             if node and other != place and await self._is_by_hand(other):
@@ -450,9 +450,9 @@ class AgentRoster:
         raise conflict
 
     async def _open_cluster(self, place: Place) -> None:
-        """Have a tenant's cluster take part in placement before its first machine joins.
+        """Let a tenant's cluster take part in placement before its first machine joins.
 
-        From then on it is the server's, and an operator may take it out.
+        From then on the server maintains it, and an operator may exclude it.
         """
         first = all(place[0] != each[0] for each in await self._thread.read(self._store.agents))
         owner = self._owner(place[0])
@@ -471,10 +471,10 @@ class AgentRoster:
 
         Args:
             document: Of a cluster of this machine alone.
-            noted: The node that it was registered as; None: that is not known.
+            noted: The node as which it was registered before; None: unknown.
 
         Returns:
-            Its node, in a cluster that only the server and operators change from now on.
+            Its node; from now on, only the server and operators change its cluster.
 
         Raises:
             ServiceError: The registry refuses it.
@@ -498,8 +498,8 @@ class AgentRoster:
     def _own_before(self, document: JsonObject, noted: tuple[str, str] | None) -> Place | None:
         """Return the registered node of the server's own machine; None: there is none.
 
-        The folder's own note goes before the machine id, which copies of one disk share. A tenant's
-        document of a machine with this id is ignored.
+        The note in the data folder counts before the machine id, which copies of one disk share. A
+        tenant's document of a machine with this id is ignored.
         """
         nodes = {
             (cluster, str(each.get("id"))): each
@@ -520,7 +520,7 @@ class AgentRoster:
         return self._owner(cluster) not in {"", SERVER_ITSELF, LOCAL.tenant}
 
     async def _describe(self, machine: AgentMachine, busy: dict[str, str]) -> None:
-        """Put a connected machine's node into its cluster, without devices that others use."""
+        """Put a connected machine's node into its cluster, without devices in use by others."""
         self._busy[machine.place] = busy
         node: JsonObject = msgspec.msgpack.decode(self._nodes[machine.place])
         put = partial(self._registry.put, machine.place, without_busy(node, busy))
@@ -528,10 +528,10 @@ class AgentRoster:
         self._shown_lost.discard(machine.place)
 
     async def watch(self) -> None:
-        """Follow the store and the machines, until cancelled."""
+        """Follow the store, and check the machines, until cancelled."""
         changed, due_at = False, 0.0
         while True:
-            # A revocation is followed at once; agents that come all the time change the store, too.
+            # A revocation takes effect at once; but connecting agents change the store, too.
             await asyncio.sleep(_WATCH_SECONDS if changed else _LOOK_SECONDS)
             try:
                 changed = await self._thread.read(self._store.has_changed)
@@ -540,7 +540,7 @@ class AgentRoster:
                 due_at = time.monotonic() + _WATCH_SECONDS
                 records = await self._thread.read(self._store.agents)
             except AgentStoreError:
-                continue  # `admits` says so.
+                continue  # `admits` logs the error.
             machines = self._fleet.machines() if self._fleet is not None else ()
             self._beat_seconds = self._beat_seconds_of(len(machines))
             due = ((each, self._look(each, records.get(each.place))) for each in machines)
@@ -549,13 +549,13 @@ class AgentRoster:
             await self._measurements.publish(machines)
 
     async def watch_own(self) -> None:
-        """Look at the server's own machine as agents look at theirs, until cancelled."""
+        """Measure the server's own machine as agents measure theirs, until cancelled."""
         look = None if self._fleet is None else self._fleet.look
         while look is not None:
             place = look.place()
             try:
                 measured = await asyncio.to_thread(look.measure) if place else None
-            except Exception as error:  # noqa: BLE001  # A driver may say anything.
+            except Exception as error:  # noqa: BLE001  # A driver may raise anything.
                 log.warning("measuring_failed", reason=f"{type(error).__name__}: {error}")
                 measured = None
             self._measurements.own = None
@@ -566,7 +566,7 @@ class AgentRoster:
             await asyncio.sleep(OWN_LOOK_SECONDS)
 
     async def _mark_own(self, place: Place, busy: dict[str, str]) -> None:
-        """Have no device of the server's own machine given out that others use."""
+        """Exclude the devices of the server's own machine that other programs use."""
         try:
             await self._registry.change(place, lambda node: node and with_busy(node, busy))
         except ServiceError as error:
@@ -575,7 +575,7 @@ class AgentRoster:
     def _look(
         self, machine: AgentMachine, record: AgentRecord | None
     ) -> Coroutine[object, object, None] | None:
-        """Look at a machine; return the change that is due, if there is one."""
+        """Check a machine; return the change that is due, or None."""
         link, now = machine.link, time.monotonic()
         if record is None and machine.place not in self._coming:
             return self._drop(machine)
@@ -601,11 +601,11 @@ class AgentRoster:
             log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
 
     async def _lose(self, machine: AgentMachine) -> None:
-        """Take a machine out of placement; its workloads go on."""
+        """Exclude a lost machine from placement; its workloads run on."""
         machine.note(lost=True)
 
         def lost(node: JsonObject | None) -> JsonObject | None:
-            if machine.link is not None:  # It has come meanwhile, and puts its node in next.
+            if machine.link is not None:  # It is connected again, and its node is put in next.
                 return None
             return node and {**node, "unavailable": f"{LOST}{machine.absence}"}
 
@@ -619,14 +619,14 @@ class AgentRoster:
 
     def _give_up(self, machine: AgentMachine, unheard_seconds: float) -> None:
         """Requeue leases of a lost machine elsewhere, if its agent has ended their workloads."""
-        # It may have come just now, also with a connection that is not in use yet.
+        # Its agent may have connected just now, even if the connection is not in use yet.
         lost = time.monotonic() - machine.heard_at > self._lost_seconds and machine.link is None
         if self._fleet is not None and unheard_seconds and self._outlasts(unheard_seconds) and lost:
             self._fleet.give_up(machine)
             log.warning("agent_idle", machine="/".join(machine.place), reason=machine.absence)
 
     async def forget(self, place: Place, caller: Caller, remote: str) -> str:
-        """Give up a machine that will not come back; return a sentence about its state.
+        """Give up a machine that will not come back; return its new state.
 
         Raises:
             ServiceError: It has no agent, or its agent is connected.
@@ -659,12 +659,12 @@ class AgentRoster:
         await self._erase(machine.place)
 
     async def _erase(self, place: Place) -> None:
-        with contextlib.suppress(AgentStoreError):  # The next start does it.
+        with contextlib.suppress(AgentStoreError):  # The next start erases it.
             await self._thread.change(self._store.erase, place)
 
 
 def _plain(node: JsonObject) -> JsonObject:
-    """Return an agent's node as JSON has it: its frame may hold values that no document may hold.
+    """Return an agent's node as plain JSON: its frame may hold values that JSON does not have.
 
     Raises:
         ServiceError: It cannot be a document, or is nested too deep.
@@ -678,7 +678,7 @@ def _plain(node: JsonObject) -> JsonObject:
 
 
 def _failure(done: "asyncio.Task[None]") -> BaseException | None:
-    """Return why a task failed; None: it did not, or was cancelled."""
+    """Return why a task failed; None if it succeeded or was cancelled."""
     return None if done.cancelled() else done.exception()
 
 

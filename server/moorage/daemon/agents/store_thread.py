@@ -1,7 +1,7 @@
 """The thread that uses the store of agents, so that no request waits for its disk.
 
-Changes that come while one is made durable share the next transaction: a thousand machines that
-get their power back at one time take some dozens.
+Changes that arrive while another becomes durable share the next transaction: a thousand machines
+that regain power together take some dozens.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ class StoreThread:
         self._waiting: deque[tuple[Callable[[], object], Future[object]]] = deque()
 
     async def read(self, look: Callable[..., T], *arguments: object) -> T:
-        """Return what a method says that changes nothing."""
+        """Return the result of a method that changes nothing."""
         return await asyncio.wrap_future(self._submit(partial(look, *arguments)))
 
     async def change(self, change: Callable[..., T], *arguments: object) -> T:
-        """Return what a method says that makes a change, once that is durable."""
+        """Return the result of a method that makes a change, once the change is durable."""
         outcome: Future[T] = Future()
-        self._waiting.append((partial(change, *arguments), outcome))  # type: ignore[arg-type]  # Its value goes there.
+        self._waiting.append((partial(change, *arguments), outcome))  # type: ignore[arg-type]  # It gets the result.
         self._submit(self._change_all)
         return await asyncio.wrap_future(outcome)
 
@@ -54,7 +54,7 @@ class StoreThread:
                         done.append(change())
                     except AgentStoreError as error:
                         done.append(error)
-        except BaseException as error:  # noqa: BLE001  # Whatever it is, the callers must know.
+        except BaseException as error:  # noqa: BLE001  # The callers get any error.
             done = [error] * len(jobs)
         for (_, outcome), value in zip(jobs, done, strict=True):
             if isinstance(value, BaseException):
@@ -63,5 +63,5 @@ class StoreThread:
                 outcome.set_result(value)
 
     def close(self) -> None:
-        """Make the changes that wait, and end."""
+        """Make the waiting changes, and end the thread."""
         self._thread.shutdown()

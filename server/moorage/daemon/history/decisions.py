@@ -94,7 +94,7 @@ class Decisions:
         answer = None
         for effect in turn.effects:
             if isinstance(effect, Consult) and effect.ask.id == ask.id:
-                return  # It is consulted about once more.
+                return  # The policy is consulted again.
             if answer is None and isinstance(effect, Respond):
                 answer = effect.answer
         if not isinstance(answer, Refusal):
@@ -158,7 +158,7 @@ class Decisions:
         bottom = max(1, top - PAGE_FACTS_MAX + 1)
         state = wanted.get("state")
         entries = await self._entries(bottom, top, KINDS.get(str(state)))
-        # Numbers have no gaps: where the first is another one, what was before it is pruned.
+        # Numbers have no gaps: if the first fact has another one, older facts are pruned.
         more = bottom > 1 and bool(entries) and entries[0].seq == bottom
         end = LedgerPlace(bottom, 0) if more else LedgerPlace(0, 0)
         found = [
@@ -208,7 +208,7 @@ class Decisions:
             case _:  # It decides about no request.
                 return None
         if state not in {None, outcome["state"]}:
-            return None  # What it is about need not be looked up.
+            return None  # Its subject need not be looked up.
         subject = asks.get(request) or await self._subject(request)
         return None if subject is None else _row(entry.seq, entry.at, subject, outcome)
 

@@ -1,7 +1,7 @@
 """Rebuilds the fleet from the ledger's facts, as it was at a time or when a request was decided.
 
-The console's playground and its view of the fleet ask for it. A ledger whose first facts were
-pruned can tell no more.
+The console's playground and its view of the fleet ask for it. Without the first facts, which may be
+pruned, no fleet can be rebuilt.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class RecalledFleets:
     """Rebuilds fleets from facts.
 
     Args:
-        decisions: Has what was refused at once.
+        decisions: Stores requests that were refused at once.
     """
 
     def __init__(self, ledger: LedgerHistory, decisions: Decisions) -> None:
@@ -115,7 +115,7 @@ class RecalledFleets:
             holder = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"
             most = count if count >= RECALLS_OF_TENANT_MAX else everyone
             raise ServiceError(
-                Code.BUSY, f"{most} past fleets {holder} to be made; ask again later"
+                Code.BUSY, f"{most} past fleets {holder} to be rebuilt; ask again later"
             )
         self._recalling[tenant] += 1
         try:
@@ -159,8 +159,8 @@ class RecalledFleets:
 
 def _lost_error() -> ServiceError:
     reason = (
-        f"the fleet of then cannot be made again: that takes all facts before "
-        f"it, {FACTS_MAX} at most, and none may be pruned"
+        f"this past fleet cannot be rebuilt: that needs all earlier facts, at "
+        f"most {FACTS_MAX}, and some may be pruned"
     )
     return ServiceError(Code.UNAVAILABLE, reason)
 

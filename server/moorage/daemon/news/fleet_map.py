@@ -1,8 +1,8 @@
 """The fleet map of the console: the state of each GPU slot in columns, and the changed slots.
 
-The daemon makes one of the state while anybody watches, and applies the durable facts to it: so no
-picture shows what a crash could take back. All facts may be applied twice: the state that it was
-made of may have been ahead of them.
+The daemon makes a map of the state while a session watches, and applies only durable facts to it:
+so no map shows what a crash could undo. A fact may be applied twice: the state may have had it
+already.
 """
 
 from collections.abc import Iterable, Iterator
@@ -121,7 +121,7 @@ class FleetMap:
         """Return the number of slots."""
         return len(self._idle)
 
-    # What is true ------------------------------------------------------------------------------
+    # The state ---------------------------------------------------------------------------------
 
     def put(self, lease: Lease) -> None:
         """Draw a lease on the slots of its placement; remove it from all other slots."""
@@ -192,7 +192,7 @@ class FleetMap:
             self.tenants.append(tenant)
         return number
 
-    # What is shown -----------------------------------------------------------------------------
+    # Messages about it -------------------------------------------------------------------------
 
     def take_changes(self) -> list[int]:
         """Return the slots that changed since the last call."""

@@ -1,7 +1,7 @@
 """Topic `map`: sends the console's fleet map to all watchers, first whole, then its changes.
 
-A session is sent nothing while it has not taken what it was sent before, and then all of it afresh:
-so a slow browser misses news, and costs no memory. Where none watches, it holds nothing.
+A session with unread news gets nothing more, and later the whole map again: a slow browser misses
+news, but costs no memory. Without watching sessions, no map exists.
 """
 
 import asyncio

@@ -211,7 +211,7 @@ class RequestProgress:
         if state not in {"queued", "deciding"}:
             streamed.position = streamed.deciding_since = None
         data = {"request": request, "state": state, **more}
-        if data != streamed.sent:  # A workload says the same again and again.
+        if data != streamed.sent:  # A workload repeats its reports.
             streamed.sent = data
             self._push(streamed.to.session, progress(streamed.message_id, data))
 

@@ -220,7 +220,7 @@ class Watchers:
         self.progress.note_durable(facts)
         leases = self._watching["leases"]
         for fact in facts:
-            if isinstance(fact, Granted):  # Nearly all that there are.
+            if isinstance(fact, Granted):  # Nearly all facts.
                 if leases:
                     self.tell("leases", "granted", LeaseAnswer.of(fact.lease), fact.lease.tenant)
             elif isinstance(fact, ClusterSet | ClusterRemoved | Cordoned | Uncordoned):
@@ -233,7 +233,7 @@ class Watchers:
 
     def _tell_of_lease(self, fact: Fact) -> None:
         if isinstance(fact, _AboutLease):
-            # Only what the fact says: the state may be ahead of what is durable.
+            # Only the fact counts: the state may be ahead of the durable facts.
             lease = self.lease(fact.lease)
             if lease is not None:
                 self.tell("leases", *_about_lease(fact), lease.tenant)

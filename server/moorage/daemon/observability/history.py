@@ -372,7 +372,7 @@ class HistoryRing:
         closed = np.bincount(
             models, np.where(fleet.closed[:, None] > 0, fleet.gpu_total, 0)[devices], length
         ).astype(np.int64)
-        # Nothing is free of a node that is out of service, and leases hold on to what they have.
+        # A node out of service has nothing free, but its leases still hold their amounts.
         for row in np.flatnonzero(fleet.closed).tolist():
             ids = fleet.gpu_ids[row]
             for share in state.places.get(fleet.node_ids[row], {}).values():

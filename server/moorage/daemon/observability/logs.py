@@ -24,7 +24,7 @@ def configure_log(config: Config, log: StandardStream) -> None:
     ]
     readable = config.log_format == "console" or (config.log_format == "auto" and log.is_terminal)
     renderer: structlog.typing.Processor = (
-        # Quoted: what tenants named so cannot move a terminal's cursor.
+        # Quoted: so no name of a tenant can move a terminal's cursor.
         structlog.dev.ConsoleRenderer(colors=log.is_terminal, repr_native_str=True)
         if readable
         else structlog.processors.JSONRenderer()
@@ -44,7 +44,7 @@ def configure_log(config: Config, log: StandardStream) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(max(level, logging.WARNING))  # Libraries speak when something is wrong.
+    root.setLevel(max(level, logging.WARNING))  # Of libraries, only warnings and errors.
     if not is_loopback(config.host):
         structlog.get_logger("moored").info("open", host=config.host, tokens=len(config.tokens))
 

@@ -1,7 +1,7 @@
 """Sends spans to an OTLP receiver; the only module that imports OpenTelemetry.
 
-`start` imports it where the setting `traces` is on. All else about it is what the variables
-`OTEL_…` say, as OpenTelemetry's own SDK reads them.
+`start` imports it where the setting `traces` is on. OpenTelemetry's SDK reads everything else from
+the variables `OTEL_…`.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class _Session(requests.Session):
         answer.close()
         answer.raw = None
         if answer.is_redirect:
-            raise requests.TooManyRedirects(f"{request.url} leads to another address")
+            raise requests.TooManyRedirects(f"{request.url} redirects to another address")
         return answer
 
 

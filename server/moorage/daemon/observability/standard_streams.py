@@ -59,7 +59,7 @@ class StandardStream:
         self._backlog_bytes = 0
         self._dropped_last = 0
         self._partial = b""
-        self._is_cut = False  # Within a line, by an error.
+        self._is_cut = False  # An error cut off a line.
         # Daemon threads: a reader that is slow must not keep the process from ending.
         for work in (self._read_forever, self._write_forever):
             threading.Thread(target=work, name=f"stream-{descriptor}", daemon=True).start()
@@ -161,7 +161,7 @@ class StandardStream:
         while True:
             try:
                 return os.write(self._real, content)
-            except BlockingIOError:  # Another process that has it open wants it to be so.
+            except BlockingIOError:  # Another process has made it non-blocking.
                 poll = select.poll()
                 poll.register(self._real, select.POLLOUT)
                 poll.poll()

@@ -1,8 +1,8 @@
 """Traces each request from its socket to its workload, as spans and as `debug` log lines.
 
 `Replies`, `Admission` and `EffectCarrier` call it, where there is one: where neither the setting
-`traces` nor `debug` wants it, they have None. The core knows nothing of it; all that is followed
-shows in events on their way in and effects on their way out.
+`traces` nor `debug` wants it, they have None. The core knows nothing of traces, which are made from
+the events that it gets and the effects that it returns.
 """
 
 from collections.abc import Sequence
@@ -132,7 +132,7 @@ class RequestTraces:
                     followed.started = event.fencing
             case WorkloadFailed() | WorkloadEnded():
                 self._finish(event.lease, "start", reason=event.reason)
-            case _:  # All else is about no part of a request.
+            case _:  # Others belong to no part of a request.
                 pass
         for fact in turn.facts:
             self._note(fact)
@@ -156,7 +156,7 @@ class RequestTraces:
                 if followed is not None and followed.started != lease.fencing:
                     backend = lease.provision.backend if lease.provision else ""
                     self._begin(followed, "start", backend=backend, attempt=lease.attempt)
-            case _:  # All else is about no part of a request.
+            case _:  # Others belong to no part of a request.
                 pass
 
     def bound(self, lease: Lease) -> AbstractContextManager[None]:
@@ -179,11 +179,11 @@ class RequestTraces:
             case Ended(lease_id):
                 if (followed := self._requests.pop(lease_id, None)) is not None:
                     self._end(followed, "start", reason=fact.reason)
-            case _:  # All else is about no part of a request.
+            case _:  # Others belong to no part of a request.
                 pass
 
     def _begin(self, followed: _Trace, part: str, **attributes: Any) -> None:
-        self._end(followed, part)  # A consultation that another one takes the place of.
+        self._end(followed, part)  # A new consultation replaces this one.
         span = None
         if self._spans is not None and followed.span is not None:
             span = self._spans.begin(part, followed.span)

@@ -29,7 +29,7 @@ class ContextKeeper:
 
     async def restore(self) -> None:
         """Load the stored contexts into the sandbox, before any policy runs."""
-        # More microseconds have gone by since the epoch than changes can ever have been made.
+        # There were more microseconds since the epoch than changes of any context.
         entries = await self._contexts.load()
         contexts = [each for each in entries if read_changes_entry(each) is None]
         self._sandbox.restore_contexts(contexts, time.time_ns() // 1000)

@@ -1,7 +1,7 @@
 """Executes policies for other servers: the documented executor service, in this server's jail.
 
-The caller brings all that a policy may look at. Where that says what is free (`capacity`), policies
-find the columns of `input_data["fleet"]` too, made for this one execution.
+The caller sends all data that the policy may read. If they say what is free (`capacity`), the
+policy also finds the columns of `input_data["fleet"]`, made for this execution.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The embedded search service: returns the results of filters and similarity searches.
 
 `admission` asks it for the candidates of a request, `services` for the documents that the search
-endpoints answer. Finding is the catalog's, ranking by a policy the sandbox's; they meet here.
+endpoints answer. The catalog finds, the sandbox runs ranking policies; both meet here.
 """
 
 import asyncio

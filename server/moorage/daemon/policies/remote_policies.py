@@ -1,6 +1,6 @@
 """Policies that another server executes: `POLICY_EXECUTION_MODE` other than `local`.
 
-The daemon has asks consulted about here in place of the sandbox. The answer is a proposal like any
+The daemon consults policies here instead of in the sandbox. The answer is a proposal like any
 other: the core verifies it, so a wrong or late executor cannot cause a wrong grant.
 """
 
@@ -113,7 +113,7 @@ class RemotePolicies:
             raise ServiceError(Code.BUSY, reason)
         ask = consult.ask
         names = self._catalog.memory.live_ids() if ask.candidates is None else ask.candidates
-        # What is free is read here, on the loop, so that all of it is of one moment.
+        # Free amounts are read here, on the loop, so that all are of the same moment.
         fleet = self._fleet()
         if consult.excluded_parts:
             fleet = fleet.imagined()
@@ -217,7 +217,7 @@ def _read(reply: ServiceReply) -> JsonValue:
         ) from error
     if answer.success:
         try:
-            msgspec.msgpack.encode(answer.data)  # What no cell could answer is no answer here.
+            msgspec.msgpack.encode(answer.data)  # An answer that no cell could give is refused.
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             reason = f"the executor's policy returned a value that cannot be sent: {error}"
             raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error

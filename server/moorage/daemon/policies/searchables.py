@@ -1,8 +1,8 @@
 """Searchable kinds of documents: clusters, blocks and policies, each behind one interface.
 
-`daemon.policies.finder.Finder` asks for the kind that a body's `matchType` names. Which kinds there
-are is said in docs/reference/allocation-server.md, "Kinds of documents"; of the others this server
-keeps no documents.
+`daemon.policies.finder.Finder` asks for the kind that a body's `matchType` names. The kinds are
+listed in docs/reference/allocation-server.md, "Kinds of documents"; this server stores no documents
+of other kinds.
 """
 
 import asyncio

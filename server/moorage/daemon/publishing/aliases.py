@@ -84,7 +84,7 @@ class Publishing:
         self._changes: dict[What, int] = {}
         self._falling: set[str] = set()
         self._number = 0
-        # No version is deleted between the look whether it is there and an alias meaning it.
+        # No version is deleted between the check that it exists and its use by an alias.
         self._changing = asyncio.Lock()
         self.aliases = catalog.aliases
         self.shadows = Shadows(catalog, sandbox, allocator, tasks)
@@ -116,7 +116,7 @@ class Publishing:
         if canary.by == "tenant":
             key = ""
         elif not key:
-            self._number += 1  # Nothing says whether it is a repetition, so each is one of its own.
+            self._number += 1  # Without a key, each request counts as a new one.
             key = f" {self._number}"
         text = f"{canary.seed}\0{tenant}\0{key}".encode()
         drawn = int.from_bytes(blake2b(text, digest_size=_SHARE_BYTES).digest())
@@ -170,7 +170,7 @@ class Publishing:
             reason = f"alias: {alias.name} never had another version than {alias.version}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
         if alias.history and alias.history[-1].what == "fell_back":
-            # An operator who is woken up by the fallback means the other direction.
+            # After a fallback, "back" is ambiguous: expect an explicit activation.
             reason = f"alias: {alias.name} fell back from {alias.former}, which kept failing"
             expected = f"an explicit activation of {alias.former}, if you want it"
             raise ServiceError(Code.CONFLICT, reason, field="alias", expected=expected)
@@ -193,7 +193,7 @@ class Publishing:
                 return Alias(name, uri, owner=who).replace(AliasChange(time.time(), who, what, uri))
             if alias.version == uri or (expected and alias.version != expected):
                 return alias
-            # What is fallen back from was failing, also where one answer came in between.
+            # The version before the fallback was failing, even if it gave an answer meanwhile.
             stood: Standing = "failing" if what == "fell_back" else standing
             entry = AliasChange(time.time(), who, what, uri, alias.version, stood, digest, reason)
             canary = alias.canary if alias.canary and alias.canary.version != uri else None
@@ -383,7 +383,7 @@ class Publishing:
     async def _fall_back(self, name: str, statistics: VersionStatistics, failure: str) -> None:
         """Activate the last good version that still loads; change nothing if there is none.
 
-        `failure` says why, as it was when this was decided: requests go on being answered.
+        `failure` is the reason at the time of the decision: requests are answered meanwhile.
         """
         try:
             alias = self.aliases.find(name)
@@ -399,7 +399,7 @@ class Publishing:
                     finding += f"; {uri} cannot take over: {error.reason}"[:_FINDING_CHARS_MAX]
                 else:
                     return
-            # Tried again only after as many faults more, or each of them would try it.
+            # Tried again only after as many more faults, not after each of them.
             statistics.bearable = statistics.consecutive
             self._stays(name, statistics.version, failure, finding[: 4 * _FINDING_CHARS_MAX])
         finally:

@@ -1,14 +1,14 @@
 """Shadows: a candidate gets the requests of the active version, and no client sees its answers.
 
-The daemon reports what live policies get and what became of it. A candidate gets the same,
-of the same fleet, in a cell of its own at low priority; or nothing: what cannot be passed on at
-once is not passed on later, when the fleet has changed. At most `IN_FLIGHT_MAX` of its answers
-are awaited at a time. Requests that were not passed to the shadow are counted as dropped; live
-requests never wait for a shadow.
+The daemon reports each consultation of a live policy, and its outcome. A candidate gets the same
+consultation, with the same fleet, in its own cell at low priority. If that is not possible at once,
+it is not done later, when the fleet has changed. At most `IN_FLIGHT_MAX` of its answers are awaited
+at a time. Requests that were not passed to the shadow are counted as dropped; live requests never
+wait for a shadow.
 
-A candidate may be another tenant's than the requests. Whatever it returns, raises or takes time
-over may contain the request, so the owner of the alias alone is shown all. Everybody else is
-shown the differences at their own requests, and of the others counts that move in steps of `MANY`.
+The candidate and the requests may belong to different tenants. A candidate's values, errors and
+durations may reveal a request, so only the owner of the alias sees all. Other tenants see the
+differences at their own requests, and counts of all others in steps of `MANY`.
 """
 
 import asyncio
@@ -285,7 +285,7 @@ class Shadows:
                 " the failures; a restart of the shadow resets the counts), or `force` (`--force`)",
             )
 
-    # What the daemon says of live policies ------------------------------------------------------
+    # Reports about live policies ----------------------------------------------------------------
 
     def observe_consultation(self, consult: Consult) -> None:
         """Consult the candidates, too, since a live policy is consulted."""
@@ -300,7 +300,7 @@ class Shadows:
             pair = shadow.pairs[key] = Pair(ask, time.monotonic(), self._allocator.undecided <= 1)
             question = consult
             try:
-                if record.schemas is not None:  # They may be others than the active version's.
+                if record.schemas is not None:  # Its schemas may differ from the active version's.
                     question = replace(consult, ask=record.schemas.completed(ask))
             except ServiceError as error:
                 pair.candidate = Side(0.0, refusal=refusal_of(error))

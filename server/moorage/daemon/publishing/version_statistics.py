@@ -59,7 +59,7 @@ class VersionStatistics:
         self._codes: Counter[str] = Counter()
         """Codes of these faults."""
         self.bearable = 0
-        """Faults in a row that are tolerated: with fewer, nothing could be done."""
+        """Faults in a row that were in vain: at fewer, no fallback was possible."""
         self.failing: set[Tenant] = set()
         """Tenants whose requests have failed since the last good answer."""
         self._used: OrderedDict[Tenant, float] = OrderedDict()

@@ -1,8 +1,7 @@
 """Finds the version for an alias: registered, loadable and unchanged.
 
-Used by `aliases`. A URI says which version is meant; its digest says which content. A version
-that is removed may be registered again with other code, so whatever goes back to a version that did
-well goes by both.
+Used by `aliases`. A URI names a version; its digest identifies the content. A removed version may
+be registered again with other code, so a fallback to a good version checks both.
 """
 
 from moorage.catalog.allowances import Allowance

@@ -1,8 +1,8 @@
 """Checks a policy before registration: first its document, then its code and examples in a cell.
 
 `services` calls it for uploads, the daemon for the examples of what other stores have published.
-Nothing of a policy is compiled or run outside its cell, and what is wrong is said with its place:
-the field, the line and the caret, or the example.
+Nothing of a policy is compiled or run outside its cell. Each fault is reported with its place: the
+field, the line and the caret, or the example.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ async def vet(
         ServiceError: `bad_message` naming a field of the document; `bad_policy` with the place in
             the code, or the example that fails; `too_large`; `busy`, `unavailable`.
     """
-    async with _turn(sandbox.uploads, tenant):  # To unpack it takes a thread for a while, too.
+    async with _turn(sandbox.uploads, tenant):  # Unpacking it occupies a thread for a while, too.
         prepared = await catalog.policies.prepare(document)
         _refuse_deadline(sandbox, prepared.record.document)
         warnings = await _rehearse(sandbox, prepared.record)
@@ -80,7 +80,7 @@ async def examine(sandbox: Sandbox, record: PolicyRecord) -> str:
     try:
         rehearsals = await asyncio.to_thread(_rehearsals, record)
     except ServiceError:
-        return ""  # What is called examples there may be something else.
+        return ""  # Another store may use `examples` for something else.
     if not rehearsals:
         return ""
     try:

@@ -75,7 +75,7 @@ class Admission:
         fetch = self.catalog.freshness.fetch
         try:
             if is_described(message):
-                # The policy first: where it is not there, nothing needs to be searched.
+                # The policy first: without it, no search is needed.
                 warnings += await fetch(uri, (), allowance, searching=True)
                 message, found = await self.asks.search_candidates(tenant, message, allowance)
                 warnings += found

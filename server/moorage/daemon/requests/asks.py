@@ -1,7 +1,7 @@
 """Turns a client's request into an `Ask` of the core, or into a refusal that says what to change.
 
-`admission` has it made once all that the ask needs from elsewhere is at hand: no function here but
-`searched` waits for anything.
+`admission` calls it once everything that the ask needs is at hand: no function here waits, except
+`search_candidates`.
 """
 
 import secrets
@@ -173,7 +173,7 @@ class Asks:
 
     def _draw(self) -> bytes:
         """Return random bytes for the id and the seed of one request."""
-        if not self._drawn:  # A call to the system costs more than all the rest of it.
+        if not self._drawn:  # A system call costs more than all the rest.
             many = secrets.token_bytes(_DRAWN_BYTES * _DRAWN_MAX)
             ends = range(_DRAWN_BYTES, len(many) + 1, _DRAWN_BYTES)
             own = _DRAWN_BYTES - _ALIKE_BYTES
@@ -241,7 +241,7 @@ class Asks:
         shown: list[str] = list(missing[:WARNED_MAX])
         for number, name in enumerate(shown[:NEAREST]):
             if not memory.knows(missing[number]):
-                find = nearest if number else nearest_or_known  # Those there are, once.
+                find = nearest if number else nearest_or_known  # List existing names once.
                 shown[number] += find(name, memory.live_ids())
         more = f" and {len(missing) - WARNED_MAX} more" if len(missing) > WARNED_MAX else ""
         return ", ".join(shown) + more

@@ -210,7 +210,7 @@ class Operations:
 
     def _flush(self, to: Address, tenant: Tenant, message: wire.Flush) -> None:
         cluster, state = ClusterId(message.cluster), self.state
-        # Leases on a cluster that is registered no more are ended as any others.
+        # Leases on a deleted cluster are ended like any others.
         known = not cluster or cluster in state.clusters
         if not known and all(place[0] != cluster for place in state.places):
             warning = no_such_cluster(cluster, state.clusters, state.fleet.node_ids).reason

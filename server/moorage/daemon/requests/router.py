@@ -50,7 +50,7 @@ class Router:
 
     def open_session(self, session: SessionId, caller: Caller) -> None:
         """Record that a session has begun."""
-        del caller  # Every request brings it along.
+        del caller  # Every request carries it.
         self._replies.open_session(session)
 
     def drop_session(self, session: SessionId, caller: Caller) -> None:
@@ -88,7 +88,7 @@ class Router:
     def _surplus(self, tenant: Tenant, message: Request) -> tuple[str, Refusal] | None:
         """Return the limit of its tenant that a message exceeds, and its refusal, or None."""
         rates = self._rates
-        if RIGHT_OF[type(message)] is not Right.LEASE:  # A lease is never lost for being renewed.
+        if RIGHT_OF[type(message)] is not Right.LEASE:  # No rate may cost a client its lease.
             no = rates.refusal(tenant)
             if no is not None:
                 return REQUESTS, no

@@ -1,7 +1,7 @@
 """The daemon's services for HTTP endpoints and for the injected clients of policies.
 
-Siblings do not meet; they meet here. `daemon` passes documents that HTTP reads and writes on
-unchanged.
+Sibling packages do not import one another; this module connects them. HTTP reads and writes
+documents of the catalog directly.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class CatalogReader:
         self, client: str, method: contract.Method, arguments: tuple[JsonValue, ...]
     ) -> JsonValue:
         """Answer a call of an injected client; see `sandbox.host.contract.HostServices`."""
-        del client  # Each method belongs to one.
+        del client  # Each method belongs to one client.
         catalog, (argument,) = self.catalog, arguments
         try:
             match method:

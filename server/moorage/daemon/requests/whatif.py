@@ -1,7 +1,7 @@
 """Turns a what-if message and the present state into a job of `lab.whatif`.
 
-The state is copied as a checkpoint copies it; all else happens in a program of its own, so no
-what-if changes anything here or holds anything up.
+The state is copied as a checkpoint copies it; the rest happens in a separate program, so no what-if
+changes or delays anything here.
 """
 
 import asyncio
@@ -227,7 +227,7 @@ def _read(condensed: Iterable[Fact]) -> tuple[list[Fact], set[str]]:
                 uris.add(ask.policy.uri)
             case Carried(lease) if lease.may_start_again:
                 uris.add(lease.policy.uri)
-            case _:  # It asks none.
+            case _:  # It consults no policy.
                 pass
         facts.append(fact)
     return facts, uris

@@ -175,7 +175,7 @@ class WorkloadControl:
         """Open the backends, and stop all running workloads whose names are not in `workloads`."""
         loop = asyncio.get_running_loop()
 
-        def take_report(workload: WorkloadReport) -> None:  # In any thread.
+        def take_report(workload: WorkloadReport) -> None:  # Called in any thread.
             loop.call_soon_threadsafe(self._note_report, workload)
 
         for backend in self._backends.values():
@@ -183,8 +183,8 @@ class WorkloadControl:
             try:
                 async with asyncio.timeout(DISCOVER_SECONDS_MAX):
                     await self._sweep(backend, workloads)
-            except (BackendError, TimeoutError) as error:  # No reason for the others to wait.
-                late = f"it has not said within {DISCOVER_SECONDS_MAX:g} s what runs there"
+            except (BackendError, TimeoutError) as error:  # The other backends need not wait.
+                late = f"it did not list its workloads within {DISCOVER_SECONDS_MAX:g} s"
                 log.warning("backend_sweep_failed", name=backend.name, finding=str(error) or late)
                 self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
             except Exception:
@@ -204,7 +204,7 @@ class WorkloadControl:
             try:
                 await self._sweep(backend, workloads)
             except BackendError:
-                continue  # It was said when it began.
+                continue  # The first failure was logged.
             except Exception:
                 log.exception("backend_failed", backend=backend.name)
             else:
@@ -250,7 +250,7 @@ class WorkloadControl:
         for name, why in _UNSERVED.items():
             given = getattr(spec, name, None) not in (None, {})
             if name == "ray_actor_options" and spec.category == "ray_actor":
-                continue  # Its backend has looked at them.
+                continue  # Its backend has checked them.
             if given and (name != "gpus" or spec.category in _HAVE_GPUS):
                 field = f"provision.spec.{name}"
                 return Refusal(Code.UNSUPPORTED, f"{field}: {why}.", field, "nothing")
@@ -282,7 +282,7 @@ class WorkloadControl:
                 del self._inherited[next(iter(self._inherited))]
         if (lease.id, lease.fencing) in self._looked:
             self._looked.discard((lease.id, lease.fencing))
-            if self._running.get(lease.workload) is lease:  # It has not ended since.
+            if self._running.get(lease.workload) is lease:  # It still runs.
                 self._heirs[lease.workload] = lease.id
             return
         self._order(lease, self._start)
@@ -336,7 +336,7 @@ class WorkloadControl:
             name = lease.provision.backend if lease.provision else ""
             log.exception("backend_failed", backend=name, lease=str(lease.id))
             reason = f"the backend {name} failed: {type(error).__name__}: {error}"
-            if backend is not None:  # It says not how far it came.
+            if backend is not None:  # The workload may run nevertheless.
                 await self._stopped(backend, lease.workload)
             self._forget(lease.workload)
             self._post(WorkloadFailed(lease.id, lease.fencing, reason))
@@ -367,7 +367,7 @@ class WorkloadControl:
             )
             workload = await backend.start(order)
             if lease.inherited and lease.state == "starting" and not await _answers(backend, name):
-                # It is no good any more: the lease gets a new one, as if none had been there.
+                # The warm workload does not answer: the lease gets a new one.
                 self._ends.pop(name, None)
                 await self._stopped(backend, name)
                 workload = await backend.start(order)
@@ -385,7 +385,7 @@ class WorkloadControl:
 
     async def _report_failed_start(self, backend: Backend, lease: Lease, reason: str) -> None:
         name = lease.workload
-        end = self._ends.get(name)  # Its own last word says how it ended.
+        end = self._ends.get(name)  # The workload's last report says how it ended.
         code = end.exit_code if end else None
         tail = end.log_tail if end and end.log_tail else await self._tail(backend, lease)
         self._forget(name)
@@ -408,7 +408,7 @@ class WorkloadControl:
     async def _stop(self, backend: Backend | None, lease: Lease, unfit: str = "") -> None:
         name = lease.workload
         self._forget(name)
-        if lease.inherited:  # Until the last news of it has come, which is news of this lease.
+        if lease.inherited:  # Its last reports are about this lease.
             self._heirs[name] = lease.id
         if backend is not None:
             await self._stopped(backend, name, self._stop_seconds(lease))
@@ -467,7 +467,7 @@ class WorkloadControl:
         heir = self._heirs.get(name)
         self._progress(workload if heir is None else dataclasses.replace(workload, id=heir))
         if name not in self._running:
-            return  # It is being stopped, or has failed to start: that will say so.
+            return  # Its stop or failed start reports the end.
         self._seen[name] = workload
         if workload.phase in {Phase.SUCCEEDED, Phase.FAILED}:
             self._report_end(workload)
@@ -481,11 +481,11 @@ class WorkloadControl:
         name = lease.workload
         workload = self._ends.pop(name, None)
         if workload is None or backend is None:
-            return  # It was stopped, or failed to start, while this order waited for its turn.
+            return  # It was stopped, or failed to start, while this order waited.
         with contextlib.suppress(BackendError, OSError):
             if (await backend.status(name)).phase is Phase.READY:
-                return  # Late news of the start before this one, which ran under the same name.
-        lease = self._running.pop(name, lease)  # Taken over, maybe, while this order waited.
+                return  # A late report about the previous start under the same name.
+        lease = self._running.pop(name, lease)  # Another lease may have it by now.
         self._post(_end(lease, workload))
 
 

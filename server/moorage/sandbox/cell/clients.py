@@ -34,7 +34,7 @@ class APIError(errors_of("requests"), ValueError):  # type: ignore[misc]  # The 
     """A metrics service refused a call, or did not answer.
 
     The documented client raises `requests.exceptions.HTTPError` and other `RequestException`s,
-    `ValueError` where the answer is no JSON, and `APIError`: whichever a policy catches, it is one.
+    `ValueError` where the answer is no JSON, and `APIError`: this error is all of them.
 
     Args:
         status: HTTP status where there was one.
@@ -63,9 +63,8 @@ class ContextConflict(Exception):  # noqa: N818  # It names what happened, as au
 class ContextClient:
     """`settings["context_client"]`: the context that all processes of this version share.
 
-    For policies that must not lose a change: the dict `context` of `eval` is written back whole
-        when
-    it was current, and dropped when another process was faster; here the policy gets an error.
+    For policies that must not lose a change. A changed dict `context` of `eval` is dropped without
+    an error if another process has changed the context meanwhile; `swap` raises an error.
     """
 
     Conflict = ContextConflict
@@ -87,9 +86,9 @@ class ContextClient:
         """Replace the context if it still has this version; return its new version.
 
         Raises:
-            ContextConflict: It is not; nothing was changed.
-            TypeError: It is no dict of plain JSON values, or the version is none that was read.
-            ValueError: It is larger than it may be.
+            ContextConflict: The context has another version; nothing was changed.
+            TypeError: The context is no dict of plain JSON values, or the version is no number.
+            ValueError: The context is too large.
         """
         if not isinstance(context, dict):
             raise TypeError(f"the context must be a dict, not {type(context).__name__}")

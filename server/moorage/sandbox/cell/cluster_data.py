@@ -1,10 +1,10 @@
 """`input_data` and its `cluster_data`: dicts of dicts whose parts are fetched at first use.
 
 All classes really are dicts, so `isinstance`, `json.dumps`, `dict(…)`, `copy` and `pickle` behave.
-Values that were not touched yet are a placeholder inside, which every way of reading fills in
-first. What the documents do not know, such as `fleet`, is reached by its key and is none of the
-items: a policy that logs, copies or returns its input meets plain data alone. Each evaluation
-decodes afresh, so nothing that a policy changes survives into the next one.
+Each unread value is a placeholder, which any read replaces first. Values that the documents do not
+have, such as `fleet`, are found by key, but are no items: a policy that logs, copies or returns its
+input gets only plain data. Each evaluation decodes afresh, so nothing that a policy changes
+survives into the next one.
 """
 
 import gc
@@ -19,7 +19,7 @@ from moorage.policy import Fleet
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 LATER: Final[Any] = object()
-"""Stands for a value that is made when it is first read."""
+"""Placeholder of a value that is made when it is first read."""
 _NO_EXTRAS: Final[JsonObject] = {}
 _UNREAD: Final = {"data": LATER, "cluster_metrics": LATER, "metrics": LATER}
 _UNREAD_EXTRAS: Final = {"capacity": LATER}
@@ -33,7 +33,7 @@ class _DictType(type):
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is dict
 
-    __hash__ = type.__hash__  # Not that of dict: `copy` would take `dict.copy` from its table.
+    __hash__ = type.__hash__  # Unlike dict's hash: otherwise `copy` would use `dict.copy`.
 
     def __repr__(cls) -> str:
         return repr(dict)
@@ -43,7 +43,7 @@ class LazyDict(JsonObject, metaclass=_DictType):
     """A dict that makes some of its values when they are first read.
 
     Attributes:
-        extras: What is reached by key, and is none of the items; made when first read, too.
+        extras: Values that are found by key but are no items; also made when first read.
     """
 
     extras: JsonObject
@@ -78,7 +78,7 @@ class LazyDict(JsonObject, metaclass=_DictType):
 
     def get(self, key: str, default: JsonValue = None) -> JsonValue:
         """As in dict."""
-        return self[key] if key in self else default  # noqa: SIM401  # This is that `get`.
+        return self[key] if key in self else default  # noqa: SIM401  # This is `get` itself.
 
     def setdefault(self, key: str, default: JsonValue = None) -> JsonValue:
         """As in dict."""
@@ -153,16 +153,16 @@ class InputData(LazyDict):
     Fast policies read the columns, and never pay for a dict of ten thousand clusters.
 
     Args:
-        given: The items, and `LATER` for those that are made.
+        given: The items; `LATER` stands for values that are made later.
         extras: Likewise.
-        later: Makes the value of one of either.
+        later: Makes the value of an item or extra.
     """
 
     def __init__(
         self,
         given: JsonMapping,
         extras: JsonObject,
-        later: Callable[[str], JsonValue] = lambda key: None,  # noqa: ARG005  # None is left to make.
+        later: Callable[[str], JsonValue] = lambda key: None,  # noqa: ARG005  # None is made.
     ) -> None:
         super().__init__(given)
         self.extras = extras
@@ -177,13 +177,13 @@ class InputData(LazyDict):
 
 
 class ClusterData(LazyDict):
-    """Maps a cluster id to `{"data", "cluster_metrics", "metrics"}`; `capacity` by its key.
+    """Maps a cluster id to `{"data", "cluster_metrics", "metrics"}`, with the extra key `capacity`.
 
     Args:
-        fetch: Returns the packed document of a cluster, asking the host for what is missing; None
-            where there is none.
+        fetch: Returns the packed document of a cluster, from the host if needed; None if the
+            cluster has none.
         fleet: Where `capacity` is read.
-        bytes_max: Packed bytes of what of it is there as Python's objects.
+        bytes_max: Packed bytes of the clusters that are decoded at a time.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class ClusterData(LazyDict):
         self._decoded = _Decoded(bytes_max)
         self._fleet = fleet
 
-    __contains__ = dict.__contains__  # There are no extras, and it is called often.
+    __contains__ = dict.__contains__  # It has no extras, and is called often.
 
     @staticmethod
     def keys_of(ids: Sequence[str]) -> JsonObject:
@@ -240,7 +240,7 @@ class ClusterEntry(LazyDict):
     """One cluster: decoded when it is first read, and packed again when memory is short.
 
     Args:
-        decoded: Where it takes its turn.
+        decoded: The list of decoded entries.
         fleet: Where the extra `capacity` is read when it is first touched.
     """
 
@@ -253,7 +253,7 @@ class ClusterEntry(LazyDict):
         self._fleet = fleet
 
     def _make(self, keys: Sequence[str]) -> None:
-        del keys  # All are in one document.
+        del keys  # One document has all keys.
         document = unpack(self._blob)
         document["metrics"] = document.setdefault("cluster_metrics", None)
         for key, value in dict.items(self):
@@ -262,13 +262,13 @@ class ClusterEntry(LazyDict):
         self._decoded.add(self, len(self._blob))
 
     def _make_extra(self, key: str) -> JsonValue:
-        del key  # There is one.
+        del key  # The only extra is `capacity`.
         return capacity_of(self._fleet, self._cluster_id)
 
     def fold(self) -> None:
         """Drop the decoded values, unless the policy could notice that they are made again.
 
-        It has changed nothing in them, and holds no part of them.
+        It could if it changed them, or holds a part of them.
         """
         if dict.keys(self) != _UNREAD.keys():
             return
@@ -279,7 +279,7 @@ class ClusterEntry(LazyDict):
         try:
             if _encode({"data": data, "cluster_metrics": metrics}) != self._blob:
                 return
-        except Exception:  # noqa: BLE001  # What a policy put there may raise anything.
+        except Exception:  # noqa: BLE001  # A policy's own values may raise anything.
             return
         capacity = self.extras.get("capacity", LATER)
         if capacity is not LATER and capacity != capacity_of(self._fleet, self._cluster_id):
@@ -316,7 +316,7 @@ class _Decoded:
 def unpack(packed: bytes) -> JsonValue:
     """Return the unpacked value.
 
-    That makes many containers and no cycles: the collector would only walk them.
+    Unpacking makes many containers but no cycles, so garbage collection would be in vain.
     """
     if not gc.isenabled():
         return _decode(packed)

@@ -1,7 +1,7 @@
 """A cell's bounded cache of the host's answers: packed documents by kind and cluster.
 
-Used by `worker`. Entries are decoded at each read, so no policy changes them. What comes ahead of
-its first read when the cache is full passes through: it stays until the next of its kind comes.
+Used by `worker`. Entries are decoded at each read, so no policy changes them. If the cache is full,
+prefetched documents stay only until the next ones of their kind arrive.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import AHEAD_MAX, AHEAD_MIN, KEPT_BYTES_MAX, KEPT_ENTRY_BYTES
 
 _TRIES: Final = AHEAD_MIN << 4
-"""How many documents are prefetched at least before prefetching stops."""
+"""Number of prefetched documents from which prefetching may stop."""
 _USED_MIN: Final = 0.25
 """Share of prefetched documents that a policy must read, or prefetching stops."""
 
@@ -20,7 +20,7 @@ class DocumentCache:
     """Packed answers of the host, which reports when one of them is outdated.
 
     Args:
-        bytes_max: Of all that is cached, with `KEPT_ENTRY_BYTES` for each.
+        bytes_max: Bytes of all entries, with `KEPT_ENTRY_BYTES` for each.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
@@ -55,8 +55,8 @@ class DocumentCache:
     def ahead(self, kind: str, name: str) -> tuple[str, ...]:
         """Return the next clusters, whose documents the policy may read soon, too.
 
-        They are more each time: a policy that goes through the clusters in whatever order has them
-        all before long, and then waits for the host no more.
+        Each call returns more: a policy that reads all clusters, in any order, soon has all
+        documents, and no longer waits for the host.
         """
         count = self._ahead.get(kind, AHEAD_MIN)
         passing = self._passing.get(kind)
@@ -82,7 +82,7 @@ class DocumentCache:
         return tuple(found)
 
     def came(self, kind: str, wanted: Sequence[str]) -> None:
-        """Record the result of a prefetch: after an empty one, prefetch no more."""
+        """Record the result of a prefetch: if it returned nothing, prefetch no more."""
         cached, passing = self._kinds.get(kind, {}), self._passing.get(kind, {})
         if len(wanted) >= _TRIES and wanted[0] not in cached and wanted[0] not in passing:
             self._ahead[kind] = 0

@@ -1,8 +1,8 @@
 """Imports of a policy beyond preloaded modules: its archive's files, and inert modules.
 
-Sources live in memory. An import that the policy has an alternative for fails, so that the policy
-takes it; any other import of what is not there gives a module that says so when it is used.
-`cell.policy` puts the finder up and asks it what to warn of.
+Sources live in memory. If a library is missing, an import with an alternative fails, so that the
+policy uses the alternative. Any other import gives a module that raises an error when it is used.
+`cell.policy` installs the finder and asks it for warnings.
 """
 
 import ast
@@ -32,9 +32,9 @@ _IMPORTING: Final = frozenset(
         *("_frozen_importlib", "_frozen_importlib_external", __name__, InertLoader.__module__),
     }
 )
-"""Modules whose frames lie between an import and what carries it out."""
+"""Modules whose frames lie between an import and its finder."""
 _NEARLY: Final = 0.75
-"""Likeness from which on a module is taken for a misspelt file of the archive."""
+"""Least similarity at which a module counts as a misspelt file of the archive."""
 _OURS: Final = frozenset({"moorage", "moorage_policies"})
 _MODULES_LEFT_OUT: Final = (
     *("concurrent.", "email.", "html.parser", "http.", "importlib.metadata", "importlib.resources"),
@@ -48,8 +48,8 @@ class PolicyImports(MetaPathFinder, InspectLoader):
     """Imports the other files of the archive from memory.
 
     Args:
-        files: Of the archive, by path.
-        entry: What its author calls `function.py`.
+        files: Files of the archive, by path.
+        entry: The author's name for `function.py`.
     """
 
     def __init__(self, files: Mapping[str, bytes], entry: str) -> None:
@@ -65,7 +65,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         """Return the spec of a file of the archive, or of an inert module.
 
         Raises:
-            ModuleNotFoundError: It is neither.
+            ModuleNotFoundError: The module is neither.
         """
         del path, target
         found = self._sibling(fullname)
@@ -167,13 +167,13 @@ def display_name(name: str, entry: str) -> str:
 def _importer() -> FrameType | None:
     """Return the line of the policy that runs the current import.
 
-    None if a library imports, as those of Python do when they are first used: what it imports
-    is not the policy's, and the policy must learn that it is not there.
+    None if a library imports, as Python's own do at their first use: then a missing module must
+    raise an error.
     """
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001  # Nothing else says who imports.
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001  # Only frames show it.
     while frame is not None:
         file, name = frame.f_globals.get("__file__"), frame.f_globals.get("__name__")
-        if isinstance(file, str) and name not in _IMPORTING:  # Text that is executed has no file.
+        if isinstance(file, str) and name not in _IMPORTING:  # Code that `exec` runs has no file.
             return frame if file.startswith(ROOT) else None
         frame = frame.f_back
     return None
@@ -189,7 +189,7 @@ def _imports(content: bytes) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool
     try:
         pending: list[tuple[ast.AST, bool]] = [(ast.parse(content), False)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # Loading it says so.
+        return  # Loading the file reports the error.
     while pending:
         node, guarded = pending.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -200,7 +200,7 @@ def _imports(content: bytes) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool
         ):
             inside = set(node.body)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            guarded = False  # It runs later.
+            guarded = False  # The import runs later.
         children = node.orelse if _is_for_editors(node) else ast.iter_child_nodes(node)
         pending += [(each, guarded or each in inside) for each in reversed([*children])]
 

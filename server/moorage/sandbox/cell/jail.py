@@ -1,7 +1,7 @@
 """The jail of a cell: rlimits, an unprivileged user, Landlock and the seccomp filter.
 
 The zygote calls `lock_down` in each fresh fork, before any policy source exists in the process.
-Every step is one-way. seccomp is the wall; the other layers are there for the day it has a hole.
+Every step is one-way. seccomp is the wall; the other layers help if it has a hole.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ PURGED: Final = (
     "fcntl",
     "mmap",
 )
-"""Modules taken out of a cell's reach. Not the boundary: it only leaves less to play with."""
+"""Modules that are removed from a cell, to leave an attacker less; they are no boundary."""
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
 _PR_SET_NO_NEW_PRIVS, _PR_SET_MDWE, _PR_CAPBSET_DROP = 38, 65, 24
@@ -59,7 +59,7 @@ class JailPlan:
     """The choices that the zygote makes for all its cells.
 
     Args:
-        unsafe: Leave out Landlock, the user change and seccomp.
+        unsafe: Whether to leave out Landlock, the user change and seccomp.
         memory_mib: Address space on top of what the fork starts with.
         cpu_seconds: RLIMIT_CPU.
         parent: Process id of the zygote, to notice that it died before PDEATHSIG was set.
@@ -110,10 +110,10 @@ def _prctl(option: int, *arguments: object) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, or now if it is dead.
+    """Make the kernel kill this process when its parent dies; end it now if the parent is dead.
 
-    The signal follows the parent *thread* and is cleared by a change of user, so this is called
-    by the thread that stays and after the change.
+    The signal follows the parent *thread*, and a change of user clears it. So call this after that
+    change; the parent's thread must stay alive.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -159,7 +159,7 @@ def hide_tools() -> None:
     """
     for name, module in list(sys.modules.items()):
         if name != __name__ and vars(module).get("ctypes") is ctypes:
-            module.ctypes = None  # type: ignore[attr-defined]  # numpy keeps one.
+            module.ctypes = None  # type: ignore[attr-defined]  # numpy has its own reference.
 
 
 def forget_tools() -> None:
@@ -179,9 +179,9 @@ def _attempt(layers: dict[str, str], name: str, put_up: Callable[[], str]) -> No
 
 
 def _raise_oom_score() -> str:
-    # The files of a hidden process belong to root, so an unprivileged one shows itself for this.
+    # Files of a non-dumpable process belong to root, so the process is dumpable for this write.
     _prctl(_PR_SET_DUMPABLE, 1)
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123  # pathlib is more to load in every fork.
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123  # pathlib costs each fork more.
         file.write("1000")
     return "1000"
 
@@ -212,8 +212,8 @@ def _limit_resources(plan: JailPlan, layers: dict[str, str]) -> None:
 def _drop_privileges(layers: dict[str, str]) -> None:
     """Drop all capabilities; become user 65534 if the host may still signal the process.
 
-    The host must still be able to signal and demote the cell: where it lacks the capabilities
-    for doing that to another user, the cell stays the server's user.
+    The host must still be able to signal and demote the cell. Without the capabilities to do so for
+    another user, the cell keeps the server's user.
     """
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123  # As above.
         effective = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff"))

@@ -1,11 +1,11 @@
 """Inert modules, which take the place of missing libraries.
 
-Policies of existing users name libraries that they never use, or use only where a network is. So an
-import succeeds, and what was imported says why it is missing when it is used. To subclass, to
-decorate with, to annotate and to catch exceptions are no uses; nor is to call while the policy is
-loaded or constructed, since the result may never be needed.
+Existing policies import libraries that they never use, or use only with a network. So the import
+succeeds, and a use of the library raises an error with the reason. These are no uses: subclassing,
+decorating, annotating, and catching exceptions; nor calls while the policy is loaded or
+constructed, since their results may never be needed.
 
-`cell.imports` finds these modules; `cell.policy` says while `loading` that it loads.
+`cell.imports` finds these modules; `cell.policy` marks the loading of a policy with `loading`.
 """
 
 import importlib
@@ -23,7 +23,7 @@ WHY: Final = (
     " file system"
 )
 _ERRORS: Final = ("Error", "Exception", "Timeout", "Warning", "Expired", "error", "timeout")
-"""How names of exceptions end."""
+"""Endings of exceptions' names."""
 _ERROR_MODULES: Final = frozenset({"exceptions", "errors", "error", "exc"})
 """Modules with these names contain only exceptions."""
 _state: Final = {"loading": False}
@@ -41,8 +41,8 @@ class _ErrorMeta(ABCMeta):
 class MissingLibraryError(ModuleNotFoundError, metaclass=_ErrorMeta):
     """A policy uses a missing library; each library has its own subclass.
 
-    That class is what all exceptions of the library are here, so `except requests.HTTPError`
-    catches what `requests.get` raises.
+    All exceptions of the library are this one class, so `except requests.HTTPError` catches the
+    error of `requests.get`.
     """
 
     def __init__(self, *args: object, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ class _Inert(ABCMeta):
         if not _state["loading"]:
             raise cls._error(f"{cls._path}: {cls._module!r} {WHY}", name=cls._module)
         if len(args) == 1 and not kwargs and isinstance(args[0], FunctionType | type):
-            return args[0]  # It decorates.
+            return args[0]  # A decorator returns its function.
         return _inert(f"{cls._path}()", cls._module, cls._error)
 
     def __getitem__(cls, _key: object) -> object:  # As in annotations.
@@ -135,7 +135,7 @@ def _find(
 ) -> object:
     """Return an attribute, and store it, so that it is the same each time."""
     raised = name.endswith(_ERRORS) or path.rpartition(".")[2] in _ERROR_MODULES
-    if name == "APIError":  # Which one is meant cannot be known: this catches that of the clients.
+    if name == "APIError":  # It may be the clients' error: their class catches both.
         value: object = MissingLibraryError
     else:
         value = error if raised else _inert(f"{path}.{name}", module, error)
@@ -170,7 +170,7 @@ class _Module(ModuleType):
             raise AttributeError(f"module {self.__name__!r} {WHY}")
         parts = self.__name__.split(".")
         names = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        # `urllib.parse` is there and `urllib.request` is not: the longer one is what is missing.
+        # `urllib.parse` exists and `urllib.request` does not: name the longer one.
         missing = next(each for each in names if isinstance(sys.modules.get(each, self), _Module))
         return _find(self, name, self.__name__, missing, errors_of(parts[0]))
 
@@ -183,6 +183,6 @@ class InertLoader(Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing except known side effects of importing the real library."""
+        """Do only what importing the real library is known to do besides."""
         if module.__name__ == "urllib.request":
             importlib.import_module("urllib.error")

@@ -1,7 +1,7 @@
 """Converts the value that a policy returned to plain JSON, or names the part that is not JSON.
 
-Called in the cell, so that an honest mistake becomes a clear refusal. The host does not rely on
-it: it reads the answer as JSON text, whatever the cell claims.
+Called in the cell, so that an honest mistake becomes a clear refusal. The host does not rely on it:
+it parses the answer as JSON text itself.
 """
 
 import math
@@ -20,7 +20,7 @@ NODES_MAX: Final = 250_000
 """Scalars and containers in one value."""
 
 _SHORT_BYTES: Final = 4096
-"""JSON of a value that is looked through before it is copied, since it is likely to be plain."""
+"""Bytes of JSON up to which a value is checked before it is copied: it is probably plain."""
 
 _encode: Final = msgspec.json.Encoder().encode
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
@@ -44,20 +44,20 @@ class NotPlainError(ValueError):
 
 
 def to_plain_and_packed(value: Any) -> tuple[JsonValue, bytes]:
-    """Return `to_plain(value)`, which may be `value` itself, and the JSON text of it.
+    """Return `to_plain(value)`, which may be `value` itself, and its JSON text.
 
-    A proposal is short and plain already, and then nothing is copied.
+    A proposal is usually short and plain, so nothing is copied.
 
     Raises:
         NotPlainError: As `to_plain`.
-        UnicodeEncodeError: A text in it is no Unicode.
+        UnicodeEncodeError: A text in it is not valid Unicode.
     """
     if type(value) is dict:
         try:
             packed: bytes = _encode(value)
             if len(packed) <= _SHORT_BYTES and _is_plain(value):
                 return value, packed
-        except Exception:  # noqa: BLE001, S110  # A foreign type may raise anything; below it is named.
+        except Exception:  # noqa: BLE001, S110  # Foreign types may raise anything.
             pass
     plain = to_plain(value)
     return plain, _encode(plain)
@@ -96,7 +96,7 @@ def to_plain(value: Any) -> JsonValue:
     Tuples become lists, numpy scalars and arrays their Python values, whole-number keys text.
 
     Raises:
-        NotPlainError: Something in it has no JSON form; the message carries the path to it.
+        NotPlainError: A part has no JSON form; the message has its path.
     """
     return _convert(value, 0, [NODES_MAX])
 

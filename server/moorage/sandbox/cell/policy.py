@@ -2,7 +2,7 @@
 
 Everything here runs behind the wall, because compiling alone can crash or exhaust a process.
 Sources live in memory; a policy imports what `preload` lists through `sys.modules`, and all else
-through `imports`. A policy can be registered even if it needs values that only a caller has.
+through `imports`. A policy may be registered even if it needs values of a caller.
 """
 
 import contextlib
@@ -87,14 +87,14 @@ class Policy:
     """One loaded policy version.
 
     Args:
-        uri: Given to the policy as `rule_id`.
+        uri: The policy gets it as `rule_id`.
         files: Archive-relative path to content.
         entry: File with the policy class, usually `function.py`.
-        clients: What is added to every settings dict.
+        clients: Added to every settings dict.
 
     Attributes:
-        faults: Why it cannot be used; empty when it can.
-        warnings: What may keep it from working at some requests, where that was looked for.
+        faults: Why the policy cannot be used; empty if it can.
+        warnings: Why some requests may fail, if the policy was checked.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Policy:
         """The constructor takes the documented arguments in another order."""
         self._instances: OrderedDict[bytes, tuple[Any, bytes]] = OrderedDict()
         self._given: dict[bytes, tuple[JsonObject, JsonObject]] = {}
-        """Settings and parameters that an instance was constructed with, which it may change."""
+        """Settings and parameters of an instance's construction; the instance may change them."""
         self.faults: list[Fault] = []
         self.warnings: list[str] = []
 
@@ -134,7 +134,7 @@ class Policy:
         """Import the entry file and find the class; add errors to `faults`.
 
         Args:
-            construct: Also look at the whole archive and construct the policy with its defaults.
+            construct: Also check the whole archive, and construct the policy with its defaults.
         """
         for name, content in self._files.items():
             if name.endswith(".py"):
@@ -152,7 +152,7 @@ class Policy:
                 return
             self.warnings += islice(imports.warnings(), FINDINGS_MAX)
         try:
-            # A module name of its own, so that no sibling or library is shadowed.
+            # A unique module name, so that no sibling or library is shadowed.
             with loading():
                 module = importlib.import_module("function")
             self._class = getattr(module, CLASS, None)
@@ -170,7 +170,7 @@ class Policy:
             missed: dict[str, None] = {}
             settings = _Watched(_decode(self._settings) | self._clients, "settings", missed)
             parameters = _Watched(_decode(self._parameters), "parameters", missed)
-            with contextlib.suppress(BaseException):  # The same one again.
+            with contextlib.suppress(BaseException):  # It raises the same exception again.
                 self._construct(settings, parameters)
             self._blame(error)
             if missed and self.faults:
@@ -241,10 +241,10 @@ class Policy:
         }
 
     def changes(self, overrides: bytes, before: Mapping[str, JsonMapping]) -> dict[str, JsonObject]:
-        """Return settings and parameters that an instance has set itself, besides the given ones.
+        """Return the settings and parameters that an instance has added or changed.
 
-        A policy keeps them as `self.settings` and `self.parameters`, as the documents do, or
-        changes those that it was given. `management` adds and replaces; what it takes out stays.
+        A policy stores them as `self.settings` and `self.parameters`, as the documents say, or
+        changes the given ones in place. Only added and replaced keys count, not removed ones.
         """
         policy, given = self._instances[overrides][0], self._given[overrides]
         settings, parameters = _decode(self._settings), _decode(self._parameters)
@@ -324,7 +324,7 @@ class Policy:
             wrong = f"{name} cannot be called as {name}(self, {names})"
         if not wrong and code and code.co_flags & _SUSPENDING:
             wrong = f"{name} must return its answer: write it without async and yield"
-        if wrong and name == "management":  # Few ever call it, and all else works without.
+        if wrong and name == "management":  # Few callers use it, and the rest works without it.
             self.warnings.append(
                 f"{self._entry} line {line}: {wrong}; it is called with the parameters of its "
                 "definition"
@@ -342,8 +342,8 @@ class Policy:
             file, line = str(error.filename).removeprefix(ROOT), error.lineno or 0
             column = error.offset or 0
             text = _line_of(file, line)
-            if text and 0 < column <= len(text) + 1:  # A long line is shown from its start only.
-                before = re.sub(r"[^\t]", " ", text[: column - 1])  # A tab is as wide as a tab.
+            if text and 0 < column <= len(text) + 1:  # A long line is cut off at its end.
+                before = re.sub(r"[^\t]", " ", text[: column - 1])  # Tabs align the caret.
                 text = f"{text}\n{before}^"
             message = f"{type(error).__name__}: {error.msg}"[:MESSAGE_CHARACTERS_MAX]
         else:
@@ -358,12 +358,12 @@ class Policy:
 def _copy(value: JsonValue) -> JsonValue:
     try:
         return deepcopy(value)
-    except BaseException:  # noqa: BLE001  # A policy may keep anything there, such as a lock.
+    except BaseException:  # noqa: BLE001  # A policy may store anything there, such as a lock.
         return value
 
 
 def _classes(entry: str) -> str:
-    """Return the classes that the entry file has instead, in words."""
+    """Return a text with the classes that the entry file has instead."""
     lines = linecache.getlines(ROOT + entry)
     names = [found[1] for line in lines if (found := _CLASS_LINE.match(line))]
     return f"; it has {', '.join(names[:_CLASSES_SHOWN_MAX])}"[:200] if names else ""
@@ -399,7 +399,7 @@ def describe(error: BaseException) -> tuple[str, str, int]:
         ]
         file, line = frames[-1]
         return message, str(file).removeprefix(ROOT)[:200], int(line)
-    except BaseException:  # noqa: BLE001  # No frame of the policy, or one that was tampered with.
+    except BaseException:  # noqa: BLE001  # The policy has no frame, or has changed it.
         return message, "", 0
 
 

@@ -1,21 +1,21 @@
-"""A cell's own copy of the fleet, and its updates. Used by `worker` alone.
+"""A cell's own copy of the fleet, and its updates. Only `worker` uses it.
 
-The protocol, in four sentences. Every `Evaluate` frame carries the absolute free capacity of the
+The protocol: every `Evaluate` frame carries the absolute free capacity of the
 rows that changed on the host since the frame before, after the rows of the clusters that were
 replaced (or instead of both a whole snapshot), read from the live fleet at the moment the frame
 was built, and the requests whose proposals were settled since. A policy's own proposal for a lease
-is taken from the replica at once, so that the next ask in the pipe does not see the same GPU
-free: it is then *outstanding*. When a frame says that a proposal is settled, granted or not, it is
-outstanding no longer; if it was granted, the host's rows already count it. So at every evaluation
+is subtracted from the replica at once, so that the next ask in the pipe does not see the same GPU
+free: the proposal is then *outstanding*. When a frame says that a proposal is settled, granted or
+not, it is outstanding no longer; if it was granted, the host's rows already count it. So at every
+evaluation
 
     what the policy sees  ==  what the host last said  -  what is outstanding
 
-and nothing else is ever computed: settled proposals are dropped first, then a row that the host
-spoke about becomes its word minus what is still outstanding on it, and a row that it did not
-speak about gets back what the dropped proposals held there. A proposal that was granted before
-its settlement is announced is counted twice for that moment: the policy sees too little, never too
-much. A new consultation for a request ends its earlier proposal, since the core asks again only
-when it did not take the first.
+and nothing else is ever computed: settled proposals are dropped first. Then each row in the frame
+becomes the host's value minus what is outstanding on it, and any other row gets back what the
+dropped proposals held there. A proposal that was granted before its settlement is announced is
+counted twice for that moment: the policy sees too little, never too much. A new consultation for a
+request ends its earlier proposal, since the core asks again only when it did not take the first.
 
 A row whose net capacity did not move is not marked as changed, because fast policies score changed
 rows again: a grant of exactly what was proposed marks nothing.
@@ -35,7 +35,7 @@ from moorage.sandbox.wire.frames import Part, Row, ShareFields
 from moorage.sandbox.wire.limits import OUTSTANDING_MAX
 
 GONE: Final = -1
-"""Stands for the row of a node that is not there."""
+"""The row number of a missing node."""
 _decode: Final = msgspec.msgpack.decode
 
 
@@ -128,7 +128,7 @@ class Replica:
             self.reconsider(next(iter(self._outstanding)))
 
     def without(self, reserved: Sequence[ShareFields]) -> AbstractContextManager[None]:
-        """Hide the amounts that others reserved from the policy."""
+        """Hide from the policy the amounts that other requests reserved."""
         return self._less(reserved) if reserved else nullcontext()
 
     @contextmanager
@@ -189,14 +189,14 @@ class Replica:
         """Subtract outstanding proposals again, by name, since rows may have new numbers.
 
         Args:
-            replaced: Clusters of which the host's word came, and so does not know it; None: all.
+            replaced: Clusters whose rows the host has just sent; None: all.
         """
         outstanding, self._outstanding, self._on_row = self._outstanding, {}, {}
         for request, shares in outstanding.items():
             held_rows: list[_Held] = []
             for held in shares:
                 row = self.fleet.row(held.share.cluster_id, held.share.node_id)
-                # A node that is gone holds nothing, until it is back.
+                # A missing node holds nothing until it is back.
                 ids = () if row is None else self.fleet.gpu_ids[row]
                 columns = tuple(ids.index(gpu) for gpu in held.share.gpus if gpu in ids)
                 if replaced is None or held.share.cluster_id in replaced:

@@ -1,8 +1,8 @@
 """The attacks by which the host tests its own jail before it serves requests.
 
 `attack` runs in a jailed cell that holds no policy yet; `REFUSED` and `DEADLY` tell the host what
-to expect. Reading a file that must be readable outside, a real socket, a real fork: if any of it
-works in there, the server does not start.
+to expect. Reading a file that must be readable outside, a real socket, a real fork: if any of them
+succeeds in the cell, the server does not start.
 """
 
 import mmap
@@ -57,7 +57,7 @@ def _fork() -> int:
 
 
 def _thread() -> int:
-    import _thread  # noqa: PLC0415  # Only this attack wants it.
+    import _thread  # noqa: PLC0415  # Only this attack needs it.
 
     return _thread.start_new_thread(lambda: None, ())
 
@@ -80,7 +80,7 @@ def _make_page_executable() -> int:
 
 
 def _set_limit(name: str) -> None:
-    import resource  # noqa: PLC0415  # Only these attacks want it.
+    import resource  # noqa: PLC0415  # Only these attacks need it.
 
     resource.setrlimit(getattr(resource, name), (1 << 40, 1 << 40))
 

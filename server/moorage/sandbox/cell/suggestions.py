@@ -19,9 +19,9 @@ from moorage.sandbox.cell.cluster_data import LazyDict
 _SUGGESTION: Final = re.compile(r"(?:\. )?((?:Did you|Or did you) [^\n]{1,200}\?)$", re.MULTILINE)
 _FROM: Final = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _NEARLY: Final = 0.7
-"""Likeness from which on a name is taken for a misspelt one."""
+"""Least similarity at which a name counts as misspelt."""
 _DICTS_MAX: Final = 100
-"""Dicts in the variables of a function that are looked at, and those right in them."""
+"""Most dicts that are searched: in the variables of a function, and directly in those dicts."""
 _KEYS_MAX: Final = 200
 _KEYS_SHOWN_MAX: Final = 8
 _NO_FILES: Final = (
@@ -40,15 +40,15 @@ def suggestion(error: BaseException, message: str, root: str) -> str:
     """Return what to write instead, such as `. Did you mean: …?`, or an empty text.
 
     Args:
-        error: What the policy raised.
-        message: What it says.
+        error: The exception of the policy.
+        message: Its message.
         root: Where the files of the policy seem to lie.
     """
     if type(error) is KeyError:
         name, known, lazy = _keys(error, root)
         shown = ", ".join(map(repr, lazy[:_KEYS_SHOWN_MAX]))
         return _suggest(name, known) or (f". There are: {shown}" if shown else "")
-    if isinstance(error, PermissionError) and error.errno == errno.EPERM:  # As `syscalls` answers.
+    if isinstance(error, PermissionError) and error.errno == errno.EPERM:  # See `syscalls`.
         return _NO_FILES if error.filename is not None else _NO_OTHERS
     if message == "can't start new thread":
         return _NO_OTHERS
@@ -104,7 +104,7 @@ def _public(thing: object) -> list[str]:
 def _keys(error: KeyError, root: str) -> tuple[str, list[str], list[str]]:
     """Return a missing key, the similar keys, and all keys of the lazy dict that lacks it.
 
-    Nearby are the dicts in the variables of the function.
+    The search covers dicts in the variables of the function.
     """
     key = error.args[0] if len(error.args) == 1 else None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -113,7 +113,7 @@ def _keys(error: KeyError, root: str) -> tuple[str, list[str], list[str]]:
         lazy = _names(frames.pop().f_locals.get("self"))
     if not isinstance(key, str) or not frames:
         return "", [], []
-    if not frames[-1].f_code.co_filename.startswith(root):  # A library missed a key of its own.
+    if not frames[-1].f_code.co_filename.startswith(root):  # A library missed one of its own keys.
         return "", [], []
     known = [each for keys in _dicts(frames[-1]) if key not in keys for each in keys]
     return key, [*lazy, *known], lazy

@@ -53,7 +53,7 @@ class Machine:
         on_channel: read and write: allowed on descriptors 0 to 3.
         mapping: mmap: allowed without PROT_EXEC and huge pages.
         protecting: mprotect: allowed without PROT_EXEC.
-        allowed: Calls a cell needs or that tell it nothing. Those in `_BY_CLOCK` and
+        allowed: Calls that a cell needs, or that reveal nothing. Those in `_BY_CLOCK` and
             `_BY_PROCESS` would tell it which other processes run and how busy they are: they are
             allowed on the system's clocks and on the caller itself.
         deadly: Calls that innocent code never makes.

@@ -1,8 +1,8 @@
 """The jailed worker: serves one policy version over one channel, one frame at a time.
 
-Called by the zygote in a fresh fork. `live` puts up the wall, says so, and only then does the
-host send it a policy. The policy can corrupt this process at any time. So the checks in this file
-protect nothing; they give the author of an honest policy clear errors.
+Called by the zygote in a fresh fork. `live` builds the wall and reports it; only then does the host
+send a policy. The policy can corrupt this process at any time. So the checks in this file protect
+nothing; they give the author of an honest policy clear errors.
 """
 
 import builtins
@@ -64,7 +64,7 @@ class Channel:
     """Sends and receives frames over descriptor 3; both calls block.
 
     Args:
-        cache: What is said of documents is true from the moment it is read, at any turn.
+        cache: Applies the host's updates of documents as soon as they are read.
     """
 
     def __init__(self, cache: DocumentCache) -> None:
@@ -72,7 +72,7 @@ class Channel:
         self._reader = frames.FrameReader(limits.HOST_FRAME_BYTES_MAX)
         self._unread: deque[bytes] = deque()
         self._early: deque[frames.ToCell] = deque()
-        """Questions that arrived before the answer to a call, all of them before `_unread`."""
+        """Requests that arrived before the answer to a call, and before `_unread`."""
 
     def receive(self) -> frames.ToCell:
         """Return the next request; end the process if the host is gone."""
@@ -110,9 +110,9 @@ class Channel:
         return self._unread.popleft() if self._unread else self._read()
 
     def _read(self) -> bytes:
-        """Wait for the next frame; those that come with it wait their turn.
+        """Wait for the next frame; later frames of the same read wait in `_unread`.
 
-        Memory for many bytes is allocated only where a long frame has begun.
+        A large buffer is allocated only after a long frame has begun.
         """
         while True:
             missing = self._reader.missing
@@ -137,8 +137,8 @@ class Worker:
     """Answers the frames of one policy.
 
     Args:
-        cache: What the host keeps true.
-        memory_mib: What the cell may use.
+        cache: The cache, which the host keeps current.
+        memory_mib: Memory that the cell may use.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Worker:
         self._contexts: dict[str, bytes] = {}
         self._cache = cache
         self._keeping = False
-        """Whether the cache is current: the host says so with evaluations alone."""
+        """Whether the cache is current: only frames of evaluations keep it so."""
         self._demands: dict[frames.DemandFields, Demand] = {}
         self._all_keys: tuple[int, JsonObject] = (-1, {})
         self._nonce = 0
@@ -264,7 +264,7 @@ class Worker:
                 _, answer = self._answer(management(*arguments))
                 changed = self._policy.changes(frame.overrides, before)
                 changes = self._answer(changed)[1] if changed else b""
-            finally:  # The next request finds what it may: the host says whose changes these are.
+            finally:  # The host decides which requests get these changes.
                 self._policy.forget(frame.overrides, before)
         except BaseException as error:  # noqa: BLE001  # As in evaluate.
             return self._failure(error)
@@ -340,7 +340,7 @@ class Worker:
         argument = arguments[0]
         ahead: tuple[str, ...] = ()
         try:
-            if type(argument) is str:  # An id is the usual argument, and as plain as can be.
+            if type(argument) is str:  # An id is the usual argument, and plain already.
                 cached = self._read_cached(method, argument) if self._keeping else None
                 if cached is not None:
                     return unpack(cached), "", 0
@@ -365,7 +365,7 @@ class Worker:
         return (None if frame.message else unpack(frame.value)), frame.message, frame.status
 
     def _ask_context(self, method: str, arguments: list[JsonValue]) -> tuple[int, bytes]:
-        """Have the host read or swap the context; return its version, and for a read its bytes."""
+        """Ask the host to read or swap the context; return its version and, if read, its bytes."""
         packed = _encode(arguments)
         if self._spent:
             raise OSError(f"the context could not be read: {self._spent}")
@@ -380,7 +380,7 @@ class Worker:
         if frame.status:
             raise ContextConflict(version)
         if method == "swap" and self._tenant is not None:
-            self._contexts[self._tenant] = arguments[1]  # What evaluations behind this one get.
+            self._contexts[self._tenant] = arguments[1]  # The next evaluations in the pipe get it.
         return version, current
 
     def _pack_context(self, context: JsonObject) -> bytes:
@@ -424,13 +424,13 @@ class Worker:
 
     def _failure(self, error: BaseException) -> frames.Failed:
         if isinstance(error, _Unanswerable):
-            # The message names a path in the value: keys and classes may be called anything.
+            # The message has names of keys and classes, which may hold any characters.
             text = error.message[: limits.MESSAGE_CHARACTERS_MAX]
             text = text.encode("utf-8", "replace").decode()
             return frames.Failed(self._nonce, error.kind, "", text, "", 0, self._output.take())
         kind: frames.FailureKind = "memory" if isinstance(error, MemoryError) else "error"
         if kind == "memory":
-            self._reserve.clear()  # Saying so takes some; and the host ends this cell.
+            self._reserve.clear()  # The report needs memory; then the host ends this cell.
         message, file, line = describe(error)
         said = (name_of(error), message, file, line, self._output.take(), calls_of(error))
         return frames.Failed(self._nonce, kind, *said)
@@ -472,7 +472,7 @@ def ids_of(value: JsonValue, keys: Mapping[str, frozenset[str]]) -> JsonValue:
 
     Args:
         value: What a policy returned.
-        keys: Of the documents that it was given; what it added to one, such as a score, stays.
+        keys: Keys of the given documents; keys that the policy added, such as a score, stay.
     """
     if isinstance(value, dict):
         if "id" in value:
@@ -502,7 +502,7 @@ def live(plan: jail.JailPlan) -> NoReturn:
     cache = DocumentCache(min(limits.KEPT_BYTES_MAX, int(memory_bytes * limits.KEPT_SHARE_MAX)))
     channel = Channel(cache)
     random.seed()
-    np.random.seed(int.from_bytes(os.urandom(4), "little"))  # noqa: NPY002  # What old policies call.
+    np.random.seed(int.from_bytes(os.urandom(4), "little"))  # noqa: NPY002  # Old policies use it.
     try:
         layers = jail.lock_down(plan)
     except jail.LockDownError as error:
@@ -516,7 +516,7 @@ def live(plan: jail.JailPlan) -> NoReturn:
     if not isinstance(frame, frames.LoadPolicy):
         os._exit(1)
     jail.forget_tools()
-    builtins.APIError = APIError  # type: ignore[attr-defined]  # The documents name it bare.
+    builtins.APIError = APIError  # type: ignore[attr-defined]  # The documentation uses this name without an import.
     gc.enable()
     worker = Worker(channel, cache, frame, plan.memory_mib)
     while True:
@@ -535,7 +535,7 @@ class Capture(io.TextIOBase):
     """A stream for stdout, stderr and logging.
 
     Args:
-        bytes_max: Kept of one evaluation; the rest is counted and dropped.
+        bytes_max: Bytes stored of one evaluation; the rest is counted and dropped.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -552,7 +552,7 @@ class Capture(io.TextIOBase):
     def write(self, text: str) -> int:
         """Store `text`, cut to the remaining space."""
         size = len(text)
-        # A character is up to four bytes; counting them so needs no encoding here.
+        # A character has up to four bytes, so no encoding is needed to count.
         part = text if size * 4 <= self._space else text[: self._space // 4]
         self._space -= len(part) * 4
         self._dropped += size - len(part)

@@ -42,17 +42,17 @@ def main() -> NoReturn:
     sys.argv[:] = sys.orig_argv[:] = [""]
     gc.collect()
     gc.freeze()  # Forks then never write to these pages, so all cells share them.
-    gc.enable()  # Off until here: nothing that is imported is garbage.
+    gc.enable()  # Off until here: no imported object is garbage.
     null = os.open(os.devnull, os.O_RDWR)
     start_kib = _private_kib()
     signal.signal(signal.SIGCHLD, lambda _signal, _frame: _reap(control, start_kib))
-    with contextlib.suppress(ConnectionError):  # Where the host is gone, no order comes.
+    with contextlib.suppress(ConnectionError):  # If the host is gone, no order comes.
         control.send(REPORT.pack(b"Z", 0, os.getpid(), 0, 0, 0))
     while True:
         try:
             order = control.recv(ORDER.size + 1)
         except ConnectionError:
-            order = b""  # Closed with reports unread.
+            order = b""  # The host closed it and left reports unread.
         if len(order) != ORDER.size:
             os._exit(0)  # The host closed its end; the cells die with this process.
         _spawn(control, int(ORDER.unpack(order)[0]), plan, null)
@@ -94,7 +94,7 @@ def _become_cell(channel: int, plan: jail.JailPlan, null: int) -> NoReturn:
             os.dup2(null, number)
         os.dup2(safe, CHANNEL_FD)
         os.closerange(CHANNEL_FD + 1, 1 << 30)
-        # The host asks once, before it kills: the answer is plain text, and ends the channel.
+        # The host sends this signal once, before it kills: the plain text ends the channel.
         faulthandler.register(WHERE_SIGNAL, file=CHANNEL_FD, all_threads=False)
         worker.live(plan)
         status = 0
@@ -103,7 +103,7 @@ def _become_cell(channel: int, plan: jail.JailPlan, null: int) -> NoReturn:
 
 
 def _private_kib() -> int:
-    """Return the KiB of this process's anonymous memory, with which a fork starts."""
+    """Return the KiB of this process's anonymous memory, which each fork inherits."""
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123  # As in `jail`.
         _, resident, shared, *_ = map(int, file.read().split())
     return (resident - shared) * resource.getpagesize() >> 10

@@ -1,7 +1,7 @@
 """The host's answers to a cell's calls: a literal list of allowed calls and their receivers.
 
-Used by `channel`. The cell is not believed: a name that is not on the list means that the policy
-speaks on the channel itself, and its cell is killed.
+Used by `channel`. The host does not trust the cell: a name that is not on the list means that the
+policy itself writes to the channel, and its cell is killed.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from moorage.sandbox.wire.limits import (
 CALL_BYTES_MAX: Final = 64 << 10
 """Packed arguments of one call."""
 WANT_SLACK: Final = 1024
-"""Documents a cell may want beyond twice as many as there are; more means that a policy speaks."""
+"""Documents a cell may request beyond twice the existing ones; more means a forged request."""
 _ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:-]|\.(?!\.)){0,252}")
 _METHODS: Final = {
     ("cluster_client", "read_cluster"): "id",
@@ -95,10 +95,10 @@ def answer_at_once(
 async def answer_call(
     services: HostServices, frame: frames.Call, arguments: tuple[JsonValue, ...]
 ) -> frames.CallAnswer:
-    """Have the services answer a call, and return the frame for the cell."""
+    """Let the services answer a call; return the frame for the cell."""
     try:
         value = _encoder.encode(await services.call(frame.client, _NAMES[frame.method], arguments))
-    except Exception as error:  # noqa: BLE001  # A foreign failure becomes the client's answer.
+    except Exception as error:  # noqa: BLE001  # The client gets the error.
         return _refusal_frame(frame, error)
     return _answer(frame.nonce, value)
 
@@ -173,7 +173,7 @@ def at_hand(
 ) -> frames.Items:
     """Return the small answers about these clusters that are in memory."""
     items: frames.Items = {}
-    with contextlib.suppress(CallRefusedError):  # Its caller gets the error.
+    with contextlib.suppress(CallRefusedError):  # The caller of `call` gets the error.
         for name, packed in _find(services, kind, cluster_ids):
             bytes_max -= len(packed)
             if bytes_max < 0:
@@ -188,5 +188,5 @@ def _find(
     client = _CLIENTS.get(kind)
     if client is not None:
         return services.at_hand(client, _NAMES[kind], cluster_ids).items()
-    # One after the other: documents may be large, and then these are not even packed.
+    # One after the other: the rest of large documents is not even packed.
     return ((each.id, each.blob) for name in cluster_ids for each in services.documents((name,)))

@@ -1,12 +1,11 @@
 """Tracks what one cell knows of the fleet, and makes the messages that update the cell.
 
-Used by `channel`. A frame says what changed since the frame before it: rows of the fleet, documents
-that the cell keeps, proposals that were settled, and the context where the cell has an older one.
+Used by `channel`. A frame has the changes since the previous frame: rows of the fleet, cached
+documents, settled proposals, and the context if the cell has an older one.
 
-What a cell keeps of documents is true as of the last frame that it has read: whatever it is sent,
-question or answer, comes behind the news of what has changed since. So a policy that does not ask
-reads the state of one moment, and one that asks reads nothing afterwards that is older than the
-answer.
+A cell's cached documents are current as of the last frame that it read: before each request or
+answer, the host sends the changes since. So a policy that makes no calls reads the state of one
+moment, and after a call, a policy reads nothing older than the answer.
 """
 
 from collections import defaultdict
@@ -35,7 +34,7 @@ from moorage.sandbox.wire.limits import (
 _DOUBLINGS_MAX: Final = (AHEAD_BYTES_MAX // AHEAD_BYTES_MIN).bit_length() - 1
 _encoder: Final = msgspec.msgpack.Encoder()
 _Changes = tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]
-"""A snapshot of the fleet, or parts and rows of it."""
+"""A snapshot of the fleet, or its changed parts and rows."""
 
 
 class World:
@@ -67,15 +66,15 @@ class CellSync:
     """The state of the fleet and the documents that one cell has.
 
     Args:
-        contexts: The host's, or those of a sample.
+        contexts: The contexts of the host, or those of a sample.
 
     Attributes:
-        contexts: Those of the cell.
-        behind: Something has changed of what the cell keeps: `news` goes before the next frame.
+        contexts: The contexts that the cell has.
+        behind: Cached documents of the cell have changed: `news` goes before the next frame.
     """
 
     def __init__(self, world: World, contexts: Contexts, code: PolicyCode) -> None:
-        # By URI too: two policies that happen to have the same code remember for themselves.
+        # By URI, too: two policies with equal code have separate contexts.
         version = f"{code.ref.uri} {code.ref.digest}"
         self.contexts = SentContexts(contexts, version, CONTEXTS_PER_CELL_MAX)
         self._world = world
@@ -123,7 +122,7 @@ class CellSync:
     def news(self, services: HostServices) -> bytes:
         """Return frames about changes of cached documents; they go before the next frame.
 
-        With them goes what holds now, as it does of the fleet's rows: as much as is sent ahead.
+        They also have some of the new documents, as many as a prefetch.
         """
         self.behind = False
         stale, self._stale = self._stale, {}
@@ -145,7 +144,7 @@ class CellSync:
     def ahead(self, services: HostServices, work: Work, kind: str, ids: Sequence[str]) -> bytes:
         """Return a frame with more documents of these clusters, before a cell needs them."""
         if not ids or work.consult is None:
-            return b""  # The frames of nothing else say what is stale.
+            return b""  # Only frames of consultations name stale documents.
         doublings = min(work.calls - 1, _DOUBLINGS_MAX)
         return self._bring(services, kind, ids, bytes_max=AHEAD_BYTES_MIN << doublings)
 
@@ -177,13 +176,13 @@ class CellSync:
         )
 
     def _evaluate(self, work: Work) -> frames.Evaluate:
-        assert work.consult is not None  # `frame` requires it.
+        assert work.consult is not None  # `frame` has checked it.
         ask = work.consult.ask
         context, forget, work.chain = self.contexts.tell(ask.tenant)
         if work.sample is None:
             snapshot, parts, rows = self._changes()
         else:
-            # Each sample has documents of its own under the same ids.
+            # Samples have different documents under the same ids.
             self.behind, self._stale = True, None
             self._cached.clear()
             snapshot, parts, rows = _encoder.encode(work.sample.fleet.snapshot()), (), ()

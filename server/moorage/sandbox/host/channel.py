@@ -1,6 +1,6 @@
 """The host's end of one cell: the pipe, the work in it, and the time of the first work.
 
-`pool` makes cells and gives them work; a cell tells its owner what came of it. On uvloop the
+`pool` makes cells and gives them work; a cell reports the outcome to its owner. On uvloop the
 Protocol interface over a connected socket is nearly twice as fast as `add_reader`, hence this
 shape. Nothing here trusts the other end: the first byte that does not fit kills it.
 """
@@ -32,13 +32,13 @@ from moorage.sandbox.wire.limits import (
 )
 
 CALLS_BEYOND_MAX: Final = 16
-"""Calls after the one that was beyond its bound: the cell of an honest policy makes none."""
+"""Calls beyond the limit that are refused before the cell is killed: an honest cell makes none."""
 LOAD_UNDISTURBED: Final = 0.1
-"""Share of its time that a load may take before its cell counts as a hog."""
+"""Share of its time limit that a load may take before its cell counts as a hog."""
 TRACEBACK_SECONDS: Final = 0.005
-"""How long a cell that began to say where it is may go on."""
+"""How long a cell may take to write its traceback, once it began."""
 TRACEBACK_SECONDS_MAX: Final = 0.1
-"""How long a cell at its deadline may take to begin: it may have to wait for its turn."""
+"""How long a cell at its deadline may take to begin it: it may have to wait for the processor."""
 REMOTE_TRACEBACK_SECONDS: Final = (0.1, 1.0)
 """Replaces both limits for a cell on another machine."""
 TRACEBACK_BYTES_MAX: Final = 16 << 10
@@ -80,16 +80,16 @@ class Cell(asyncio.Protocol):
     """The host's end of one cell.
 
     Args:
-        process: Fresh, with the channel. It is killed here.
+        process: A new process, with its channel; `destroy` kills it.
 
     Attributes:
-        sent: What is in the pipe, head first.
+        sent: Work in the pipe, head first.
         head_since: When the head became the head (monotonic seconds).
         slow: The head has run for longer than a few milliseconds; new work goes elsewhere.
         demoted: It runs at idle priority.
         retired: It gets no new work.
-        alive: Not lost yet.
-        worker: Where it runs; empty: on this machine.
+        alive: Whether the cell was neither lost nor killed.
+        worker: The worker that it runs on; empty: this machine.
     """
 
     def __init__(self, process: CellProcess, owner: Owner) -> None:
@@ -113,7 +113,7 @@ class Cell(asyncio.Protocol):
         self._traceback: bytearray | None = None
         self._where_sent_at = 0.0
 
-    # What the pool asks for ----------------------------------------------------------------
+    # Methods for the pool ------------------------------------------------------------------
 
     @property
     def accepts(self) -> bool:
@@ -143,16 +143,16 @@ class Cell(asyncio.Protocol):
             check,
         )
         self.code = code
-        contexts = Contexts() if check else self._owner.contexts  # What is tried leaves no trace.
+        contexts = Contexts() if check else self._owner.contexts  # A trial stores no context.
         self._sync = CellSync(self._owner.world, contexts, code)
         self._push(work, frames.pack(frame))
 
     def put(self, work: Work) -> Refusal | None:
         """Put work into the pipe; return the reason if it cannot be sent.
 
-        The frame is built here and now: what it says of the fleet is true at this moment.
+        The frame is built now, so its fleet is that of this moment.
         """
-        assert self._sync is not None  # `load` came first.
+        assert self._sync is not None  # `load` has set it.
         work.nonce = nonces.draw()
         try:
             data = frames.pack(self._sync.frame(work))
@@ -169,8 +169,8 @@ class Cell(asyncio.Protocol):
     def take_back(self) -> list[Work]:
         """Return the work behind the head; later answers of the cell to it are ignored.
 
-        It gets no more work, since it will begin with this all the same: its owner ends it when
-        the head is answered.
+        The cell gets no more work, since it will still begin this work: its owner ends it once the
+        head is answered.
         """
         head, *behind = self.sent
         self.sent = deque([head])
@@ -181,7 +181,7 @@ class Cell(asyncio.Protocol):
     def settle(self, request: str) -> None:
         """Inform the cell, with its next consultation, that a proposal is no longer outstanding."""
         if self._sync is not None and not self._sync.settle(request):
-            self.retired = True  # It gets no more work, it seems; a fresh one starts clean.
+            self.retired = True  # It seems to get no more work; a new cell starts clean.
 
     def drop_document(self, cluster_id: str) -> None:
         """Inform the cell, with its next consultation, that its copy of a document is outdated."""
@@ -232,8 +232,7 @@ class Cell(asyncio.Protocol):
     def count_burnt(self, *, dead: bool = False) -> None:
         """Report the processor time of the ended work to the meter, if there is a meter.
 
-        Where that is not to be known, of a dead cell or on a worker, which has cores for its cells
-        alone, it is the time for which it was the head.
+        For a dead cell or one on a worker, that time is unknown; its time as the head counts.
         """
         meter = self._owner.meter
         if meter is None or not self.sent:
@@ -256,7 +255,7 @@ class Cell(asyncio.Protocol):
             self._traceback, self._where_sent_at = bytearray(), now
             self._process.ask_where()
         if not self._process.in_touch:
-            return False  # Its worker answers in a while, or counts as lost.
+            return False  # Its worker will answer, or count as lost.
         waited = now - self._where_sent_at
         if self.worker:
             return waited > REMOTE_TRACEBACK_SECONDS[not self._traceback]
@@ -303,7 +302,7 @@ class Cell(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         self._outgoing.append(data)
 
-    # What the cell says --------------------------------------------------------------------
+    # Messages of the cell ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As in asyncio.Protocol."""
@@ -314,7 +313,7 @@ class Cell(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """As in asyncio.Protocol. A cell killed with unread input resets, others just end."""
         del exc
-        late = self._traceback is not None  # It is past its deadline, whatever it died of.
+        late = self._traceback is not None  # It is past its deadline, whatever its cause of death.
         if self.alive and not (late and self._process.in_touch):
             self._owner.drop_cell(self, "exit")
 
@@ -338,7 +337,7 @@ class Cell(asyncio.Protocol):
             self._owner.drop_cell(self, f"it broke the protocol: {self._reader.error}")
 
     def _take(self, frame: frames.FromCell) -> None:
-        # The first two come all the time, the others seldom or once.
+        # The first two are frequent, the others rare.
         if isinstance(frame, frames.Result):
             self._result(self._head(frame, closes=True), frame)
         elif isinstance(frame, frames.Call):
@@ -402,7 +401,7 @@ class Cell(asyncio.Protocol):
     def _call(self, head: Work, frame: frames.Call) -> None:
         """Answer an injected client: from memory at once, else in a task, at twice the cost."""
         refused = self._admit(head)
-        assert self._sync is not None  # `load` came first.
+        assert self._sync is not None  # `load` has set it.
         services = self._services(head)
         answer: frames.CallAnswer | None = None
         more: bytes = b""
@@ -419,14 +418,14 @@ class Cell(asyncio.Protocol):
                     self._answer_later(head, services, frame, arguments)
                     return
                 if head.consult is not None and not answer.message:
-                    # The frames of nothing else say what is stale.
+                    # Only frames of consultations name stale documents.
                     answer.lasts = True
                     self._sync.keeps(frame.method, arguments)
                     ahead = answers.read_ahead(frame)
                     more = self._sync.ahead(services, head, frame.method, ahead)
         if refused:
             answer = frames.CallAnswer(frame.nonce, b"", refused, CALLS_SPENT * head.spent)
-        assert answer is not None  # Or it is refused.
+        assert answer is not None  # Otherwise it is refused.
         self._reply(head, answer, more)
 
     def _want(self, head: Work, frame: frames.Want) -> None:
@@ -441,7 +440,7 @@ class Cell(asyncio.Protocol):
         if refused:
             self._reply(head, frames.CallAnswer(frame.nonce, b"", refused, CALLS_SPENT))
             return
-        assert self._sync is not None  # `load` came first.
+        assert self._sync is not None  # `load` has set it.
         self._sync.keeps(frames.DOCUMENTS, wanted)
         *before, last = answers.answer_want(services, frame, wanted)
         more = self._sync.ahead(services, head, frames.DOCUMENTS, ahead)
@@ -459,8 +458,8 @@ class Cell(asyncio.Protocol):
         """Count one more call; return why it is refused, if it is."""
         if head.call is not None:
             raise answers.BreachError("it sent a second question before the answer to the first")
-        assert self._transport is not None  # It has just been read from.
-        # What an honest cell has yet to read are frames of the pipe, and those are counted.
+        assert self._transport is not None  # Bytes were just read from it.
+        # An honest cell has only frames of the pipe left to read, and those are counted.
         if self._transport.get_write_buffer_size() > self._sent_bytes:
             raise answers.BreachError("it sent a second question before it read the answer")
         head.calls += 1
@@ -511,7 +510,7 @@ class Cell(asyncio.Protocol):
             answer = await answers.answer_call(services, frame, arguments)
         except asyncio.CancelledError:
             if head.call is None or not self.alive:
-                raise  # The answer is not awaited any more.
+                raise  # No cell waits for the answer any more.
             answer = frames.CallAnswer(frame.nonce, b"", "the service took too long", 0)
         elapsed = time.monotonic() - head.called_at
         head.calls_seconds += elapsed
@@ -523,7 +522,7 @@ class Cell(asyncio.Protocol):
     def _reply(
         self, head: Work, answer: frames.CallAnswer | frames.Documents, more: bytes = b""
     ) -> None:
-        assert self._sync is not None  # `load` came first.
+        assert self._sync is not None  # `load` has set it.
         data = more + frames.pack(answer)
         if self._sync.behind:
             data = self._sync.news(self._services(head)) + data

@@ -1,14 +1,14 @@
-"""Refuses policies that hang too often, for a while and to single tenants. Used by `pool`.
+"""Refuses policies that hang too often, for a while and per tenant. Used by `pool`.
 
-To stop a policy that never returns costs its neighbours a kill, a fork and a jail, each time.
-So a policy whose evaluations are stopped at their deadline again and again, at the requests of one
-tenant, is refused to that tenant at once while its circuit is open, longer each time. Another one
-is served as before, since it may be the first one's input at which the policy hangs; and so is one
-that stands for many.
+Each stop of a policy that never returns costs other policies a kill, a fork and a jail. So if
+evaluations for one tenant are stopped at their deadline again and again, the policy's circuit opens
+for that tenant, longer each time: its requests are refused at once. Other tenants are served as
+before, since the cause may be the first tenant's input. Callers that stand for many tenants are,
+too.
 
-Each version and tenant has a leaky bucket. An overrun adds one; answers and time
-take from it, so that a policy that hangs at every other request is refused nearly as soon as one
-that always does, and one that hangs at one in a hundred, or once a minute, never.
+Each version and tenant has a leaky bucket. An overrun adds one; answers and time drain it. So a
+policy that hangs at every other request is refused nearly as soon as one that always hangs. One
+that hangs at one request in a hundred, or once a minute, never is.
 """
 
 import math
@@ -26,11 +26,11 @@ from moorage.sandbox.wire.limits import Limits
 OPEN_SECONDS_MIN: Final = 1.0
 """How long a circuit is open at first; each further time takes twice as long as the one before."""
 OPEN_SECONDS_MAX: Final = 30.0
-"""No circuit is open longer: then the next request for the policy closes it."""
+"""Longest time that a circuit is open."""
 FORGIVEN_SECONDS: Final = 300.0
-"""As many overruns as open a circuit are forgiven in this time, open time not counted."""
+"""Time that forgives as many overruns as open a circuit; the open time does not count."""
 ANSWERS_PER_OVERRUN: Final = 100
-"""Answers that make up for one overrun, however fast they come."""
+"""Answers that forgive one overrun, however fast they come."""
 RUNS_MAX: Final = 4096
 """Policies and tenants whose overruns are counted; the one that overran the longest ago goes."""
 _DOUBLINGS_MAX: Final = math.log2(OPEN_SECONDS_MAX / OPEN_SECONDS_MIN)
@@ -45,9 +45,9 @@ class _Run:
     overruns: int = 0
     """Overruns since the level was last 0."""
     level: float = 0.0
-    """The overruns that answers and time did not make up for."""
+    """Overruns that answers and time have not forgiven."""
     at: float = 0.0
-    """When time was counted last, in monotonic seconds, as all times here."""
+    """Until when time was counted, in monotonic seconds, as all times here."""
     until: float = 0.0
 
 
@@ -55,8 +55,8 @@ class CircuitBreaker:
     """Counts overruns by policy version and tenant; quick answers and time reduce the count.
 
     Args:
-        limits: Has `circuit_overruns`, and how long one evaluation takes that is stopped.
-        counters: Counted here: `circuits_opened`; `circuit_refusals`: what was refused meanwhile.
+        limits: Has `circuit_overruns`, and the deadline of evaluations.
+        counters: Counts `circuits_opened`, and `circuit_refusals` while circuits are open.
         opened: Called when a circuit opens.
     """
 
@@ -75,7 +75,7 @@ class CircuitBreaker:
             return False
         key = _key(work)
         run = self._runs.pop(key, None)
-        # The time that it hung forgives nothing, or one with a long deadline might hang for ever.
+        # The time of the hang forgives nothing; otherwise a long deadline would forgive itself.
         if run is None or self._forgive(run, now - work.deadline_seconds(self._limits)) <= 0:
             run = _Run()
         self._runs[key] = run
@@ -84,7 +84,7 @@ class CircuitBreaker:
         run.overruns += 1
         run.level = min(run.level + 1, self._overruns_min + _DOUBLINGS_MAX)
         run.at = now
-        # The little that is forgiven between overruns in a row must not cost one of them more.
+        # Without the half, time between overruns in a row would allow one more.
         beyond = run.level - self._overruns_min + 0.5
         if beyond < 0:
             return False

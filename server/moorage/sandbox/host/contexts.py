@@ -1,8 +1,8 @@
 """The `context` of policies, stored on the host per policy version and tenant. Used by `channel`.
 
-The host never reads one: it keeps packed bytes and a version. A cell is sent the bytes only when
-it does not hold that version, and a change is accepted only if it was made from the version that
-is current (compare and swap), so of two cells that changed the same context one wins whole.
+The host never reads one: it keeps packed bytes and a version. A cell gets the bytes only if it
+lacks that version. A change is accepted only if it was made from the current version (compare and
+swap), so of two cells that changed the same context, only one succeeds.
 """
 
 from collections import OrderedDict
@@ -30,8 +30,8 @@ class Contexts:
     """All contexts of this server, in memory; the daemon also stores them on the disk.
 
     Attributes:
-        changed: Those that differ from what the daemon last took.
-        conflicts: Changes that were void, since another process had made one meanwhile.
+        changed: Contexts that changed since the daemon last took them.
+        conflicts: Changes that were dropped, since another process had made one meanwhile.
     """
 
     def __init__(self) -> None:
@@ -65,9 +65,8 @@ class Contexts:
 
         Args:
             contexts: All of them; version 0 if none was noted.
-            beyond: No version up to this one is given to a change from now on. Clients may know
-                versions that were lost with the process before they came to the disk, and must not
-                meet other contexts under them.
+            beyond: Changes from now on get higher versions than this. Clients may know versions
+                that a crash lost before they were on disk; no other context may get such a version.
         """
         taken = [each for each in contexts if len(each[2]) <= CONTEXT_BYTES_MAX]
         self._version = max([self._version, beyond, *(version for _, version, _ in taken)])
@@ -78,7 +77,7 @@ class Contexts:
         """Return changed contexts, the earliest change first; empty bytes: the context is deleted.
 
         Args:
-            bytes_max: Of all of them together; one is returned even if it is longer.
+            bytes_max: Most bytes together; the first context is returned even if it is longer.
         """
         taken: list[ContextEntry] = []
         size = 0
@@ -119,8 +118,8 @@ class Chain:
     """Evaluations of one tenant in one cell; each starts from the context of the previous one.
 
     Args:
-        version: The version that the latest of them left, or started from.
-        broken: A change was refused: the cell holds something that no other has.
+        version: The version that the latest evaluation left, or started from.
+        broken: A change was refused: the cell has a context that no other has.
     """
 
     version: int
@@ -170,8 +169,8 @@ class SentContexts:
         """Answer `context_client`: the context as it is now, or the version after a swap.
 
         Args:
-            tenant: Whose context.
-            chain: Of the evaluation that asks; None for `management`.
+            tenant: The owner of the context.
+            chain: The chain of the calling evaluation; None for `management`.
             call: `read` without arguments, or `swap` with a version and the packed context.
 
         Raises:
@@ -189,7 +188,7 @@ class SentContexts:
             now_at = msgspec.msgpack.encode((self._contexts.version(key), b""))
             return frames.CallAnswer(call.nonce, now_at, "", CONFLICT_STATUS)
         if chain is not None:
-            chain.version, chain.broken = version, False  # The cell holds just this now.
+            chain.version, chain.broken = version, False  # The cell now has exactly this context.
         elif (other := self._chains.get(tenant)) is not None:
             other.broken = (
                 True  # A management call's cell gets the context with its next evaluation.

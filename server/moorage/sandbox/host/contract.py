@@ -3,7 +3,7 @@
 The daemon imports these through `moorage.sandbox.host.sandbox`. Errors of the package:
 
     SandboxError
-    ├── JailError      the wall does not stand; nothing may be served
+    ├── JailError      the jail is incomplete; nothing may be served
     └── PolicyFault    a policy (or its cell) failed; carries the refusal to answer with
     ServiceError       raised *by* the daemon's `HostServices`, never by the sandbox
 """
@@ -70,7 +70,7 @@ class CallRefusedError(Exception):
 class Guard(Protocol):
     """The checks of a policy's schemas; the daemon passes them for policies with schemas.
 
-    The host asks it, since a cell could answer anything for itself.
+    The host applies them, since a cell could forge the result.
     """
 
     def overrides(
@@ -97,9 +97,9 @@ class PolicyCode:
             file is importable from it by its dotted path. A leading `code/` is ignored.
         settings: Default settings of the policy document.
         parameters: Default parameters of the policy document.
-        guard: What its schemas allow; None if it has none.
-        deadline_seconds: What one evaluation may take; 0: as the server says.
-        entry: What its author calls `function.py`, for messages and tracebacks.
+        guard: Applies its schemas; None if it has none.
+        deadline_seconds: Deadline of one evaluation; 0: the server's default.
+        entry: The author's name for `function.py`, for messages and tracebacks.
     """
 
     ref: PolicyRef
@@ -132,7 +132,7 @@ class WorkerSettings:
     Args:
         address: Of a Ray cluster, as `ray.init` takes it.
         cells: On each of its nodes, at most; each has a processor reserved there.
-        tell: Told of each node, and of Ray itself: what is known now, and whether that is good.
+        tell: Called with each node or Ray itself, its latest state, and whether that is good.
     """
 
     address: str
@@ -143,8 +143,7 @@ class WorkerSettings:
 class Meter(Protocol):
     """Counts the processor time of each tenant's evaluations; the daemon implements it.
 
-    Evaluations of policies that are looked at do not count. Requests of shadows have tenants of
-    their own.
+    Trial evaluations of policies do not count. Requests of shadows have separate tenants.
     """
 
     def burnt(self, tenant: Tenant, seconds: float, /) -> None:
@@ -170,16 +169,16 @@ class HostServices(Protocol):
             arguments: Positional, exactly as many as named above.
 
         Raises:
-            CallRefusedError: The service said no. The stub then returns `(False, message)` or
+            CallRefusedError: The service refused. The stub then returns `(False, message)` or
                 raises `APIError`, as the original class would.
         """
 
     def at_hand(self, client: str, method: Method, ids: Sequence[str]) -> Mapping[str, bytes]:
         """Return the answers of `call` about these clusters, as msgpack, if they are in memory.
 
-        A policy that calls waits for the answer, and what is answered at once takes half the time.
-        Cells keep it: `Sandbox.drop_documents` must be called with the id before `call` would
-        answer anything else. They also get what they did not request yet, so this makes no call.
+        A policy waits for the answer to its call, and an answer from memory takes half the time.
+        Cells cache it: call `Sandbox.drop_documents` with the id before `call` would return
+        anything else. Answers are also prefetched, so this method must not call a service.
         """
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
@@ -191,12 +190,12 @@ class Sample:
     """One trial evaluation of a policy, with a fleet and services of its own.
 
     Args:
-        tenant: On whose behalf; no two sample evaluations of a policy share one, or their contexts
-            mix.
-        fleet: What is there, in the place of the live fleet.
+        tenant: The tenant of the trial; different samples of a policy need different ones, or their
+            contexts mix.
+        fleet: The fleet, in place of the live fleet.
         services: Answer the injected clients, in the place of the server's.
-        consult: The question; None if `input_data` is given instead.
-        input_data: What `eval` is given then: JSON data.
+        consult: The consultation; None if `input_data` is given instead.
+        input_data: The argument of `eval` then: JSON data.
         parameters: In the place of the policy's defaults, beside `input_data`.
         settings: In the place of the policy's defaults, beside `input_data`.
     """
@@ -223,8 +222,8 @@ class CodeFinding:
     """A fault in a policy's code.
 
     Args:
-        message: What, in a sentence.
-        file: File within the archive; empty if none is to blame.
+        message: The fault, in a sentence.
+        file: File within the archive; empty if no file is at fault.
         line: From 1; 0 if unknown.
         column: From 1; 0 if unknown.
         text: The source line and, where the column is known, a caret line below it.
@@ -244,9 +243,9 @@ class CheckResult:
     Args:
         management: The class has a `management` method.
         output: What the code printed or logged while it was loaded.
-        outcomes: What became of the samples, in their order; after one that left no cell to go on
-            with, the others have its refusal.
-        warnings: What may keep it from working at some requests.
+        outcomes: The outcomes of the samples, in order; if one ended the cell, all later ones have
+            its refusal.
+        warnings: Why some requests may fail.
     """
 
     findings: tuple[CodeFinding, ...]
@@ -266,7 +265,7 @@ class OpenCircuit:
     """A policy whose requests of one tenant are refused for a while.
 
     Args:
-        tenant: Whose requests are refused meanwhile.
+        tenant: The tenant whose requests are refused meanwhile.
         overruns: Its latest evaluations for that tenant that were stopped at their deadline.
         seconds: How long it stays open.
     """
@@ -283,20 +282,20 @@ class SandboxReport:
 
     Args:
         mode: `jail`, or `unsafe` by a setting.
-        layers: Active layers by name with what is known of them, e.g. `{"seccomp": "filter",
-            "landlock": "abi 7"}`. An absent layer is absent here.
+        layers: Active layers by name with their details, e.g. `{"seccomp": "filter", "landlock":
+            "abi 7"}`. Inactive layers are left out.
         probes: Attacks of the start-up self-test and how each was stopped.
         cells: Living cells per policy URI.
         counters: `evaluations`, `failures`, `calls` (that reached the host), `timeouts`, `crashes`,
             `kills`, `protocol_breaches`, `spawns`, `respawns`, `resent`, `demotions`, `recycled`,
             `evicted`, `busy`, `zygote_restarts`, `granted`, `not_granted`; absent while 0.
-            `context_conflicts`: changes of a context that were void. `circuits_opened`,
+            `context_conflicts`: dropped changes of a context. `circuits_opened`,
             `circuit_refusals`: of the circuit breaker. `worker_starts`, `worker_losses`,
             `worker_doubts`, `bridge_restarts`: of workers on Ray.
-        circuits_open: Policies that rest now, counted once for each tenant.
-        warning: Not empty when the wall does not stand (unsafe mode).
-        workers: What is known of Ray and of each of its nodes that has been heard of.
-        workers_up: On how many of them policies run.
+        circuits_open: Open circuits now, counted once per policy and tenant.
+        warning: Not empty in unsafe mode, without the jail.
+        workers: The latest state of Ray, and of each of its known nodes.
+        workers_up: Number of nodes on which policies run.
     """
 
     mode: Mode

@@ -1,8 +1,8 @@
 """Handles the work of cells that end. Used by `pool`, whose class builds on this one.
 
 A cell's death costs exactly its head; everything behind it is sent again, to another cell, in
-order. Where a cell of a worker fails in a way in which a worker may fail, too, its head is done
-once more on this machine, which shows whether it was the policy.
+order. If a cell on a worker fails, and the worker may be the cause, its head is repeated on this
+machine, which shows whether the policy is the cause.
 """
 
 import time
@@ -67,7 +67,7 @@ class CellsAndDeaths(ABC):
             works = self._detach(cell)
             home.call_at_end(cell, partial(self._died, cell, group, works))
         else:
-            # How it died arrives by another way; the rest of the pipe need not wait for that.
+            # The cause of death arrives later; the rest of the pipe need not wait for it.
             head, *behind = self._detach(cell)
             self._resend(group, behind)
             home.call_at_end(cell, partial(self._died, cell, group, [head]))
@@ -105,7 +105,7 @@ class CellsAndDeaths(ABC):
         """End a cell whose worker may be at fault, and repeat its first work on this machine.
 
         Returns:
-            False if it is none of a worker, or the head may not be done again: nothing was done.
+            False, with nothing done, if the cell is on this machine or has no repeatable work.
         """
         group, works = self._group_of.get(cell), list(cell.sent)
         if not cell.worker or not works or not self._again_here(cell, group, works):

@@ -1,12 +1,12 @@
 """The cells of one policy, the work that waits, and the tenant served next. Used by `pool` alone.
 
 Evaluations that take long get a cell each, up to as many as a policy may have, with nothing behind
-them. Tenants take turns at the cells that they share, and one whose evaluations take long never has
-all of them: so those of another wait for no more than what happens to run when they come.
+them. Tenants take turns at shared cells, and a tenant with long evaluations never has all of them:
+so another tenant waits only for evaluations that already run.
 
-Cells that decide about leases at one time may want the same place, and all but one decide in vain.
-So how many do, of a policy that takes long, follows from how that goes: half as many after each
-that came to nothing, and one more after some that were granted.
+Cells that decide about leases at the same time may choose the same place, and then all but one
+decide in vain. So a slow policy gets half as many such cells after each failed proposal, and one
+more after several grants.
 """
 
 import math
@@ -21,13 +21,13 @@ from moorage.sandbox.host.contract import PolicyCode
 from moorage.sandbox.host.work import Work, late_refusal
 
 HOG_OVERRUNS: Final = 2
-"""After this number of overruns in a row a policy's fresh cells run at idle priority, until
-one of them answers: a policy that never does would otherwise burn its neighbours' time again with
-every cell."""
+"""After this number of overruns in a row a policy's fresh cells run at idle priority, until one of
+them answers: otherwise a policy that never answers would use other policies' processor time with
+every new cell."""
 HEAVY_SECONDS: Final = 30.0
 """How long a tenant counts as slow after its latest slow evaluation."""
 HEAVY_TENANTS_MAX: Final = 1024
-"""Slow tenants that a group remembers; beyond it the one that was slow longest ago goes."""
+"""Slow tenants that a group remembers; beyond it, it forgets the one that was slow longest ago."""
 QUICK_ANSWERS_MIN: Final = 32
 """Quick answers in a row after which a tenant that is alone counts as quick again."""
 GRANTS_PER_CELL: Final = 4
@@ -54,10 +54,10 @@ class Backlog:
         return (lane[0] for lane in self._lanes.values())
 
     def is_full(self, tenant: str, most: int) -> bool:
-        """Return whether all lanes together have `most` works, and a tenant has its share of them.
+        """Return whether all lanes together have `most` works, and a tenant has its share.
 
-        So what one tenant asks for never keeps another one out; in all there are at most twice as
-        many.
+        So one tenant's requests never keep another out; in all there are at most twice as many
+        works.
         """
         if self._count < most:
             return False
@@ -117,7 +117,7 @@ class Group:
     backlog: Backlog = field(default_factory=Backlog)
     spawning: int = 0
     wanted_by: str = ""
-    """The tenant that its latest cell was made for."""
+    """The tenant for which its latest cell was made."""
     used_at: float = 0.0
     """Time of its last evaluation, by the monotonic clock."""
     fault: Refusal | None = None
@@ -147,7 +147,7 @@ class Group:
         self.doubted = {name: until for name, until in self.doubted.items() if until > now}
         return {*self.doubted, work.avoided}
 
-    # Whose turn it is ----------------------------------------------------------------------
+    # The next turn -------------------------------------------------------------------------
 
     def note_use(self, work: Work) -> None:
         """Record a tenant that uses this policy; a single tenant may use every cell."""
@@ -209,7 +209,7 @@ class Group:
                 and self.heavy(work, now)
                 and not self._has_enough_cells(work, cells_max, now)
             ):
-                # It needs a cell with an empty pipe, and one that asks much would keep all full.
+                # It needs a cell with an empty pipe; a busy tenant would keep all pipes full.
                 reserved = min(self._quick(), key=lambda each: len(each.sent), default=None)
         return None
 
@@ -221,7 +221,7 @@ class Group:
             if self._has_enough_cells(work, cells_max, now):
                 continue
             cells = [cell for cell in self._quick() if work.may_go_to(cell.worker)]
-            if self.heavy(work, now):  # It goes into no pipe but an empty one.
+            if self.heavy(work, now):  # It only goes into an empty pipe.
                 coming = sum(len(c.sent) == 1 and c.sent[0].kind == "load" for c in cells)
                 if coming < (1 if work.here or work.avoided else len(self.backlog)):
                     return work

@@ -43,9 +43,9 @@ from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import Limits
 
 WATCH_SECONDS: Final = 0.005
-"""How often the clocks of busy cells are looked at."""
+"""Seconds between two checks of busy cells' deadlines."""
 STALE_LOOK_SECONDS: Final = 0.5
-"""Seconds between two looks for work that has waited too long, while cells are busy."""
+"""Seconds between two checks for work that has waited too long, while cells are busy."""
 
 
 class CellPool(CellsAndDeaths):
@@ -53,14 +53,14 @@ class CellPool(CellsAndDeaths):
 
     Args:
         fleet: Read when a frame is built.
-        limits: All bounds.
-        mode: With or without the wall.
-        finish: Told the outcome of every piece of work: a value, or a refusal; and the cell
-            that answered, if one did.
-        printed: Told what a policy printed, and at what work.
+        limits: All limits of the sandbox.
+        mode: `jail`, or `unsafe` without the jail.
+        finish: Called with the outcome of every piece of work: a value or a refusal, and the cell
+            that answered, if any.
+        printed: Called with a policy's output, and its work.
         circuits: Called when a policy's circuit opens.
-        workers: Where cells run beside this machine; None: nowhere.
-        meter: Learns what evaluations burn; None: nothing does.
+        workers: Other machines that run cells; None: there are none.
+        meter: Counts processor time of evaluations; None: it is not counted.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class CellPool(CellsAndDeaths):
         """Send work to an idle cell at once, else at the end of this turn; or return a refusal.
 
         Args:
-            work: What is to be done.
-            isolation: Work of one policy version shares cells where this is equal.
+            work: The work.
+            isolation: Works of one policy version share cells if this is equal.
             single_use: A cell does one piece of work.
-            aside: It must not be in the way of other work: one cell at low priority, and none
-                where that would take the place of another.
+            aside: It must not disturb other work: it gets one cell at low priority, and none if
+                that would replace another cell.
         """
         now = time.monotonic()
         if (refusal := self.circuits.refusal(work, now)) is not None:
@@ -346,17 +346,17 @@ class CellPool(CellsAndDeaths):
             cell.flush()
         self._mark(group)
 
-    # The clock -----------------------------------------------------------------------------
+    # Deadlines -----------------------------------------------------------------------------
 
     def _watch(self) -> None:
         self._watching = None
         now = time.monotonic()
         busy = [cell for cell in self._living() if cell.sent]
-        if now - self._looked_at > STALE_LOOK_SECONDS:  # Work may wait for a cell of another group.
+        if now - self._looked_at > STALE_LOOK_SECONDS:  # Work may wait for another group's cell.
             self._looked_at = now
             self._mark_all()
         if busy:
-            # A request behind a policy that never returns waits no moment longer than it must.
+            # A request behind a policy that never returns must not wait any longer.
             soonest = min(cell.remaining_seconds(now) for cell in busy)
             self.watch_soon(min(WATCH_SECONDS, soonest) if soonest > 0 else WATCH_SECONDS)
         for cell in busy:
@@ -405,7 +405,7 @@ class CellPool(CellsAndDeaths):
                 else:
                     self._finish(work, None, refusal, None)
 
-    # What cells say ------------------------------------------------------------------------
+    # Reports of cells ----------------------------------------------------------------------
 
     def note_load(self, cell: Cell, work: Work, frame: frames.PolicyLoaded) -> None:
         """As in `Owner`."""
@@ -442,7 +442,7 @@ class CellPool(CellsAndDeaths):
         if frame.output:
             self._printed(work, frame.output)
         if frame.kind == "memory":
-            cell.retired = True  # Its address space may be full of what is left.
+            cell.retired = True  # The failed evaluation may have left its memory full.
         self.circuits.note_answer(work)
         refusal = outcomes.refusal_of(frame, work.code.ref, self.limits.memory_mib)
         self._finish(work, None, refusal, cell)
@@ -457,7 +457,7 @@ class CellPool(CellsAndDeaths):
             group.note_answer(finished)
         if cell.evaluations >= self.limits.evaluations_per_cell_max:
             cell.retired = True
-        if cell.demoted:  # Each evaluation is watched by itself; this one has ended.
+        if cell.demoted:  # Each evaluation has its own deadline; this one has ended.
             cell.restore()
         if not cell.sent:
             worn = cell.demoted and not group.backlog
@@ -493,5 +493,5 @@ def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
     named = {share.cluster_id for share in shares}
     known = {name: Cluster(name, ()) for name in named if fleet.part(name) is not None}
     verdict = verify(ask, shares, fleet, known, work.consult.reserved)
-    seen = work.fleet_version == fleet.version  # It was taken already when the policy began.
+    seen = work.fleet_version == fleet.version  # The policy saw this very fleet.
     return isinstance(verdict, Unsound) or (isinstance(verdict, Stale) and seen)

@@ -9,7 +9,7 @@ ASIDE_NICENESS: Final = 10
 
 
 def demote(pid: int) -> bool:
-    """Let a process run only when no other wants to run; return whether that worked."""
+    """Let a process run only when no other process wants to; return whether that worked."""
     try:
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
     except OSError:

@@ -59,7 +59,7 @@ class LocalProcess:
 
     Args:
         channel: The host's end.
-        pidfd: Of the process. Closed here.
+        pidfd: The process; closed here.
     """
 
     worker = ""
@@ -72,20 +72,20 @@ class LocalProcess:
 
     async def join(self, cell: asyncio.Protocol) -> None:
         channel, self._channel = self._channel, None
-        assert channel is not None  # It is joined once.
+        assert channel is not None  # `join` is called once.
         channel.settimeout(0)
         await asyncio.get_running_loop().create_unix_connection(lambda: cell, sock=channel)
 
     def kill(self) -> None:
         """Kill by pidfd, since another process may already have the process id."""
-        with contextlib.suppress(ProcessLookupError):  # It is dead already, which was wanted.
+        with contextlib.suppress(ProcessLookupError):  # It is already dead, as wanted.
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         os.close(self._pidfd)
         if self._channel is not None:
             self._channel.close()
 
     def ask_where(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # It has just died: it has nothing to say.
+        with contextlib.suppress(ProcessLookupError):  # It has just died: there is no traceback.
             signal.pidfd_send_signal(self._pidfd, WHERE_SIGNAL)
 
     def cpu_seconds(self) -> float:

@@ -3,9 +3,9 @@
 `consult` is synchronous and cheap; its one outcome arrives later through `deliver`, on the same
 thread. Nothing in here compiles, parses or imports policy source: that happens behind the wall.
 
-What the daemon must do for cells to see a true fleet: mutate `fleet` only on the loop's thread,
-and call `settle` for every `Proposed` of a request with a lease, right after the step that decided
-about it and before the effects of that step are carried out.
+For cells to see the true fleet, the daemon must change `fleet` only on the loop's thread. It must
+also call `settle` for every `Proposed` of a request with a lease, right after the step that decided
+about it and before that step's effects are carried out.
 """
 
 import asyncio
@@ -84,9 +84,9 @@ ASIDE: Final = "aside"
 PROPOSERS_MAX: Final = 65_536
 """Unsettled proposals remembered over all cells; beyond it the oldest counts as settled."""
 CHECKS_MAX: Final = 4
-"""Policies looked at at one time: each may take a cell's memory, and a core until its deadline."""
+"""Policies checked at one time: each may use a cell's memory, and a core until its deadline."""
 CHECKS_WAITING_MAX: Final = 32
-"""Policies waiting to be looked at; beyond it the latest of the tenant with most gets BUSY."""
+"""Policies that wait for a check; beyond it, the tenant with most gets BUSY for its latest."""
 CHECKS_BUSY: Final = "policies wait for their check"
 _UNSAFE_WARNING: Final = (
     "UNSAFE: policies run without seccomp and Landlock; any user who may register a policy can "
@@ -146,17 +146,17 @@ class Sandbox:
     Args:
         fleet: The live fleet. Read when a consultation is sent, never written.
         deliver: Called with exactly one event per consultation that was not forgotten.
-        limits: All bounds.
-        mode: `jail`, or `unsafe` for a separate process without the wall.
-        isolation: Who shares a cell: all tenants that use a policy version, the requests of one
-            tenant, or none (a fresh cell per evaluation).
+        limits: All limits.
+        mode: `jail`, or `unsafe` for a separate process without the jail.
+        isolation: Which requests share a cell: all tenants that use a policy version, the requests
+            of one tenant, or none (a fresh cell per evaluation).
         circuits: Called when a policy's circuit opens.
-        workers: Where cells run beside this machine; None: nowhere.
-        meter: Learns what evaluations burn, and refuses others than live consultations, whose
-            requests may wait already; None: nothing does.
+        workers: Other machines that run cells; None: there are none.
+        meter: Counts processor time of evaluations, and refuses them, except live consultations,
+            whose requests may already wait; None: no count and no limit.
 
     Attributes:
-        uploads: Turns to have new policies read and checked; `rechecks`: known ones.
+        uploads: Turns to read and check new policies; `rechecks`: known ones.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Sandbox:
         self._output: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         self._probes: dict[str, str] = {}
         self._closed = False
-        # An upload may take its deadline; what falls back or rolls back must not stand behind many.
+        # Uploads may be slow; a fallback or rollback must not wait behind many of them.
         self.uploads = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX, busy=CHECKS_BUSY)
         self.rechecks = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX, busy=CHECKS_BUSY)
         self._pool = CellPool(
@@ -204,13 +204,13 @@ class Sandbox:
     async def start(self, *, attacked: bool = False) -> SandboxReport:
         """Start the zygote and attack the jail; return the report.
 
-        Call it from the thread that runs the loop until the end, before serving.
+        Call it before serving, from the thread that runs the loop until the end.
 
         Args:
             attacked: Another sandbox of this process has just withstood the attacks.
 
         Raises:
-            JailError: In mode `jail`, a layer does not stand or an attack got through.
+            JailError: In mode `jail`, a layer is missing or an attack succeeded.
         """
         try:
             await self._pool.spawner.start()
@@ -258,13 +258,12 @@ class Sandbox:
     def ask_aside(self, consult: Consult, code: PolicyCode) -> "asyncio.Future[JsonValue]":
         """Consult a shadow policy about the same request; its answer has no effect.
 
-        It runs in a cell of its own at low priority, one for each tenant whatever the isolation:
-        who reads its answers for one shall not find another tenant's questions. It has contexts
-        of its own, and sees the fleet as the cells of live policies do, but for the proposals of
-        those that are not settled yet.
+        It runs at low priority in a separate cell per tenant, whatever the isolation: its answers
+        for one tenant must not show another tenant's requests. It has its own contexts, and sees
+        the same fleet as live policies, except for their unsettled proposals.
 
         Returns:
-            Gets what the policy returned, or a `PolicyFault`.
+            A future of the policy's value, or of a `PolicyFault`.
         """
         ask = consult.ask
         tenant, name = Tenant(f"{ASIDE} {ask.tenant}"), RequestId(f"{ask.id} {ASIDE}")
@@ -287,9 +286,9 @@ class Sandbox:
         """Record that the core has decided on the proposal for a request.
 
         Args:
-            request: The ask.
-            granted: Whether a lease exists now. The cell learns that from the fleet's rows; the
-                word is taken for the counters.
+            request: The id of the ask.
+            granted: Whether a lease exists now; only counted, since the cell sees leases in the
+                fleet's rows.
         """
         cell = self._proposers.pop(request, None)
         if cell is not None:
@@ -331,7 +330,7 @@ class Sandbox:
     def is_crowded(self, ref: PolicyRef, tenant: Tenant, coming: int = 0) -> bool:
         """Return whether one more consultation of a tenant, besides `coming` ones, is too many.
 
-        It costs nothing, unlike making a request first that is refused then.
+        This check is cheap, unlike a request that is made first and then refused.
         """
         isolation = f"tenant {tenant}" if self._isolation == "per_tenant" else ""
         return self._pool.is_crowded(ref, tenant, isolation, coming)
@@ -381,21 +380,21 @@ class Sandbox:
         The caller holds a turn.
 
         Args:
-            code: The policy. Its digest need not be registered.
-            samples: Evaluations to make there once it is loaded.
+            code: The policy, which need not be registered.
+            samples: Evaluations to make once it is loaded.
 
         Returns:
-            The findings, none when it may be registered; and then the outcomes of the samples.
+            The findings, none if it may be registered, and then the outcomes of the samples.
 
         Raises:
-            PolicyFault: No cell could be started to look at it, or two were killed (UNAVAILABLE).
+            PolicyFault: No cell could be started for the check, or two were killed (UNAVAILABLE).
         """
         try:
             return await check_once(self._pool, code, samples)
         except PolicyFault as fault:
             if fault.refusal.code is not Code.UNAVAILABLE:
                 raise
-        # Its process was killed from outside, which may not happen again.
+        # The kill came from outside, and may not happen again.
         return await check_once(self._pool, code, samples)
 
     async def manage(
@@ -404,8 +403,8 @@ class Sandbox:
         """Run the policy's `management(action, data)` and return its plain value.
 
         Raises:
-            PolicyFault: It has none, raised, overran, or its answer cannot be sent; or its schema
-                of management commands has no such action, or other data for it.
+            PolicyFault: It has no `management`, raised an error, overran, or its answer cannot be
+                sent; or its schema of management commands forbids the action or its data.
         """
         return (await self.manage_and_tell(code, tenant, action, data))[0]
 
@@ -438,18 +437,18 @@ class Sandbox:
 
         Args:
             code: The policy.
-            tenant: On whose behalf, and with whose context.
-            input_data: What `eval` is given: JSON data, at most `INPUT_BYTES_MAX` packed.
+            tenant: The tenant of the evaluation and of its context.
+            input_data: The argument of `eval`: JSON data, at most `INPUT_BYTES_MAX` packed.
             parameters: In the place of the policy's defaults.
             settings: In the place of the policy's defaults.
-            ids_only: Answer the `id` of an object in its place, with what the policy added to it: a
-                policy that returns the documents it was given need not send them back.
-            fleet: What the policy shall find in the columns of `input_data["fleet"]`.
+            ids_only: Return each object as its `id`, with the keys that the policy added: the given
+                documents need not be sent back.
+            fleet: The fleet for the columns of `input_data["fleet"]`.
             proxied: The tenant stands for many, as another server does; its circuits never open.
 
         Raises:
             PolicyFault: The policy failed as a consultation can, or the input cannot be sent; or
-                input, parameters, settings or answer are not what its schemas say.
+                its schemas refuse the input, parameters, settings or answer.
         """
         if code.guard is not None:
             parameters, settings = code.guard.overrides(parameters, settings)
@@ -488,10 +487,10 @@ class Sandbox:
 
         Args:
             ref: The version.
-            tenant: Whose requests it printed it at; none is shown what it printed of others.
+            tenant: The tenant whose requests printed it; that of other tenants is hidden.
 
         Returns:
-            By occasion: `loading`, `requests` (and `management`), and `aside` as a shadow.
+            Text by occasion: `loading`, `requests` (and `management`), and `aside` as a shadow.
         """
         names = {"loading": "", "requests": tenant, "aside": f"{ASIDE} {tenant}"}
         printed = {
@@ -570,7 +569,7 @@ async def check_once(pool: CellPool, code: PolicyCode, samples: Sequence[Sample]
         return CheckResult((CodeFinding(fault.refusal.reason, code.entry),))
     finally:
         pool.spawner.destroy(cell)
-    # The cell obeys these bounds too, but a policy may have spoken in its place.
+    # The cell obeys these limits, too, but the policy may have written to the channel itself.
     findings = tuple(
         CodeFinding(
             fault.message[:MESSAGE_CHARACTERS_MAX],

@@ -1,6 +1,6 @@
 """Makes cells ahead of need: the zygote, blank cells, spares, and reports of how cells end.
 
-Used by `pool`. A cell leaves here jailed and empty; what it is then used for is not known here.
+Used by `pool`. A cell leaves here jailed and empty; this module does not know its later use.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import Limits
 
 END_REPORT_SECONDS_MAX: Final = 2.0
-"""How long a failed head waits for the zygote to say how its cell died; short of memory, it is
-slow."""
+"""How long a failed head waits for the zygote to report the cell's cause of death; without free
+memory, this is slow."""
 PAUSE_SECONDS_MIN: Final = 0.1
-"""Before the second zygote in a row is started; twice as long before each further one, since one
-that cannot live costs a core half a second each time."""
+"""Pause before the second zygote in a row; it doubles before each further one, since a zygote that
+cannot run costs a core half a second each time."""
 PAUSE_SECONDS_MAX: Final = 5.0
 PATIENCE_SECONDS: Final = 1.0
-"""The longest pause that is waited for where a cell is needed; a longer one is a refusal."""
+"""Longest pause that a request for a cell waits; with a longer one it is refused."""
 STABLE_SECONDS: Final = 60.0
-"""A zygote that dies later than this after the one before it is the first in a row again."""
+"""A zygote that dies later than this after the previous one counts as the first in a row."""
 JAIL_SECONDS_MAX: Final = 10.0
-"""Time limit from a fork to its confirmed wall, and for one attack of the self-test."""
+"""Time limit from a fork to its confirmed jail, and for one attack of the self-test."""
 UNHEARD_MAX: Final = 1024
-"""Deaths reported by the zygote before their channel closed; the oldest is forgotten."""
+"""Deaths that the zygote reported before their channel closed; one more drops the oldest."""
 REFILL_SECONDS: Final = 0.02
 """Pause after a spare is taken; making the next one costs a core some milliseconds."""
 _SECCOMP_FILTER: Final = "Seccomp:\t2"
@@ -64,15 +64,15 @@ class Spawner:
     Args:
         limits: All bounds.
         mode: With or without the wall.
-        make: Wraps a process that this has spawned as a cell of the pool.
-        restarted: Told when a dead zygote was replaced.
-        counters: Counted here: `spawns`, `zygote_restarts`.
+        make: Wraps a spawned process as a cell of the pool.
+        restarted: Called when a dead zygote was replaced.
+        counters: Counts `spawns` and `zygote_restarts`.
 
     Attributes:
         layers: The layers that the latest cell reported.
         living: Every cell that was not destroyed, by process id.
-        orphaned: How cells have died that die with what they were forked from.
-        spawning: Cells that a policy waits for and that are not there yet.
+        orphaned: The cause of death of cells that die with their zygote.
+        spawning: Cells that policies wait for.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Spawner:
         """Start the zygote.
 
         Raises:
-            JailError: It did not come up.
+            JailError: The zygote did not start.
         """
         self._zygote = zygote = Zygote(
             self._limits, self._mode, self._note_end, self._replace_zygote
@@ -157,7 +157,7 @@ class Spawner:
         self._lost_at = now
         pause = 0.0
         if self._losses > 1:
-            doublings = min(self._losses - 2, 10)  # Beyond the longest pause, and no overflow.
+            doublings = min(self._losses - 2, 10)  # Beyond the longest pause, without overflow.
             pause = min(PAUSE_SECONDS_MIN * 2.0**doublings, PAUSE_SECONDS_MAX)
         self._retry_at = now + pause
         self._counters["zygote_restarts"] += 1
@@ -200,7 +200,7 @@ class Spawner:
             try:
                 cell = await self.blank()
             except (SpawnError, JailError):
-                return  # The next that needs a cell learns why.
+                return  # The next request for a cell gets the error.
             self._spares.append(cell)
 
     async def blank(self) -> Cell:
@@ -208,7 +208,7 @@ class Spawner:
 
         Raises:
             SpawnError: It could not be started, or died before it was jailed.
-            JailError: A layer of its wall does not stand.
+            JailError: A layer of its jail is missing.
         """
         zygote = await self._running()
         try:
@@ -216,7 +216,7 @@ class Spawner:
         except SpawnError:
             if self._closing or not zygote.ended():
                 raise
-        # It died with its zygote, which says nothing of the next one.
+        # It died with its zygote; the next cell may live.
         return await self._spawn_cell(await self._running())
 
     async def _running(self) -> Source:
@@ -371,7 +371,7 @@ async def attack_self(spawner: Spawner) -> dict[str, str]:
     """Order new cells to attack their jail; return how each attack was stopped.
 
     Raises:
-        JailError: One got through, or the kernel does not know of a filter.
+        JailError: An attack succeeded, or the kernel reports no filter.
     """
     probes: dict[str, str] = {}
     if not await spawner.filter_from_outside():
@@ -384,7 +384,7 @@ async def attack_self(spawner: Spawner) -> dict[str, str]:
     for name in names:
         outcome = await spawner.attack(name)
         expected = "refused" if name in self_test.REFUSED else "killed"
-        # A kernel without the call at all refuses it with ENOSYS, which is as good.
+        # A kernel without the system call refuses it with ENOSYS, which is as good.
         if not outcome.startswith((expected, "refused")) or outcome.startswith("BREACH"):
             raise JailError(
                 name,

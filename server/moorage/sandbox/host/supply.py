@@ -1,12 +1,11 @@
 """Chooses where the next cell of a policy runs: here or on a worker. Only `pool` uses it.
 
-Where workers are up, cells are on them, and this machine has those that no worker can have: of what
-a worker failed at, of shadows, and of policies without any cell where all workers
-are full of others that are busy.
+While workers are up, cells run on them. This machine runs only cells that no worker can have: for
+work that failed on a worker, for shadows, and for policies without a cell while all workers are
+full of busy ones.
 
-No tenant has all cells, whatever it asks for: each may have three quarters of those that no other
-one's evaluations are in. A cell that others have used lately makes room only for a tenant that has
-few.
+No tenant gets all cells: each may have three quarters of the cells that are not busy with other
+tenants' work. A cell that other tenants used recently is only ended for a tenant that has few.
 """
 
 import math
@@ -23,13 +22,13 @@ from moorage.sandbox.host.workers import Workers
 from moorage.sandbox.wire.limits import Limits
 
 SHARE: Final = 0.75
-"""The part of the cells without work of others that one tenant may have."""
+"""Share that one tenant may have of the cells without work of other tenants."""
 BURNING_CELLS_MIN: Final = 4
-"""Evaluations of one tenant at idle priority; its further cells begin with that."""
+"""Evaluations of one tenant at idle priority from which its new cells start with it, too."""
 IN_USE_SECONDS: Final = 60.0
 """How long a cell counts as in use after the latest evaluation of its policy."""
 DOUBT_SECONDS: Final = 30.0
-"""How long a worker gets no cell of a policy that failed there as it does not fail elsewhere."""
+"""How long a worker gets no cell of a policy that failed there, but not elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,9 @@ class CellSupply:
 
     Args:
         limits: All bounds.
-        workers: All others; None: there are none.
+        workers: Other machines that run cells; None: there are none.
         groups: All groups, the least recently used first.
-        group_of: All cells that hold a policy.
+        group_of: The group of each cell with a policy.
         evict: Removes an idle cell.
     """
 
@@ -69,7 +68,7 @@ class CellSupply:
         if worker is None and self._end_idle(self._elsewhere(avoided), work, held, now):
             worker = self._workers.choose(avoided)
         if worker is None and not any(work.may_go_to(cell.worker) for cell in group.cells):
-            return self._here(group, work, held, now)  # They wait for no other policy's cells.
+            return self._here(group, work, held, now)  # It must not wait for other policies.
         return worker
 
     def shortage(self, tenant: str) -> str:
@@ -123,7 +122,7 @@ class CellSupply:
         return [cell for cell in cells if cell.worker and cell.worker not in avoided]
 
     def _here(self, wanting: Group, work: Work, held: int, now: float) -> Spawner | None:
-        # Bursts leave a quarter to policies that have no cell yet: these wait for no other's.
+        # A burst leaves a quarter to policies without cells: they must not wait for others.
         reserved = self._limits.cells_max // 4 if wanting.cells else 0
         taken = sum(not cell.worker for cell in self._group_of) + self._spawner.spawning
         if taken < self._limits.cells_max - reserved:

@@ -31,9 +31,9 @@ from moorage.sandbox.wire.limits import (
 KILLS_MAX: Final = 2
 """Cells that may be killed from outside under one piece of work before it is refused."""
 RETRY_SECONDS: Final = 1.0
-"""After how long a client may repeat a request that was refused for killed cells."""
+"""Seconds after which a client may repeat a request that was refused for killed cells."""
 _HUNGRY: Final = 0.75
-"""Share of a cell's memory that speaks against its policy where the machine runs out of it."""
+"""Share of a cell's memory from which its policy is at fault if the machine runs out of memory."""
 _NONCE_BYTES: Final = 8
 _NONCES_PER_DRAW: Final = 512
 _overrides_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
@@ -81,19 +81,19 @@ class Work(msgspec.Struct, eq=False):
         input_data: For `apply`, packed.
         overrides: For `apply`, as `Evaluate` has them.
         ids_only: For `apply`, as `Apply` has it.
-        sample: The world of a policy that is being looked at; None: the server's own.
+        sample: The fleet and services of a trial; None: the server's own.
         fleet: For `apply`, as `Apply` has it.
-        proxied: The tenant stands for many that are not known here.
-        alone: Nothing is put behind it into its cell's pipe: it is expected to take long.
-        changes: Of `manage`, afterwards: settings and parameters that it changed, as JSON.
-        kills: How often a cell that it was at the head of was killed from outside.
-        hungry: How often such a cell held nearly all the memory that it may.
-        here: It is done on this machine, since a worker failed at it.
-        avoided: The worker that it is not sent to, whose answer came to nothing.
-        lost_workers: How often a worker was lost that it was at the head of a cell of.
-        snapshot_bytes: What the cell has to read of the fleet first, which is not the policy's
-            time.
-        spent: A bound on its calls was reached.
+        proxied: The tenant stands for many unknown ones.
+        alone: No other work may wait behind it in its cell's pipe: it is expected to take long.
+        changes: After `manage`: settings and parameters that it changed, as JSON.
+        kills: How often its cell was killed from outside while it was the head.
+        hungry: How often such a cell held nearly all memory that it may use.
+        here: It must run on this machine, since a worker failed at it.
+        avoided: The worker that must not get it, since its proposal failed.
+        lost_workers: How often its worker was lost while it was the head of a cell.
+        snapshot_bytes: Bytes of the snapshot that the cell reads first, which does not count as the
+            policy's time.
+        spent: A limit on its calls was reached.
         future: Gets the outcome of all but live consultations, which are delivered.
     """
 
@@ -184,8 +184,8 @@ class Work(msgspec.Struct, eq=False):
 def refusal_of(frame: frames.Failed, ref: PolicyRef, memory_mib: int) -> Refusal:
     """Return the refusal for the client of a `Failed` frame.
 
-    Refusals are remembered by the thousand, so texts are cut here too: a policy that speaks on the
-    channel itself obeys no cap of its cell.
+    Thousands of refusals are stored, so texts are cut here, too: a policy that writes to the
+    channel itself ignores its cell's limits.
     """
     exception, file = frame.exception[:NAME_CHARACTERS_MAX], frame.file[:NAME_CHARACTERS_MAX]
     message = frame.message[:MESSAGE_CHARACTERS_MAX]
@@ -194,7 +194,7 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef, memory_mib: int) -> Refusal
         details["exception"] = exception
     if file:
         details |= {"file": file, "line": frame.line}
-    if len(frame.traceback) > 1:  # A single call is what file and line say.
+    if len(frame.traceback) > 1:  # File and line already show a single call.
         shown = frame.traceback[-CALLS_SHOWN_MAX:]
         details["traceback"] = [each[:CALL_CHARACTERS_MAX] for each in shown]
     where = f" ({file}, line {frame.line})" if file else ""
@@ -232,8 +232,8 @@ def death_refusal(death: Death, ref: PolicyRef, limits: Limits, doing: str = "")
     Args:
         death: How it ended.
         ref: The policy.
-        limits: What it may use.
-        doing: What it did meanwhile, where that is no evaluation.
+        limits: Its limits.
+        doing: Its activity, if it was no evaluation.
     """
     cause = death.cause + doing
     if death.held_mib < limits.memory_mib * _HUNGRY:
@@ -259,17 +259,16 @@ def crash_refusal(reason: str, ref: PolicyRef) -> Refusal:
 def kill_refusal(death: Death, work: Work, limits: Limits) -> Refusal | None:
     """Record that a cell was killed from outside; return why its work is not repeated, or None.
 
-    One kill may be anybody's doing, as where the machine is out of memory: what has no effects is
-    done again elsewhere, once. Where its cells held nearly all they may, the policy eats the
-    memory.
+    A single kill proves nothing, such as on a machine without free memory: work without effects is
+    repeated once elsewhere. If its cells held nearly all their memory, the policy is at fault.
     """
     repeatable = work.repeatable
     work.calls, work.calls_seconds, work.spent = 0, 0.0, False
     if repeatable and death is ORPHANED:
-        return None  # All cells died at once: nothing speaks against this one.
+        return None  # All cells died at once: this work is not at fault.
     if repeatable and death is WORKER_LOST:
         work.lost_workers += 1
-        work.here = work.lost_workers > 1  # Once elsewhere; then where the daemon is.
+        work.here = work.lost_workers > 1  # Repeat once elsewhere, then on this machine.
         return None
     work.kills += 1
     work.hungry += death.held_mib >= limits.memory_mib * _HUNGRY
@@ -319,8 +318,8 @@ def overran(seconds: float, code: PolicyCode, doing: str, traceback: str) -> Ref
     Args:
         seconds: The deadline.
         code: The policy.
-        doing: What it did not.
-        traceback: What its cell said of where it was: text that a policy may have written itself.
+        doing: The activity that it did not end.
+        traceback: The cell's traceback, which the policy may have forged.
     """
     reason = f"the policy did not {doing} within {seconds:g} s and was stopped"
     details: JsonObject = {"policy_rule_uri": code.ref.uri, "seconds": seconds}
@@ -340,7 +339,7 @@ def share_fields(share: Share) -> frames.ShareFields:
 
 def demand_fields(demand: Demand) -> frames.DemandFields:
     """Return a demand in the form for frames."""
-    return cast("frames.DemandFields", astuple(demand)[:-1])  # Without `where`.
+    return cast("frames.DemandFields", astuple(demand)[:-1])  # All fields but `where`.
 
 
 def overrides(settings: JsonMapping, parameters: JsonMapping) -> bytes:

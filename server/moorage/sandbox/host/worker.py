@@ -1,8 +1,8 @@
 """The daemon's side of a worker: an agent on a node of Ray that forks cells.
 
-Used by `workers`. A cell on a worker is a `channel.Cell` as any other: it is sent the same frames,
-and what it says is checked as what a cell of this machine says. What the agent says of it is held
-to the grammar alone, and an agent that breaks that loses all its cells.
+Used by `workers`. A cell on a worker is an ordinary `channel.Cell`: it gets the same frames, and
+its messages get the same checks. Of the agent's reports only the grammar is checked, and an agent
+that violates it loses all its cells.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class RemoteProcess:
     def take(self, message: relay.CellSaid | relay.Closed) -> None:
         """Pass bytes of the cell, or the end of its channel, to the `Cell` object."""
         if self.cell is None:
-            self._early.append(message)  # It may come with the news that the cell was forked.
+            self._early.append(message)  # It may arrive together with the report of the fork.
         elif isinstance(message, relay.Closed):
             self.cell.connection_lost(None)
         else:
@@ -102,18 +102,18 @@ class RemoteWorker(Spawner):
     """Makes cells on one node of Ray.
 
     Args:
-        up: What the bridge said of it.
+        up: The bridge's report of its start.
         limits: All bounds.
         mode: With or without the wall.
         make: As in `Spawner`.
         counters: As in `Spawner`.
-        send: Takes messages to its agent.
+        send: Sends messages to its agent.
 
     Attributes:
-        name: Of this start of the agent.
-        node: Where it runs, for people.
-        cells_max: How many cells it may have.
-        last_pong: The latest ping that it has answered.
+        name: Name of this start of the agent.
+        node: The node, as shown to people.
+        cells_max: Most cells that it may have.
+        last_pong: Number of the latest answered ping.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class RemoteWorker(Spawner):
         """Handle one message of the agent.
 
         Raises:
-            msgspec.MsgspecError: It is none.
+            msgspec.MsgspecError: The bytes are no message.
         """
         message = relay.decode_from_agent(body)
         if isinstance(message, relay.Pong):
@@ -202,7 +202,7 @@ class RemoteWorker(Spawner):
             cause = message.cause[: relay.REASON_CHARACTERS_MAX]
             self._note_end(message.cell, Death(cause, message.innocent, message.held_mib))
         elif process is None:
-            return  # It was killed meanwhile.
+            return  # The cell was killed meanwhile.
         elif isinstance(message, (relay.CellSaid, relay.Closed)):
             process.take(message)
         elif (order := self._orders.get(message.cell)) is not None and not order.done():

@@ -1,7 +1,7 @@
 """Manages the daemon's workers, which run cells on the nodes of a Ray cluster. Used by `pool`.
 
-The daemon imports no Ray. A process of its own, the bridge, connects to it and starts an agent on
-each node; it is killed where it hangs and started again where it ends, and as long as no worker is
+The daemon imports no Ray. A separate process, the bridge, connects to Ray and starts an agent on
+each node. The daemon kills the bridge if it hangs and restarts it if it ends. While no worker is
 up, all cells are on this machine.
 """
 
@@ -50,7 +50,7 @@ _ENVIRONMENT: Final = re.compile(
     r"(?:RAY_|PYTHON|LC_|GRPC_|grpc_).*|PATH|HOME|USER|LANG|TMPDIR|TZ|VIRTUAL_ENV|LD_LIBRARY_PATH"
     r"|SSL_CERT_FILE|SSL_CERT_DIR|no_proxy|NO_PROXY"
 )
-"""Environment variables that the bridge gets: those that Ray may need, and no secrets."""
+"""Environment variables for the bridge: those that Ray may need, and no secrets."""
 
 
 class _Line(asyncio.Protocol):
@@ -102,18 +102,18 @@ class _Bridge:
 
 
 class Workers:
-    """Starts the bridge to Ray, and has all workers that the bridge reports.
+    """Starts the bridge to Ray, and manages all workers that the bridge reports.
 
     Args:
-        settings: Where Ray is, and who gets its news.
+        settings: The address of Ray, and the receiver of its reports.
         limits: All bounds.
         mode: With or without the wall.
         make: As in `Spawner`.
-        changed: Told when there is a worker more, and so perhaps nothing to wait for.
-        counters: Counted here: `worker_starts`, `worker_losses`, `bridge_restarts`.
+        changed: Called when a worker is added, so that work need not wait.
+        counters: Counts `worker_starts`, `worker_losses` and `bridge_restarts`.
 
     Attributes:
-        findings: What is known of each node that has been heard of, and of Ray.
+        findings: The latest state of each known node, and of Ray.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Workers:
         self._running: asyncio.Task[None] | None = None
         self._looked_at = 0.0
 
-    # For the pool --------------------------------------------------------------------------
+    # Methods for the pool ------------------------------------------------------------------
 
     @property
     def up(self) -> list[RemoteWorker]:
@@ -213,7 +213,7 @@ class Workers:
         )
         described = {"line": theirs.fileno(), "settings": msgspec.to_builtins(settings)}
         with theirs:
-            process = subprocess.Popen(  # noqa: ASYNC220, S603  # It forks at once; our own program.
+            process = subprocess.Popen(  # noqa: ASYNC220, S603  # Forks at once; our own program.
                 command("moorage.sandbox.workers.bridge", json.dumps(described)),
                 env={k: each for k, each in os.environ.items() if _ENVIRONMENT.fullmatch(k)},
                 pass_fds=(theirs.fileno(),),
@@ -235,7 +235,7 @@ class Workers:
                 return bridge.line.closed.result()
             now = time.monotonic()
             if now - self._looked_at > 2 * PING_SECONDS:
-                continue  # It is this process that was held up: what they said has yet to be read.
+                continue  # This process was delayed: their messages are still unread.
             if bridge.pinged_at and now - bridge.pinged_at > BRIDGE_SILENT_SECONDS_MAX:
                 return "the process that speaks to Ray hangs"
             if not bridge.pinged_at:
@@ -259,7 +259,7 @@ class Workers:
             process.kill()
             await waiting
 
-    # What the bridge says ------------------------------------------------------------------
+    # Messages of the bridge ----------------------------------------------------------------
 
     def _take(self, message: relay.FromBridge) -> None:
         bridge = self._bridge
@@ -292,7 +292,7 @@ class Workers:
         for body in message.bodies:
             worker = self._workers.get(message.worker)
             if worker is None:
-                return  # It was lost, perhaps by what it has just said.
+                return  # It was lost, perhaps because of its last message.
             try:
                 worker.take(body)
             except msgspec.MsgspecError as error:

@@ -27,11 +27,11 @@ from moorage.sandbox.wire.limits import Limits
 from moorage.sandbox.wire.orders import ORDER, REPORT
 
 START_SECONDS_MAX: Final = 30.0
-"""From exec to ready; numpy alone takes a tenth of a second, a cold disk much longer."""
+"""Longest start until it is ready: numpy alone takes 0.1 s, a cold disk much longer."""
 SPAWN_SECONDS_MAX: Final = 10.0
-"""From a spawn order to its report."""
+"""Longest time from a spawn order to its report."""
 STOP_SECONDS_MAX: Final = 2.0
-"""From closing the socket to the zygote's end; then it is killed."""
+"""Longest time from closing the socket to the zygote's end; then it is killed."""
 
 _ENVIRONMENT: Final = {
     # numpy must start no threads: the zygote forks, and a cell may have none.
@@ -53,8 +53,8 @@ class Death:
     """The end of a cell.
 
     Args:
-        cause: In words.
-        innocent: Its policy has no part in it.
+        cause: The cause of death, as a text.
+        innocent: The policy did not cause it.
         held_mib: The most memory that it held, beyond what it started with.
     """
 
@@ -70,7 +70,7 @@ UNKNOWN: Final = Death("it ended", innocent=True)
 _FROM_OUTSIDE: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
-"""Signals that no cell can send, itself included: the filter lets it send none."""
+"""Signals that no cell can have sent, even to itself: the filter allows no signals."""
 _SPENT_MS_PER_SECOND: Final = 800
 """Milliseconds of CPU time, by its accounts, for each second of a limit that the kernel counts in
 ticks."""
@@ -85,9 +85,9 @@ class Zygote:
 
     Args:
         limits: Memory and CPU of the cells.
-        mode: `unsafe` leaves the wall out.
-        ended: Told the process id of every cell that ended, and how it did.
-        lost: Told when the zygote died without being closed; all its cells die with it.
+        mode: `unsafe` omits the jail.
+        ended: Called with the process id of every ended cell, and its death.
+        lost: Called when the zygote died without being closed; all its cells die with it.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Zygote:
         loop for as long as the server lives.
 
         Raises:
-            JailError: It did not come up.
+            JailError: The zygote did not start.
         """
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -139,8 +139,8 @@ class Zygote:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # Not in a session of its own: Linux shares the machine out to sessions first
-                # (autogroups, sched(7)), and what a cell gives way to is in its session alone.
+                # Not in its own session: Linux first divides the processor among sessions
+                # (autogroups, sched(7)), so a low priority only counts within a session.
                 process_group=0,
                 cwd="/",
             )
@@ -178,7 +178,7 @@ class Zygote:
             return await asyncio.wait_for(asyncio.shield(future), SPAWN_SECONDS_MAX)
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
             if future.done() and future.exception() is None:
-                future.result().kill()  # It came while the order was being given up.
+                future.result().kill()  # The process arrived while the order was given up.
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise SpawnError(f"the zygote did not answer a spawn order: {error}") from error
@@ -219,7 +219,7 @@ class Zygote:
         for future in self._orders.values():
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # Its caller may have given up.
+                future.exception()  # The caller may have given up.
         self._orders.clear()
 
     def _readable(self) -> None:
@@ -260,7 +260,7 @@ def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
     """Return the cause of death behind a wait status.
 
     Args:
-        status: As the zygote collected it.
+        status: The wait status that the zygote collected.
         held_mib: As in `Death`.
         spent: The cell had used up its CPU time, at which the kernel kills it.
     """

@@ -36,7 +36,7 @@ ENTRY: Final = "function.py"
 class LoadPolicy(_Frame, tag=1):
     """Order the cell to load this policy. Sent once, and only after `CellJailed` arrived.
 
-    `entry` is what the author calls `function.py`. `settings` and `parameters` are msgpack maps.
+    `entry` is the author's name for `function.py`. `settings` and `parameters` are msgpack maps.
     With `check` the policy is also constructed with its defaults.
     """
 
@@ -100,8 +100,8 @@ class RunManagement(_Frame, tag=3):
 class Apply(_Frame, tag=6):
     """Order the cell to evaluate its policy once on plain input, without a lease.
 
-    With `ids_only`, documents that the policy returns are answered as their ids and what it added.
-    With `fleet`, a packed snapshot, the policy also finds the columns of that in its input.
+    With `ids_only`, each returned document is answered as its id and the keys that the policy
+    added. With `fleet`, a packed snapshot, the policy also finds its columns in the input.
     """
 
     nonce: int
@@ -117,7 +117,7 @@ class Apply(_Frame, tag=6):
 class CallAnswer(_Frame, tag=4):
     """The answer of a service to a `Call`. `value` is msgpack; `message` is empty on success.
 
-    What `lasts` holds until a frame names the cluster as stale.
+    With `lasts`, the answer is valid until a frame names its cluster as stale.
     """
 
     nonce: int
@@ -138,8 +138,8 @@ class Documents(_Frame, tag=5):
 class KeepDocuments(_Frame, tag=7):
     """Order the cell to drop some cached documents, then to cache others. It has no answer.
 
-    `stale` names clusters of which documents, or answers that last, have changed; None: all that
-    is cached. `kind` is the method whose answers the items are, or `DOCUMENTS`.
+    `stale` names clusters whose cached documents or answers have changed; None: all clusters.
+    `kind` is the method that returned the items, or `DOCUMENTS`.
     """
 
     stale: tuple[str, ...] | None
@@ -215,7 +215,8 @@ class Failed(_Frame, tag=21):
 class Call(_Frame, tag=22):
     """A call of the policy to an injected client. `arguments` is a msgpack array.
 
-    What is answered at once about the clusters in `ahead` comes before the answer, to be cached.
+    Before the answer, the host sends what it has in memory about the clusters in `ahead`, to be
+    cached.
     """
 
     nonce: int
@@ -256,7 +257,7 @@ class FrameReader:
         limit: Longest frame in bytes; a longer one is an error before it is stored.
 
     Attributes:
-        error: Not empty once the other side sent something that is no frame. Frames before it are
+        error: Not empty once the other side sent bytes that are no frame. Frames before it are
             still returned, frames after it are not.
     """
 

@@ -1,7 +1,7 @@
 """All limits of the sandbox: those that settings can change (`Limits`), and fixed ones.
 
-Read by the host (which enforces), passed on to the zygote and the cells (which obey first, so
-that an honest policy gets a clear error instead of a killed process).
+The host enforces them. The zygote and the cells get them, too, and apply them first, so that an
+honest policy gets a clear error instead of a killed process.
 """
 
 from dataclasses import dataclass
@@ -78,17 +78,17 @@ class Limits:
     """Limits of one evaluation, of one cell and of all cells together.
 
     Args:
-        evaluation_seconds: Wall time of one evaluation at the head of its cell, without the
-            host's own answer time, where none names another; beyond it the cell is killed.
-        evaluation_seconds_max: The longest that a policy or a request may name.
+        evaluation_seconds: Wall time of one evaluation at the head of its cell, without the host's
+            own answer time, unless the policy or request sets another; beyond it the cell is
+            killed.
+        evaluation_seconds_max: The longest such time that a policy or a request may set.
         load_seconds: Wall time to compile, import and construct a policy.
-        calls_seconds: Total time the host spends answering the calls of one evaluation; its own
-            deadline, where that is longer.
-        calls_max: Injected-client calls and document fetches of one evaluation that the host has
-            to answer: what the cell was sent before costs none. Beyond it the clients report an
-            error.
-        calls_per_candidate_max: As many of them are allowed for each candidate, where that is more.
-        memory_mib: Address space a cell may use on top of what it starts with.
+        calls_seconds: Total time of the host to answer the calls of one evaluation; the
+            evaluation's deadline, if that is longer.
+        calls_max: Injected-client calls and document fetches of one evaluation that the host
+            answers; cached answers do not count. Beyond it the clients report an error.
+        calls_per_candidate_max: The same limit per candidate, if that is more.
+        memory_mib: Address space that a cell may use on top of its initial one.
         output_bytes_max: Printed and logged bytes stored of one evaluation.
         cells_max: Living cells; the least recently used idle one makes room.
         cells_per_policy_max: Cells one policy may have while some of them are slow.
@@ -97,12 +97,12 @@ class Limits:
         queue_seconds: How long a consultation may wait there; then the answer is BUSY too.
         demote_seconds: CPU time of one evaluation after which its cell runs at idle priority. On a
             saturated machine it then gets next to nothing, so honest policies must stay below it.
-        circuit_overruns: Evaluations of a policy that were stopped at their deadline, all at
-            requests of one tenant and not forgiven yet, after which it rests for that tenant; 0: it
-            never does. By default as many as the failures after which an alias falls back: refusals
-            are none.
+        circuit_overruns: Evaluations of a policy for one tenant that were stopped at their
+            deadline, and are not forgiven yet, at which its circuit opens for that tenant; 0:
+            never. By default as many as the failures at which an alias falls back; refusals do not
+            count.
         evaluations_per_cell_max: Evaluations until a cell is replaced (RLIMIT_CPU is cumulative).
-        cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
+        cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, in case the host's timer fails.
         hash_seed: The hash seed of all cells, 1 to 4294967295, for repeatable runs, as it
             decides the order of sets. None: each zygote draws its own.
         spares: Jailed, empty cells in reserve, so that a respawn does not wait for a fork.

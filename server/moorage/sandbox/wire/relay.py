@@ -1,8 +1,7 @@
 """The messages between the daemon, its bridge to Ray and the agents on Ray's nodes.
 
-A cell on another machine sends and gets what every cell does: these
-messages carry those bytes, and the news of its process, between the daemon and its channel. The
-daemon believes no more of them than their grammar.
+A cell on another machine uses the same frames as any cell: these messages carry their bytes, and
+reports about the cell's process. The daemon trusts only their grammar.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """The agent: an actor on a node of Ray that forks cells there, and carries their messages.
 
-`bridge` starts one on each node. It serves only once its own attacks on the wall have failed, as
-the daemon does, and of what goes through it it reads nothing.
+`bridge` starts one on each node. Like the daemon, it serves only once its own attacks on the jail
+have failed. It does not read the messages that it carries.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from moorage.sandbox.host.zygote import Death, SpawnError, Zygote
 from moorage.sandbox.wire import relay
 
 PULL_SECONDS: Final = 2.0
-"""How long a pull waits for something to carry."""
+"""How long a pull waits for messages."""
 OUTGOING_BYTES_MAX: Final = 16 << 20
-"""Most bytes that may wait for a pull; beyond it no cell is read."""
+"""Most bytes that may wait for a pull; beyond it, no cell's output is read."""
 
 
 class _NoServices:
@@ -55,7 +55,7 @@ class _Channel(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        assert self._transport is not None  # It has just been read from.
+        assert self._transport is not None  # Bytes were just read from it.
         given_bytes = self._written_bytes - self._transport.get_write_buffer_size()
         self._agent.tell(relay.CellSaid(self._number, data, given_bytes))
         if self._agent.full:
@@ -86,9 +86,9 @@ class Agent:
     def __init__(self) -> None:
         self._zygote: Zygote | None = None
         self._cells: dict[int, _Channel | None] = {}
-        """By the daemon's number; None while it is being forked."""
+        """Cells by the daemon's number; None while a cell is being forked."""
         self._numbers: dict[int, int] = {}
-        """By process id, also of cells that were killed and have not ended yet."""
+        """Cells by process id, also those that were killed and have not ended yet."""
         self._outgoing: deque[bytes] = deque()
         self._outgoing_bytes = 0
         self._news = asyncio.Event()
@@ -126,7 +126,7 @@ class Agent:
         return relay.Report(dict(stands.layers), dict(stands.probes))
 
     async def push(self, number: int, bodies: list[bytes]) -> None:
-        """Take messages of the daemon, in the order of the numbers."""
+        """Handle messages of the daemon, in the order of their numbers."""
         self._early[number] = bodies
         while self._next in self._early:
             for body in self._early.pop(self._next):
@@ -134,10 +134,10 @@ class Agent:
             self._next += 1
 
     async def pull(self) -> list[bytes]:
-        """Return messages for the daemon, at the latest after a short wait.
+        """Return messages for the daemon; wait briefly if there are none.
 
         Raises:
-            RuntimeError: Cells can be forked no more.
+            RuntimeError: No more cells can be forked.
         """
         if not self._outgoing and not self._broken:
             self._news.clear()
@@ -182,7 +182,7 @@ class Agent:
         if isinstance(message, relay.Kill):
             self._cells.pop(message.cell, None)
         if cell is None:
-            return  # It was killed meanwhile, or never was.
+            return  # The cell was killed meanwhile, or never existed.
         if isinstance(message, relay.Give):
             cell.give(message.data)
         elif isinstance(message, relay.AskWhere):
@@ -191,7 +191,7 @@ class Agent:
             cell.close()
 
     async def _spawn(self, number: int) -> None:
-        assert self._zygote is not None  # `start` came first.
+        assert self._zygote is not None  # `start` has set it.
         try:
             process = await self._zygote.spawn()
         except SpawnError as error:

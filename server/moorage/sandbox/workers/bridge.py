@@ -1,8 +1,8 @@
 """The bridge: a process of the daemon that speaks to Ray, and starts an agent on each of its nodes.
 
 `sandbox.host.workers` starts it with one end of a socket. It ends when that closes, and all agents
-with it: they are actors of its job. Where Ray cannot be reached, or is lost, it says so and ends,
-and the daemon starts another one.
+with it: they are actors of its job. If Ray cannot be reached or is lost, the bridge reports that
+and ends, and the daemon starts another one.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from moorage.sandbox.workers.agent import Agent
 CONNECT_SECONDS_MAX: Final = 60.0
 """Longest time to connect to Ray, or to list its nodes, in seconds."""
 NODES_SECONDS: Final = 2.0
-"""How often the nodes of Ray are looked at."""
+"""Seconds between two checks of Ray's nodes."""
 START_SECONDS_MAX: Final = 60.0
 """From ordering an agent to its passed self-test; Ray may have to wait for free processors."""
 LOST_PAUSE_SECONDS: Final = 3.0
-"""Before an agent is started again on a node where one was lost."""
+"""Pause before another agent is started on a node where one was lost."""
 REFUSED_PAUSE_SECONDS: Final = 60.0
-"""Before one is started again where one could not be, or may run no policy."""
+"""The same on a node where none could start, or may run policies."""
 STOP_SECONDS_MAX: Final = 3.0
 """Longest time to disconnect from Ray, in seconds."""
 
@@ -45,9 +45,9 @@ class Bridge:
         self._settings = settings
         self._writer = writer
         self._agents: dict[str, _RunningAgent] = {}
-        """By the worker's name."""
+        """Agents by the worker's name."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        """By the node's id."""
+        """Tasks by the node's id."""
         self._started = 0
 
     def say(self, message: relay.FromBridge) -> None:
@@ -55,7 +55,7 @@ class Bridge:
         self._writer.write(relay.pack(message))
 
     async def connect(self) -> None:
-        """Connect to Ray, and look at its nodes from then on."""
+        """Connect to Ray, and check its nodes from then on."""
         async with asyncio.timeout(CONNECT_SECONDS_MAX):
             await asyncio.to_thread(
                 ray.init,
@@ -82,7 +82,7 @@ class Bridge:
                 continue
             agent = self._agents.get(message.worker)
             if agent is None:
-                continue  # It was lost meanwhile.
+                continue  # The agent was lost meanwhile.
             if isinstance(message, relay.Carry):
                 agent.push(message.bodies)
             else:
@@ -121,7 +121,7 @@ class Bridge:
                 f"Ray started no agent within {START_SECONDS_MAX:g} s;"
                 f" are {cells} processors free there?"
             )
-        except Exception as error:  # noqa: BLE001  # Whatever ends an agent ends no other.
+        except Exception as error:  # noqa: BLE001  # No error of one agent ends another.
             reason = f"{type(error).__name__}: {error}"
         self._agents.pop(agent.name, None)
         agent.end()
@@ -178,7 +178,7 @@ class _RunningAgent:
     def end(self) -> None:
         """Kill the actor, with all that it forked."""
         if self._actor is not None:
-            with contextlib.suppress(Exception):  # It is gone already, or Ray is.
+            with contextlib.suppress(Exception):  # The actor is gone already, or Ray is.
                 ray.kill(self._actor)
 
 
@@ -206,7 +206,7 @@ async def _run(settings: relay.AgentSettings, line: socket.socket) -> None:
     await bridge.stop(obeying, connected)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.to_thread(ray.shutdown), STOP_SECONDS_MAX)
-    os._exit(0)  # A thread that Ray holds would be waited for.
+    os._exit(0)  # Python would wait for a thread that Ray blocks.
 
 
 def main() -> None:

@@ -3,11 +3,11 @@
 import { STATES, grouped } from "./model.js";
 
 const LABEL = 16; // Height of a cluster's or rack's name.
-const BLOCK = 8; // Nodes below each other in the block of a rack, at most about.
+const BLOCK = 8; // Approximate number of nodes in a column of a rack.
 export const CELLS = [24, 18, 14, 11, 9, 7, 5, 4, 3, 2, 1];
-const SQUARES = 4; // From this size on squares with gaps; below, pixels.
+const SQUARES = 4; // Cells of at least this size are squares with gaps; smaller ones are pixels.
 
-/** Where each node stands; those of a rack are a block, where squares are drawn. */
+/** The position of each node; drawn as squares, the nodes of a rack form a block. */
 export function arrange(it, width, cell) {
 	const x = new Int32Array(it.ids.length);
 	const y = new Int32Array(it.ids.length);
@@ -17,7 +17,7 @@ export function arrange(it, width, cell) {
 	const labels = [];
 	let cx = 0;
 	let cy = 0;
-	let tall = 0; // What stands beside each other now.
+	let tall = 0; // Height of the present row.
 	const next = () => {
 		cy += tall;
 		cx = tall = 0;
@@ -59,7 +59,7 @@ export function arrange(it, width, cell) {
 	return { cell, x, y, height: cy + (tall || line), labels };
 }
 
-/** The largest cells with which all fits. */
+/** The layout with the largest cells that fits. */
 export function fitting(it, width, height) {
 	const area = width * height;
 	for (const cell of CELLS) {
@@ -76,7 +76,7 @@ function packed(css) {
 	return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 }
 
-/** A quarter of one colour, the rest of another. */
+/** A mix of a quarter of one colour and three quarters of another. */
 const mixed = (one, other) => (((one >>> 2) & 0x3f3f3f3f) + (other & 0xfcfcfcfc) - ((other >>> 2) & 0x3f3f3f3f)) | 0xff000000;
 
 export class Painter {
@@ -86,9 +86,9 @@ export class Painter {
 	colours = STATES.map(() => "rgb(128, 128, 128)");
 	ground = "rgb(255, 255, 255)";
 	text = "rgb(0, 0, 0)";
-	/** Colours of slots by something else than their state; null: by state. */
+	/** Returns the colour of a slot; null: colour by state. */
 	colour = null;
-	/** Nodes that are lit; null: all. */
+	/** Highlighted nodes; null: all. */
 	lit = null;
 	chosen = -1;
 	dirty = null;
@@ -101,7 +101,7 @@ export class Painter {
 		this.context = canvas.getContext("2d", { alpha: false });
 	}
 
-	/** Look at another fleet, or the same in another size. */
+	/** Show another fleet, or another layout. */
 	show(fleet, layout) {
 		this.fleet = fleet;
 		this.layout = layout;
@@ -115,7 +115,7 @@ export class Painter {
 	}
 
 	some(slots) {
-		if (this.frame && this.dirty === null) return; // All is drawn anyway.
+		if (this.frame && this.dirty === null) return; // Everything is drawn anyway.
 		this.dirty ||= new Set();
 		for (const slot of slots) this.dirty.add(slot);
 		this.later();
@@ -186,7 +186,7 @@ export class Painter {
 		return Math.max(1, fleet.first[n + 1] - fleet.first[n]) * layout.cell;
 	}
 
-	/** Draw the frame of a node that takes nothing new; dashed where no operator said so. */
+	/** Draw the frame of a node out of service; dashed if no operator ordered it. */
 	enclose(n) {
 		const { fleet, layout, context } = this;
 		const state = fleet.out[n];
@@ -202,7 +202,7 @@ export class Painter {
 		context.strokeStyle = this.text;
 		context.lineWidth = 2;
 		const wide = this.wide(n);
-		const out = layout.cell < 5 ? 4 : 0; // A frame around what is too small to have one.
+		const out = layout.cell < 5 ? 4 : 0; // A larger frame around tiny nodes.
 		context.strokeRect(layout.x[n] - out, layout.y[n] - this.top + 1 - out, wide - 1 + 2 * out, layout.cell - 1 + 2 * out);
 	}
 
@@ -222,7 +222,7 @@ export class Painter {
 		context.fillStyle = this.colour ? this.colour(slot, n) : this.colours[state];
 		context.fillRect(x, y, size, size);
 		if (part) {
-			context.fillStyle = this.colours[0]; // What of it is free, from above.
+			context.fillStyle = this.colours[0]; // The free part, from above.
 			context.fillRect(x, y, size, Math.round(size * part));
 		}
 		if (size >= 6 && STATES[state].mark) this.mark(x, y, size, STATES[state].mark);

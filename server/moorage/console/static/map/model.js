@@ -2,7 +2,7 @@
 import { signal } from "../signal.js";
 import { listen, pages, revision, watch } from "../socket.js";
 
-/** What a slot shows: name, letter of its colour, mark. */
+/** States of a slot: name, letter of its colour, mark. */
 export const STATES = [
 	{ name: "free", sign: "f", mark: "" },
 	{ name: "held", sign: "h", mark: "" },
@@ -18,20 +18,20 @@ const [FREE, HELD, BUSY, , , CORDONED, STALE] = STATES.keys();
 const RESYNC_MS = 5000;
 
 /* A fleet: `first[n]` is the first slot of node n, `owner[s]` the node of slot s, `free[n]` its free slots; `milli` is
- * taken; `out[n]` is the state of a node that takes nothing new, or 0. */
+ * taken; `out[n]` is the state of a node out of service, or 0. */
 
-/** The whole of it, or null. */
+/** The fleet, or null. */
 export const fleet = signal(null);
 /** Why there is no map, or null. */
 export const refused = signal(null);
-/** Grows at most twice a second while slots change: what counts slots looks again. */
+/** Grows at most twice a second while slots change, so that views count again. */
 export const tick = signal(0);
 export const gaps = signal(0);
 
 const painters = new Set();
 let ticking = false;
 
-/** Hear which slots changed; null: all. */
+/** Call `painter` with the changed slots; null: all. */
 export function onChange(painter) {
 	painters.add(painter);
 	return () => {
@@ -51,7 +51,7 @@ function tell(changed) {
 
 let resyncing = 0;
 let reading = false;
-/** Deltas that came while a snapshot was unpacked. */
+/** Deltas that arrived while a snapshot was unpacked. */
 let pending = [];
 
 /** Follow the map until the returned function is called. */
@@ -91,7 +91,7 @@ function resynchronise() {
 	resyncing = Date.now();
 	gaps.value += 1;
 	watch(["map"]);
-	setTimeout(() => resyncing && resynchronise(), RESYNC_MS + 10); // Where that snapshot is lost, too.
+	setTimeout(() => resyncing && resynchronise(), RESYNC_MS + 10); // In case that snapshot is lost, too.
 }
 
 /** `text`: Base64 of zlib of JSON. */
@@ -134,7 +134,7 @@ export function read(columns, about) {
 	return it;
 }
 
-/** Find the nodes out of service of which no slot says so: others hold all of it, or there is none. */
+/** Find nodes out of service whose slots do not show it: all are held, or there are none. */
 export async function findOut(it) {
 	for await (const { clusters } of pages({ op: "fleet", limit: 1000 })) for (const { cluster_id: cluster, nodes_unavailable: many } of clusters) {
 		const at = it.clusters.indexOf(cluster);
@@ -148,13 +148,13 @@ export async function findOut(it) {
 }
 export const nodeName = (it, n) => `${it.clusters[it.cluster[n]]}/${it.ids[n]}`;
 
-/** The state as it is shown: what others hold is busy. */
+/** The shown state: slots of other tenants are busy. */
 function shown(it, code, tenant) {
 	const state = it.codes[code] ?? STALE;
 	return state === HELD && it.tenants[tenant] === "busy" ? BUSY : state;
 }
 
-/** Change the columns in place; null: something is missing before it. */
+/** Apply a delta in place; null: an earlier delta is missing. */
 export function apply(it, data) {
 	if (data.number <= it.number) return []; // Older than the snapshot.
 	if (data.number !== it.number + 1) return null;

@@ -6,8 +6,8 @@ import { STATES, grouped, tally } from "./model.js";
 
 const CHILDREN_SHOWN = 100;
 
-/** The rows that are to be seen.
- *  `shown`: How many children of each. */
+/** The visible rows.
+ *  `shown`: Number of shown children of each. */
 export function visible(it, groups, open, shown) {
 	const rows = [];
 	const list = (key, level, all, add) => {
@@ -36,7 +36,7 @@ export function visible(it, groups, open, shown) {
 	return rows;
 }
 
-/** What is to be said of a row. */
+/** The texts of a row. */
 function cells(it, row) {
 	if (row.more) return ["", ""];
 	if (row.slot !== undefined) {
@@ -50,11 +50,11 @@ function cells(it, row) {
 	const out = row.nodes.filter((n) => it.out[n]).length;
 	const text = [all ? "" : "no GPU", ...STATES.map((state, at) => (at && found[at] ? `${count(found[at])} ${state.name}` : "")),
 		out ? (row.node === undefined ? `${some(out, "node")} out of service` : `node ${STATES[it.out[row.node]].name}`) : ""].filter(Boolean).join(", ");
-	return [all ? `${count(found[0])} of ${count(all)}` : "–", text || "nothing taken"];
+	return [all ? `${count(found[0])} of ${count(all)}` : "–", text || "nothing used"];
 }
 
 export function Tree({ it, chosen, choose, ticks }) {
-	void ticks; // Its change draws the counts again.
+	void ticks; // Its change renders the counts again.
 	const [open, setOpen] = useState(() => new Set(it.clusters.length === 1 ? ["c0"] : []));
 	const [shown, setShown] = useState(() => new Map());
 	const [active, setActive] = useState("");
@@ -103,7 +103,7 @@ export function Tree({ it, chosen, choose, ticks }) {
 	};
 	return html`<div class="scroll tree" tabindex="-1">
 		<table role="treegrid" aria-label="Fleet as a tree" ref=${grid} onKeyDown=${press}>
-			<thead><tr role="row">${["where", "wholly free", "else"].map((each) => html`<th role="columnheader" scope="col">${each}</th>`)}</tr></thead>
+			<thead><tr role="row">${["where", "wholly free", "other states"].map((each) => html`<th role="columnheader" scope="col">${each}</th>`)}</tr></thead>
 			<tbody>${rows.map((row) => {
 				const [free, rest] = cells(it, row);
 				const opens = row.children;

@@ -14,7 +14,7 @@ import { Action, Button, Choice, Copies, Empty, Facts, Grid, Id, Loaded, Loading
 
 const MATCHES_MAX = 8;
 const PAST_MINUTES = 60;
-/** Changes of the map, at most two a second, for one look at the open node. */
+/** Number of map changes (at most two a second) after which the open node is read again. */
 const LOOKS = 6;
 
 export function Fleet({ rest }) {
@@ -55,19 +55,19 @@ async function past(at) {
 
 function Reservations() {
 	const found = useAsk({ op: "reservations", limit: 100 }, 10000);
-	return html`<${Section} title="Reservations" found=${found} what="the reservations">${(it) => html`<${Grid} label="Reservations" empty="None that you may see." most=${8} heads=${["tenant", "nodes", "from", "until", "used"]} rows=${it.reservations.map((each) => [each.tenant,
+	return html`<${Section} title="Reservations" found=${found} what="the reservations">${(it) => html`<${Grid} label="Reservations" empty="No reservation that you may see." most=${8} heads=${["tenant", "nodes", "from", "until", "used"]} rows=${it.reservations.map((each) => [each.tenant,
 			each.nodes.map(({ cluster_id: cluster, node_id: node, gpus }) => html`<a href=${to("fleet", cluster, node)}>${cluster}/${node}${gpus && `[${gpus}]`}</a> `), when(each.starts_at), when(each.ends_at), each.used ? "yes" : "no"])} />
-			${it.next && html`<p class="note">The first 100.</p>`}<${Raw} value=${it} />`}<//>`;
+			${it.next && html`<p class="note">Only the first 100 are shown.</p>`}<${Raw} value=${it} />`}<//>`;
 }
 
-/** The nodes that take nothing new. */
+/** The nodes that get no new leases. */
 function Out({ it }) {
 	const rows = [...it.ids.keys()].filter((n) => it.out[n]);
 	return rows.length ? html`<${Section} title="Out of service"><${Grid} label="Out of service" most=${6} heads=${["node", "state"]}
 		rows=${rows.map((n) => [html`<a href=${address(it, n)}>${nodeName(it, n)}</a>`, STATES[it.out[n]].name])} /><//>` : null;
 }
 
-/** How much is used and free, and how scattered. */
+/** The used and free capacity, and its fragmentation. */
 function Numbers({ it }) {
 	const none = { nodes: 0, gpus: 0, milli: 0, open: 0, free: 0, partly: 0, empty: 0 };
 	const [all, rows] = [{ ...none }, new Map()];
@@ -102,10 +102,10 @@ function Find({ it }) {
 	});
 	return html`<form class="find" role="search" aria-label="Nodes" onSubmit=${land}><label>Find a node <input type="search" value=${part} autocomplete="off" spellcheck="false" onInput=${typed(setPart)} /></label>
 		${wanted ? html`<ul>${found.slice(0, MATCHES_MAX).map((n) => html`<li><a href=${address(it, n)} onClick=${() => setPart("")}>${nodeName(it, n)}</a></li>`)}
-			<li class="note">${found.length > MATCHES_MAX ? `${count(found.length - MATCHES_MAX)} more` : found.length ? "" : "No node has that in its name."}</li></ul>` : null}</form>`;
+			<li class="note">${found.length > MATCHES_MAX ? `${count(found.length - MATCHES_MAX)} more` : found.length ? "" : "No node name contains this."}</li></ul>` : null}</form>`;
 }
 
-/** What the colours mean, with counts; what does not occur is left out. */
+/** The legend of the colours, with counts; unused colours are left out. */
 function Legend({ it }) {
 	const found = tally(it, it.ids.keys());
 	return html`<ul class="legend" aria-label="What the colours mean">${STATES.map((state, at) => (found[at] ? html`<li>
@@ -201,7 +201,7 @@ function Canvas({ it, chosen, choose, lit, out }) {
 
 const ENDS = [["within 10 minutes", 600], ["within an hour", 3600], ["within a day", 86400], ["later", Infinity]];
 
-/** Names and colours of what is not coloured by state. */
+/** Names and colours, if not coloured by state. */
 function names(it, by) {
 	if (by === "end") return ENDS.map(([name], at) => [String(name), `e${at}`]);
 	const all = by === "tenant" ? it.tenants.filter(Boolean) : it.models.map((each) => each || "no model");
@@ -214,7 +214,7 @@ function coloured(it, by, made) {
 	const of = new Map(keys);
 	const hues = (by === "model" ? it.models.map((each) => each || "no model") : it.tenants).map((each) => paint.get(of.get(each)) || made.colours[0]);
 	if (by === "model") return (slot) => hues[it.model[slot]];
-	return (slot) => hues[it.tenant[slot]] || made.colours[0]; // Tenants may come while it is shown.
+	return (slot) => hues[it.tenant[slot]] || made.colours[0]; // A new tenant may appear meanwhile.
 }
 
 function scroll(made, by) {
@@ -237,7 +237,7 @@ function colours(made) {
 	({ backgroundColor: made.ground, color: made.text } = getComputedStyle(document.body));
 }
 
-/** The most frequent demands: what fits now, what would. */
+/** The most frequent demands: how often each fits now, and would fit. */
 function Shapes({ it, lit, light }) {
 	const [shapes, setShapes] = useState(null);
 	const [error, setError] = useState(null);
@@ -253,7 +253,7 @@ function Shapes({ it, lit, light }) {
 	return html`<${Section} title="Shapes">
 		<${Refused} error=${error} />
 		${!shapes ? (error ? null : html`<${Loading} what="the shapes" />`) : !shapes.length ? html`<${Empty}>There was no request yet.<//>`
-			: html`<p class="note">What is asked for most, and how often it fits now. Stranded are free GPUs of its kind that it cannot use: too few on one node, or without the cores or memory beside them.</p><ul class="shapes">${shapes.map((each) => html`<li key=${key(each)}>
+			: html`<p class="note">The most frequent requests, and how often each fits now. Stranded: free GPUs of its model that it cannot use, since one node has too few of them, or too little CPU or memory.</p><ul class="shapes">${shapes.map((each) => html`<li key=${key(each)}>
 				<${Button} aria-pressed=${String(lit?.key === key(each))} onClick=${() => press(each)}>
 					<b>${shape(each.resources)}</b>
 					<span>fits <b>${count(each.fits)}</b> ${each.fits === 1 ? "time" : "times"}, ${count(each.defragmented)} if defragmented; ${some(each.stranded, "GPU")} stranded</span><//>
@@ -273,22 +273,22 @@ function Cordons({ cluster, node = "", out, done }) {
 
 const BECOMES = { stays: "stays until it ends", moves: "moves to another node, where its workload starts again", waits: "waits for another place, its workload stops", ends: "ends at once" };
 
-/** What would come of a change; the server answers one of a tenant at a time. */
+/** Predict the effects of a change; the server answers one what-if per tenant at a time. */
 const foresee = (change) => ask({ op: "whatif", change }).catch((error) => (error.code === "busy" ? new Promise((done) => setTimeout(done, 1000)).then(() => foresee(change)) : Promise.reject(error)));
 
-/** What a cordon, a drain or their end would do: to whose leases, until when, and who then fits. */
+/** The effects of a cordon, a drain or their end: on which leases, until when, and what then fits. */
 function Leaving({ op, where, at }) {
 	const held = useLoaded(() => collect({ op: "leases", cluster: at.cluster, filters: at.node ? { node_id: at.node } : {}, sort: "expires_at" }, "leases"), []);
 	const then = useLoaded(() => foresee({ [op]: [at] }), []);
-	return html`<p>${op === "uncordon" ? `Requests may be placed on ${where} again.` : `Nothing new is placed on ${where}${op === "drain" ? ", and it empties" : ""}.`}</p>
-		<${Loaded} found=${held} what="whose leases are there">${(leases) => html`<p>${leases.length ? html`<b>${some(leases.length, "lease")}</b> with ${holding(leases)} and ${some(leases.filter((each) => each.workload).length, "workload")}: ${Object.entries(Object.groupBy(leases, (each) => each.tenant || "kept warm")).map(([name, all]) => `${count(all.length)} of ${name}`).join(", ")}. What stays runs on and may be renewed; if none is, the first ends in ${until(leases[0].expires_at)}, the last in ${until(leases.at(-1).expires_at)}, ${when(leases.at(-1).expires_at)}.` : "No lease is there."}</p>`}<//>
-		<${Loaded} found=${then} what="what becomes of them, and who then fits">${({ drained, granted, others }) => html`<ul>${Object.entries(Object.groupBy(drained, (each) => each.becomes)).map(([name, all]) => html`<li><b>${count(all.length)} ×</b> ${BECOMES[name]}</li>`)}${others.drained && html`<li>${count(others.drained)} more</li>`}</ul>
+	return html`<p>${op === "uncordon" ? `Requests may be placed on ${where} again.` : `${where} gets no new leases${op === "drain" ? ", and its leases leave it" : ""}.`}</p>
+		<${Loaded} found=${held} what="its leases">${(leases) => html`<p>${leases.length ? html`<b>${some(leases.length, "lease")}</b> with ${holding(leases)} and ${some(leases.filter((each) => each.workload).length, "workload")}: ${Object.entries(Object.groupBy(leases, (each) => each.tenant || "kept warm")).map(([name, all]) => `${count(all.length)} of ${name}`).join(", ")}. Leases that stay may be renewed; otherwise, the first ends in ${until(leases[0].expires_at)}, the last in ${until(leases.at(-1).expires_at)}, ${when(leases.at(-1).expires_at)}.` : "No lease is there."}</p>`}<//>
+		<${Loaded} found=${then} what="the effects on them, and the requests that then fit">${({ drained, granted, others }) => html`<ul>${Object.entries(Object.groupBy(drained, (each) => each.becomes)).map(([name, all]) => html`<li><b>${count(all.length)} ×</b> ${BECOMES[name]}</li>`)}${others.drained && html`<li>${count(others.drained)} more</li>`}</ul>
 			<p><${Served} ids=${granted.map((each) => each.request)} /></p>`}<//>
-		${op === "drain" && html`<p>Uncordon takes it back, but not for leases that moved or ended by then.</p>`}`;
+		${op === "drain" && html`<p>Uncordon undoes it, except for leases that have moved or ended by then.</p>`}`;
 }
 
 function Node({ cluster, node }) {
-	const ticks = Math.floor(useSignal(tick) / LOOKS); // Each look is a question to the server.
+	const ticks = Math.floor(useSignal(tick) / LOOKS); // Each read sends requests to the server.
 	const about = useAsk({ op: "fleet", cluster, filters: { node_id: node }, limit: 1 }, 0, ticks);
 	const leases = useAsk({ op: "leases", cluster, filters: { node_id: node }, sort: "expires_at", limit: 100 }, 0, ticks);
 	return html`<${Section} title=${`${cluster}/${node}`}><${Loaded} found=${about} what=${node}>${({ nodes: [row] }) => (row ? html`<${Facts} pairs=${[

@@ -1,4 +1,4 @@
-// Leases: who holds what until when; one of them with its output.
+// Leases: their holders, places and deadlines; one lease with its output.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { brief, count, gpus, heldMilli, places, placesBrief, some, span, until, when } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
@@ -10,7 +10,7 @@ import { ask, listen, pages } from "../socket.js";
 import { LINES_MAX, Timeline, lined } from "../timeline.js";
 import { Action, Button, Choice, Command, Empty, Facts, Id, Loaded, Loading, Panel, Policy, Raw, Refused, Section, State, Text, filters, handle, html, useAnswer, useAsk, useLoaded } from "../ui.js";
 
-const STATES = [["", "all that hold"], "granted", "starting", "active", "failing", "queued", "warm", "ending", "ended"];
+const STATES = [["", "all current"], "granted", "starting", "active", "failing", "queued", "warm", "ending", "ended"];
 const NAMED = ["state", "cluster", "node_id", "tenant", "policy_rule_uri"];
 const ORDER = "expires_at";
 const PAGES = { node: 500, tenant: 1000 };
@@ -27,17 +27,17 @@ const COLUMNS = [
 /** Why a lease cannot be released from here, or "". */
 function unreleasable(row) {
 	if (["ended", "ending", "warm"].includes(row.state)) return `It is ${row.state}.`;
-	if (row.tenant !== session.value?.tenant) return `It is ${row.tenant}'s: only that tenant, or who has its token, may release it.`;
+	if (row.tenant !== session.value?.tenant) return `It belongs to ${row.tenant}: only that tenant, or the holder of its token, may release it.`;
 	return lacks("lease");
 }
 
 /** The model of each node's GPUs, as the map has them. */
 const models = (it) => new Map(it ? it.ids.map((_, n) => [nodeName(it, n), it.first[n + 1] > it.first[n] ? it.models[it.model[it.first[n]]] || "no model" : ""]) : []);
 
-/** What the timeline's orders are called on the server. */
+/** Names of the timeline's orders on the server. */
 const ORDERS = { ends: "node_ends", load: "node_gpus", name: "node" };
 
-/** The leases of the timeline: all of its first nodes; by tenant, all up to a bound. */
+/** The leases of the timeline: all of its first nodes; by tenant, up to a limit. */
 async function drawable(filters, by, order) {
 	const leases = [];
 	let cut = false;
@@ -69,7 +69,7 @@ export function Leases({ rest, query }) {
 		drawn.again();
 	};
 	useEffect(() => {
-		let wait = 0; // One question answers all.
+		let wait = 0; // One request covers several changes.
 		const news = () => (wait ||= setTimeout(() => {
 			wait = 0;
 			latest.current();
@@ -92,7 +92,7 @@ export function Leases({ rest, query }) {
 			${field("cluster", "Cluster")}${field("node_id", "Node")}${field("tenant", "Tenant")}${field("policy_rule_uri", "Policy")}
 			${query.get("sort") && html`<input type="hidden" name="sort" value=${sort} />`}
 			<button type="submit">Filter</button>
-			<${Action} label="Flush warm leases" title="Flush all that is kept warm" right="lease" destroys message=${{ op: "flush" }} say=${flushWords} words=${["flush"]} done=${listing.refresh} />
+			<${Action} label="Flush warm leases" title="Flush all warm leases" right="lease" destroys message=${{ op: "flush" }} say=${flushWords} words=${["flush"]} done=${listing.refresh} />
 			<${Command} words=${["leases", ...(given.state ? ["--state", given.state] : []), ...(given.cluster ? ["--cluster", given.cluster] : [])]} />
 		</form>
 		<${Loaded} found=${drawn} what="the timeline">${(it) => (it.leases.length ? html`<${Timeline} drawn=${it} models=${kinds} chosen=${lines} choose=${setLines} open=${(id) => go(to("leases", id))} brushed=${setBrush} />` : null)}<//>
@@ -101,7 +101,7 @@ export function Leases({ rest, query }) {
 				setPicked(new Set());
 				again();
 			}} /> <${Button} onClick=${() => setPicked(new Set())}>Select none<//></p>` : null}
-			<${ListingTable} label="Leases" things="leases" listing=${shown} keyed=${(row) => row.id} current=${rest[0]} sort=${sort} order=${order} picking=${{ picked, pick, why: unreleasable, note: lacks("lease") || "Grey boxes: leases of other tenants, or such as end." }}
+			<${ListingTable} label="Leases" things="leases" listing=${shown} keyed=${(row) => row.id} current=${rest[0]} sort=${sort} order=${order} picking=${{ picked, pick, why: unreleasable, note: lacks("lease") || "Disabled boxes: leases of other tenants, or leases that end." }}
 				heads=${COLUMNS.slice(0, columns)}
 				cells=${(row) => [row.id, html`<${State} state=${row.gone && !row.moved ? "ended" : row.state} />`, placesBrief(row.placement), gpus(heldMilli(row.placement)), model(row, kinds),
 					row.gone && !row.moved ? "–" : until(row.expires_at), row.tenant || "kept warm", until(row.granted_at), row.project || "–", html`<${Policy} name=${row.policy_rule_uri} />`].slice(0, columns)}
@@ -109,13 +109,13 @@ export function Leases({ rest, query }) {
 			${rest[0] && html`<${Lease} key=${rest[0]} id=${rest[0]} changed=${again} />`}
 		</div>`;
 }
-export const flushWords = ({ flushed }) => (flushed.length ? `Ends ${some(flushed.length, "warm lease")} and stops what runs under them. The next request like theirs starts cold.` : "Nothing is kept warm, so nothing ends.");
+export const flushWords = ({ flushed }) => (flushed.length ? `Ends ${some(flushed.length, "warm lease")} and stops their workloads. The next similar request starts cold.` : "There are no warm leases, so none ends.");
 export const holding = (leases) => `${gpus(leases.reduce((sum, each) => sum + heldMilli(each.placement), 0))} GPUs`;
 
-/** Which waiting requests then fit; `more`: How many of other tenants. */
+/** The waiting requests that then fit; `more`: their number of other tenants. */
 export function Served({ ids, more = 0 }) {
 	const all = ids.length + more;
-	return all ? html`<b>${some(all, "waiting request")} then ${all === 1 ? "fits" : "fit"}</b>${ids.length ? html`: ${ids.slice(0, 5).map((id, n) => html`${n ? ", " : ""}<${Id} of=${id} view="queue" />`)}${all > 5 ? " and others" : ""}` : ", of other tenants"}.` : "No waiting request fits because of it.";
+	return all ? html`<b>${some(all, "waiting request")} then ${all === 1 ? "fits" : "fit"}</b>${ids.length ? html`: ${ids.slice(0, 5).map((id, n) => html`${n ? ", " : ""}<${Id} of=${id} view="queue" />`)}${all > 5 ? " and others" : ""}` : ", of other tenants"}.` : "No waiting request then fits.";
 }
 
 /** Release one or several leases behind one dialog. */
@@ -130,9 +130,9 @@ function Release({ leases, done }) {
 		const warm = kept.length;
 		const works = leases.filter(({ workload }) => workload);
 		const bound = stop === null || stop === undefined ? "" : stop ? ` within ${span(stop)}` : " at once";
-		const what = many ? `Ends ${some(leases.length, "lease")}, which hold ${holding(leases)}:` : `Ends lease ${brief(first.id)} of ${first.tenant} on ${placesBrief(first.placement)}, ${until(first.expires_at)} before its time.`;
-		const then = !works.length ? "No workload runs under it." : warm === leases.length ? `${many ? "Their workloads stay" : "Its workload stays"} warm for the next request like it.` : `${many ? `${some(works.length - warm, "workload")} stop` : `Its workload on ${first.workload.backend} is stopped`}${bound}${warm ? `, ${warm} stay warm` : ""}.`;
-		return html`<p>${what}</p>${many ? html`<ul>${leases.slice(0, 12).map((lease) => html`<li>${brief(lease.id)} on ${placesBrief(lease.placement)}</li>`)}${leases.length > 12 ? html`<li>and ${leases.length - 12} more</li>` : null}</ul>` : null}<p>${then} <${Served} ids=${fit} more=${more} /></p><p>It cannot be taken back.</p>`;
+		const what = many ? `Ends ${some(leases.length, "lease")}, which hold ${holding(leases)}:` : `Ends lease ${brief(first.id)} of ${first.tenant} on ${placesBrief(first.placement)}, ${until(first.expires_at)} before its end.`;
+		const then = !works.length ? "No workload runs under it." : warm === leases.length ? `${many ? "Their workloads stay" : "Its workload stays"} warm for the next similar request.` : `${many ? `${some(works.length - warm, "workload")} stop` : `Its workload on ${first.workload.backend} is stopped`}${bound}${warm ? `, ${warm} stay warm` : ""}.`;
+		return html`<p>${what}</p>${many ? html`<ul>${leases.slice(0, 12).map((lease) => html`<li>${brief(lease.id)} on ${placesBrief(lease.placement)}</li>`)}${leases.length > 12 ? html`<li>and ${leases.length - 12} more</li>` : null}</ul>` : null}<p>${then} <${Served} ids=${fit} more=${more} /></p><p>This cannot be undone.</p>`;
 	};
 	return html`<${Action} label=${many ? `Release ${leases.length}` : "Release"} title=${many ? `Release ${leases.length} leases` : `Release lease ${first.id}`} right="lease" destroys
 		dry=${dry} say=${say} act=${release} words=${many ? undefined : ["release", first.id]} done=${done} />`;
@@ -144,7 +144,7 @@ function Lease({ id, changed }) {
 	return html`<${Panel} title=${`Lease ${id}`} found=${found}>${({ lease, reason }) => (lease ? html`<${Held} lease=${lease} reason=${reason} changed=${() => {
 		found.again();
 		changed();
-	}} />` : html`<${Empty}>There is no lease ${id}, or it ended long ago. <a href=${to("why", id)}>See what is known of it</a>.<//>`)}<//>`;
+	}} />` : html`<${Empty}>There is no lease ${id}, or it ended long ago. <a href=${to("why", id)}>See what is known about it</a>.<//>`)}<//>`;
 }
 
 function Held({ lease, reason, changed }) {
@@ -154,22 +154,22 @@ function Held({ lease, reason, changed }) {
 	return html`<p><${State} state=${lease.state} /> ${reason || lease.reason || ""}</p>
 		<${Facts} pairs=${[["where", places(lease.placement)], ["granted", when(lease.granted_at)], ["ends", `${when(lease.expires_at)}, ${until(lease.expires_at)} ${lease.expires_at > now ? "from now" : "ago"}`],
 			["fencing number", `${lease.fencing}: it grows with each grant, so that storage can refuse an earlier holder`], ["tenant", lease.tenant], ["project", lease.project], ["policy", html`<${Policy} name=${lease.policy_rule_uri} />`],
-			["tried again", lease.retry_at ? when(lease.retry_at) : ""]]} />
+			["next try", lease.retry_at ? when(lease.retry_at) : ""]]} />
 		<p class="buttons">${["ended", "ending"].includes(lease.state) || !own ? null : html`<${Release} leases=${[lease]} done=${changed} />`}
 			<a class="button" href=${to("why", id)}>Why here</a> <${Command} words=${["status", id]} /></p>
 		${work ? html`<${Section} title="Workload">
 			<${Facts} pairs=${[["backend", work.backend], ["phase", work.phase], ["attempt", `${work.attempt} of ${work.attempts_max}`], ["endpoint", work.endpoint], ["detail", work.detail],
-				["taken over warm", work.warm ? "yes" : ""], ["last end", work.outcome ? `${work.outcome.phase}, code ${work.outcome.exit_code ?? "–"}: ${work.outcome.detail}` : ""]]} />
+				["warm start", work.warm ? "yes" : ""], ["last outcome", work.outcome ? `${work.outcome.phase}, code ${work.outcome.exit_code ?? "–"}: ${work.outcome.detail}` : ""]]} />
 			${own && html`<${Output} id=${id} tail=${work.outcome?.log_tail} />${lacks("exec") ? html`<p class="note">${lacks("exec")}</p>` : html`<${Exec} id=${id} />`}`}<//>` : null}
 		<${Raw} value=${lease} />`;
 }
 
-/** The end of what a workload wrote. */
+/** The end of a workload's output. */
 function Output({ id, tail }) {
 	const logs = useAsk({ op: "logs", lease: id, offset: -TAIL_BYTES }, 3000);
 	const text = logs.value?.text ?? (logs.error && tail ? tail.join("\n") : undefined);
 	return html`<h3>Output</h3>
-		${text ? html`<${Text} label="Output of the workload" text=${text} />` : text === "" ? html`<${Empty}>It has written nothing yet.<//>`
+		${text ? html`<${Text} label="Output of the workload" text=${text} />` : text === "" ? html`<${Empty}>It has no output yet.<//>`
 			: logs.error ? html`<${Refused} error=${logs.error} />` : html`<${Loading} what="its output" />`}
 		<p class="buttons"><${Command} words=${["logs", id]} /></p>`;
 }
@@ -178,5 +178,5 @@ function Exec({ id }) {
 	const [found, run] = useAnswer();
 	const start = handle((form) => run(() => ask({ op: "exec", lease: id, command: ["sh", "-c", form.command.value], timeout_seconds: 20 })));
 	return html`<form class="tools" onSubmit=${start}><label>Run inside <input name="command" required placeholder="nvidia-smi" /></label><button type="submit">Run</button></form>
-		<${Loaded} found=${found} what="the command">${(it) => html`<p>It ended with ${it.exit_code}.</p><${Text} label="Output of the command" text=${it.output} />`}<//>`;
+		<${Loaded} found=${found} what="the command">${(it) => html`<p>It ended with exit code ${it.exit_code}.</p><${Text} label="Output of the command" text=${it.output} />`}<//>`;
 }

@@ -4,7 +4,7 @@ import { leave, logIn, signIn } from "../session.js";
 import { useSignal } from "../signal.js";
 import { Refused, handle, html, typed } from "../ui.js";
 
-/** Why a sign-in failed, by the query of the address. */
+/** Why a sign-in failed, by the value in the query. */
 const FAILED = {
 	refused: "Your sign-in was refused. The server's log says why.",
 	unavailable: "The issuer does not answer. Try again, or log in with a token.",
@@ -32,6 +32,6 @@ export function Login() {
 			<button type="submit" class="primary">Log in</button>
 		</form>
 		<${Refused} error=${error} />
-		<p>It is one of the tokens in <code>MOORAGE_TOKENS</code>, the one that <code>MOORAGE_TOKEN</code> gives to the command line.</p>
+		<p>Use a token from the server's <code>MOORAGE_TOKENS</code>, such as the one in <code>MOORAGE_TOKEN</code> for the command line.</p>
 	</main>`;
 }

@@ -21,7 +21,7 @@ export function Operations() {
 	const hour = useGet("/history?minutes=60&step=1", CHARTS_MS);
 	const took = useLoaded(async () => {
 		const before = performance.now();
-		await ask({ op: "leases", limit: 1 }); // Its way leads through the commit loop.
+		await ask({ op: "leases", limit: 1 }); // It passes through the commit loop.
 		return performance.now() - before;
 	}, [ready.value]).value;
 	const all = metrics.value;
@@ -38,25 +38,25 @@ const number = (value) => (value === undefined ? "" : count(value));
 
 const mark = (good, yes, no = "") => (good === undefined ? "" : good ? `✓ ${yes}` : no && `✕ ${no}`);
 
-/** Each part that requests need, and whether it works. */
+/** The state of each part that requests need. */
 function Readiness({ ready, all }) {
 	return html`<${Section} title="Readiness" found=${ready} what="the readiness">${(it) => {
 		const { ledger_seq: seq, disk, backlog, sandbox, ...rest } = it.details || {};
 		const of = (name, one, what) => {
 			const n = total(all, name);
-			return n === undefined ? "" : n ? `✕ ${some(n, one, one === "entry" ? "entries" : one + "s")} ${what}` : `✓ none ${what}`;
+			return n === undefined ? "" : n ? `✕ ${some(n, one, one.endsWith("y") ? `${one.slice(0, -1)}ies` : `${one}s`)} ${what}` : `✓ none ${what}`;
 		};
 		return html`<p class=${it.ready ? "ok" : "alert"}>${it.ready ? "✓ Requests are served." : "✕ Requests are not served."}</p>
 			<${Facts} pairs=${[["ledger", seq === undefined ? "" : `✓ ${count(seq)} facts stored`], ["disk", disk === "full" ? "✕ full: nothing is granted" : mark(disk === "ok", "has room")],
 				["commit loop", backlog === undefined ? "" : `✓ ${backlog ? `${some(backlog, "event")} under way` : "idle"}`], ["policies", sandbox === "down" ? "✕ cannot run" : sandbox && (sandbox === "jail" ? "✓ run in the jail" : `! run ${sandbox}, without the jail`)],
-				["circuit breaker", of("policies_circuit_open", "policy", "is open")], ["audit log", of("audit_lost_total", "entry", "lost")], ["log", of("log_lines_dropped_total", "line", "lost")],
+				["circuit breaker", of("policies_circuit_open", "policy", "paused")], ["audit log", of("audit_lost_total", "entry", "lost")], ["log", of("log_lines_dropped_total", "line", "lost")],
 				["Prometheus", mark(total(all, "prometheus_up"), "answers", "does not answer")],
 				...Object.entries(rest).map(([name, value]) => [name.replaceAll("_", " "), typeof value === "object" ? JSON.stringify(value) : String(value)])]} /><${Raw} value=${it} />`;
 	}}<//>`;
 }
 
 function Hour({ found }) {
-	return html`<${Section} title="The last hour" found=${found} what="the last hour">${(it) => (!it.at.length ? html`<${Empty}>The server has just begun.<//>` : html`<p class="note">One point a minute, since ${when(it.at[0])}.</p><div class="charts">
+	return html`<${Section} title="The last hour" found=${found} what="the last hour">${(it) => (!it.at.length ? html`<${Empty}>The server has just started.<//>` : html`<p class="note">One point a minute, since ${when(it.at[0])}.</p><div class="charts">
 		<${Line} title="Event loop late by" at=${it.at} said=${duration} name="at most" values=${it.loop_seconds} />
 		<${Chart} title="Commit time" at=${it.at} said=${duration} series=${quantiles(it.commit)} />
 		<${Chart} title="Evaluation time of policies" at=${it.at} said=${duration} series=${quantiles(it.evaluation)} />
@@ -65,7 +65,7 @@ function Hour({ found }) {
 	</div>`)}<//>`;
 }
 
-/** The living cells of policies, and what became of others. */
+/** The living cells of policies, and counts of their actions. */
 function Cells({ all }) {
 	const of = (name) => (all || []).filter((each) => each.name === `moorage_${name}`).map(({ labels, value }) => [/="(.*)"$/.exec(labels)?.[1] || "", value]);
 	const did = new Map(of("sandbox"));
@@ -87,7 +87,7 @@ function Events({ past }) {
 	const shown = all.filter((each) => !topic || each.topic === topic || each.name === topic);
 	return html`<${Section} title="Recent events">
 		<p class="tools"><${Choice} label="Kind" value=${topic} set=${setTopic} options=${[["", "all"], ...TOPICS, ...names.map((each) => [each, each.replaceAll("_", " ")])]} />
-			<span class="note">The last of the fleet, of policies and of failed workloads; of leases of ${session.value?.operator ? "all tenants" : session.value?.tenant} since this view was opened.</span></p>
-		${!shown.length ? html`<${Empty}>Nothing ${topic ? "of this kind " : ""}has happened.<//>`
+			<span class="note">Recent events of the fleet, of policies and of failed workloads; events of leases of ${session.value?.operator ? "all tenants" : session.value?.tenant} only since this view was opened.</span></p>
+		${!shown.length ? html`<${Empty}>No events${topic ? " of this kind" : ""} yet.<//>`
 			: html`<${History} most=${50} of=${shown.map(({ at, name, data }) => ({ at, more: sentence(name, data) }))} />`}<//>`;
 }

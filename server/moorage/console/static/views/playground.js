@@ -1,4 +1,4 @@
-// Playground: a policy, what it is tried on, and what it did.
+// Playground: a policy, its test input, and its results.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count, duration, places } from "../format.js";
 import { Backtest, Backtested, Upload } from "../curve.js";
@@ -10,7 +10,7 @@ import { ask } from "../socket.js";
 import { Action, Button, Command, Empty, Grid, Loaded, Raw, Section, Text, html, said, typed, useAnswer, useGet } from "../ui.js";
 
 const REQUESTS = '[{"inputs": {}, "resources": {"gpus": 1}}]';
-const KEPT = "moorage.playground"; // What was typed last, in this tab alone.
+const KEPT = "moorage.playground"; // The last typed code, in this tab only.
 
 export function Playground({ query }) {
 	const decision = query.get("decision") || "";
@@ -34,7 +34,7 @@ export function Playground({ query }) {
 			setRequests(JSON.stringify([request], null, 1));
 			if (!policy && policy_rule_uri) codeOf(policy_rule_uri).then(setCode, () => {});
 		}, (failure) => {
-			setFleet("live"); // What is known of the fleet then is gone, or not kept.
+			setFleet("live"); // The facts about that fleet were pruned.
 			start(() => Promise.reject(failure));
 		});
 	}, [decision]);
@@ -44,7 +44,7 @@ export function Playground({ query }) {
 
 	const input = () => ({
 		code,
-		fleet: fleet === "live" ? "live" : fleet === "decision" ? { decision } : { clusters: parsed(documents, "the clusters") },
+		fleet: fleet === "live" ? "live" : fleet === "decision" ? { decision } : { clusters: parsed(documents, "clusters") },
 	});
 	const run = async (what, work) => {
 		setWhat(what.toLowerCase());
@@ -55,7 +55,7 @@ export function Playground({ query }) {
 		});
 		shown.current?.scrollIntoView({ block: "nearest" });
 	};
-	const trial = () => run("The run", () => http("POST", "/console/playground", { ...input(), requests: parsed(requests, "the requests") }));
+	const trial = () => run("The run", () => http("POST", "/console/playground", { ...input(), requests: parsed(requests, "requests") }));
 	const keys = (event) => {
 		if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
 			event.preventDefault();
@@ -70,7 +70,7 @@ export function Playground({ query }) {
 				<${Save} code=${code} /> <${Command} words=${["policy", "test", "policy.py"]} code=${code} /></p>
 		</div>
 		<div>
-			<${Section} title="What it is tried on">
+			<${Section} title="Test input">
 				<fieldset><legend>Fleet</legend>
 					<label><input type="radio" name="fleet" checked=${fleet === "live"} onChange=${() => setFleet("live")} /> as it is now</label>
 					<label><input type="radio" name="fleet" checked=${fleet === "upload"} onChange=${() => setFleet("upload")} /> uploaded</label>
@@ -95,7 +95,7 @@ function wrong({ error, value }) {
 	return found;
 }
 
-/** Code to begin with: examples, and what is registered here. */
+/** Code to start from: examples, and registered versions. */
 function Examples({ take }) {
 	const versions = useGet("/policy");
 	const choose = async (event) => {
@@ -104,7 +104,7 @@ function Examples({ take }) {
 		if (/^\d+$/.test(value)) take(EXAMPLES[Number(value)][1]);
 		else if (value) take(await codeOf(value));
 	};
-	return html`<p class="tools"><label>Begin with <select onChange=${choose}><option value="">choose…</option>
+	return html`<p class="tools"><label>Start from <select onChange=${choose}><option value="">choose…</option>
 		<optgroup label="Examples">${EXAMPLES.map(([name], n) => html`<option value=${n}>${name}</option>`)}</optgroup>
 		<optgroup label="Registered here">${(versions.value || []).slice(0, 100).map((each) => html`<option value=${each.policy_rule_uri}>${each.policy_rule_uri}</option>`)}</optgroup></select></label></p>`;
 }
@@ -114,7 +114,7 @@ function parsed(text, what) {
 		const found = JSON.parse(text);
 		return Array.isArray(found) ? found : [found];
 	} catch (error) {
-		throw new Failure(`Of ${what}: this is no JSON. ${error.message}`, "bad_json");
+		throw new Failure(`The ${what} are not valid JSON. ${error.message}`, "bad_json");
 	}
 }
 
@@ -125,7 +125,7 @@ function Results({ it }) {
 		${results.length ? html`<${Grid} label="Results" heads=${["request", "outcome", "time"]} rows=${results.map((each, n) => [n + 1,
 				html`${each.ok ? html`<span class="state granted">✓ placed</span> ${places(each.placement)}` : html`<span class="state refused">✕ refused</span> <code>${each.code}</code> ${each.reason}${each.line ? ` (line ${each.line})` : ""}`}
 					${each.data !== undefined && !each.ok ? html`<${Raw} value=${each.data} label="What it returned" />` : null}`, each.seconds === undefined ? "" : duration(each.seconds)])} />` : null}
-		${it.prints?.length ? html`<${Section} title="Prints"><${Text} label="What it printed" text=${it.prints.join("\n")} /><//>` : results.length ? html`<${Empty}>It printed nothing.<//>` : null}
+		${it.prints?.length ? html`<${Section} title="Output"><${Text} label="What it printed" text=${it.prints.join("\n")} /><//>` : results.length ? html`<${Empty}>It printed nothing.<//>` : null}
 		${it.curve && html`<${Section} title="Backtest"><${Backtested} it=${it} /><//>`}
 		<${Raw} value=${it} />
 	<//>`;

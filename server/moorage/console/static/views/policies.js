@@ -1,5 +1,5 @@
 // Policies: versions, aliases, canaries, shadows; activate and roll back
-// behind a difference.
+// after a dialog with the difference.
 import { useEffect, useState } from "preact/hooks";
 import { Difference } from "../difference.js";
 import { count, some, when } from "../format.js";
@@ -38,12 +38,12 @@ export function Policies({ rest }) {
 	</div>`;
 }
 
-/** What an alias would mean, and the difference of the codes: the dry run. */
+/** The dry run of a change of an alias: its text, and the difference of the codes. */
 const compared = async (text, from, into) => {
 	const [before, after] = await Promise.all([from ? codeOf(from).catch(() => "") : "", codeOf(into)]);
-	return html`<p>${text} Requests under way are not disturbed.</p><${Difference} before=${before} after=${after} names=${[from || "nothing", into]} />`;
+	return html`<p>${text} Requests under way are not affected.</p><${Difference} before=${before} after=${after} names=${[from || "nothing", into]} />`;
 };
-const turned = (from, into) => compared(`It means ${from || "nothing"} now, and ${into} from then on.`, from, into);
+const turned = (from, into) => compared(`The alias now means ${from || "nothing"}; from then on, it means ${into}.`, from, into);
 
 function Version({ uri, aliases, changed }) {
 	const about = useGet(at("/policy", uri));
@@ -54,16 +54,16 @@ function Version({ uri, aliases, changed }) {
 	const now = aliases.find((each) => each.alias === alias)?.policy_rule_uri || "";
 	const printed = Object.entries(logs.value?.printed || {}).filter(([, text]) => text);
 	const post = (what, more) => () => http("POST", at("/policy-alias", alias, what), { policy_rule_uri: uri, ...more });
-	const means = now === uri && `${alias} means it already.`;
-	const beside = { idle: means || (!now && `${alias} means nothing yet: activate a version first.`), done: changed };
+	const means = now === uri && `${alias} already means it.`;
+	const beside = { idle: means || (!now && `${alias} means no version yet: activate one first.`), done: changed };
 	return html`<${Panel} title=${uri} found=${about}>${(it) => html`
 		<p>${it.description || ""}<${Means} name=${uri} /></p>
 		<${Facts} pairs=${[["digest", it.digest], ["tags", Array.isArray(it.tags) ? it.tags.join(", ") : it.tags],
-			["not asked for a while", logs.value?.rests && JSON.stringify(logs.value.rests)]]} />
+			["paused", logs.value?.rests && JSON.stringify(logs.value.rests)]]} />
 		<p class="buttons"><label>Alias <input value=${alias} onInput=${typed(setAlias)} /></label>
 			<${Action} label="Activate" right="policy" title=${`Activate ${uri} as ${alias}`} idle=${means} done=${changed} dry=${() => turned(now, uri)}
 				act=${post("activate")} words=${["policy", "activate", uri, "--alias", alias]} />
-			<${Action} label="Shadow" right="policy" title=${`Ask ${uri} what ${alias} is asked`} ...${beside} dry=${() => compared(`${alias} means ${now} still. The jail asks ${uri} the same, and shows its answers to no client.`, now, uri)}
+			<${Action} label="Shadow" right="policy" title=${`Shadow ${alias} with ${uri}`} ...${beside} dry=${() => compared(`${alias} still means ${now}. ${uri} gets the same requests in the jail, and no client sees its answers.`, now, uri)}
 				act=${post("shadow")} words=${["policy", "shadow", alias, uri]} />
 			<label>Percent <input type="number" min="0" max="100" step="any" value=${percent} onInput=${typed(setPercent)} /></label>
 			<${Action} label="Canary" right="policy" title=${`Send ${percent} % of ${alias} to ${uri}`} ...${beside} dry=${() => compared(`${percent} % of the requests for ${alias} go to ${uri}, the others to ${now}.`, now, uri)}
@@ -71,12 +71,12 @@ function Version({ uri, aliases, changed }) {
 			<a class="button" href=${to("playground") + `?policy=${encodeURIComponent(uri)}`}>Open in the playground</a></p>
 		<${Backtests} uri=${uri} />
 		<${Section} title="Code"><${Text} label=${`Code of ${uri}`} text=${it.code} /><//>
-		${printed.length ? html`<${Section} title="Printed lately">${printed.map(([name, text]) => html`<h3>${name}</h3><${Text} label=${name} text=${text} />`)}<//>` : null}
+		${printed.length ? html`<${Section} title="Recent output">${printed.map(([name, text]) => html`<h3>${name}</h3><${Text} label=${name} text=${text} />`)}<//>` : null}
 		<${Section} title="History" found=${history} what="the history">${(all) => html`<${History} of=${all.map(({ at, what, who }) => ({ at, what, more: `by ${who}` }))} />`}<//>
 		<${Copies} words=${["policy", "show", uri]} value=${it} />`}<//>`;
 }
 
-/** What the fleet would hold under a version, from empty. */
+/** The backtest of a version on an initially empty fleet. */
 function Backtests({ uri }) {
 	const [found, run] = useAnswer();
 	return html`<${Section} title="Backtest"><${Backtest} busy=${found.busy} run=${(trace) => run(() => http("POST", "/console/playground/backtest", { policy_rule_uri: uri, fleet: "live", trace }))} />
@@ -97,11 +97,11 @@ function Alias({ name, changed }) {
 	return html`<${Panel} title=${name} found=${about}>${(it) => html`
 		<${Facts} pairs=${[["means", html`<${Policy} bare name=${it.policy_rule_uri} />`], ["owner", it.owner], ["before", it.former && html`<${Policy} name=${it.former} />`],
 			["since", it.at ? `${when(it.at)}, by ${it.who}` : ""]]} />
-		<p class="buttons"><${Action} label="Roll back" right="policy" title=${`Roll ${name} back`} idle=${!it.former && "It meant no other version before."} done=${all} dry=${() => turned(it.policy_rule_uri, it.former)}
+		<p class="buttons"><${Action} label="Roll back" right="policy" title=${`Roll ${name} back`} idle=${!it.former && "It had no other version before."} done=${all} dry=${() => turned(it.policy_rule_uri, it.former)}
 			act=${() => http("POST", at("/policy-alias", name, "rollback"), {})} words=${["policy", "rollback", name]} />
-			${it.shadow ? stop("shadow", `${it.shadow} is asked no more, and its report is forgotten.`) : null}
+			${it.shadow ? stop("shadow", `${it.shadow} gets no more requests, and its report is deleted.`) : null}
 			${it.canary ? stop("canary", `All requests go to ${it.policy_rule_uri} again.`) : null}</p>
-		${canary.value?.active && html`<${Section} title="How its versions do"><${Outcomes} reports=${[canary.value.active, canary.value.candidate].filter(Boolean)} /><//>`}
+		${canary.value?.active && html`<${Section} title="Results of its versions"><${Outcomes} reports=${[canary.value.active, canary.value.candidate].filter(Boolean)} /><//>`}
 		${shadow.value && html`<${Section} title="Shadow"><${Shadow} it=${shadow.value} /><//>`}
 		<${Section} title="History"><${History} of=${[...(it.history || [])].reverse().map(({ at, what, version, who, reason }) => ({ at, what, more: `${version} by ${who} ${reason || ""}` }))} /><//>
 		<${Copies} words=${["policy", "aliases", name]} value=${{ alias: it, canary: canary.value, shadow: shadow.value }} />`}<//>`;
@@ -109,10 +109,10 @@ function Alias({ name, changed }) {
 
 const latency = (l) => (l ? Object.entries(l).map(([name, ms]) => `${name} ${ms}`).join(", ") : "–");
 
-const Outcomes = ({ reports }) => html`<${Grid} label="Outcomes" heads=${["version", "asked", "granted", "refused", "faults", "ms"]}
+const Outcomes = ({ reports }) => html`<${Grid} label="Outcomes" heads=${["version", "requests", "granted", "refused", "faults", "ms"]}
 	rows=${reports.map((each) => [each.policy_rule_uri, count(each.asked), count(each.granted), Object.entries(each.refused || {}).map(([name, n]) => `${n} ${name}`).join(", ") || 0, count(each.faults), latency(each.latency_ms)])} />`;
 
-const Shadow = ({ it }) => html`<p>${count(it.same)} of ${count(it.compared)} answers are the same, ${count(it.differ)} differ${it.dropped ? `; ${count(it.dropped)} were not asked, since it was behind` : ""}.</p>
+const Shadow = ({ it }) => html`<p>${count(it.same)} of ${count(it.compared)} answers are the same, ${count(it.differ)} differ${it.dropped ? `; ${count(it.dropped)} were left out, since the shadow was busy` : ""}.</p>
 	<${Grid} label="Shadow" heads=${["version", "placed", "refused", "GPUs opened", "nodes opened", "ms"]}
 		rows=${[it.active, it.candidate].map((each) => [each.policy_rule_uri, count(each.placed), count(each.refused), count(each.gpus_opened || 0), count(each.nodes_opened || 0), latency(each.latency_ms)])} />
 	${it.samples?.length ? html`<${Raw} value=${it.samples} label="Where they differ" />` : null}`;

@@ -1,4 +1,4 @@
-// Queue: who waits, for what, behind whom, and why; a waiter can be withdrawn.
+// Queue: the waiting requests, their order, and why they wait; each can be cancelled.
 import { brief, shape, some, until, when } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { to } from "../router.js";
@@ -8,10 +8,10 @@ import { Awaited, Reasons, turn, useWhys, waitingWords } from "./reasons.js";
 
 const EXPLAINED_MAX = 12;
 
-/** The lease that ends first of those that a request waits for. */
+/** The first lease to end of those that a request waits for. */
 function holder(why) {
 	const [first, ...more] = [...(why?.waits_for || [])].sort((a, b) => a.expires_at - b.expires_at);
-	if (why && !first && why.verdict !== "not_you") return html`. <a href=${to("leases") + "?sort=expires_at"}>What ends first</a>`;
+	if (why && !first && why.verdict !== "not_you") return html`. <a href=${to("leases") + "?sort=expires_at"}>Leases that end first</a>`;
 	return first ? html`. <span class="note">Held by ${first.lease ? html`<${Id} of=${first.lease} />` : "another tenant"} on ${first.node_id} until ${when(first.expires_at)}${more.length ? ` and ${some(more.length, "other")}` : ""}</span>` : "";
 }
 
@@ -22,7 +22,7 @@ export function Queue({ rest, query }) {
 	const shown = listing.rows ? { ...listing, rows: [...listing.rows].sort((a, b) => a.position - b.position) } : listing;
 	const columns = rest[0] ? 7 : 9;
 	return html`
-		<form class="tools" onSubmit=${filters("queue")}><label>May go to cluster <input name="cluster" defaultValue=${cluster} /></label><button type="submit">Filter</button>
+		<form class="tools" onSubmit=${filters("queue")}><label>May use cluster <input name="cluster" defaultValue=${cluster} /></label><button type="submit">Filter</button>
 			<${Command} words=${["queue"]} /></form>
 		<div class="split">
 			<div><${ListingTable} label="Queue" listing=${shown} keyed=${(row) => row.request}
@@ -33,7 +33,7 @@ export function Queue({ rest, query }) {
 			${rest[0] && html`<${Waiter} key=${rest[0]} id=${rest[0]} done=${listing.refresh} />`}
 		</div>`;
 }
-const cancelWords = ({ request, tenant, since, resources }) => `Gives up request ${brief(request)}${tenant ? ` of ${tenant}` : ""} for ${shape(resources)}${since ? `, which has waited ${until(since)}` : ""}. It loses its place; asked again, it begins at the end of its priority. Its client is answered “cancelled”.`;
+const cancelWords = ({ request, tenant, since, resources }) => `Cancels request ${brief(request)}${tenant ? ` of ${tenant}` : ""} for ${shape(resources)}${since ? `, which has waited ${until(since)}` : ""}. It loses its place; a new request starts at the end of its priority. Its client gets the answer “cancelled”.`;
 
 function Waiter({ id, done }) {
 	const status = useAsk({ op: "status", request: id }, 5000);
@@ -50,7 +50,7 @@ function Waiter({ id, done }) {
 			}} message=${{ op: "cancel", request: id }} />`}
 				<a class="button" href=${to("whatif") + `?request=${encodeURIComponent(id)}`}>What if…</a> <a class="button" href=${to("why", id)}>Why</a></p>`
 			: it ? html`<${Empty}>It waits no longer: <a href=${to("leases", id)}>see the lease</a>.<//>`
-			: status.error ? html`<${Empty}>It waits no longer. <a href=${to("why", id)}>See what became of it</a>.<//>` : null}
+			: status.error ? html`<${Empty}>It waits no longer. <a href=${to("why", id)}>See its outcome</a>.<//>` : null}
 		${why.value && it && html`<${Awaited} why=${why.value} />`}
 		<${Section} title="Why it waits" found=${why} what="the reasons">${(value) => html`<${Reasons} why=${value} />`}<//>
 		<${Copies} words=${["status", id]} value=${it} />

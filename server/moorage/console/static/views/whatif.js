@@ -1,4 +1,4 @@
-// What-if: what would come of changes and of a request.
+// What-if: the predicted effects of changes and of a request.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count, percent, places, some } from "../format.js";
 import { fleet, follow, nodeName } from "../map/model.js";
@@ -19,19 +19,19 @@ const named = ({ tenant, project }) => (project ? `${tenant}/${project}` : tenan
 const KINDS = [
 	{
 		name: "Add nodes", list: "add_nodes",
-		fields: [CLUSTER, { name: "like", label: "Like its node", required: true }, { name: "count", label: "How many", type: "number", min: 1, value: "1", required: true }],
+		fields: [CLUSTER, { name: "like", label: "Copy of node", required: true }, { name: "count", label: "How many", type: "number", min: 1, value: "1", required: true }],
 		part: ({ cluster, like, count }) => ({ cluster, like, count: Number(count) }),
 		words: ({ cluster, like, count }) => ["--add-nodes", `${cluster}/${like}:${count}`],
 	},
 	...["Uncordon", "Cordon", "Drain"].map((name) => ({
 		name, list: name.toLowerCase(),
-		fields: [CLUSTER, { name: "node", label: "Node (none: all of it)" }],
+		fields: [CLUSTER, { name: "node", label: "Node (empty: whole cluster)" }],
 		part: ({ cluster, node }) => ({ cluster, ...(node ? { node } : {}) }),
 		words: ({ cluster, node }) => [`--${name.toLowerCase()}`, node ? `${cluster}/${node}` : cluster],
 	})),
 	{
 		name: "Set a quota", list: "quotas",
-		fields: [TENANT, PROJECT, { name: "gpus", label: "GPUs (none: no bound)", ...AMOUNT }, { name: "weight", label: "Weight", ...AMOUNT, value: "1", required: true }],
+		fields: [TENANT, PROJECT, { name: "gpus", label: "GPUs (empty: no limit)", ...AMOUNT }, { name: "weight", label: "Weight", ...AMOUNT, value: "1", required: true }],
 		part: (it) => ({ ...account(it), weight: Number(it.weight), ...(it.gpus ? { nominal: { gpu_milli: Math.round(it.gpus * 1000) } } : {}) }),
 		words: (it) => ["--quota", `${named(it)} weight=${it.weight}${it.gpus ? ` gpus=${it.gpus}` : ""}`],
 	},
@@ -42,7 +42,7 @@ const KINDS = [
 	},
 	{
 		name: "Swap a policy", list: "policies",
-		fields: [{ name: "before", label: "Who asks", list: "policies", required: true }, { name: "after", label: "asks instead", list: "policies", required: true }],
+		fields: [{ name: "before", label: "Instead of", list: "policies", required: true }, { name: "after", label: "use", list: "policies", required: true }],
 		part: ({ before, after }) => [before, after],
 		words: ({ before, after }) => ["--swap", `${before}=${after}`],
 	},
@@ -55,7 +55,7 @@ function changed(changes) {
 	return found.policies ? { ...found, policies: Object.fromEntries(found.policies) } : found;
 }
 
-/** The request of the form, or undefined where no policy is named. */
+/** The request of the form, or undefined without a policy. */
 function requested({ policy, gpus, nodes, models, wait, priority, more }) {
 	if (!policy) return undefined;
 	const resources = { gpus: Number(gpus), ...(nodes === "1" ? {} : { nodes: Number(nodes) }), ...(models ? { models: models.split(",").map((each) => each.trim()) } : {}) };
@@ -63,11 +63,11 @@ function requested({ policy, gpus, nodes, models, wait, priority, more }) {
 	try {
 		return { policy_rule_uri: policy, inputs: {}, resources, lease, ...JSON.parse(more || "{}") };
 	} catch (error) {
-		throw new Failure(`Of the rest of the request: this is no JSON. ${error.message}`, "bad_json");
+		throw new Failure(`The other fields of the request are not valid JSON. ${error.message}`, "bad_json");
 	}
 }
 
-/** The command that asks the same; null where something is missing. */
+/** The equivalent command; null if a field is missing. */
 function commanded(request, changes) {
 	const { policy, gpus, nodes, models, wait, priority, more } = request;
 	const whole = changes.every(({ kind, values }) => kind.fields.every(({ name, required }) => !required || values[name]));
@@ -77,7 +77,7 @@ function commanded(request, changes) {
 		const asked = !policy ? [] : nodes === "1" && !more && !models ? plain : ["--request", JSON.stringify(requested(request))];
 		return ["whatif", ...asked, ...changes.flatMap(({ kind, values }) => kind.words(values))];
 	} catch {
-		return null; // The rest of the request is no JSON yet.
+		return null; // The other fields are not valid JSON yet.
 	}
 }
 
@@ -93,7 +93,7 @@ export function WhatIf({ query }) {
 	useEffect(follow, []);
 	const map = useSignal(fleet);
 	const begun = useRef(Boolean(waits));
-	useEffect(() => { // An example of what is here: the largest cluster and one node more, for a request that fills it.
+	useEffect(() => { // The initial example: one more node of the largest size, and a request that fills it.
 		if (begun.current || !map?.ids.length || !policies.value) return;
 		begun.current = true;
 		const sizes = map.ids.map((_, n) => map.first[n + 1] - map.first[n]);
@@ -104,7 +104,7 @@ export function WhatIf({ query }) {
 	}, [map, policies.value]);
 	const form = useRef(null);
 	const many = useRef(0);
-	useEffect(() => { // Who has no mouse goes on at the last change, or where one is added.
+	useEffect(() => { // For the keyboard: focus the last change, or the buttons that add one.
 		if (many.current !== changes.length) ([...form.current.querySelectorAll(".change")].pop() || form.current).querySelector("input, .kinds button").focus();
 		many.current = changes.length;
 	}, [changes.length]);
@@ -116,22 +116,22 @@ export function WhatIf({ query }) {
 	const number = (name, label, min) => field(name, label, { type: "number", min, required: true });
 	const words = commanded(request, changes);
 	return html`
-		<p>The fleet as it is, with changes that are not made.${waits ? html` Request <a href=${to("queue", waits)}>${waits}</a> waits: would it start?` : ""}</p>
+		<p>Predicts the effects of changes to the present fleet, without making them.${waits ? html` Request <a href=${to("queue", waits)}>${waits}</a> waits: would it start?` : ""}</p>
 		<div class="playground"><form class="form" ref=${form} onSubmit=${begin}>
 			${Object.entries({ policies: policies.value, models: map?.models, clusters: clusters.value }).map(([id, all]) => html`<datalist id=${id}>${(all || []).map((each) => html`<option value=${each} />`)}</datalist>`)}
 			${changes.map(({ kind, values }, at) => html`<fieldset class="change"><legend>${at + 1}. ${kind.name}</legend>
 				${kind.fields.map(({ name, label, value, ...more }) => html`<label>${label} <input ...${more} value=${values[name]} onInput=${set(at, name)} /></label>`)}
 				<${Button} aria-label=${`Leave out change ${at + 1}`} onClick=${() => setChanges((old) => old.filter((_, n) => n !== at))}>Leave out<//></fieldset>`)}
 			<p class="buttons kinds">Change: ${KINDS.map((kind) => html`<${Button} onClick=${() => add(kind)}>${kind.name}<//>`)}</p>
-			<fieldset><legend>${waits ? "Another request" : "Request"}</legend>${field("policy", "Policy", { list: "policies", placeholder: "none: no request" })}<${Means} name=${request.policy} />
-				${number("gpus", "GPUs on each node", 0)}${number("nodes", "Nodes", 1)}${field("models", "Models", { list: "models", placeholder: "any" })}${number("wait", "Seconds it would wait", 0)}${number("priority", "Priority")}
-				${field("more", "More of it (JSON)", { placeholder: '{"inputs": {}}' })}</fieldset>
+			<fieldset><legend>${waits ? "Another request" : "Request"}</legend>${field("policy", "Policy", { list: "policies", placeholder: "empty: no request" })}<${Means} name=${request.policy} />
+				${number("gpus", "GPUs on each node", 0)}${number("nodes", "Nodes", 1)}${field("models", "Models", { list: "models", placeholder: "any" })}${number("wait", "Seconds to wait", 0)}${number("priority", "Priority")}
+				${field("more", "Other fields (JSON)", { placeholder: '{"inputs": {}}' })}</fieldset>
 			<p class="buttons"><${Button} type="submit" class="primary" off=${request.policy || changes.length ? "" : "Add a change, or name a policy for a request."} disabled=${answer.busy}>What if?<//><${Button} onClick=${() => {
 				setChanges([]);
 				setRequest(FIRST);
 				forget();
 				begun.current = true;
-			}}>Begin empty<//>${words && html`<${Command} words=${words} />`}</p>
+			}}>Clear the form<//>${words && html`<${Command} words=${words} />`}</p>
 		</form>
 		<div><${Loaded} found=${answer} what="what would happen">${(it) => html`<${Told} it=${it.outcome} spread=${it.spread} waits=${waits} />`}<//></div></div>`;
 }
@@ -168,8 +168,8 @@ function Told({ it, spread: measured, waits }) {
 		${warnings.map((each) => html`<p class="note">${each}</p>`)}
 		${waits && html`<p><b>${waits} ${starts ? `would start on ${places(starts.placement)}` : "would not start"}.</b></p>`}
 		${answer && html`<p><${State} state=${answer.state} /> ${answer.reason || ""}</p><${Facts} pairs=${[["placement", answer.placement && places(answer.placement)], ["place in the queue", answer.position], ["code", answer.code], ["data", answer.data && JSON.stringify(answer.data)]]} />`}
-		<${Grid} label="What would differ" empty="Nothing that you may see would differ for others." heads=${["what", "lease or request", "what becomes of it"]} rows=${rows.map(([what, id, then]) => [what, html`<a href=${to("why", id)}>${id}</a>`, then])} />
-		${measured && html`<${Grid} label="Allocation and fragmentation" heads=${["when", "GPUs", "taken in whole or part", "wholly free", "of these on partly taken nodes"]} rows=${measured.map(([name, { all, free, partly }]) => [name, count(all), percent(all ? 1 - free / all : 0), count(free), `${count(partly)} (fragmentation ${percent(free ? partly / free : 0)})`])} />`}
+		<${Grid} label="What would differ" empty="Nothing else that you may see would change." heads=${["what", "lease or request", "outcome"]} rows=${rows.map(([what, id, then]) => [what, html`<a href=${to("why", id)}>${id}</a>`, then])} />
+		${measured && html`<${Grid} label="Allocation and fragmentation" heads=${["when", "GPUs", "used in whole or part", "wholly free", "of these on partly used nodes"]} rows=${measured.map(([name, { all, free, partly }]) => [name, count(all), percent(all ? 1 - free / all : 0), count(free), `${count(partly)} (fragmentation ${percent(free ? partly / free : 0)})`])} />`}
 		${Object.keys(others).length ? html`<p>Not listed: ${Object.entries(others).map(([kind, many]) => `${count(many)} ${kind}`).join(", ")}${tenants ? `, of ${some(tenants, "other tenant")}` : ""}.</p>` : null}
 		<${Raw} value=${it} />
 	<//>`;

@@ -7,7 +7,7 @@ import { ask } from "../socket.js";
 import { Button, Choice, Command, Empty, Grid, Loaded, Panel, Policy, Raw, Section, State, Text, filters, handle, html, useAnswer, useAsk, useLoaded } from "../ui.js";
 import { Reasons } from "./reasons.js";
 
-/** Refusals that are looked at: the newest of each kind is a row. */
+/** Refusals that are read: the newest of each kind is a row. */
 const LOOKED_AT = 100;
 const PRINTING = "\n\nfrom moorage.policy import print_scores\n\nprint_scores()\n";
 const SCORED = /^(\S+): score (\S+)(?: \((.*)\))?, (.*) free$/;
@@ -53,7 +53,7 @@ function kinds(rows) {
 	return [...found.values()];
 }
 
-/** Requests that were refused or gave up, newest first. `waits`: Those that wait, too. */
+/** Requests that were refused or gave up, newest first. `waits`: also waiting ones. */
 export function Unserved({ title, most, waits }) {
 	const found = useLoaded(async () => {
 		const { decisions } = await ask({ op: "decisions", filters: { state: "refused" }, limit: LOOKED_AT });
@@ -63,7 +63,7 @@ export function Unserved({ title, most, waits }) {
 	}, [], 60000);
 	return html`<${Section} title=${title} found=${found} what="refusals">${({ refused, rows }) => html`
 		${refused.length ? html`<p class="note">Of the last ${some(refused.length, "refused request")}, since ${when(refused.at(-1).at)}, the newest of each kind.</p>` : null}
-		<${Grid} wordy label=${title} most=${most} empty=${`No request was refused of late${waits ? ", and none waits" : ""}.`} heads=${["request", "when", "state", "wanted, and why"]} rows=${rows.map((row) => [html`<a class="row" href=${to("why", row.request)}>${brief(row.request)}</a>`,
+		<${Grid} wordy label=${title} most=${most} empty=${`No request was refused recently${waits ? ", and none waits" : ""}.`} heads=${["request", "when", "state", "wanted, and why"]} rows=${rows.map((row) => [html`<a class="row" href=${to("why", row.request)}>${brief(row.request)}</a>`,
 			html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />${row.times > 1 ? html` <span class="note nowrap">${count(row.times)} times</span>` : ""}`, reasoned(row)])} />`}<//>`;
 }
 
@@ -77,7 +77,7 @@ function Decision({ id }) {
 	<//>`;
 }
 
-/** What another version says to the same request, on the fleet as it was. */
+/** Another version's answer to the same request, on the fleet as it was. */
 function Compare({ id }) {
 	const [found, run] = useAnswer();
 	const compare = handle((form) => {
@@ -89,7 +89,7 @@ function Compare({ id }) {
 		<${Loaded} found=${found} what="its answer">${({ uri, it }) => html`<p>${uri}: <${State} state=${it.ok ? "granted" : "refused"} /> ${it.ok ? places(it.placement) : it.reason}</p>`}<//><//>`;
 }
 
-/** Decide a request again on the fleet as it was; `uri`: By which version. */
+/** Decide a request again on the fleet as it was; `uri`: the version to use. */
 async function replayed(id, uri, more = "") {
 	const then = await ask({ op: "decision_fleet", request: id });
 	const { adhoc, id: of, policy_rule_uri, ...request } = then.request;
@@ -97,14 +97,14 @@ async function replayed(id, uri, more = "") {
 	return http("POST", "/console/playground", { code: code + more, fleet: { decision: id }, requests: [request] });
 }
 
-/** What its policy scored the best nodes, and what was free there. */
+/** The scores of the best nodes by its policy, and their free capacity. */
 function Scores({ id }) {
 	const [found, run] = useAnswer();
 	return html`<${Section} title="Scores"><p class="buttons"><${Button} off=${lacks("policy")} disabled=${found.busy} onClick=${() => run(() => replayed(id, "", PRINTING))}>Score the nodes as they were<//></p>
-		<${Loaded} found=${found} what="the scores">${({ prints }) => (prints.length ? html`<${Scored} prints=${prints} />` : html`<${Empty}>It chooses without scores.<//>`)}<//><//>`;
+		<${Loaded} found=${found} what="the scores">${({ prints }) => (prints.length ? html`<${Scored} prints=${prints} />` : html`<${Empty}>Its policy prints no scores.<//>`)}<//><//>`;
 }
 
-/** What `print_scores` printed: a column for each term that the policy names. */
+/** The output of `print_scores`: a column for each term of the policy. */
 function Scored({ prints }) {
 	const lines = prints.join("\n").split("\n");
 	const rows = lines.map((line) => SCORED.exec(line)).filter(Boolean);
