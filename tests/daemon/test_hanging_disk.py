@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 
 from moorage.testing.daemon_process import child, serve_command, serve_variables
+from tests.waiting import until
 
 HANGING = """
 import sys, threading
@@ -16,7 +17,10 @@ from moorage.daemon.observability.history import HistoryFile
 from moorage.ledger import stored
 from moorage.storage.sqlite.facts import SqliteFacts
 
-hang = lambda *_: threading.Event().wait()
+def hang(*_):
+    print("hangs", file=sys.stderr, flush=True)
+    threading.Event().wait()
+
 HistoryFile.read = hang
 if sys.argv.pop(1) == "ledger":
     stored.COMMIT_SECONDS_MAX = 0.5
@@ -50,6 +54,7 @@ def test_a_server_whose_ledger_hangs_ends_and_its_last_line_says_why(tmp_path: P
 def test_a_hanging_thread_delays_a_stop_only_up_to_a_limit(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with child(command(tmp_path / "data", "history"), log, serve_variables()) as (process, _):
+        until(lambda: "hangs" in log.read_text())
         process.terminate()
         assert process.wait(END_SECONDS) == 0
         assert "took more than 5 s" in last_line(log)
