@@ -49,7 +49,7 @@ CLUSTERS: Final = (
 )
 SMALL: Final = ("porto", 2, "T4")
 SIZES: Final = (1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 8)
-CHANGES: Final = (("Drain", (("Cluster", "porto"), ("Node (empty: whole cluster)", "porto-000"))),)
+CHANGES: Final = (("Drain", (("Cluster", "porto"), ("Node (empty: all nodes)", "porto-000"))),)
 """Beside the example that What-if begins with."""
 REFUSED: Final = {"no_capacity": 26, "never_fits": 14}
 """Requests that `fill` has refused, by code."""

@@ -68,11 +68,9 @@ def test_the_form_combines_drains_cordons_quotas_and_policies(page: Any, it: See
     assert it.leases[0] in row.inner_text()
     drain.get_by_role("button").click()
     request(page, 1)
-    cordon = change(
-        page, "Cordon", ("Cluster", "east"), ("Node (empty: whole cluster)", "east-n0000")
-    )
+    cordon = change(page, "Cordon", ("Cluster", "east"), ("Node (empty: all nodes)", "east-n0000"))
     ask(page).get_by_text("no_capacity").wait_for()
-    change(page, "Uncordon", ("Cluster", "east"), ("Node (empty: whole cluster)", "east-n0000"))
+    change(page, "Uncordon", ("Cluster", "east"), ("Node (empty: all nodes)", "east-n0000"))
     cordon.get_by_role("button").click()
     ask(page).get_by_text("granted").wait_for()
     change(page, "Set a quota", ("Tenant", "local"), ("GPUs (empty: no limit)", "2"))

@@ -25,7 +25,7 @@ const KINDS = [
 	},
 	...["Uncordon", "Cordon", "Drain"].map((name) => ({
 		name, list: name.toLowerCase(),
-		fields: [CLUSTER, { name: "node", label: "Node (empty: whole cluster)" }],
+		fields: [CLUSTER, { name: "node", label: "Node (empty: all nodes)" }],
 		part: ({ cluster, node }) => ({ cluster, ...(node ? { node } : {}) }),
 		words: ({ cluster, node }) => [`--${name.toLowerCase()}`, node ? `${cluster}/${node}` : cluster],
 	})),
