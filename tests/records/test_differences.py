@@ -66,7 +66,7 @@ def test_differences_are_bounded(document):
             assert len(msgspec.json.encode(side)) < 2 * CHARS_MAX + PATHS_MAX * 2 * TEXT_MAX
 
 
-def test_the_number_of_unnamed_fields_is_given():
+def test_a_difference_counts_the_fields_that_it_does_not_name():
     before, after = ({str(number): each for number in range(100)} for each in (1, 2))
     was, now = differences(before, after)
     assert len(was) == len(now) == PATHS_MAX + 1

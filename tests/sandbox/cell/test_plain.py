@@ -58,7 +58,7 @@ VALUES = st.recursive(
 @example({"x": math.nan})
 @example({"x": "\ud800"})
 @example({"x": 1.0, "y": -0.0, "z": 10**300})
-def test_the_fast_check_agrees_with_the_full_check(value):
+def test_the_fast_check_of_plain_values_agrees_with_the_full_one(value):
     quick, slow = outcome(to_plain_and_packed, value), outcome(careful, value)
     assert quick == slow
     assert repr(quick) == repr(slow)  # 1, 1.0 and True are equal, and not the same answer.

@@ -192,7 +192,7 @@ class FleetMap:
             self.tenants.append(tenant)
         return number
 
-    # Messages about it -------------------------------------------------------------------------
+    # Messages for pages ------------------------------------------------------------------------
 
     def take_changes(self) -> list[int]:
         """Return the slots that changed since the last call."""

@@ -123,7 +123,7 @@ class CircuitBreaker:
             Code.BUSY,
             f"{circuit.ref.uri} is not called for another {circuit.seconds:.1f} s:"
             f" {circuit.overruns} of its latest evaluations for you were stopped at their deadline",
-            expected="requests that it answers in time, after that; an activation ends the wait",
+            expected="a request that it answers in time, after the wait or an activation",
             details={
                 "policy_rule_uri": circuit.ref.uri,
                 "overruns": circuit.overruns,
