@@ -92,7 +92,7 @@ def daemons_of(session: int) -> list[int]:
 
 def doctor(*words: str | Path, expect: int = 0, **variables: str) -> dict:
     done = invoke("doctor", "--json", *words, **FREE_PORTS | variables)
-    assert done.returncode == expect, done.stderr
+    assert done.returncode == expect, done.stdout
     return json.loads(done.stdout)
 
 
