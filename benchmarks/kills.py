@@ -115,7 +115,9 @@ def kills(
             machine.clear()
             raise
     except CommandError as error:
-        raise CommandError(f"{error}\nLedger, log and starts are in {folder}") from error
+        raise CommandError(
+            f"{error}\nThe ledger, the log and the list of starts are in {folder}"
+        ) from error
     shutil.rmtree(folder)
     return figures
 

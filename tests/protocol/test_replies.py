@@ -111,7 +111,7 @@ UNENCODABLE = [
 
 
 @pytest.mark.parametrize("data", UNENCODABLE)
-def test_a_non_json_value_is_a_failure_and_keeps_the_lease(data: Any) -> None:
+def test_data_that_is_not_json_makes_the_reply_a_failure_that_names_the_lease(data: Any) -> None:
     lease = OWNED
     reply = json.loads(success(data, id=5, lease=lease))
     assert reply["success"] is False

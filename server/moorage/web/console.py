@@ -177,7 +177,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
         length = request.headers.get("content-length", "")
         if not length.isdigit() or int(length) > LOGIN_BYTES_MAX:
             raise ServiceError(
-                Code.TOO_LARGE, "the login is too long", expected=f"at most {LOGIN_BYTES_MAX} bytes"
+                Code.TOO_LARGE, "the body is too large", expected=f"at most {LOGIN_BYTES_MAX} bytes"
             )
         given = read_as(await read_document(request, bodies), ConsoleLogin)
         if not console.needs_login():

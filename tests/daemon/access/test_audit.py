@@ -139,7 +139,7 @@ def test_a_follower_does_not_read_a_full_file_again(
     assert [line["number"] for line in read_lines(tmp_path, after=1)] == [2, 3]
     second.write_text("garbage\n")
     assert [line["number"] for line in read_lines(tmp_path, after=2)] == [3]
-    with pytest.raises(ChainError, match="no entry"):
+    with pytest.raises(ChainError, match="not an audit entry"):
         list(read_lines(tmp_path, after=1))
 
 

@@ -36,7 +36,7 @@ class Edit:
         """
         many = self.apply(function)
         if many != 1:
-            raise DoesNotApply(f"{name} has {many} places for {self}, where one is expected")
+            raise DoesNotApply(f"{self} matches {many} places in {name}; expected exactly one")
         ast.fix_missing_locations(function)
 
 

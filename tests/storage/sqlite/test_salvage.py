@@ -66,7 +66,7 @@ def test_frames_without_a_commit_are_not_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", [0, 20, 32, 32 + FRAME_BYTES // 2])
-def test_an_empty_log_is_read_without_damage(tmp_path: Path, size: int):
+def test_a_log_without_a_complete_frame_adds_no_rows(tmp_path: Path, size: int):
     path = write_and_kill(tmp_path, rounds=2)
     log = path.with_name(path.name + "-wal")
     log.write_bytes(log.read_bytes()[:size])

@@ -41,7 +41,7 @@ def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Ch
     try:
         entry = msgspec.json.decode(line, type=Sealed)
     except msgspec.MsgspecError as error:
-        raise ChainError(f"{place}: no entry: {error}") from None
+        raise ChainError(f"{place}: not an audit entry: {error}") from None
     if not found or len(tail) != _HASH_CHARS + len('"}\n'):
         raise ChainError(f"{place}: the hash is not at the end of the line")
     if not begins and entry.number != before.number + 1:

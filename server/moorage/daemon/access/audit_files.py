@@ -98,7 +98,7 @@ class AuditFiles:
 
         Raises:
             OSError: They cannot be read.
-            ValueError: A line is no entry.
+            ValueError: A line is not an audit entry.
         """
         for path in reversed(_files(self._folder)):
             for line in reversed(path.read_bytes().splitlines(keepends=True)):
@@ -195,7 +195,7 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
                     entry = json.loads(line)
                     number = entry["number"]
                 except (ValueError, TypeError, KeyError) as error:
-                    raise ChainError(f"{path.name}:{count}: no entry: {error}") from None
+                    raise ChainError(f"{path.name}:{count}: not an audit entry: {error}") from None
                 if number > after:
                     yield entry
 
@@ -245,7 +245,7 @@ def read_end(folder: Path) -> ChainEnd:
 
     Raises:
         OSError: It cannot be read.
-        ValueError: The last line is no entry.
+        ValueError: The last line is not an audit entry.
     """
     return _last(_files(folder / FOLDER))
 

@@ -93,7 +93,7 @@ def read_rows(rows: AuditRows, after: int = 0) -> Iterator[JsonObject]:
         try:
             yield json.loads(line)
         except ValueError as error:
-            raise ChainError(f"line {number}: no entry: {error}") from None
+            raise ChainError(f"line {number}: not an audit entry: {error}") from None
 
 
 def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
