@@ -1,7 +1,7 @@
 """Fixtures for pytest; enable them in `conftest.py`: `pytest_plugins = ["moorage.testing.plugin"]`.
 
-pytest does not load this by itself: an entry point would cost every run of pytest the imports,
-wherever Moorage is installed.
+pytest does not load this module by itself: an entry point would import it in every run of pytest,
+    wherever Moorage is installed.
 """
 
 from collections.abc import Iterator, Sequence
