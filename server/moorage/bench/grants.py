@@ -27,7 +27,7 @@ from moorage.testing.daemon_process import child, daemon
 REQUESTS: Final = 6_000
 """At most this many requests in all: the openb fleet has room for so many."""
 ROUND_TRIPS: Final = 1_000
-"""The first of `REQUESTS`: the latency run sends them one after the other."""
+"""So many of `REQUESTS`, the first ones, are sent one after the other to measure latency."""
 CONNECTIONS: Final = 8
 WINDOW: Final = 8
 

@@ -1,6 +1,6 @@
 """The measured placements: one whole GPU each, in a closed loop over a fleet.
 
-Moorage, kube-scheduler and every other peer get the same requests, as many at the same time.
+Moorage, kube-scheduler and every other peer get the same requests, the same number at a time.
 """
 
 import asyncio

@@ -27,7 +27,7 @@ from moorage_policies import catalog
 LEASE_SECONDS: Final = 86_400
 """TTL of leases, longer than any replay: no lease ends."""
 WINDOW: Final = 32
-"""At most this many requests are under way per connection. The server decides them in order."""
+"""At most this many requests are under way per connection; without ids, they go in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ What two calls of an injected client add depends on what the cell has been sent
 * `changed`: two clusters that have both changed since the cell's last request;
 * `in_order`: first reads: no cluster is read twice, and clusters are read in the fleet's order;
 * `in_random_order`: first reads too, of clusters drawn at random; the cell starts without
-documents, and gets them behind earlier answers;
+  documents, and gets them behind earlier answers;
 * `lone`: first reads of clusters outside the fleet, whose documents are never sent in advance: each
-call is a round trip, so two calls take at least twice as long as a bare echo.
+  call is a round trip, so two calls take at least twice as long as a bare echo.
 
 `asked` is the share of the calls that had to ask the host, and `asking_p50` the median of the
 evaluations with such a call.

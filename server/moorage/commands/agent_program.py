@@ -70,7 +70,7 @@ class AgentOptions:
     """The options of `moored agent`.
 
     Args:
-        server: URL of the WebSocket, or of several, separated by commas; None: that of clients.
+        server: URL of the WebSocket, or of several, separated by commas; None: clients' default.
         token: The token to join with; None: the machine has joined.
         name: Name of the node; empty: the machine's own name.
         machine_id: Whether the agent sends the machine id.

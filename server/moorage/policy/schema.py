@@ -7,8 +7,8 @@ It reads the two dialects that authors write. The documented one has one entry p
 
 In this dialect a field that is `null` counts as missing, except if its type is `any`. The other
 dialect is JSON Schema, `{"type": "object", "properties": …, "required": […]}`, in which `null` is a
-value. In both, a missing field gets its `default`, and is an error only if it is required. Fields
-that are not named are accepted, unless `additionalProperties` forbids it.
+value. In both, a required field must be present, and any other missing field gets its `default`.
+Fields that are not named are accepted, unless `additionalProperties` forbids it.
 
 `catalog.documents.schemas` has the schemas of an upload read by `schema_reader`; admission and the
 sandbox's host check values with them. All work is bounded: no value can block the event loop.

@@ -1,8 +1,9 @@
 """Reads schemas in the two dialects that `policy.schema` describes, and reports unreadable parts.
 
 `catalog.documents.schemas` calls `read_schema` when a policy is uploaded. A user writes the schema:
-so its size is bounded, and each constraint must suit the type of its field. Existing servers never
-read schemas, so no schema is refused: a part that cannot be read is noted and not enforced.
+so its size is bounded, and a value of the field's type must be able to meet each constraint.
+Existing servers never read schemas, so no schema is refused: a part that cannot be read is noted
+and not enforced.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -21,7 +21,7 @@ LEVELS_MAX: Final = 8
 a cluster document, its largest part, are on the third level."""
 
 VALUES_MAX: Final = 2_000
-"""At most this many values are encoded in one step; each 64 characters of a text count as one."""
+"""At most this many values are encoded in one step; a text counts one more per 64 characters."""
 ROWS_MAX: Final = 64
 """At most this many members of a list are encoded in one step, if the first of them is small."""
 

@@ -152,7 +152,7 @@ def _plain(name: str) -> str:
     """Return the canonical form of a name or an address, for comparisons."""
     name = name.strip("[]").lower().removesuffix(".")
     try:
-        address = ipaddress.ip_address(name.partition("%")[0])  # A zone has a local meaning.
+        address = ipaddress.ip_address(name.partition("%")[0])  # A zone is local.
     except ValueError:
         return name
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

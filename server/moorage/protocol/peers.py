@@ -47,7 +47,7 @@ class Peers(Generic[T]):
 
 
 def most_of_one(limit: int) -> int:
-    """Return three quarters of a limit, rounded up: one address may use at most so many."""
+    """Return three quarters of a limit, rounded up: the maximum for one address."""
     return -(-limit * 3 // 4)
 
 
