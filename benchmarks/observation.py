@@ -30,7 +30,7 @@ from moorage.lab import trace
 from moorage.testing.daemon_process import Running, child, serve_variables
 
 BLOCKS: Final = 100
-"""Blocks of each kind: some four minutes."""
+"""Measured blocks of each kind, with and without observation; all take some four minutes."""
 REQUESTS: Final = 1_000
 """Requests of each block; all are granted, and released afterwards."""
 CONNECTIONS: Final = 4

@@ -1,1 +1,1 @@
-"""Moorage: decides which cluster, node and GPUs run a workload, and stands by the answer."""
+"""Moorage: decides which cluster, node and GPUs run a workload, and holds them as a lease."""

@@ -10,10 +10,10 @@ def install_command(extra: str, of: str = "moorage") -> str:
     """Return the command that installs an extra, from the source of this installation if it exists.
 
     Args:
-        extra: Its name in pyproject.toml.
+        extra: The name of the extra in pyproject.toml.
         of: The distribution that has the extra.
 
-    Source: PEP 610, which has pip note the folder or file that was installed.
+    Source: PEP 610: pip records the folder or file from which it installed.
     """
     try:
         noted = distribution(of).read_text("direct_url.json")

@@ -1,7 +1,8 @@
 """Starts and ends the programs: they import standard modules first, and end without traceback.
 
-`moored` and `moorage` run in `run_program`. Programs of ours that they start as `command` says run
-in `main`. This module imports next to nothing: what is imported later is imported in its care.
+`moored` and `moorage` run in `run_program`. Programs that they start with `command` run in `main`.
+This module imports little at its start, since it first makes sure that later imports find the
+standard modules.
 """
 
 import gc
@@ -22,7 +23,7 @@ _STDOUT, _STDERR = 1, 2
 
 
 class _Waiting(io.FileIO):
-    """A standard stream that waits for its reader, also where another process forbids waiting."""
+    """A standard stream that waits for its reader, even if another process made it non-blocking."""
 
     def write(self, data: "Any", /) -> int:
         while (written := super().write(data)) is None:
@@ -33,7 +34,7 @@ class _Waiting(io.FileIO):
 
 
 class _Remarks(_Waiting):
-    """Standard error. A failed write drops the text: no work ends because of a remark."""
+    """Standard error. A failed write drops the text, so that it does not end the program."""
 
     def write(self, data: "Any", /) -> int:
         try:
@@ -54,7 +55,7 @@ class _Results(_Waiting):
             return super().write(data)
         except OSError as error:
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, _STDOUT)  # For the rest, which the interpreter writes as it ends.
+            os.dup2(null, _STDOUT)  # The interpreter writes the rest there as it ends.
             os.close(null)
             if isinstance(error, BrokenPipeError):
                 raise SystemExit(0) from None  # The reader has seen enough, which is no failure.
@@ -66,8 +67,8 @@ def run_program(name: str, module: str) -> "NoReturn":
     """Run a program and end the process.
 
     Args:
-        name: Of the program, for its last line.
-        module: Its `run` does the work, and returns the exit code.
+        name: The program's name, for its last line.
+        module: The module whose `run` does the work, and returns the exit code.
     """
     try:
         _open_standard_streams(name)
@@ -100,7 +101,7 @@ def _import(name: str, module: str) -> "Any":
 def _import_quickly(module: str) -> "Any":
     """Import a module without the garbage collector: what is imported stays.
 
-    To look at it again and again is a tenth of a short command.
+    Repeated collections would take a tenth of the time of a short command.
     """
     gc.disable()
     imported = import_module(module)
@@ -148,7 +149,7 @@ def find_hidden_modules() -> "list[tuple[str, str]]":
 
 
 def _put_standard_library_first() -> None:
-    """Import standard modules from where Python has them, not from PYTHONPATH."""
+    """Import standard modules from Python's own folder, not from PYTHONPATH."""
     library = os.path.dirname(os.__file__)  # noqa: PTH120  # As above. Frozen: it cannot be hidden.
     own = {
         library,
@@ -160,7 +161,7 @@ def _put_standard_library_first() -> None:
 def _open_standard_streams(name: str) -> None:
     """Replace closed standard streams by /dev/null; have all streams escape what they cannot show.
 
-    Their numbers would go to the next files that are opened; libuv ends the process over that.
+    Otherwise the next opened files would get the streams' numbers; libuv ends the process then.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(number, True)  # noqa: FBT003  # The os module's own signature.
@@ -174,7 +175,7 @@ def _open_standard_streams(name: str) -> None:
     sys.stdout = io.TextIOWrapper(results, encoding, line_buffering=at_once)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # Whatever the terminal can show.
+            stream.reconfigure(errors="backslashreplace")  # For any terminal.
 
 
 def main() -> None:

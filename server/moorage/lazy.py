@@ -1,6 +1,6 @@
-"""Imports modules at their first use, for programs that seldom come to use them.
+"""Imports modules at their first use, for programs that seldom use them.
 
-The clients' modules name `asyncio`, `ssl` and the like so, those of the server `httpx` and
+The clients' modules import `asyncio`, `ssl` and others in this way, those of the server `httpx` and
 `pydantic`. Type checkers see the real modules. Python 3.15 has a keyword for it (PEP 810).
 """
 

@@ -23,9 +23,9 @@ SessionId = NewType("SessionId", str)
 Tenant = NewType("Tenant", str)
 
 GPU_MILLI = 1000
-"""The thousandths of one GPU; shares, MIG instances and whole devices are counted in them."""
+"""The thousandths of one device: a whole GPU or a MIG instance; shares have fewer."""
 ATTEMPTS_MAX = 3
-"""Default of the most starts of a workload that a failure requeues."""
+"""By default, a workload that is requeued after failures is started at most this many times."""
 
 Nodes = tuple[tuple[str, str], ...]
 """Nodes by name: pairs of cluster and node."""
@@ -35,7 +35,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False):
     """One device of a node.
 
     Args:
-        id: Its name within the node; the list index where the inventory names none.
+        id: Name of the device within the node; the list index if the inventory has no name.
         model: Model name, e.g. `A100-80GB`; empty when unknown.
         memory_mib: Memory of the device; 0 when unknown.
         link_group: Devices of a node with the same name are joined by NVLink; empty: none.
@@ -280,9 +280,9 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
         attempt: The number of the start, from 1.
         phase: `succeeded`, or `failed` if it did not start, or died.
         detail: One sentence for a person.
-        at: When, in seconds since the epoch.
+        at: Time of the end, in seconds since the epoch.
         nodes: The nodes on which it ran: pairs of cluster and node.
-        exit_code: Of a process; negative is a signal's number, None is not known.
+        exit_code: Exit code of a process; negative: a signal's number; None: unknown.
         log_tail: The last lines of output, if it failed.
     """
 
@@ -373,7 +373,7 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
 class Lease(msgspec.Struct, frozen=True, gc=False):
     """The right to hold a placement until it is ended.
 
-    A lease is a row: all capacity is derived from the rows that exist, never counted beside them.
+    Used capacity is always computed from the existing leases, and never stored beside them.
 
     Args:
         id: The id of the request that it was granted to.
@@ -382,9 +382,9 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         policy: The policy that proposed the placement.
         placement: The held resources.
         fencing: Grows with every grant of this server and never repeats.
-        granted_at: When, in seconds since the epoch.
-        expires_at: When it ends unless it is renewed.
-        terms: As requested.
+        granted_at: Time of the grant, in seconds since the epoch.
+        expires_at: End of the lease unless it is renewed, in seconds since the epoch.
+        terms: The terms in its request.
         provision: Its workload, or None.
         state: `granted`; `starting` while a backend starts its workload; `active` once that
             runs; `failing` when the workload ended by itself, until the backend has removed its

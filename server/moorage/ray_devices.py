@@ -1,8 +1,9 @@
 """Makes Ray assign the devices that a lease holds, although Ray would choose other devices.
 
-Ray chooses the first devices of a node that are free. So all that are free up to those of the lease
-are held, one actor each, then those of the lease are let go, and what is started then takes them.
-The backend `ray` and the pools of `slices` do so. The classes travel to the nodes by value.
+Ray assigns the first free devices of a node. So one actor each holds the free devices up to the
+last device of the lease; then the actors on the lease's devices end, and the next started actor
+gets these devices. The backend `ray` and the pools of `slices` do so. Ray copies the classes to the
+nodes by value.
 """
 
 import contextlib
@@ -16,11 +17,11 @@ import ray
 RayHandle: TypeAlias = Any
 """An actor or a reference: Ray has no types for their methods and values."""
 FREE_SECONDS_MAX: Final = 10.0
-"""How long a device that a lease holds may be in use by others before that is an error."""
+"""Seconds for which others may use a device of a lease before that is an error."""
 GIVE_SECONDS_MAX: Final = 60.0
-"""How long Ray may take to give out one that no worker of others has; a busy node starts slowly."""
+"""Seconds that Ray may take to assign a free device; a busy node starts actors slowly."""
 LOOK_SECONDS: Final = 0.5
-"""Between two looks whether it is given out, or its start given up."""
+"""Seconds between two checks whether Ray assigned a device, or the caller gave up."""
 
 
 class DeviceError(Exception):
@@ -46,7 +47,7 @@ def devices_of_actor() -> list[str]:
 
 def device_names(gpus: Sequence[str]) -> list[str]:
     """Return Ray's names of devices: indices, or those in the raylet's CUDA_VISIBLE_DEVICES."""
-    worker = ray._private.worker.global_worker  # noqa: SLF001  # Nothing public says it.
+    worker = ray._private.worker.global_worker  # noqa: SLF001  # No public name for it.
     names = (getattr(worker, "original_visible_accelerator_ids", None) or {}).get("GPU")
     return [str(names[int(each)]) if names else str(each) for each in gpus]
 
@@ -55,8 +56,8 @@ class Holders:
     """Actors that hold devices for a moment.
 
     Args:
-        ours: Returns Ray's ids of the actors that may have a device that is not their own, until
-            they are started again.
+        ours: Returns Ray's ids of our actors that may hold a device that is not theirs, until they
+            are started again.
     """
 
     def __init__(self, ours: Callable[[], Collection[str]] = tuple) -> None:
@@ -81,17 +82,17 @@ class Holders:
         """Call `take` while the devices of a lease come first in Ray's order.
 
         Args:
-            node: Ray's id of it.
-            gpus: Devices, by index.
-            share: Of each of them: 1 is all.
-            take: Starts what gets them; returns whether it has.
-            given_up: Ends the wait.
+            node: Ray's id of the node.
+            gpus: The devices of the lease, by index.
+            share: The held share of each device; 1: all of it.
+            take: Starts the actor that gets the devices; returns whether it started.
+            given_up: Ends the wait when it is set.
 
         Returns:
-            What `take` did.
+            The result of `take`.
 
         Raises:
-            DeviceError: A device is in use, or it was given up.
+            DeviceError: A device is in use, or `given_up` was set.
         """
         with self._lock:
             turn = self._nodes.setdefault(node, threading.Lock())
@@ -108,9 +109,9 @@ class Holders:
                     try:
                         given, names = self._wait_for_device(ref, node, missing.values(), given_up)
                     except DeviceError:
-                        ray.kill(others[-1], no_restart=True)  # It could not leave.
+                        ray.kill(others[-1], no_restart=True)  # It has not started: `leave` fails.
                         raise
-                    if not named:  # How Ray calls them is known now.
+                    if not named:  # Ray's names of the devices are known now.
                         named = names
                         missing = dict(zip(names, gpus, strict=True))
                     if missing.pop(given[0], None) is not None:
@@ -168,7 +169,7 @@ class Holders:
 
 def _users(node: str) -> set[tuple[str, str]]:
     """Return which devices of a node its workers have, and the ids of these workers' actors."""
-    from ray._private.internal_api import node_stats  # noqa: PLC0415  # Nothing public says it.
+    from ray._private.internal_api import node_stats  # noqa: PLC0415  # No public name for it.
 
     try:
         (found,) = [each for each in ray.nodes() if each["NodeID"] == node and each["Alive"]]  # type: ignore[no-untyped-call]  # Ray has no types.

@@ -25,9 +25,9 @@ from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import child, daemon
 
 REQUESTS: Final = 6_000
-"""Requests of one throughput run, few enough that the openb fleet has room for all."""
+"""At most this many requests in all: the openb fleet has room for so many."""
 ROUND_TRIPS: Final = 1_000
-"""Requests of one latency run, sent one after the other."""
+"""So many of `REQUESTS`, the first ones, are sent one after the other to measure latency."""
 CONNECTIONS: Final = 8
 WINDOW: Final = 8
 
@@ -37,11 +37,11 @@ Figures = JsonObject
 def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
     """Measure durable grants per second, their latency and their processor time, against an echo.
 
-    Processor time is of each grant, for the server and for its cells; of the echo, of each message.
+    Processor time is per grant for the server and for its cells, and per message for the echo.
 
     Args:
-        nodes: Node file of a trace; a made-up fleet of openb's shape where none is given.
-        pods: Request file of a trace; made-up requests where none is given.
+        nodes: Node file of a trace; None: a made-up fleet of openb's shape.
+        pods: Request file of a trace; None: made-up requests.
     """
     machines, wanted = read_trace(nodes, pods)
     order = trace.arrivals(wanted, trace.capacity_milli(machines), 1.0, 42)[:REQUESTS]
@@ -82,14 +82,14 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
 
 
 def kubernetes(nodes: Path | None = None) -> Figures:
-    """Measure grants beside kube-scheduler's pods; nodes as for `grants`."""
+    """Measure grants and kube-scheduler's pods on the same nodes; `nodes` is as for `grants`."""
     return rates(trace.read_nodes(nodes) if nodes else make_nodes())
 
 
 def read_trace(
     nodes: Path | None, pods: Path | None
 ) -> tuple[list[trace.TraceNode], list[trace.TracePod]]:
-    """Return nodes and requests of a trace; made-up ones of openb's shape where none is given."""
+    """Return nodes and requests of a trace; for None, made-up ones of openb's shape."""
     machines = trace.read_nodes(nodes) if nodes else make_nodes()
     return machines, trace.read_pods(pods) if pods else make_pods()
 
@@ -97,7 +97,7 @@ def read_trace(
 def _both(
     url: str, pid: int, single: Sequence[str], many: Sequence[str]
 ) -> tuple[LoadResult, LoadResult, ProcessorTime]:
-    """Measure messages one by one, then others over several connections, with their CPU time."""
+    """Send `single` one by one, then `many` over `CONNECTIONS`; measure the CPU time of `many`."""
 
     async def play() -> tuple[LoadResult, LoadResult, ProcessorTime]:
         one, before = await drive(url, single), processor_time_of(pid)

@@ -40,7 +40,7 @@ class ObjectSession(ABC):
 
     @abstractmethod
     def place_of(self, found: JsonObject) -> str | None:
-        """Return the node of an object, "" if the peer only counts; None: not placed."""
+        """Return the node of a placed object, "" if the peer only counts; None: not placed."""
 
     @abstractmethod
     def is_refused(self, found: JsonObject) -> bool:
@@ -85,10 +85,10 @@ class ObjectSession(ABC):
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Follow the objects until the block ends, and make sure first that one is placed.
+        """Watch the objects until the block ends; first wait until the peer places or refuses one.
 
         Raises:
-            CommandError: The watch ended, or the peer placed no object in time.
+            CommandError: The peer refused to create the first object, or decided nothing in time.
         """
         watching = asyncio.Event()
         try:
@@ -97,7 +97,7 @@ class ObjectSession(ABC):
                 try:
                     async with asyncio.timeout(READY_SECONDS_MAX):
                         await watching.wait()
-                        first = await self.place()  # Until the peer has started.
+                        first = await self.place()  # The peer has started when this returns.
                 except TimeoutError:
                     raise CommandError(f"nothing placed in {READY_SECONDS_MAX:g} s") from None
                 if first is not None:
@@ -108,7 +108,7 @@ class ObjectSession(ABC):
             raise failed.exceptions[0] from None
 
     async def _watch(self, watching: asyncio.Event) -> None:
-        """Follow the objects; a new watch, after the server ends one, starts with all objects."""
+        """Watch the objects. If the server ends a watch, the next one starts with all objects."""
         query = {"watch": "true"}
         while True:
             async with self._client.stream("GET", self.path, params=query, timeout=None) as stream:
@@ -129,14 +129,14 @@ class ObjectSession(ABC):
 
 
 def has_condition(found: dict[str, Any], kind: str, status: str) -> bool:
-    """Return whether a condition of an object has a status."""
+    """Return whether an object has the condition `kind` with the status `status`."""
     conditions = found.get("status", {}).get("conditions") or ()
     return any((each["type"], each["status"]) == (kind, status) for each in conditions)
 
 
 @contextlib.asynccontextmanager
 async def client_of(plane: SchedulerPlane) -> AsyncIterator[httpx.AsyncClient]:
-    """Set the client of a session, with one connection per request under way."""
+    """Yield an HTTP client for the plane's API server, with a connection per request under way."""
     limits = httpx.Limits(max_connections=UNDER_WAY + 2, max_keepalive_connections=None)
     async with httpx.AsyncClient(**plane.client_options(), limits=limits) as client:
         yield client

@@ -1,8 +1,8 @@
 """`moored bench kubernetes`: durable grants per second, beside kube-scheduler's pods per second.
 
-Both place the same demand, one whole GPU, on the same nodes, one after the other on this machine,
-for as many clients, and store it synced. For a second figure the scheduler has it easier: all pods
-are there before it starts, their creation is not counted, and etcd does not sync.
+Moorage and kube-scheduler place the same demand (one whole GPU) on the same nodes, one after the
+other on this machine, for the same number of clients, and sync what they store. A second figure
+favours the scheduler: all pods exist before it starts, and etcd does not sync.
 """
 
 import asyncio
@@ -35,15 +35,15 @@ from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import daemon
 
 EDGE: Final = 0.1
-"""Share of the pods, at each end of the run, that is left out, since start and end are slower."""
+"""Share of the pods that `per_second` omits at each end of the run: start and end are slower."""
 PODS: Final = "/api/v1/namespaces/default/pods"
 
 
 def rates(machines: Nodes) -> JsonObject:
-    """Measure both.
+    """Measure the grants and the pods per second, and compare them.
 
     Raises:
-        CommandError: There is no Kubernetes to be run here, or too few GPUs.
+        CommandError: A program of Kubernetes is missing, or the fleet has too few GPUs.
     """
     check_size(machines)
     extent = Extent.of(machines)
@@ -136,9 +136,9 @@ def _measure_ready(machines: Nodes, count: int) -> float:
 
 
 def per_second(times: Sequence[float]) -> float:
-    """Return the rate of events from times in full seconds, without the first and last ones.
+    """Return events per second, from times in full seconds, without `EDGE` at each end.
 
-    An event of a second lies anywhere in it, so those of one second are spread over it.
+    The events of one second are spread evenly over it, since the times are rounded.
     """
     spread = [
         second + (number + 0.5) / len(group)

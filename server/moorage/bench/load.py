@@ -14,7 +14,7 @@ from typing import Final
 from websockets.asyncio.client import ClientConnection, connect
 
 REPLY_SECONDS_MAX: Final = 60.0
-"""Seconds for one reply, after which the run counts as broken."""
+"""A run fails if a reply takes longer than this many seconds."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class LoadResult:
         return len(self.replies) / self.seconds if self.seconds else 0.0
 
     def quantile(self, share: float) -> float:
-        """Return the latency that `share` of the messages stayed within, in seconds."""
+        """Return the quantile of the latencies at a share, 0 to 1, in seconds."""
         ranked = sorted(self.latencies)
         return ranked[min(int(share * len(ranked)), len(ranked) - 1)] if ranked else 0.0
 
@@ -53,11 +53,11 @@ async def drive(
     """Send `messages` and collect the replies.
 
     Args:
-        url: Of the WebSocket.
+        url: URL of the WebSocket.
         messages: JSON texts; message i goes over connection i mod `connections`.
-        connections: Sockets.
-        window: Messages under way per socket; 1 waits for each reply.
-        progress: Called with the number of replies that came.
+        connections: At most this many sockets.
+        window: At most this many messages under way per socket; 1: wait for each reply.
+        progress: Called with 1 for each reply.
 
     Raises:
         OSError: Nothing answers at `url`, or not within `REPLY_SECONDS_MAX`.
@@ -75,7 +75,7 @@ async def drive(
                 turns = range(number, len(messages), len(sockets))
                 group.create_task(_one(socket, messages, turns, window, load, progress))
         load.seconds = time.perf_counter() - started
-    except ExceptionGroup as group:  # One socket's trouble is the whole run's.
+    except ExceptionGroup as group:  # The failure of one socket fails the run.
         raise group.exceptions[0] from None
     finally:
         for socket in sockets:

@@ -51,7 +51,7 @@ class AIOSv1PolicyRule:
 
 
 class _Registry:
-    """The services of the sandbox, and the injected client in this process: small documents."""
+    """Serves small documents: to the sandbox, and to the policy that runs in this process."""
 
     def __init__(self, cluster_ids: Sequence[str], nodes: int) -> None:
         names = [*cluster_ids, *(f"lone-{name}" for name in cluster_ids)]
@@ -76,7 +76,7 @@ class MeasuredSandbox:
     """A sandbox with one fleet, and the same policy in this process.
 
     Attributes:
-        clusters: Of the fleet, in its order.
+        clusters: Ids of the fleet's clusters, in the fleet's order.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class MeasuredSandbox:
         await self._sandbox.close()
 
     def begin(self, inputs: JsonMapping, name: str = "rule") -> "asyncio.Future[Delivered]":
-        """Consult the policy under a policy's name; return the future of its result."""
+        """Consult the policy as the policy called `name`; return the future of its result."""
         self._number += 1
         code = self._codes.get(name)
-        if code is None:  # As in the daemon, a policy is made ready once.
+        if code is None:  # As in the daemon, a policy's code is made once.
             ref = PolicyRef(f"{name}:1-bench", name)
             code = self._codes[name] = PolicyCode(ref, {"function.py": _SOURCE.encode()})
         request = RequestId(f"request-{self._number}")
@@ -127,7 +127,7 @@ class MeasuredSandbox:
 
     @property
     def calls(self) -> int:
-        """Calls that reached the host."""
+        """Number of calls of injected clients that reached the host."""
         return self.report().counters.get("calls", 0)
 
     def change(self, cluster_ids: Iterable[str]) -> None:
@@ -165,10 +165,10 @@ def fleet_of(nodes: int, nodes_per_cluster: int = NODES_PER_CLUSTER) -> Fleet:
 
 
 def microseconds(seconds: float) -> float:
-    """Return seconds as microseconds, rounded for a figure."""
+    """Return seconds as microseconds."""
     return 1e6 * seconds
 
 
 def quantile(taken: Sequence[float], share: float) -> float:
-    """Return the quantile of the times at a share."""
+    """Return the quantile of the times at a share, 0 to 1."""
     return sorted(taken)[min(int(share * len(taken)), len(taken) - 1)]

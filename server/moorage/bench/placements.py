@@ -1,6 +1,6 @@
 """The measured placements: one whole GPU each, in a closed loop over a fleet.
 
-Moorage, kube-scheduler and every other peer are asked for the same, by as many at a time.
+Moorage, kube-scheduler and every other peer get the same requests, the same number at a time.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from moorage.lab.trace import TraceNode
 CONNECTIONS: Final = 8
 WINDOW: Final = 8
 UNDER_WAY: Final = CONNECTIONS * WINDOW
-"""Requests under way in the closed loop, each on a connection of its own if the peer needs it."""
+"""Requests under way in the closed loop; a peer may need a connection for each."""
 GPUS_MIN: Final = 20
-"""Least number of GPUs of a fleet: with fewer, a step of it would have no placement."""
+"""Least number of GPUs of a measured fleet: with fewer, a count of `Extent` may be 0."""
 CPU_MILLI: Final = 1_000
 MEMORY_MIB: Final = 1_024
 """Memory of a placement in addition to one GPU, if the peer counts memory."""
@@ -37,7 +37,7 @@ class Extent:
 
     @classmethod
     def of(cls, nodes: Nodes) -> "Extent":
-        """Return full counts for a fleet of 6,212 GPUs, proportionally fewer for a small one."""
+        """Return full counts for a fleet of 6,250 GPUs or more, lower ones for a smaller one."""
         gpus = sum(node.gpus for node in nodes)
         return cls(min(500, gpus // 12), min(5_000, gpus * 4 // 5), min(30, gpus // 3))
 
@@ -46,7 +46,7 @@ def check_size(nodes: Nodes) -> None:
     """Refuse a fleet that is too small to measure on.
 
     Raises:
-        CommandError: It has too few GPUs.
+        CommandError: The fleet has too few GPUs.
     """
     if sum(node.gpus for node in nodes) < GPUS_MIN:
         raise CommandError(f"--nodes: expected nodes with {GPUS_MIN} GPUs or more in all")
@@ -56,9 +56,9 @@ class Booking(NamedTuple):
     """One placed GPU, as its client knows it.
 
     Args:
-        handle: What `release` needs.
-        node: Where it is; empty where the peer only counts.
-        device: Which of the node's; empty where the peer does not say.
+        handle: Identifies the placement to the `release` of its peer.
+        node: The node of the GPU; empty if the peer only counts.
+        device: The GPU of the node; empty if the peer does not say.
     """
 
     handle: Any
@@ -73,7 +73,7 @@ async def place_surely(place: Place) -> Booking:
     """Place a request on a fleet that has room.
 
     Raises:
-        CommandError: It was refused.
+        CommandError: The peer refused the request.
     """
     booking = await place()
     if booking is None:
@@ -82,10 +82,10 @@ async def place_surely(place: Place) -> Booking:
 
 
 async def closed_loop(place: Place, count: int) -> tuple[list[Booking], float]:
-    """Place `count` requests, a fixed number at a time; return the placements and the seconds.
+    """Place `count` requests, `UNDER_WAY` at a time; return the placements and the seconds.
 
     Raises:
-        CommandError: One was refused.
+        CommandError: The peer refused a request.
     """
     turns, placed = iter(range(count)), list[Booking]()
 

@@ -1,6 +1,6 @@
 """Measures the processor time of a program and its child processes, from Linux's counters.
 
-Steadier than rates on a machine that others use, too. `bench` takes it around a load.
+It varies less than rates on a machine that other users share. `bench` measures it around a load.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ _PROCESSES = Path("/proc")
 
 
 class ProcessorTime(NamedTuple):
-    """Seconds that processors worked for a program so far.
+    """Seconds that processors have worked for a program.
 
     Args:
-        own: For its own process.
-        others: For the processes under it that live.
+        own: Seconds of the program's own process.
+        others: Seconds of its child processes and their descendants, if they still run.
     """
 
     own: float
@@ -27,16 +27,16 @@ class ProcessorTime(NamedTuple):
 
 
 def processor_time_of(pid: int) -> ProcessorTime:
-    """Return the processor time of a running program; nothing if there is no `/proc`."""
+    """Return the processor time of a running program; zeros if there is no `/proc`."""
     others = [_seconds(each) for each in _under(pid)]
     return ProcessorTime(_seconds(pid), sum(others))
 
 
 def _seconds(pid: int) -> float:
-    """Return the time of the threads that live; `stat` counts in steps of 10 ms."""
+    """Return the time of the running threads from `schedstat`; `stat` counts in steps of 10 ms."""
     nanoseconds = 0
     for schedule in (_PROCESSES / f"{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):  # It has ended meanwhile.
+        with contextlib.suppress(OSError):  # The thread has ended meanwhile.
             nanoseconds += int(schedule.read_text().split()[0])
     return nanoseconds / 1e9
 

@@ -27,7 +27,7 @@ from moorage_policies import catalog
 LEASE_SECONDS: Final = 86_400
 """TTL of leases, longer than any replay: no lease ends."""
 WINDOW: Final = 32
-"""Requests under way per connection. They have no ids, so the server decides them in order."""
+"""At most this many requests are under way per connection; without ids, they go in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def replay(options: Options, progress: Callable[[int], None] | None = None) -> l
     """Replay a trace, once per seed.
 
     Args:
-        options: What to replay.
+        options: The trace, the policy and the seeds.
         progress: Called with the number of requests answered since the last call.
 
     Raises:
@@ -166,12 +166,13 @@ def prepare(
 
 
 def ask(uri: str, pod: trace.TracePod, seed: str = "") -> str:
-    """Return the message that asks for one request of a trace, with a lease.
+    """Return the message that requests a lease for one request of a trace.
 
     Args:
-        uri: The policy.
+        uri: URI of the policy.
         pod: The request.
-        seed: Of what the policy draws at random for it, so that a replay can be repeated.
+        seed: Seed of the policy's random choices for this request, so that a replay can be
+            repeated.
     """
     return json.dumps(
         {

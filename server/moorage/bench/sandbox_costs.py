@@ -1,9 +1,9 @@
 """`moored bench sandbox`: the cost of the jail, against the same calls in this process.
 
-Everything is taken in one run, jailed and in-process by turns. The latencies are taken on one
-core: between two of them a wake-up costs tens of microseconds on a virtual machine, which says
-much about its host and nothing about the jail. `bare_*` is an echo over the same kind of socket,
-with and without that; what is left is ours.
+One run measures all figures, with jailed calls and calls in this process by turns. The latencies
+are measured on one core: a wake-up on another core costs tens of microseconds on a virtual machine,
+which depends on its host and not on the jail. `bare_*` is an echo over the same kind of socket, on
+one core and on any; the rest of a latency is Moorage's own.
 
 What two calls of an injected client add depends on what the cell has been sent
 (`sandbox.host.cell_sync`), so each case is measured by itself, on a cell of its own, in a fleet of
@@ -11,11 +11,11 @@ What two calls of an injected client add depends on what the cell has been sent
 
 * `known`: the same two clusters, which the cell has read before and which have not changed;
 * `changed`: two clusters that have both changed since the cell's last request;
-* `in_order`: first reads: no cluster is read twice, and they are read in the fleet's order;
-* `in_random_order`: first reads too, of clusters drawn at random; what the cell has by then came
-  behind earlier answers, and the cell starts with nothing;
-* `lone`: first reads of clusters outside the fleet, which nothing is sent ahead for: each call is a
-  round trip, and two of them have to take twice what a bare one takes.
+* `in_order`: first reads: no cluster is read twice, and clusters are read in the fleet's order;
+* `in_random_order`: first reads too, of clusters drawn at random; the cell starts without
+  documents, and gets them behind earlier answers;
+* `lone`: first reads of clusters outside the fleet, whose documents are never sent in advance: each
+  call is a round trip, so two calls take at least twice as long as a bare echo.
 
 `asked` is the share of the calls that had to ask the host, and `asking_p50` the median of the
 evaluations with such a call.
@@ -45,7 +45,7 @@ from moorage.sandbox.host.sandbox import Limits
 FLEETS: Final = (10, 1_000, 10_000)
 """Numbers of nodes of the fleets, ten nodes per cluster."""
 PASSES: Final = 3
-"""Passes over the fleets: what slows the machine down lasts only seconds."""
+"""Passes over the fleets: a disturbance of the machine lasts only seconds."""
 BLOCKS: Final = 8
 """Blocks per figure; the quietest one counts, since noise only adds time."""
 EVALUATIONS: Final = 500
@@ -53,7 +53,7 @@ EVALUATIONS: Final = 500
 STUCK: Final = 15
 """Policies that never return, run one after the other."""
 STUCK_SECONDS: Final = 0.1
-"""Seconds that each of them may run."""
+"""Seconds that each stuck policy may run."""
 CLUSTERS: Final = 4_000
 """Clusters of the fleet that are read: exactly as many as a cell is sent in advance."""
 CALLS: Final = ("known", "changed", "in_order", "in_random_order", "lone")

@@ -1,9 +1,9 @@
 """Measures the cost to others of policies that never return.
 
-A bystander is watched alone, beside such policies, and, to tell what is ours, beside as many plain
-processes of the same session that burn at idle priority. On a core of its own they take nothing
-from it. Where another session wants that core too, Linux shares it between sessions first, and the
-bystander waits for the turn of its own, which the burners use up: then both figures grow alike.
+The latency of another policy, the bystander, is measured alone, beside such policies (hogs), and
+beside as many plain processes of the same session that run at idle priority (burners). Burners show
+the part that is Linux's: if another session uses the core too, Linux shares it between the sessions
+first, and the burners use up the turn of the bystander's session. Then both figures grow alike.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ async def _await_open_circuits(played: MeasuredSandbox) -> None:
     while played.report().circuits_open < HOGS:
         if time.perf_counter() > end:
             raise CommandError(f"not all circuit breakers were open within {KNOWN_SECONDS_MAX:g} s")
-        await asyncio.sleep(PACE_SECONDS)  # Nothing in the sandbox says so to who waits for it.
+        await asyncio.sleep(PACE_SECONDS)  # The sandbox sends no event for it.
 
 
 async def _beside(

@@ -1,7 +1,8 @@
 """Runs etcd, an API server and kube-scheduler on loopback, for `moored bench kubernetes`.
 
-No controllers, no kubelets: a pod that is bound to a node is all that is wanted. Programs are taken
-from the folder that `KUBEBUILDER_ASSETS` names, the `PATH`, or where the tests have built them.
+It runs no controllers and no kubelets: the benchmark only needs pods that are bound to nodes. The
+programs are in the folder that `KUBEBUILDER_ASSETS` names, on the `PATH`, or where the tests have
+built them.
 """
 
 import os
@@ -26,7 +27,7 @@ READY_SECONDS_MAX: Final = 120.0
 STOP_SECONDS_MAX: Final = 20.0
 POLL_SECONDS: Final = 0.2
 WRITERS: Final = 16
-"""Objects created at a time."""
+"""At most this many objects are created at the same time."""
 _TOKEN: Final = "bench"  # noqa: S105  # Of an API server on loopback that ends with the run.
 _CONFIG: Final = """\
 apiVersion: kubescheduler.config.k8s.io/v1
@@ -49,10 +50,10 @@ contexts: [{{name: bench, context: {{cluster: bench, user: bench}}}}]
 
 
 def programs() -> dict[str, str]:
-    """Return the paths of the programs.
+    """Return the path of each of `PROGRAMS`, by its name.
 
     Raises:
-        CommandError: One is missing.
+        CommandError: One of the programs is not installed.
     """
     found: dict[str, str] = {}
     for name in PROGRAMS:
@@ -81,7 +82,7 @@ class SchedulerPlane:
     """A control plane whose scheduler starts on demand.
 
     Args:
-        folder: An empty one, for all that it writes.
+        folder: An empty folder, for the files that the programs write.
         synced: Whether etcd syncs what it writes.
     """
 
@@ -122,7 +123,7 @@ class SchedulerPlane:
         """Create objects.
 
         Raises:
-            CommandError: One was refused.
+            CommandError: The API server refused an object.
         """
         client = self._client()
 
@@ -141,7 +142,7 @@ class SchedulerPlane:
         return items
 
     def until_bound(self, count: int) -> None:
-        """Wait until a number of pods have a node."""
+        """Wait until all pods have a node; the error's text names `count` as their number."""
         query = {"fieldSelector": "spec.nodeName=", "limit": "1"}
 
         def bound() -> bool:
@@ -241,7 +242,7 @@ class SchedulerPlane:
             "--token-auth-file=tokens.csv",
             "--authorization-mode=RBAC",
             "--service-cluster-ip-range=10.96.0.0/16",
-            # There is no controller that would make accounts, or call a node ready.
+            # No controller creates service accounts, or marks nodes as ready.
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
         ]
 
@@ -261,4 +262,4 @@ def _until(happened: Callable[[], bool], what: str, pause: float = POLL_SECONDS)
     while not happened():
         if time.monotonic() > deadline:
             raise CommandError(f"waited {READY_SECONDS_MAX:g} s in vain until {what}")
-        time.sleep(pause)  # Programs of others, and objects that only they change.
+        time.sleep(pause)  # No event: other programs change the state.

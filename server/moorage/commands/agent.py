@@ -40,7 +40,7 @@ agent = typer.Typer(
 
 MINUTES_MAX: Final = 1_440
 UNHEARD_SECONDS_MAX: Final = 3_600
-"""Longest time without contact to the server in which two clocks drift less than its margin."""
+"""Largest `--unheard-seconds`: in this time, two clocks drift by less than the server's margin."""
 _ClusterNode = Annotated[str, typer.Argument(help="CLUSTER/NODE, as `moored agent list` has it.")]
 
 

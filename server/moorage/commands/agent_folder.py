@@ -1,6 +1,7 @@
 """Reads marks that distinguish the data folder of this machine's agent from a copy of the folder.
 
-`agent_program` sends them in each hello, and the server compares them with the last ones.
+`agent_program` sends the marks in each hello; the server compares them with those of the last
+hello.
 """
 
 import contextlib
@@ -14,15 +15,17 @@ from moorage.backends.agents.wire import ADDRESSES_MAX, AgentFolder
 
 _INTERFACES: Final = Path("/sys/class/net")
 _OWN_ADDRESS: Final = {"type": "1", "addr_assign_type": "0"}
-"""Files of a network interface that show that it is Ethernet, and has its hardware's address."""
+"""Files of a network interface, and their contents if it is Ethernet with its hardware's
+address."""
 _CHANGING: Final = frozenset({"usb", "vmbus"})
-"""Buses whose addresses may change at a reboot: of docks, of the board's controller, and of
-WSL2."""
+"""Buses whose interfaces may get other addresses at a reboot: docks, the board's own controller,
+and WSL2."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _BIRTH_TIME: Final = 0x800
-"""`STATX_BTIME`: asks for it, and says that there is one."""
+"""`STATX_BTIME` of statx(2). In the call, this bit asks for the creation time; in the result, it
+says that there is one."""
 _HERE: Final = -100
-"""`AT_FDCWD`."""
+"""`AT_FDCWD` of statx(2): a relative path starts at the working directory."""
 _STATX_BYTES: Final = 256
 _BIRTH_TIME_AT: Final = 80
 
@@ -37,7 +40,7 @@ def describe_folder(folder: Path) -> AgentFolder:
 
 
 def _made_at(folder: Path) -> int:
-    """Return when a folder was created, in nanoseconds since the epoch; 0: not known."""
+    """Return when a folder was created, in nanoseconds since the epoch; 0: unknown."""
     statx = getattr(ctypes.CDLL(None), "statx", None)
     found = ctypes.create_string_buffer(_STATX_BYTES)
     if statx is None or statx(_HERE, os.fsencode(folder), 0, _BIRTH_TIME, found):
@@ -55,7 +58,7 @@ def _address(interface: Path) -> str:
         return ""  # A virtual function may get another address at each start, too.
     try:
         said = {each: (interface / each).read_text().strip() for each in ("address", *_OWN_ADDRESS)}
-    except OSError:  # It is gone meanwhile.
+    except OSError:  # The interface is gone meanwhile.
         return ""
     address = said.pop("address")
     return address if said == _OWN_ADDRESS else ""

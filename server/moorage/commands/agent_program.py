@@ -70,7 +70,7 @@ class AgentOptions:
     """The options of `moored agent`.
 
     Args:
-        server: URL of the WebSocket, or of several, separated by commas; None: as clients find it.
+        server: URL of the WebSocket, or of several, separated by commas; None: clients' default.
         token: The token to join with; None: the machine has joined.
         name: Name of the node; empty: the machine's own name.
         machine_id: Whether the agent sends the machine id.
@@ -116,7 +116,7 @@ def run(options: AgentOptions, config: Config) -> int:
         addresses = Addresses(Endpoint.of_socket(options.server, options.token or "", None))
         for at in addresses.order():
             parse_uri(at.url)
-        StandardStream(sys.stdout.fileno())  # The one line there must not stop it, either.
+        StandardStream(sys.stdout.fileno())  # A stalled reader of stdout must not stop it, either.
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Agent(options, addresses, node).run())
     except BlockingIOError:
@@ -170,7 +170,7 @@ class _Agent:
 
     def _note(self, **known: object) -> None:
         after = self._known | known
-        if after != self._known:  # A full disk keeps no agent away that has joined.
+        if after != self._known:  # With a full disk, an agent that has joined still runs.
             workload_store.write(self._file, after)
             self._known = after
 
@@ -204,7 +204,7 @@ class _Agent:
             pass
         finally:
             await host.close()
-        main.uncancel()  # Now: a second signal would break off the close.
+        main.uncancel()  # Not earlier: a second signal would interrupt the close.
 
     async def _round(self, host: AgentHost) -> bool:
         """Try each address until a connection was open; return whether one was."""
@@ -285,7 +285,7 @@ class _Agent:
                 case wire.AgentWelcome() as welcome:
                     self._note_welcome(welcome)
                     self._addresses.note_open(at)
-                    if self._deadline.passed:  # What was begun may begin elsewhere by now.
+                    if self._deadline.passed:  # The server may start these elsewhere by now.
                         await host.cancel_starts()
                     self._deadline.note_agreement(sent_at)
                     silence = await host.serve(socket, welcome.beat_seconds, welcome.epoch)
@@ -299,7 +299,7 @@ class _Agent:
                 case None:
                     reason = f"{at.shown} closed the connection: a standby, or a server that stops"
                     raise _Standby(reason, names_another=False)
-                case _:  # An order, before it was welcomed.
+                case _:  # An order before the welcome.
                     raise _Refused("the answer does not come from a Moorage server", final=False)
 
     def _not_let_in(self, at: Endpoint, error: InvalidStatus) -> Exception:
@@ -319,7 +319,7 @@ class _Agent:
                 return _Standby(self._addresses.word_of(at), names_another=names_another)
             case HTTPStatus.UPGRADE_REQUIRED if said.get("reason"):
                 return _Refused(f"{at.shown} answers: {said['reason']}", final=False)
-            case _:  # Statuses are open: it is tried again.
+            case _:  # Any other status: the agent tries again.
                 return error
 
     def _note_welcome(self, welcome: wire.AgentWelcome) -> None:

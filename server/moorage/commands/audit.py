@@ -123,7 +123,7 @@ def _entries(settings: Config, *, follow: bool) -> Iterator[JsonObject]:
                 yield line
             if not follow:
                 return
-            time.sleep(_FOLLOW_SECONDS)  # The server writes; files have no other news.
+            time.sleep(_FOLLOW_SECONDS)  # No event announces new lines.
 
 
 def _line(entry: JsonObject) -> str:

@@ -40,7 +40,7 @@ def show(*tables: Table) -> None:
 def _show_rows(console: Console, table: Table) -> None:
     """Print one line for each cell, and an empty line between rows."""
     headings = [str(column.header) for column in table.columns]
-    made = Table(show_header=False)  # As wide as its cells, which would break title and caption.
+    made = Table(show_header=False)  # A title would wrap at the width of the cells.
     made.add_column(no_wrap=True)
     made.add_column(overflow="fold")
     for cells in zip(*(column.cells for column in table.columns), strict=True):

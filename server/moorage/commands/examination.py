@@ -156,11 +156,11 @@ def _is_served(config: Config, own: bool | None) -> bool:
 
     Args:
         config: The settings.
-        own: What `has_folder_open` says of the server.
+        own: The result of `has_folder_open` for the server.
     """
     if own is not None:
         return own
-    if config.storage or config.tls_cert is not None:  # A database, or the certificate, says it.
+    if config.storage or config.tls_cert is not None:  # No lock file, or the same certificate.
         return True
     lock = config.data_dir / f"{LEDGER_FILE}.lock"
     try:

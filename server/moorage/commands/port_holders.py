@@ -1,7 +1,7 @@
 """Finds the process that listens at a port, and its open files, for `moored doctor`.
 
-The kernel has this information. A server could send it, but not to a client without its
-certificate, and it would send it to every stranger.
+It asks the kernel. A server could report its folder itself, but not to a client without a
+certificate, and it would report it to every stranger.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def _listening(port: int) -> Iterator[str]:
 
 
 def _open_files(folder: Path) -> Iterator[str]:
-    with contextlib.suppress(OSError):  # It is of another user, or has ended.
+    with contextlib.suppress(OSError):  # Another user's process, or it has ended.
         for each in folder.iterdir():
-            with contextlib.suppress(OSError):  # It was closed meanwhile.
+            with contextlib.suppress(OSError):  # The file was closed meanwhile.
                 yield str(each.readlink())

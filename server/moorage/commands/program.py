@@ -29,7 +29,7 @@ from moorage_client import server_extra
 from moorage_client.home import HomeMissing, check_completion
 
 STDERR = 2
-"""File descriptor of stderr; lower ones are stdin and stdout, which all programs have."""
+"""File descriptor of stderr."""
 
 app = typer.Typer(
     name="moored",
@@ -59,7 +59,7 @@ def _read_options(
 ) -> None:
     """Process the options before a command."""
     if context.invoked_subcommand == "serve":
-        # Before its flags are read: its exit code must not hang on who reads stderr either.
+        # Before the flags are read: the exit code must not depend on the reader of stderr.
         context.obj = StandardStream(STDERR)
 
 
@@ -102,6 +102,6 @@ def run() -> int:
         app(prog_name="moored")
     except SystemExit as ended:
         if ended.code == EXIT_INTERRUPTED:
-            raise KeyboardInterrupt from None  # The parser made an exit of one.
+            raise KeyboardInterrupt from None  # The parser turned the interrupt into an exit.
         raise
     raise AssertionError("the parser ends the process")

@@ -32,8 +32,8 @@ class CopyReport:
 def copy(source: str, target: str) -> CopyReport:
     """Copy a storage to an empty one of the other kind, and compare both.
 
-    The target is filled in one transaction, or beside its place. So an interrupted copy leaves
-    nothing that a server would start on, and the next call starts clean.
+    A database is filled in one transaction, a folder beside its final place. So no server can start
+    on the rest of an interrupted copy, and the next call starts clean.
 
     Raises:
         StorageError: A server uses one of them, the source is damaged, or the target is not empty.

@@ -16,7 +16,7 @@ from moorage.records.rights import Role
 from moorage.setting_kinds import SettingKind, read_list, whole
 
 URL_CHARS_MAX: Final = 2_048
-"""Characters of a URL of an external service."""
+"""At most this many characters of a URL of an external service."""
 _QUOTES: Final = ("'", '"')
 _QUOTED: Final = re.compile(r"""(['"]).*\1""")
 TOKEN_CHARS_MIN: Final = 2
@@ -40,7 +40,7 @@ class QuotaSetting(NamedTuple):
 
 
 def _read_host(value: object) -> str:
-    # An empty host would make the system listen on every address, unasked.
+    # With an empty host, the system would listen on every address.
     if not isinstance(value, str) or not value or value != value.strip():
         raise ValueError
     return value
@@ -76,7 +76,7 @@ def _read_url(value: object, schemes: Collection[str] = ("http", "https")) -> st
     if not isinstance(value, str) or len(value) > URL_CHARS_MAX:
         raise ValueError
     parsed = urllib.parse.urlsplit(value)
-    _ = parsed.port  # Raises ValueError where it is no port.
+    _ = parsed.port  # Raises ValueError if the port is invalid.
     plain = parsed.hostname and not parsed.query and not parsed.fragment
     if parsed.scheme not in schemes or not plain or not value.isprintable():
         raise ValueError
@@ -145,7 +145,7 @@ def _read_tokens(value: object) -> dict[str, str]:
         items = [item.strip().partition(":") for item in value.split(",") if item.strip()]
         pairs = [(tenant, token) for tenant, _, token in items]
         if any(tenant[:1] in _QUOTES or _QUOTED.fullmatch(token) for tenant, token in pairs):
-            raise ValueError  # No shell removed them: they would count as part of a name or token.
+            raise ValueError  # Quotes that no shell removed would be part of a name or token.
     elif isinstance(value, Mapping):
         pairs = [
             (tenant, token)
@@ -153,7 +153,7 @@ def _read_tokens(value: object) -> dict[str, str]:
             for token in (tokens if isinstance(tokens, list) else [tokens])
         ]
     else:
-        raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
+        raise ValueError  # noqa: TRY004  # `read` handles only ValueError.
     tenants: dict[str, str] = {}
     for tenant, token in pairs:
         if not isinstance(token, str) or not tenant or token in tenants:

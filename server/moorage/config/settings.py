@@ -1,9 +1,9 @@
 """All settings of the daemon, from flag, environment, TOML file or default, in this order.
 
-`moored serve` calls `Config.load` once, before anything else, and hands the frozen result to the
-daemon; nothing below the daemon reads the environment. A setting is one line of `Config`: its
-type, its default, what is accepted, and the sentence that the docs and `--help` print. Kinds of
-backends declare their own.
+`moored serve` calls `Config.load` first, and passes the frozen result to the daemon; nothing below
+the daemon reads the environment. A setting is one line of `Config`: its type, its default, its
+kind, and the sentence that the docs and `--help` print. Kinds of backends declare their own
+settings.
 
     ConfigError    a setting is wrong; names it, where it came from and what was expected
 """
@@ -103,7 +103,7 @@ LogFormat = Literal["auto", "json", "console"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings of one daemon. Units are the last word of a name."""
+    """All settings of one daemon. The last word of a name is the unit, if there is one."""
 
     operators: Annotated[
         tuple[str, ...],
@@ -708,9 +708,9 @@ class Config:
         """Put a configuration together.
 
         Args:
-            argv_overrides: By name of the setting; None means that the flag was not given.
+            argv_overrides: Values of flags, by name of the setting; None: the flag was not given.
             environ: The process's environment.
-            file: TOML file; None takes `MOORAGE_CONFIG`, or no file where that is unset.
+            file: TOML file; None: the file in `MOORAGE_CONFIG`, or no file if that is unset.
 
         Raises:
             ConfigError: A setting is unknown, malformed, or contradicts another; an external
@@ -749,7 +749,7 @@ def settings() -> dict[str, Setting]:
 
 
 def has_tenants(chosen: Mapping[str, Any]) -> bool:
-    """Return whether callers may be strangers to one another and to this machine."""
+    """Return whether callers may distrust each other: with tokens, or addresses beyond loopback."""
     local = is_loopback(chosen["host"]) and is_loopback(chosen["http_host"])
     return _has_tokens(chosen) or not local
 

@@ -85,16 +85,16 @@ EXECUTION_NAMES: Final[Mapping[str, str]] = {
 """Names of variables that existing users have for policy execution, with our settings for them."""
 
 FILE_BYTES_MAX: Final = 1 << 20
-"""Size of the TOML file; a larger one is refused, since it is certainly something else."""
+"""At most this many bytes in the TOML file; a larger file is certainly something else."""
 
 
 class ConfigError(Exception):
     """A setting is wrong; the daemon does not start.
 
     Args:
-        setting: Its name.
-        source: Where it came from, e.g. `MOORAGE_PORT` or `port in /etc/moorage.toml`.
-        expected: What is accepted there, and what to do.
+        setting: The name of the setting.
+        source: The source of the value, e.g. `MOORAGE_PORT` or `port in /etc/moorage.toml`.
+        expected: The accepted values, and the remedy.
     """
 
     def __init__(self, setting: str, source: str, expected: str) -> None:
@@ -105,7 +105,7 @@ class ConfigError(Exception):
 
 
 Given = dict[str, tuple[str, object]]
-"""By setting: the source of a value, and the value as written there."""
+"""For each setting: the source of its value, and the value as written there."""
 
 
 def settings_file(environ: Mapping[str, str], named: Path | None = None) -> Path | None:
@@ -135,7 +135,7 @@ def from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -
     Raises:
         ConfigError: A variable names no setting.
     """
-    # The names that existing users have come first: ours, where it is given too, wins.
+    # Names of existing users first: a `MOORAGE_` variable for the same setting overrides them.
     given: Given = {
         setting: (name, environ[name])
         for name, setting in {**EXTERNAL_SERVICES, **EXECUTION_NAMES}.items()
@@ -171,7 +171,7 @@ def from_file(known: Mapping[str, Setting], file: Path) -> Given:
     """Return the settings of a TOML file.
 
     Raises:
-        ConfigError: It cannot be read, or there is no such setting.
+        ConfigError: The file cannot be read, or names an unknown setting.
     """
     try:
         with file.open("rb") as stream:
@@ -219,12 +219,12 @@ def read(setting: Setting, source: str, value: object) -> object:
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
-    """Return a folder that does not depend on where the daemon is started.
+    """Return the default data folder, which does not depend on the working directory.
 
     Leases must not vanish because a user restarts it from another folder.
 
     Raises:
-        ConfigError: It would lie in the home folder, and this user has none.
+        ConfigError: The folder would be in the home folder, and this user has none.
     """
     state = environ.get("XDG_STATE_HOME", "")
     if not Path(state).is_absolute():  # The XDG specification ignores relative paths.
@@ -234,4 +234,4 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
             wanted = f"this user has no home folder; name one with --data or {PREFIX}DATA_DIR"
             raise ConfigError("data_dir", "data_dir (default)", wanted) from None
         state = str(home / ".local" / "state")
-    return Path(state) / "moored"  # `moorage` beside it is the clients'.
+    return Path(state) / "moored"  # The folder `moorage` beside it belongs to clients.

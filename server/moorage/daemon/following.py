@@ -139,7 +139,7 @@ class Follower:
             await asyncio.sleep(pause)
 
     async def run_catalog(self) -> None:
-        """Take over changed documents until cancelled."""
+        """Load the documents that the leader changed, again and again, until cancelled."""
         finding = ""
         while True:
             at = time.time()

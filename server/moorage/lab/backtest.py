@@ -1,9 +1,9 @@
 """`moorage policy backtest`: replay a trace or a ledger with several policies.
 
 Each policy has the site to itself, from empty: the allocator's core, jailed cells, verification and
-the queue are those of the daemon (`rehearsal`), time is that of the timeline. What comes out holds
-no time of this machine, so the same input gives the same bytes, as long as the policies themselves
-read no clock, draw from their seed alone and keep their deadlines.
+the queue are those of the daemon (`rehearsal`), time is that of the timeline. The report contains
+no time of this machine, so the same input gives the same bytes, if the policies read no clock, draw
+from their seed alone and keep their deadlines.
 """
 
 from collections import Counter
@@ -32,9 +32,9 @@ from moorage.sandbox.host.contract import Mode
 from moorage_policies import catalog as shipped
 
 SAMPLES: Final = 200
-"""Moments at which allocation and fragmentation are measured."""
+"""Approximate number of moments at which allocation and fragmentation are measured."""
 DIFFERING_SHOWN: Final = 50
-"""Differently decided requests that a report names; all are counted."""
+"""A report names at most this many differently decided requests; it counts all."""
 DIGITS: Final = 6
 
 
@@ -46,9 +46,9 @@ class BacktestJob:
         rules: PolicyRule documents, or `{"shipped": name}`.
         nodes, pods: A trace to replay, unless `ledger` is given.
         ledger: A daemon's data directory.
-        arrive: GPU demand as a multiple of the capacity, where the trace is packed.
+        arrive: GPU demand as a multiple of the capacity, unless `timed` or `churn` is set.
         seed: Seed of all random choices.
-        limit: Most requests to replay.
+        limit: At most this many requests are replayed; None: all.
         timed: Replay a trace by its own times.
         churn: The load if requests of a trace arrive and end (`lab.churn`); 0: they do not end.
         stays: The distribution of their durations.
@@ -90,15 +90,15 @@ class BacktestRun:
 
     Attributes:
         name: The policy's URI.
-        asked, granted: Requests.
-        allocation_percent: At the last request.
-        allocation_percent_mean: Over the samples.
+        asked, granted: Numbers of requests.
+        allocation_percent: Allocated share of the fleet's GPU milli at the last request.
+        allocation_percent_mean: Its mean over the samples.
         fragmentation_percent: Free GPU that typical requests cannot use, at the last request.
-        waited: Requests that were granted after some waiting.
-        waited_seconds_mean: Over all that were granted.
-        refused_percent: GPU milli that requests did not get, in percent of those they want for.
-        sizes: By size of request: asked, granted, and the mean wait of those granted.
-        refusals: By code.
+        waited: Number of requests that were granted after a wait.
+        waited_seconds_mean: Mean wait of all granted requests.
+        refused_percent: GPU milli of the requests without a lease, in percent of all requested.
+        sizes: By size of request: asked, granted, and the mean wait of the granted ones.
+        refusals: Number of requests without a lease, by code.
         samples: Allocation and fragmentation while the requests came.
     """
 
@@ -120,7 +120,7 @@ async def backtest(job: BacktestJob) -> JsonObject:
     """Replay the requests, draw plots, and return the outcome as JSON values.
 
     Raises:
-        CommandError, TraceError, OSError: What is to be replayed, or a policy, cannot be read.
+        CommandError, TraceError, OSError: The trace, the ledger or a policy cannot be read.
         JailError: This machine has no jail.
     """
     paths = [Path(each) for each in job.plots]
@@ -266,11 +266,11 @@ def _sample(
 def fragmentation_milli(fleet: Fleet, typical: Sequence[JsonMapping]) -> float:
     """Return the free GPU milli that typical requests cannot use, on average.
 
-    The measure of "Beware of Fragmentation" (USENIX ATC'23): of a node that a request does not fit
-    on, all that is free is fragmented; of one that it does, the GPUs that are too small for it.
+    The measure of "Beware of Fragmentation" (USENIX ATC'23). If a request does not fit on a node,
+    all free GPU milli there are fragmented; otherwise those of GPUs that it cannot use.
 
     Args:
-        fleet: As it is now.
+        fleet: The fleet to measure.
         typical: Classes of requests: `cpu_milli`, `gpus`, `gpu_milli`, `models`, `weight`.
     """
     free, weights, lost = int(fleet.gpu_free.sum()), 0, 0

@@ -1,9 +1,9 @@
 """Simulates a fleet in steady state: requests of a trace arrive at random and end.
 
-Requests are drawn from a trace's own with replacement and arrive at random moments (Poisson). Each
-stays for a random time, a mean stay on the average over all of them. A load of 1 asks for as many
-GPUs as the fleet has, at every moment on the average. The start is warm: what a fleet without
-limits would hold at that moment arrives first, each with what is left of its stay.
+Requests are drawn from a trace with replacement and arrive at random moments (Poisson). Each stays
+for a random time, whose mean over all requests is `MEAN_STAY_SECONDS`. At a load of 1 the requests
+ask on average for as many GPUs as the fleet has. The start is warm: the leases that a fleet without
+limits would hold arrive first, each with the rest of its stay.
 
 Called by `timeline`, for backtests, and by the benchmark `churn`.
 """
@@ -29,8 +29,7 @@ SIZES: Final = ("CPU only", "share", "1 GPU")
 """Names of request sizes, up to one GPU."""
 LOGNORMAL_SIGMA: Final = 1.75
 WARM_UP_STAYS: Final = 2.0
-"""Length of the warm-up in mean durations: until the first leases have given way to those that the
-policy placed in steady state."""
+"""Length of the warm-up in mean durations: after it, most leases were placed in steady state."""
 
 
 class Arrival(NamedTuple):
@@ -81,12 +80,12 @@ def arrivals(
     """Return requests in the order of their arrival.
 
     Args:
-        pods: The trace that they are drawn from.
+        pods: The trace from which requests are drawn.
         capacity_milli: GPU milli of the fleet.
-        churn: How they come and go.
-        seed: Of all that is random.
-        later: Another trace that they are drawn from, at the same load, in the second half of what
-            is measured.
+        churn: Load and durations of the requests.
+        seed: Seed of all random choices.
+        later: A trace from which requests are drawn in the second half of the measured time, at the
+            same load.
 
     Raises:
         CommandError: No request of the trace asks for GPUs.
@@ -125,7 +124,7 @@ def _warm(
     """Return the leases of an unlimited fleet at a random moment, with their remaining times."""
     means = _means(pods, churn)
     count = int(chance.poisson(_mean_leases(pods, means, capacity_milli, churn)))
-    # One that stays longer is met more often.
+    # At a random moment, long leases are more frequent.
     drawn = chance.choice(len(pods), count, p=means / means.sum())
     if churn.stays == "lognormal":
         sigma = LOGNORMAL_SIGMA

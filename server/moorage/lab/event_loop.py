@@ -13,11 +13,11 @@ T = TypeVar("T")
 def run_until_sigterm(main: Coroutine[object, object, T]) -> T:
     """Run a coroutine. SIGTERM cancels it, so that it cleans up.
 
-    A handler of Python's own would raise in whatever callback is under way; a transport reports
-    that as a fatal error, and goes on.
+    A handler of the module `signal` would raise an error in the running callback; a transport would
+    report it as a fatal error, and go on.
 
     Raises:
-        SystemExit: SIGTERM has come.
+        SystemExit: SIGTERM arrived.
     """
     stopped = False
 
@@ -41,4 +41,4 @@ def run_until_sigterm(main: Coroutine[object, object, T]) -> T:
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)  # The loop has put the default in its place.
+        signal.signal(signal.SIGTERM, before)  # The loop has set the default handler.

@@ -1,9 +1,9 @@
 """The built-in fleet and requests for tests of policies: small, with all kinds of demand.
 
 Three clusters: eight-GPU nodes with two NVLink groups, two NUMA domains and racks; four-GPU nodes
-of another model; nodes without GPUs. The requests use each kind of field that there is,
-then for ordinary things until the site is full, which is when a careless policy slips. The cluster
-without GPUs has no metrics, as any has none until a client posts them.
+of another model; nodes without GPUs. The first requests use each kind of field. The others are
+ordinary and fill the site, since a careless policy fails on a full site. The cluster without GPUs
+has no metrics, like any cluster before a client posts some.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 from moorage.records.json_values import JsonObject, JsonValue
 
 FILLING: Final = 60
-"""Ordinary requests at the end, more than fit."""
+"""Number of ordinary requests at the end: more than fit."""
 
 
 def clusters() -> list[JsonObject]:

@@ -1,8 +1,9 @@
 """Measures the time of every line of a policy, inside its cell.
 
 `policy_test` sends its text into the jail as the entry of a policy whose
-own entry is then called `rule_under_test`: it evaluates that with a trace, and tells by
-`management` what the lines took. Time inside libraries counts for the line that called them.
+own entry is then called `rule_under_test`. The profiler evaluates that module with a trace
+function, and its `management` returns the time per line. Time inside libraries counts for the line
+that called them.
 """
 
 import importlib
@@ -15,7 +16,7 @@ from typing import Any, Final
 ROOT: Final = "/policy/"
 OURS: Final = ROOT + "function.py"
 BUDGET_SECONDS: Final = 1.0
-"""Seconds after which an evaluation is ended; the profile covers the lines run until then."""
+"""Seconds after which the profiler ends an evaluation; the profile covers the lines until then."""
 LINES_MAX: Final = 40
 
 
@@ -29,7 +30,7 @@ class AIOSv1PolicyRule:
     def __init__(
         self, rule_id: str, settings: dict[str, object], parameters: dict[str, object]
     ) -> None:
-        subject = importlib.import_module("rule_under_test")  # It is there, in the cell.
+        subject = importlib.import_module("rule_under_test")  # It exists in the cell.
         self._policy: Any = subject.AIOSv1PolicyRule(rule_id, settings, parameters)
         self._lines: dict[tuple[str, int], list[float]] = {}
         self._here: tuple[str, int] | None = None

@@ -1,6 +1,6 @@
 """The program behind `moorage policy test`, `backtest`, `push`, what-ifs and the playground.
 
-JSON (of a what-if, msgpack) comes on stdin, its outcome goes to stdout.
+It reads a job from stdin, as JSON (a what-if as msgpack), and writes the result to stdout.
 
 The command line is a client and may not import the server's packages; it starts this program
 instead, with its own interpreter. So the jail's processes belong to a program of their own, too.
@@ -66,7 +66,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def main() -> None:
     """Run one job and print its result; the result of a failed job is `{"error": …}`."""
-    # A stop lets it remove its folders; the end of its parent, kill -9 among them, is one.
+    # SIGTERM lets the job remove its folders. Linux sends it when the parent ends, also by kill -9.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     try:

@@ -1,8 +1,8 @@
 """The console's playground: runs a policy on a fleet with existing leases.
 
-The daemon starts it as a program of its own (`lab.offline`), with the job on stdin: so what is
-tried takes neither its event loop nor its cells. The jail, the core and the verification are those
-of the daemon. Each request that fits is held, so the next one finds less.
+The daemon starts it as a separate program (`lab.offline`), with the job on stdin. So a tried policy
+uses neither the daemon's event loop nor its cells. The jail, the core and the verification are
+those of the daemon. Each granted request keeps its lease, so later requests find less room.
 """
 
 import tempfile
@@ -30,11 +30,11 @@ from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.wire.frames import ENTRY
 
 REQUESTS_MAX: Final = 100
-"""Requests of one run."""
+"""At most this many requests in one run."""
 TRACE_REQUESTS_MAX: Final = 5_000
-"""Requests of a backtest; further ones are left out."""
+"""A backtest replays at most this many requests; it leaves out further ones."""
 VALUE_BYTES_MAX: Final = 16 << 10
-"""Bytes of a policy's value that are shown."""
+"""A value of a policy is shown if it has at most this many bytes as JSON."""
 PRINTED_LINES_MAX: Final = 1_000
 
 
@@ -44,10 +44,10 @@ class PlaygroundJob:
 
     Args:
         requests: Messages as clients send them, without the URI.
-        documents: Cluster documents, for what policies read of them; and the fleet, where
-            `clusters` is None.
-        held: What is held of it.
-        trace: Requests as a table (CSV) to backtest instead; "": none.
+        documents: Cluster documents for policies to read; they also define the fleet if `clusters`
+            is None.
+        held: The parts of the fleet that existing leases hold.
+        trace: A table (CSV) of requests to backtest instead of `requests`; "": none.
         mode: The isolation, as in `moored serve --sandbox`.
     """
 
@@ -65,7 +65,7 @@ async def play(job: PlaygroundJob) -> JsonObject:
 
     Raises:
         CommandError: A request cannot be read.
-        ServiceError: What is wrong with the policy, or with a document.
+        ServiceError: The policy or a document is refused.
         JailError: This machine has no jail.
     """
     began = time.monotonic()
@@ -77,7 +77,7 @@ async def play(job: PlaygroundJob) -> JsonObject:
         fleet = rehearsal.allocator.state.fleet
         size = {"nodes": len(fleet), "gpus": int((fleet.gpu_total > 0).sum())}
         warming = policy_test.ask_of(record, {"inputs": {}, "dry_run": True}, -1, 1)
-        await rehearsal.ask(warming)  # To load the policy is not part of the first request's time.
+        await rehearsal.ask(warming)  # Loads the policy before the first request's time.
         results: list[JsonObject] = []
         for number, request in enumerate(job.requests):
             held = {"lease": {}, **request}
@@ -127,7 +127,7 @@ def _result(decision: Decision) -> JsonObject:
             return answer | {"code": code, "reason": reason, **where}
         case None:
             return answer | {"code": "waiting", "reason": "it waits in the queue"}
-        case _:  # Advice: it holds nothing.
+        case _:  # Advice, which has no placement.
             return answer | {"ok": True, "placement": []}
 
 
@@ -173,7 +173,7 @@ async def play_trace(job: PlaygroundJob) -> JsonObject:
 
 
 def _table(clusters: list[Cluster]) -> str:
-    """Return nodes in the form of a trace's table, which has one model per node."""
+    """Return the nodes as a trace's table; such a table has one GPU model per node."""
     rows = ["sn,cpu_milli,memory_mib,gpu,model"]
     for cluster in clusters:
         for node in cluster.nodes:

@@ -25,7 +25,7 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e
 DASHES: Final = ("-", "--", ":", "-.")
 """Dash styles of the lines; the next one is used when the colours repeat."""
 LABEL_GAP: Final = 0.05
-"""Least distance between the labels of two lines, as a share of the panel's height."""
+"""Least distance between the labels of two lines, as a share of the height of the panel."""
 _METADATA: Final[Mapping[str, JsonObject]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -36,9 +36,9 @@ class PlotSample(NamedTuple):
     """The figures at one moment. Percentages are of the fleet's GPU milli.
 
     Args:
-        demanded_percent: The demand of all requests until then.
-        allocation_percent: What was held.
-        fragmentation_percent: What was free and of no use to typical requests.
+        demanded_percent: The demand of all requests until this moment.
+        allocation_percent: The GPU milli that leases held.
+        fragmentation_percent: The free GPU milli that typical requests could not use.
     """
 
     at_seconds: float
@@ -51,7 +51,7 @@ def check(paths: Sequence[Path]) -> None:
     """Refuse file names to which no plot can be written.
 
     Raises:
-        CommandError: One has another ending, lies in no folder, or matplotlib is not installed.
+        CommandError: A path has another ending or no existing folder, or matplotlib is missing.
     """
     for path in paths:
         if path.suffix not in KINDS:
@@ -85,7 +85,7 @@ def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]], title:
     below.set_xlabel("days" if timed else "GPU demand that had arrived, % of the fleet")
     for axes in (above, below):
         axes.set_ylim(bottom=0)
-        axes.margins(x=0)  # The names stand beside the frame, not across it.
+        axes.margins(x=0)  # The lines end at the frame, and their names stand beside it.
         _label_ends(axes)
     save(figure, paths)
 

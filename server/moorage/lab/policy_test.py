@@ -1,9 +1,9 @@
 """`moorage policy test`: tests a policy with example requests, in the same jail as a server.
 
-The policy comes in by the door of uploads; every request goes through the allocator's core, which
-verifies what the policy proposes; everything is done again, in cells that share nothing and hash
-texts in another way, and must come out the same. A policy that passes here passes on a server, also
-on a fresh one: the policy also answers there where no cluster has metrics.
+The policy is uploaded as to a server, and every request goes through the allocator's core, which
+verifies the proposal. The test then repeats the requests in new cells under other hash seeds, and
+requires the same values. Requests for the built-in clusters are also repeated without metrics, as
+on a new server.
 """
 
 import asyncio
@@ -39,21 +39,21 @@ from moorage.sandbox.wire.frames import ENTRY
 
 TENANT: Final = Tenant("author")
 SLOW_SECONDS: Final = 0.01
-"""Seconds of an evaluation from which the report shows the time per line."""
+"""If the median evaluation takes longer than this, the report shows the time per line."""
 PROFILE_SECONDS: Final = 3.0
-"""Seconds of an evaluation under the profiler, which stops itself after one second if possible."""
+"""Time limit of an evaluation under the profiler, which ends it after one second if possible."""
 PROFILE_REQUESTS: Final = 12
-"""Requests evaluated under the profiler; the first built-in ones cover all kinds of demand."""
+"""The profiler gets the first requests, at most this many: they have all kinds of demand."""
 BARE_REQUESTS: Final = 12
-"""Requests that are repeated without any metrics."""
+"""At most this many requests are repeated without any metrics."""
 TIMEOUTS_MAX: Final = 3
 """Timeouts after which no further request is tried."""
 VALUE_CHARACTERS_MAX: Final = 300
-"""Characters of a returned value in a finding."""
+"""A finding shows at most this many characters of a returned value."""
 PRINTS_SHOWN: Final = 5
-"""Requests whose printed output a report shows."""
+"""A report shows the printed output of at most this many requests."""
 PRINT_CHARACTERS_MAX: Final = 600
-"""Characters of one request's printed output."""
+"""A report shows at most this many characters of one request's printed output."""
 HASH_SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
 """Seeds of text hashes, which determine the order of sets: a policy that chooses between two
 elements of a set passes all seeds once in 128 times, but two seeds every other time."""
@@ -70,12 +70,12 @@ class PolicyTestJob:
 
     Args:
         requests: Messages as clients send them, without the URI; or `{"input_data": …}` for a
-            policy that ranks or places blocks. The built-in ones where none are given.
-        clusters: Cluster documents; the built-in ones where none are given.
+            policy that ranks or places blocks. Empty: the built-in requests.
+        clusters: Cluster documents; empty: the built-in ones.
         seed: The seeds of all requests are derived from it.
         profile: Measure the time per line even if the policy is fast.
         mode: The isolation, as in `moored serve --sandbox`.
-        examples_suffice: A policy that brings examples is tried on those alone.
+        examples_suffice: Test a policy that has examples on these examples alone.
     """
 
     policy: JsonObject
@@ -95,7 +95,7 @@ class Tried:
     Args:
         outcome: `granted`, `advice`, `answered`, `waiting`, `not asked`, or a code.
         detail: The placement, or the reason for none.
-        values: What the policy returned.
+        values: The values that the policy returned, one per consultation.
         seconds: Duration of the evaluation.
         traceback: The policy's calls that led to its exception.
     """
@@ -119,9 +119,9 @@ class PolicyTestReport:
         notes: Remarks that are not faults.
         outcomes: Number of requests by outcome.
         p50_seconds, max_seconds: Durations of evaluations, including transfer to the cell and back.
-        profile: What the lines took, where `profile` is set or the policy is slow.
-        printed: What the policy printed and logged, by request, those that failed first.
-        hash_seeds: The hash seeds under which it ran.
+        profile: Time per line; None if it was not measured.
+        printed: The policy's output and logs, by request, failed requests first.
+        hash_seeds: The hash seeds under which the policy ran.
     """
 
     uri: str
@@ -146,7 +146,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
     """Test a policy.
 
     Raises:
-        CommandError: The requests or clusters cannot be read, which says nothing of the policy.
+        CommandError: The requests or clusters cannot be read; the policy may be sound.
         JailError: This machine has no jail.
     """
     wanted = job.requests or examples.requests()
@@ -173,7 +173,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
     else:
         again = await _again(job, report, wanted, seconds)
         _verdict(report, again, builtin=not job.requests)
-        if not job.clusters:  # Of those, none has metrics.
+        if not job.clusters:  # A job's own clusters have no metrics.
             await _without_metrics(job, report, wanted[:BARE_REQUESTS])
     report.notes += _collect_warnings(job.requests)
     if job.profile or stuck or report.p50_seconds > SLOW_SECONDS:
@@ -187,7 +187,7 @@ async def _again(
 ) -> Sequence[Tried]:
     """Repeat the test under other hash seeds until an answer differs; return the last run.
 
-    Sets have another order there, as they may on a server. `seconds` is what the first time took.
+    Under another hash seed, sets have another order. `seconds` is the duration of the first run.
     """
 
     async def under(hash_seed: int) -> list[Tried]:
@@ -325,11 +325,11 @@ def _cut(text: str) -> str:
 
 
 def ask_of(record: PolicyRecord, request: JsonObject, number: int, seed: int) -> Ask:
-    """Return the core's event for a client's message, as a server would make it.
+    """Return the `Ask` for a client's message, as a server would make it.
 
     Raises:
         ServiceError: The policy's schemas do not allow its inputs or overrides.
-        CommandError: It is no message.
+        CommandError: The message is malformed, or has a filter or a search.
     """
     body = msgspec.json.encode({"inputs": {}, **request, "policy_rule_uri": record.ref.uri})
     try:
@@ -480,7 +480,7 @@ def _is_unexplained(tried: Tried) -> bool:
 async def profile(
     job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[JsonObject]
 ) -> JsonObject | None:
-    """Evaluate again and return the time per line; None if the policy prevented that."""
+    """Evaluate requests under the profiler; return the time per line, None if the policy fails."""
     source = (resources.files("moorage.lab") / _PROFILER).read_bytes()
     code = code_of(record)
     files = {**code.files, ENTRY: source, _SUBJECT: code.files[ENTRY]}

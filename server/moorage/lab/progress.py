@@ -5,7 +5,7 @@ import time
 from typing import Final
 
 PAUSE_SECONDS: Final = 0.1
-"""Least seconds between two updates: drawing must not take the time that is measured."""
+"""Least seconds between two updates: drawing must not distort the measured times."""
 
 
 class Progress:
@@ -29,7 +29,7 @@ class Progress:
             sys.stderr.flush()
 
     def end(self) -> None:
-        """Erase the line."""
+        """Erase the progress line."""
         if self._wanted:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

@@ -1,11 +1,11 @@
 """The deciding parts of a daemon without sockets, ledger and clock, for tests of policies.
 
 The catalog takes in clusters and policies, jailed cells evaluate the policies, and the allocator's
-core verifies and grants, each as in the daemon. Time is what the caller says, and consultations are
-answered in the order of their numbers; so the same input gives the same decisions. Outcomes can
-still differ if a policy uses its own clock or random numbers, or misses a deadline.
+core verifies and grants, each as in the daemon. The caller sets the time, and the core gets the
+answers to consultations in the order of their numbers; so the same input gives the same decisions.
+Outcomes can still differ if a policy uses its own clock or random numbers, or misses a deadline.
 
-`policy_test` asks examples of one policy, `backtest` a trace of several.
+`policy_test` runs one policy on examples, `backtest` several policies on a trace.
 """
 
 import asyncio
@@ -75,18 +75,18 @@ class Rehearsal:
     """A simulated server, with an empty fleet at first.
 
     Args:
-        mode: `jail`, or `unsafe` where a site runs its policies so.
-        limits: Of one evaluation and its cell. A policy has one cell here, since two of them would
-            answer in the order of their luck, and never rests.
-        hash_seed: Of the cells' hashes of texts, so that the order of a set can be repeated too.
-        services: Answer policies' clients; None: the rehearsal's own catalog does.
+        mode: `jail`, or `unsafe` if the site runs its policies without a jail.
+        limits: Limits of one evaluation and its cell. A policy has only one cell here, since two
+            would answer in a random order, and its circuit never opens.
+        hash_seed: Seed of the cells' text hashes, so that the order of sets is reproducible, too.
+        services: Services for the clients of policies; None: the rehearsal's own catalog.
         attacked: See `Sandbox.start`.
 
     Attributes:
         allocator: The core. Its state may be read.
         now: The core's time, in seconds since the epoch.
-        decisions: By request.
-        warnings: Of the latest upload.
+        decisions: The decision on each request, by its id.
+        warnings: Warnings of the latest upload.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Rehearsal:
         """Evaluate a policy on plain input, as rankings and blocks do.
 
         Raises:
-            PolicyFault: It failed.
+            PolicyFault: The policy failed.
         """
         code = self._codes[uri]
         return await self._sandbox.evaluate(code, tenant, input_data, parameters={}, settings={})
@@ -203,7 +203,7 @@ class Rehearsal:
         """Run a policy's `management`.
 
         Raises:
-            PolicyFault: It failed.
+            PolicyFault: The policy failed.
         """
         return await self._sandbox.manage(self._codes[uri], tenant, action, None)
 
@@ -212,7 +212,7 @@ class Rehearsal:
         return self._sandbox.take_output(self._codes[uri].ref, tenant)
 
     async def step(self, event: Event) -> None:
-        """Step the core, and answer its consultations until it has no more."""
+        """Pass an event to the core, and answer its consultations until none is open."""
         self._carry_out(event, self.allocator.step(event, self.now))
         while self._started:
             number = min(self._started)
@@ -240,7 +240,7 @@ class Rehearsal:
                 case Respond(to, answer) if to.number in self._numbers:
                     self.decisions[self._numbers.pop(to.number)].answer = answer
                 case Respond() | Look() | Start() | Stop() | KeepWarm() | Recall():
-                    pass  # Nothing runs on what is granted here.
+                    pass  # No workloads run here.
                 case _:
                     assert_never(effect)
 

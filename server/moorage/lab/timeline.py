@@ -4,11 +4,10 @@ A trace of the openb kind is replayed either in the published packing protocol (
 departures, demand beyond the capacity), or by the times that it has itself, or as requests that
 come and go (`lab.churn`).
 
-A ledger holds facts, not requests, so this is what can be known of the asks behind them. Requests
-that waited are in the ledger as they were sent. Those that were granted at once are known by what
-they were granted: how much, on how many nodes, for how long; their models, memory per GPU,
-topology, inputs and candidates are not. Requests that were refused at once, and advice, are not in
-the ledger.
+A ledger has facts, not all requests. It has the requests that waited as they were sent. Of requests
+that were granted at once, it has the granted amounts, number of nodes and duration, but no models,
+memory per GPU, topology, inputs or candidates. It has no requests that were refused at once, and no
+advice.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ from moorage.storage.sqlite import LEDGER_FILE
 from moorage.storage.sqlite.facts import SqliteFacts, copy_ledger
 
 FOR_EVER_SECONDS: Final = 1e9
-"""Seconds that a lease lasts whose release is not known."""
+"""Seconds that a lease lasts if its release is unknown."""
 LIMITS_OF_A_LEDGER: Final = (
     "for requests that were granted at once, the ledger only has the granted resources: not "
     "models, memory per GPU, topology, inputs or candidates. It does not have requests that were "
@@ -56,11 +55,11 @@ class Timeline:
     Args:
         source: The origin, in words and with digests of the files.
         inventory: Changes of the fleet, each with its time.
-        asks: With their times. Their policy is filled in by who replays them; their lease ends by
-            itself when it ended then.
+        asks: Requests with their times. The replay fills in the policy; a lease ends by itself
+            after the time for which it was held.
         pods: The demands, for policies that use them and for the fragmentation.
         documents: Cluster documents, where they are known.
-        notes: What the source does not tell.
+        notes: Sentences about data that the source lacks.
         measured_from: Start of the measurement, in seconds; before it, the fleet warms up.
     """
 
@@ -91,10 +90,10 @@ def of_trace(
         pods: Request file; with `timed` it also has `creation_time` and `deletion_time`.
         arrive: GPU demand as a multiple of the capacity, in the packing protocol.
         seed: Seed of the order of nodes and requests, and of the policies' random choices.
-        limit: Most requests.
-        timed: By the trace's own times, each request once.
-        wait_seconds: How long each may wait.
-        churn: How requests come and go; they do not where it is None.
+        limit: At most this many requests; None: all.
+        timed: Replay by the trace's own times, each request once.
+        wait_seconds: How long each request may wait.
+        churn: Load and durations of random requests; None: the packing protocol, or `timed`.
 
     Raises:
         TraceError: A file cannot be read as a trace.
@@ -167,9 +166,9 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
     """Return the timeline of a daemon's ledger; the daemon may be running.
 
     Args:
-        folder: Its data directory.
-        seed: Of what policies draw for asks whose own seed is not known.
-        limit: Most requests.
+        folder: The daemon's data directory.
+        seed: Seed of policies' random choices for requests whose own seed is unknown.
+        limit: At most this many requests; None: all.
 
     Raises:
         CommandError: There is no readable ledger, or nothing in it.
@@ -188,7 +187,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
         finally:
             await ledger.close()
     if pruned:
-        # The inventory of then is gone; what came since follows in its place.
+        # The old inventory is pruned: start with the recovered one; later changes follow.
         history[:0] = [LedgerEntry(0, history[0].at, fact) for fact in now]
     timeline = _timeline(history, seed, limit)
     if pruned:
@@ -234,7 +233,7 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
             case Granted(lease) if lease.id not in queued and lease.attempt == 1:
                 seconds = held.get(lease.id, FOR_EVER_SECONDS)
                 asks.append((lease.granted_at, _ask_behind(lease, seconds, (seed << 32) + number)))
-            case _:  # What followed from these, the replay decides again.
+            case _:  # The replay decides all consequences again.
                 pass
     digest = hashlib.sha256(repr([(e.seq, e.at, e.fact) for e in history]).encode()).hexdigest()
     return Timeline(
@@ -249,7 +248,7 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
 def _hold_times(history: Sequence[LedgerEntry]) -> Iterator[tuple[RequestId, float]]:
     granted: dict[RequestId, float] = {}
     for entry in history:
-        # Renewals show in how long it was held.
+        # The time between grant and end includes renewals.
         if isinstance(entry.fact, Granted):
             granted[entry.fact.lease.id] = entry.fact.lease.granted_at
         elif isinstance(entry.fact, ClockMoved):

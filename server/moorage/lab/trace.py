@@ -79,7 +79,7 @@ def read_pods(path: Path) -> list[TracePod]:
     `gpu_spec` names the accepted models, separated by `|`; other columns are ignored.
 
     Raises:
-        TraceError: A column is missing, or a value is not what its column holds.
+        TraceError: A column is missing, or a value is invalid for its column.
         OSError: The file cannot be opened.
     """
     pods = []
@@ -109,9 +109,9 @@ def read_pods(path: Path) -> list[TracePod]:
 def typical_classes(pods: Sequence[TracePod], share: float = TYPICAL_SHARE) -> list[JsonObject]:
     """Return the classes that make up `share` of the requests, for the parameter `typical`.
 
-    A class is (cpu_milli, gpu_milli, num_gpu, gpu_spec), CPU-only ones included; the most
-    frequent come first, until they cover the share. `weight` is the class's number of requests,
-    and `memory_mib` what they ask for on average.
+    A class is (cpu_milli, gpu_milli, num_gpu, gpu_spec), CPU-only ones included; the most frequent
+    come first, until they cover the share. `weight` is the class's number of requests, and
+    `memory_mib` their mean memory.
     """
     counts: Counter[_Class] = Counter()
     memory: Counter[_Class] = Counter()
@@ -144,15 +144,15 @@ def arrivals(
 ) -> list[TracePod]:
     """Return the requests in the order in which they arrive.
 
-    Sorted by name, shuffled, then tuned to `arrive` times the capacity: further requests are
-    drawn uniformly, with replacement, until the next one's GPU demand would exceed it; a trace
-    that asks for more from the start loses requests at random instead.
+    The requests are sorted by name and shuffled. Then further requests are drawn uniformly, with
+    replacement, until the next one's GPU demand would exceed `arrive` times the capacity. A trace
+    that demands more from the start loses random requests for GPUs instead.
 
     Args:
         pods: The trace.
         capacity_milli: GPU milli of all nodes together.
         arrive: GPU demand to reach, as a multiple of the capacity.
-        seed: Of the order and of the draws.
+        seed: Seed of the order and of the draws.
     """
     rng = Random(f"arrivals {seed}")  # noqa: S311  # A reproducible order, not a secret.
     order = sorted(pods, key=lambda pod: pod.name)
@@ -186,8 +186,8 @@ def _without_excess(order: list[TracePod], excess: float, rng: Random) -> list[T
 def permute_names(nodes: Sequence[TraceNode], seed: int = 42) -> dict[str, str]:
     """Return new names of nodes, with a random number as prefix.
 
-    Policies break ties by the order of node names; the rank makes that order random, and the same
-    for everything that is compared under one seed.
+    Policies break ties by the order of node names. The prefix makes this order random, but the same
+    in all runs with one seed.
     """
     names = sorted(node.name for node in nodes)
     Random(f"nodes {seed}").shuffle(names)  # noqa: S311  # As for the arrivals.

@@ -1,8 +1,8 @@
 """What-if: applies changes to a copy of a server's state, and returns the effects.
 
-The daemon starts it as a program of its own (`lab.offline`) and hands it the state as facts, as a
-checkpoint has them. The core, the jail and the policies are those of the daemon. Nothing runs on
-what is granted here, and every workload that has to stop has stopped at once.
+The daemon starts it as a separate program (`lab.offline`) and sends it the state as the facts of a
+checkpoint. The core, the jail and the policies are those of the daemon. No workloads run here, and
+a workload that has to stop counts as stopped at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ from moorage.sandbox.host.sandbox import Limits
 from moorage.storage.base import FactRow
 
 SHOWN_MAX: Final = 1_000
-"""Rows of each kind that the answer lists; further rows are counted."""
+"""The answer lists at most this many rows of each kind, and counts further rows."""
 _NOBODY: Final = Tenant("what-if")
 _NOWHERE: Final = Address(SESSION, 0)
 
@@ -50,10 +50,10 @@ class WhatIfJob:
 
     Args:
         at: Time of the state, in seconds since the epoch.
-        facts: The state; the last one, a `Queued`, is the request where there is one.
+        facts: The state; if `asks`, the last fact is a `Queued` with the request.
         documents: Cluster documents for policies: id, version and content.
-        policies: Those that may be consulted: reference, files and document.
-        change: The change. Its `policies` are references of versions, by URI.
+        policies: The policies that may be consulted: reference, files and document.
+        change: The change; `swaps` has its policies, by the URI of the policy that each replaces.
         asks: Whether there is a request to decide.
         sees_all: Whether to show other tenants' rows.
         mode: The isolation, as in `moored serve --sandbox`.
@@ -130,7 +130,7 @@ class _World(Rehearsal):
     async def cordon(
         self, cluster: ClusterId, node: NodeId, mode: CordonMode
     ) -> dict[RequestId, Lease]:
-        """Cordon, drain or uncordon a node or cluster; return the leases there."""
+        """Cordon, drain or uncordon a node or cluster; return its leases that are not warm."""
         held = [
             lease
             for lease in self.allocator.state.leases.values()
@@ -249,7 +249,7 @@ def _swap(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
             other = swaps[lease.ask.policy.uri]
             ask = replace(lease.ask, policy=other)
             return Carried(replace(lease, ask=ask, policy=other))
-        case _:  # It asks no policy.
+        case _:  # It names no policy to replace.
             return fact
 
 
@@ -274,7 +274,7 @@ class _Outcome:
                 return row | {"state": "advised", "data": data}
             case Refusal():
                 return row | {"state": "refused", **refusal_object(answer)}
-            case _:  # None: it has a place in the queue.
+            case _:  # None: the request waits in the queue.
                 position = self._world.allocator.requests.queue.positions([ask.id])[ask.id]
                 row |= {"state": "waiting", "position": position}
                 return await self._world.why(ask) | row
@@ -293,7 +293,7 @@ class _Outcome:
                     shown = self._shows(self._tenant(by))
                     row = {"lease": lease_id, "by": by if shown else "", "until": until}
                     self._add(preempted, "preempted", tenant, row)
-                case _:  # It is about no grant.
+                case _:  # Neither a grant nor a preemption.
                     pass
         drained: list[JsonObject] = []
         for lease in leaving.values():

@@ -4,10 +4,10 @@ A policy is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `Fle
 columnar view that it finds in `input_data["fleet"]`; `place` makes a whole policy of a score, and
 `read_demand`, `fitting_scores`, `best_rows`, `spread_rows`, `close_gpus`, `propose`, `decline` and
 `decline_because` are the steps from scores to an answer, and `print_scores` shows them;
-`MixLearner` and `read_typical` say what
-requests look like, `RequestStreams` what of them a node can be expected to host, `fleet_shares`,
-`KindCopies` and `ScarcityPrices` how many more of them there is room for; `NodeLabels` reads the
-labels of nodes; `parse_proposal` reads what the policy returned.
+`MixLearner` and `read_typical` describe the
+typical requests, `RequestStreams` estimates how many of them a node can host, and `fleet_shares`,
+`KindCopies` and `ScarcityPrices` for how many more the fleet has room; `NodeLabels` reads the
+labels of nodes; `parse_proposal` reads the value that the policy returned.
 """
 
 from typing import Any, Protocol

@@ -43,21 +43,21 @@ _NOT_HERE: Final = -1.0
 def place(
     input_data: JsonMapping, score: Score, *, close: bool = False, gang: Gang = "pack"
 ) -> JsonObject | list[JsonObject]:
-    """Return a proposal of the best nodes for the request, or why no node fits.
+    """Return a proposal of the best nodes for the request, or the reason why no node fits.
 
-    What this returns is sound, whatever the score: it fits, on as many nodes, and in the topology
-    that the request asks for.
+    For every score, the proposal fits, and has the number of nodes and the topology that the
+    request asks for.
 
     Args:
         input_data: As `eval` got it.
-        score: Says how good each node is. Equal ones go by the order of their names.
-        close: Choose GPUs of one NVLink group, else of one NUMA domain, where the node has the
-            room, also where the request does not ask for it.
-        gang: Several nodes from one rack or cluster where one has the room, or from as many racks
-            as there are.
+        score: Rates each node. Of nodes with equal scores, the first by name is chosen.
+        close: Choose GPUs of one NVLink group, else of one NUMA domain, if the node has room there,
+            even if the request does not ask for it.
+        gang: `pack` chooses the nodes of a gang in one cluster if one has room, `spread` in as many
+            racks as possible.
 
     Raises:
-        TypeError: `input_data` is something else, or `score` takes other arguments.
+        TypeError: `input_data` is not that of `eval`, or `score` takes other arguments.
         ValueError: The score is not one finite number per node, or `gang` is another word.
     """
     if gang not in _GANGS:
@@ -74,7 +74,7 @@ def place(
         found = score(fleet, demand)
     except TypeError as error:
         if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-            raise  # Of the score itself.
+            raise  # The score function raised it.
         raise TypeError(f"{error}; a score function gets the fleet and the demand") from None
     total = sum_terms(fleet, found) if isinstance(found, Mapping) else found
     scores = fitting_scores(fleet, demand, total)
@@ -95,7 +95,7 @@ def fitting_scores(
         scores: One number per node, of either sign.
 
     Raises:
-        ValueError: They are not one finite number per node.
+        ValueError: The scores are not one finite number per node.
     """
     given = read_scores(fleet, scores).astype(np.float64, copy=False)
     fits = fleet.feasible(demand)
@@ -115,7 +115,7 @@ def close_gpus(fleet: FleetView, row: int, demand: Demand) -> list[int]:
 
     Args:
         fleet: The view.
-        row: The node.
+        row: Row of the node.
         demand: How many devices, and how much of each.
     """
     if demand.gpus > 1 and demand.topology not in _CLOSE:
@@ -133,12 +133,12 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list
     or zone is `best_rows`.
 
     Args:
-        fleet: The view the scores were made from.
+        fleet: The view from which the scores were computed.
         demand: How many nodes.
         scores: One number per node, below 0 if the demand does not fit.
 
     Returns:
-        `demand.nodes` different rows, or [] where there are too few.
+        `demand.nodes` different rows, or [] if too few nodes fit.
 
     Raises:
         ValueError: The scores are not one number per node.

@@ -31,8 +31,8 @@ def read_demand(input_data: JsonMapping) -> Demand | None:
         input_data: As `eval` got it.
 
     Returns:
-        None if neither says it, or where `inputs` says it in values that cannot be meant (text for
-        a number, a share above 1000): the policy then has nothing to place.
+        None if neither has a demand, or if a value in `inputs` is invalid (text for a number, a
+        share above 1000): the policy then has nothing to place.
     """
     demand: Demand | None = input_data["fleet"].demand
     if demand is not None:
@@ -69,7 +69,7 @@ def print_scores(most: int = 5) -> None:
     Call it once, when a policy is tried: what policies print is shown beside their answers.
 
     Args:
-        most: How many nodes.
+        most: At most this many nodes.
     """
     _Printed.nodes = most
 
@@ -79,18 +79,18 @@ class _Printed:
 
     nodes = 0
     terms: Mapping[str, npt.NDArray[np.float64]] = {}
-    """The named terms whose sum is the present scores, if the policy named them."""
+    """The named terms whose sum is the current scores; empty: the scores have no terms."""
 
 
 def sum_terms(fleet: FleetView, terms: Mapping[str, npt.ArrayLike]) -> npt.NDArray[np.float64]:
     """Return the sum of named terms, and remember them for `show_scores`.
 
     Args:
-        fleet: The view that they were made from.
+        fleet: The view from which the terms were computed.
         terms: One number per node each, or one for all nodes.
 
     Raises:
-        ValueError: There are none, or one has another length.
+        ValueError: There are no terms, or a term has another length.
     """
     if not terms:
         raise ValueError("a score has no terms: give at least one")
@@ -114,7 +114,7 @@ def show_scores(fleet: FleetView, scores: npt.NDArray[Any]) -> None:
         return
     fitting = np.flatnonzero(scores >= 0)
     ranking = fitting[np.argsort(-scores[fitting], kind="stable")].tolist()
-    print(f"{len(ranking)} nodes fit; the best by score:")  # noqa: T201  # An author sees it.
+    print(f"{len(ranking)} nodes fit; the best by score:")  # noqa: T201  # For the author.
     for row in ranking[: _Printed.nodes]:
         gpus, cores = fleet.gpu_free[row].sum() / GPU_MILLI, fleet.cpu_free[row] / 1000
         free = f"{gpus:g} GPUs, {cores:g} cores and {fleet.memory_free[row] / 1024:.0f} GiB free"
@@ -128,13 +128,13 @@ def read_scores(fleet: FleetView, scores: npt.ArrayLike) -> npt.NDArray[Any]:
     """Return the scores of a policy as an array.
 
     Raises:
-        ValueError: They are not one number per node.
+        ValueError: The scores are not one number per node.
     """
     expected = f"expected one score per node ({len(fleet)} numbers)"
     try:
         given = np.asarray(scores)
         given = given if given.dtype.kind in "fi" else given.astype(np.float64)
-    except (TypeError, ValueError):  # NumPy's own words say nothing of scores.
+    except (TypeError, ValueError):  # NumPy's own message does not mention scores.
         raise ValueError(f"{expected}, got {scores!r:.100}") from None
     if given.shape != (len(fleet),):
         found = f"shape {given.shape}" if given.shape else f"{scores!r:.100}"
@@ -145,17 +145,17 @@ def read_scores(fleet: FleetView, scores: npt.ArrayLike) -> npt.NDArray[Any]:
 def best_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list[int]:
     """Return the rows to use: the highest score first, equal scores by the lowest row.
 
-    A gang takes the best nodes of one rack or zone if it named one, else of one cluster if one
-    cluster has room for it, else of all: going down the ranking, the first group to be complete
-    wins.
+    A gang takes the best nodes of one rack or zone if the demand has such a topology, else of one
+    cluster if a cluster has room for the gang, else of all clusters. Down the ranking, the first
+    group with enough nodes wins.
 
     Args:
-        fleet: The view the scores were made from.
-        demand: How many nodes, and in what topology.
+        fleet: The view from which the scores were computed.
+        demand: The number of nodes, and their topology.
         scores: One number per node, below 0 if the demand does not fit.
 
     Returns:
-        `demand.nodes` different rows, or [] where there are too few.
+        `demand.nodes` different rows, or [] if too few nodes fit.
 
     Raises:
         ValueError: The scores are not one number per node.
@@ -190,9 +190,9 @@ def propose(
 
     Args:
         fleet: The view the rows belong to.
-        demand: What each of them is to take.
-        rows: One row, or one per member of a gang; none declines.
-        pick: Chooses the device columns of a row; `policy.fleet.pick_gpus` where it is not given.
+        demand: The demand that each node takes.
+        rows: One row, or one per member of a gang; empty: the answer declines.
+        pick: Chooses the device columns of a row; None: `fleet.pick_gpus` does.
     """
     if not rows:
         return decline(demand)
@@ -218,12 +218,12 @@ def tightest_gpus(
     """Return the GPUs of each node that the demand takes, like `pick_gpus` without topology.
 
     Args:
-        demand: What each node would take.
+        demand: The demand that each node would take.
         gpu_free: Free milli of every GPU: `[nodes, devices]`.
-        able: Which GPUs could serve the demand; as many as it asks for on every node.
+        able: Which GPUs could serve the demand; on every node as many as it asks for, or more.
 
     Returns:
-        bool `[nodes, devices]`: the GPUs with the least left that fit, the lowest of equals.
+        bool `[nodes, devices]`: the able GPUs with the least free milli, of equals the lowest.
     """
     free = np.where(able, gpu_free, GPU_MILLI + 1)
     order = np.argsort(free, axis=1, kind="stable")[:, : demand.gpus]
@@ -233,10 +233,10 @@ def tightest_gpus(
 
 
 def decline(demand: Demand | None) -> dict[str, str]:
-    """Return an answer without a cluster, which grants nothing, and with the reason.
+    """Return an answer that grants nothing, with the reason.
 
     Args:
-        demand: What fits nowhere now, or None if the request does not say what must fit.
+        demand: The demand, which fits nowhere now; None: the request has no demand.
     """
     if demand is None:
         return {

@@ -1,8 +1,8 @@
 """The fleet in columns: totals and free amounts of each node, and checks of what fits.
 
-One class, three places. The core keeps its truth in it, every cell keeps its replica in it, and an
-author's policy reads it as `input_data["fleet"]`. So the policy that proposes, the allocator that
-verifies and the reply that explains all ask the same feasibility function, and none can disagree.
+The core has a `Fleet`, every cell has a replica of it, and a policy reads the replica as
+`input_data["fleet"]`. So the policy (which proposes), the allocator (which verifies) and the
+replies (which explain) use the same feasibility functions, and cannot disagree.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ from moorage.policy.inventory import Bools, Ints, NodeInventory
 from moorage.policy.matching import Matching
 
 ELIGIBLE_MAX: Final = 256
-"""Cached device masks, one per demanded (models, memory, share); beyond it they are made again."""
+"""At most this many cached device masks; a further one clears the cache."""
 
 
 class Misfit(IntEnum):
@@ -51,7 +51,7 @@ NEVER: Final = Misfit.MEMORY
 
 
 class Fleet(NodeInventory):
-    """A `NodeInventory` with the used capacity of each node; finds the nodes that fit a demand."""
+    """A `NodeInventory` whose free amounts follow the leases; finds nodes that fit a demand."""
 
     def __init__(self) -> None:
         self._eligible: dict[tuple[Any, ...], Bools] = {}
@@ -62,7 +62,7 @@ class Fleet(NodeInventory):
     # Capacity ------------------------------------------------------------------------------
 
     def take(self, share: Share) -> None:
-        """Subtract `share` from the free amounts. Lost or unusable parts hold nothing."""
+        """Subtract `share` from the free amounts; ignore missing or closed parts."""
         self._move(share, -1)
 
     def give(self, share: Share) -> None:
@@ -72,13 +72,14 @@ class Fleet(NodeInventory):
     def imagined(self) -> "Fleet":
         """Return a copy of this fleet, to try `take` and `give` on it.
 
-        Its capacity is its own; everything else is shared, so the inventory must not be changed.
+        The copy has its own free amounts. It shares everything else with this fleet, so do not
+        change the inventory of either.
         """
         other = copy(self)
         other.cpu_free, other.memory_free = self.cpu_free.copy(), self.memory_free.copy()
         other.gpu_free = self.gpu_free.copy()
-        other._changes = []  # noqa: SLF001  # The log is of its own class.
-        other._changes_base = other.version  # noqa: SLF001  # So is where it begins.
+        other._changes = []  # noqa: SLF001  # `other` is a `Fleet`, too.
+        other._changes_base = other.version  # noqa: SLF001  # As above.
         return other
 
     def _move(self, share: Share, sign: int) -> None:
@@ -204,8 +205,8 @@ class Fleet(NodeInventory):
     def copies(self, demand: Demand, rows: Any = slice(None)) -> Ints:
         """Return how often the part of `demand` for one node fits on each node now: int64 `[rows]`.
 
-        More than none exactly where `feasible` says so. A demand for nothing fits `COPIES_MAX`
-        times.
+        The result is above 0 exactly for the nodes that `feasible` returns. An empty demand fits
+        `COPIES_MAX` times.
         """
         cpu, memory = self.cpu_free[rows], self.memory_free[rows]
         copies = np.where(cpu >= demand.cpu_milli, COPIES_MAX, 0)

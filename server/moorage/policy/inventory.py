@@ -1,7 +1,7 @@
 """Columns with totals and free amounts of all nodes, updated with the inventory.
 
-`policy.fleet.Fleet` is this with the feasibility on top. The core puts clusters in as they change;
-a cell's replica takes a snapshot once, and then the parts that changed.
+`policy.fleet.Fleet` adds feasibility. The core replaces each cluster that changes; a cell's replica
+restores a snapshot once, and then replaces the parts that changed.
 
 Rows are nodes, ordered by (cluster id, node id): the order is stable, so "the first row wins" is
 a deterministic tie-break. GPU columns are `[nodes, devices]`, zero where a node has fewer devices.
@@ -20,9 +20,9 @@ from moorage.model import GPU_MILLI, Cluster, Demand, DeviceId, Gpu, Node
 from moorage.records.json_values import JsonObject
 
 CHANGES_MAX: Final = 65_536
-"""Changes stored for `changed_since`; a reader that is further behind must read all rows."""
+"""At most this many changes are stored; a reader that is further behind must read all rows."""
 SPLICES_MAX: Final = 256
-"""Changed clusters stored for `spliced_since`; a reader that is further behind takes a snapshot."""
+"""At most this many splices are stored; a reader that is further behind takes a snapshot."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -42,21 +42,20 @@ class NodeInventory:
 
     Attributes:
         version: Grows by one with every change of a row's free capacity, never repeats.
-        layout: Grows when the inventory changes; rows may then mean other nodes.
+        layout: Grows when the inventory changes; row numbers may then mean other nodes.
         cluster_ids: Clusters, sorted; `cluster` holds indices into it.
         node_ids: `(cluster_id, node_id)` per row.
         gpu_ids: Device ids per row, in column order.
-        labels: Labels per row, as the inventory has them; empty in a replica, which learns what
-            they come to.
-        devices: Which devices `gpu_ids` are, per row; empty if the inventory does not say, and in a
-            replica.
+        labels: Labels per row, as the inventory has them; empty in a replica.
+        devices: Identities of the devices in `gpu_ids`, per row; empty if the inventory has none,
+            and in a replica.
         models: Model names; `gpu_model` holds indices into it, -1 for no device.
         cpu_total, cpu_free: int64 `[nodes]`, milli.
         memory_total, memory_free: int64 `[nodes]`, MiB.
         gpu_total, gpu_free: int64 `[nodes, devices]`, milli.
         gpu_memory: int64 `[nodes, devices]`, MiB.
         gpu_link, gpu_numa: int64 `[nodes, devices]`, group numbers within the node, -1: none.
-        gpu_exclusive: bool `[nodes, devices]`: only to be taken whole.
+        gpu_exclusive: bool `[nodes, devices]`: shares of this device are not granted.
         rack, zone, cluster: int64 `[nodes]`, group numbers; rack and zone -1: unknown.
         closed: int64 `[nodes]`, 1 where nothing can start now: its free CPU is -1, which is too
             little for all demands, and neither memory nor a device is free.
@@ -88,7 +87,7 @@ class NodeInventory:
         ]
         # Nodes of one kind have equal devices: each kind's columns are made once.
         kinds: dict[tuple[Gpu, ...], int] = {}
-        # Equal devices are often the same tuple, and then need not be looked at again.
+        # Equal devices are often the same tuple object, which is compared only once.
         same: dict[int, int] = {}
         kind_of: list[int] = []
         for _, _, node in pairs:
@@ -96,7 +95,7 @@ class NodeInventory:
             if kind is None:
                 kind = same[id(node.gpus)] = kinds.setdefault(node.gpus, len(kinds))
             kind_of.append(kind)
-        # Tuples, because policies are handed them: a policy that sorts one would mislead the next.
+        # Tuples, because policies read them: a policy that sorts a list would mislead the next.
         self.cluster_ids: tuple[str, ...] = tuple(cluster.id for cluster in clusters)
         self.node_ids: tuple[tuple[str, str], ...] = tuple(
             (name, node.id) for _, name, node in pairs
@@ -160,8 +159,8 @@ class NodeInventory:
     def put(self, cluster: Cluster) -> None:
         """Add a cluster, or replace the cluster that has its id.
 
-        All other rows keep what they have, and the work is that of copying a few columns at most.
-        The cluster's own nodes are then empty.
+        All other rows keep their values; the work is at most a copy of the columns. Afterwards the
+        cluster's own nodes are empty.
         """
         part = type(self)()
         part.install([cluster])
@@ -266,7 +265,7 @@ class NodeInventory:
                 setattr(self, name, getattr(self, name)[:, :width].copy())
 
     def _note_splice(self, cluster_id: str, start: int, end: int, moved: int) -> None:
-        """Renumber rows and changes; -1 marks changes that a splice has already applied."""
+        """Record the splice of a cluster; renumber the rows in `_changes`, -1: a replaced row."""
         self._changes = [
             row if row < start else -1 if row < end else row + moved for row in self._changes
         ]
@@ -288,9 +287,9 @@ class NodeInventory:
     def snapshot(self) -> JsonObject:
         """Return the whole fleet as plain values and bytes, for `restore` of a replica.
 
-        Columns travel in the narrowest type that holds them: at a million devices that is a fifth.
+        A column has the narrowest type for its values: at a million devices, a fifth of the bytes.
         """
-        # Most nodes name their devices alike.
+        # Most nodes have the same device ids.
         kinds = {ids: kind for kind, ids in enumerate(dict.fromkeys(self.gpu_ids))}
         columns: JsonObject = {
             name: _pack(getattr(self, name)) for name in (*_NODE_COLUMNS, *_GPU_COLUMNS)
@@ -362,13 +361,12 @@ class NodeInventory:
     def changed_since(self, version: int) -> list[int] | None:
         """Return the rows that changed after `version`, oldest change first, each once.
 
-        None means "look at all of them": the caller is too far behind, or the inventory
-        changed.
+        None: the caller must read all rows, since it is too far behind, or the inventory changed.
         """
         return None if version < self._layout_version else self.rows_since(version)
 
     def rows_since(self, version: int) -> list[int] | None:
-        """Return changed rows by present number, for a reader that follows `spliced_since`, too."""
+        """Return changed rows by present number, for readers that also read `spliced_since`."""
         if version < self._changes_base:
             return None
         rows = dict.fromkeys(self._changes[version - self._changes_base :])
@@ -384,7 +382,7 @@ def gang_groups(fleet: Any, demand: Demand) -> Ints | None:
         demand: The demand.
 
     Returns:
-        A group number for each node, int64 `[nodes]`; -1: it is in none. None: nothing.
+        A group number for each node, int64 `[nodes]`, -1: no group. None: no group is required.
     """
     together = demand.nodes > 1 and demand.topology in _TOGETHER
     return getattr(fleet, demand.topology) if together else None
@@ -397,7 +395,7 @@ def _number(names: Sequence[tuple[int, str]]) -> Ints:
 
 
 def _counted_part(node: Node) -> Node:
-    """Return a node without capacity if its machine counts as another node, else unchanged."""
+    """Return a node; without capacity if another node represents the same machine."""
     return (
         replace(node, cpu_milli=0, memory_mib=0, gpus=(), devices=()) if node.duplicate_of else node
     )

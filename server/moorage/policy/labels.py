@@ -21,7 +21,7 @@ from moorage.records.json_values import JsonMapping
 T = TypeVar("T")
 
 COLUMNS_MAX: Final = 64
-"""Cached columns; if a policy reads more, they are made again."""
+"""At most this many cached columns; a further one clears the cache."""
 _NO_LABELS: Final[Mapping[str, str]] = {}
 
 CAPACITY_LABELS: Final = (
@@ -44,8 +44,8 @@ _SAME: Final = {
 class NodeLabels:
     """The labels of all nodes, read from the documents once per inventory.
 
-    A policy keeps one from its constructor on. What it holds is a cache: the labels of a node are
-    part of the inventory, so that a change of them changes `policy.fleet.layout` too.
+    A policy makes one in its constructor. It is a cache: labels are part of the inventory, so a
+    changed label changes `FleetView.layout`, which clears the cache.
     """
 
     def __init__(self) -> None:
@@ -61,11 +61,11 @@ class NodeLabels:
         """Return the result of `read` for each node's labels, one value per row.
 
         Args:
-            fleet: The view whose rows are meant.
-            cluster_data: As in `input_data`; its clusters are the ones whose labels are known. The
-                others' nodes may not be used anyway, and count as having none.
+            fleet: The view; the result has one value for each of its rows.
+            cluster_data: As in `input_data`. Nodes of clusters that it lacks have no labels here;
+                the request may not use them anyway.
             read: A function of the labels alone, the same object every time: its values are cached
-                until the inventory changes. The same tuple is returned as long as they are.
+                until the inventory changes. Until then, the same tuple is returned.
         """
         if self._nodes is not fleet.node_ids or self._layout != fleet.layout:
             self._nodes, self._layout = fleet.node_ids, fleet.layout

@@ -1,7 +1,7 @@
 """Finds the nodes that have the labels of a demand.
 
-`Fleet` asks it. A label that some demand asks for becomes a column of numbers, so that each demand
-compares numbers, and only the first after a change of the inventory reads labels.
+`Fleet` calls it. A label that a demand requires becomes a column of numbers. So demands compare
+numbers, and only the first demand after a change of the inventory reads labels.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ CLUSTER_KEY: Final = "moorage/cluster"
 NODE_KEY: Final = "moorage/node"
 
 MASKS_MAX: Final = 256
-"""Cached masks, and cached columns; beyond it the cache starts afresh."""
+"""At most this many cached masks, and as many cached columns; a further one clears its cache."""
 
 
 class _Column:
@@ -70,7 +70,7 @@ class Matching:
     def meets(self, inventory: NodeInventory, row: int, where: tuple[Requirement, ...]) -> bool:
         """Return whether one node meets all of `where`.
 
-        It reads the labels of this node alone, since thousands of demands may ask about one node.
+        It reads the labels of this node alone, since thousands of demands may be checked for it.
         """
         cluster, node = inventory.node_ids[row]
         labels: Mapping[str, str] = {**inventory.labels[row], CLUSTER_KEY: cluster, NODE_KEY: node}
@@ -100,7 +100,7 @@ def _meets(value: str | None, requirement: Requirement) -> bool:
 
 
 def label_values(inventory: NodeInventory, key: str) -> list[str | None]:
-    """Return a label by node, or the id that `key` names; None if a node has none."""
+    """Return the label `key` of each node, or the id that `key` stands for; None: no such label."""
     if key == CLUSTER_KEY:
         return [cluster for cluster, _ in inventory.node_ids]
     if key == NODE_KEY:

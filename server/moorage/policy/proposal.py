@@ -1,7 +1,7 @@
 """Reads the value that a policy returned as a proposal of nodes and GPUs.
 
-The cell reads it to remember its own proposal, the server reads it again to verify it (a cell's
-word counts for nothing), and the author's offline checks read it with the same function.
+The cell calls it to remember its own proposal, the server to verify the proposal (it does not trust
+the cell), and authors' offline tests call it, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from moorage.model import GPU_MILLI, ClusterId, Demand, NodeId, Share
 from moorage.records.json_values import JsonMapping, JsonValue
 
 SHARES_MAX: Final = 1024
-"""Nodes in one proposal."""
+"""At most this many nodes in one proposal."""
 GPUS_MAX: Final = 1024
-"""Devices in one share."""
+"""At most this many devices in one share."""
 AMOUNT_MAX: Final = 2**53
 """Largest whole number in a proposal: every JSON reader and every column holds it exactly."""
 
@@ -87,7 +87,7 @@ def parse_proposal(value: JsonValue, demand: Demand | None) -> tuple[ProposedSha
         One share per node, or part; empty if the value names no cluster, which grants nothing.
 
     Raises:
-        ProposalError: It names a cluster, but another part of it is malformed.
+        ProposalError: The value names a cluster, but another part of it is malformed.
     """
     if isinstance(value, Mapping):
         return (_read_share(value, demand, ""),) if _names_cluster(value) else ()
@@ -179,7 +179,7 @@ def _amount(value: JsonMapping, key: str, default: int, path: str) -> int:
         return default
     most = GPU_MILLI if key == "gpu_milli" else AMOUNT_MAX
     if type(amount) is int and 0 < amount <= most:
-        return amount  # As nearly all are; what follows says what is wrong with others.
+        return amount  # Nearly all amounts; the checks below reject others.
     if isinstance(amount, bool) or not isinstance(amount, int | float):
         raise ProposalError(f"{path}{key}", "a number")
     if not 0 <= amount <= AMOUNT_MAX or amount != int(amount):

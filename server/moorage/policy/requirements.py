@@ -1,7 +1,7 @@
 """Lists the libraries that a policy can import. The server never installs any for a policy.
 
-`sandbox.cell.preload` has what is listed here ready in every cell; `catalog.documents.requirements`
-refuses a policy that wants more.
+`sandbox.cell.preload` makes the listed modules ready in every cell;
+`catalog.documents.requirements` refuses a policy that requires others.
 """
 
 from typing import Final

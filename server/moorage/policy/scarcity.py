@@ -1,6 +1,6 @@
 """Counts how many more requests of each kind fit, and computes a price per place.
 
-Called by policies that keep places for the requests that find the fewest: `expected_fill`.
+`expected_fill` uses it to keep places free for the kinds of request that have the fewest.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from moorage.policy.typical import RequestKind
 from moorage.policy.view import FleetView
 
 ROWS_MAX: Final = 4096
-"""Nodes counted at once, to bound memory."""
+"""At most this many nodes are counted at once, to bound memory."""
 COPIES_MAX: Final = (1 << 16) - 1
 """Highest count of copies on one node."""
 
@@ -35,8 +35,8 @@ def fleet_shares(
         fleet: The nodes.
 
     Returns:
-        Of the GPUs of nodes that may serve it, never 0; and of those on nodes that it fits when
-        they are empty.
+        Two shares for each kind: GPUs on nodes that may serve it, never 0; and GPUs on those of
+        these nodes on which it fits when they are empty.
     """
     devices = (fleet.gpu_total > 0).sum(1)
     # Nodes that are equal when they are empty, and how many GPUs are on such nodes.
@@ -60,7 +60,7 @@ def fleet_shares(
 class KindCopies:
     """How many copies of each kind a node could hold without other kinds, by a formula.
 
-    Memory is not looked at; several GPUs are whole ones.
+    The formula ignores memory. A kind with several GPUs needs whole ones.
 
     Args:
         kinds: Kinds of request with GPUs.
@@ -99,21 +99,22 @@ class ScarcityPrices:
 
         price = share of all requests x GPU milli / (1 + N / k)^2
 
-    N is how many copies the whole fleet could still hold, each node of this kind alone. Updated
-    from the nodes that changed. k is a number of copies: one for every `GPUS_PER_COPY` GPUs of the
-    fleet, so that a fleet ten times as large has the same prices where ten times as many fit.
+    N is the number of copies that the whole fleet could still hold if each node held this kind
+    alone; `refresh` updates it from the nodes that changed. k is a number of copies: one for every
+    `GPUS_PER_COPY` GPUs of the fleet, at least 1. So a fleet ten times as large has the same prices
+    if ten times as many copies fit.
 
-    The prices are those of the last refresh, which is due when a request came for every sixth node:
-    a price says something of hundreds of nodes, and is out of date by a few.
+    `refresh` computes the prices only once per `NODES_PER_REQUEST` nodes' worth of requests: a
+    price depends on hundreds of nodes, so a few changed ones matter little.
 
     Args:
         kinds: Kinds of request with GPUs, their weights as shares of all requests.
-        copies: Counts the same kinds.
+        copies: Counts copies of the same kinds.
         sort_of: The sort of each node.
         fleet: The nodes.
 
     Attributes:
-        prices: By kind.
+        prices: The price of each kind.
     """
 
     GPUS_PER_COPY: Final = 600
@@ -134,7 +135,7 @@ class ScarcityPrices:
         self.prices = self._worths
 
     def refresh(self, fleet: FleetView) -> bool:
-        """Count a request; return whether the prices were computed again and changed."""
+        """Count a request; return whether the prices were computed again."""
         self._requests += 1
         if self._requests <= self._every:
             return False

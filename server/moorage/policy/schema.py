@@ -1,17 +1,17 @@
 """The schemas of PolicyRule documents, and checks of values against them.
 
-Both dialects that authors write are read. The documented one has one entry per field:
+It reads the two dialects that authors write. The documented one has one entry per field:
 
     {"replicas": {"type": "number", "min": 1, "max": 8, "default": 1, "description": "copies"},
      "zone": {"type": "string", "choices": ["a", "b"], "required": true}}
 
-There a field that is `null` counts as left out, except where the type is `any`. A JSON Schema says
-it with `{"type": "object", "properties": …, "required": […]}`, and there `null` is a value. In both
-a field may be left out unless it is required, and then gets its `default`; fields that are not
-named are let through, unless `additionalProperties` says otherwise.
+In this dialect a field that is `null` counts as missing, except if its type is `any`. The other
+dialect is JSON Schema, `{"type": "object", "properties": …, "required": […]}`, in which `null` is a
+value. In both, a required field must be present, and any other missing field gets its `default`.
+Fields that are not named are accepted, unless `additionalProperties` forbids it.
 
 `catalog.documents.schemas` has the schemas of an upload read by `schema_reader`; admission and the
-sandbox's host check values with them. Everything is bounded: no value can hold up the loop.
+sandbox's host check values with them. All work is bounded: no value can block the event loop.
 
     SchemaError   the place, what is expected there, and what is there instead
 """
@@ -26,11 +26,11 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 __all__ = ["Schema", "SchemaError", "SchemaPattern"]
 
 VALUES_MAX: Final = 20_000
-"""Values and fields checked in one call, some milliseconds; more are refused."""
+"""At most this many values and fields are checked in one call, some milliseconds."""
 MATCHED_TEXT_CHARS_MAX: Final = 4096
-"""Characters of one text that a pattern may read, as in queries."""
+"""A pattern reads at most this many characters of one text, as in queries."""
 MATCHED_CHARS_MAX: Final = 100_000
-"""Characters that the patterns of one check may read: some milliseconds."""
+"""The patterns of one check read at most this many characters: some milliseconds."""
 PATH_CHARS_MAX: Final = 300
 SHOWN_CHARS_MAX: Final = 60
 
@@ -193,10 +193,10 @@ class Schema:
     """The schema of an object. Made by `policy.schema_reader.read_schema`.
 
     Attributes:
-        required: The fields that may not be left out.
+        required: The fields that must be present.
         defaults: Values of missing fields, by name.
         null_is_value: Whether null is a value, as in JSON Schema; otherwise it counts as missing.
-        others: What other fields may be: anything, values of a schema, or nothing.
+        others: The schema of other fields; True: any value; False: no other fields.
     """
 
     _entries: Mapping[str, FieldSchema]
@@ -222,15 +222,15 @@ class Schema:
         Args:
             value: JSON data.
             path: Its place, a prefix of the places in errors, e.g. `inputs`.
-            known: Fields that have a value where this object will be laid over: they may be left
-                out, and get no default here.
+            known: Fields of the object that this object will be merged into: they may be missing
+                here, and get no default.
 
         Returns:
-            The object itself, or a copy with the defaults of what was left out, and without what is
-            null: that means left out, except where `any` value may stand.
+            The object itself, or a copy with the defaults of missing fields, and without fields
+            that are null and thus count as missing.
 
         Raises:
-            SchemaError: It is not what the schema says.
+            SchemaError: The object breaks the schema.
         """
         try:
             return self.check_value(value, Budget(), known)
@@ -242,8 +242,8 @@ class Schema:
 
         Args:
             values: JSON data.
-            path: Their place.
-            first: The number of the first one there.
+            path: The place of the list.
+            first: The index of the first object in the list.
 
         Returns:
             The objects, or copies, as `check` does.
@@ -263,7 +263,7 @@ class Schema:
         if not isinstance(value, Mapping):
             raise SchemaError("", "an object", f"found {quote(value)}")
         given = cast("JsonMapping", value)
-        budget.spend(len(self._entries))  # Also what is left out is looked for.
+        budget.spend(len(self._entries))  # Missing fields cost time, too.
         self._demand(given, known)
         changed: JsonObject = {}
         unset: list[str] = []
@@ -336,7 +336,7 @@ def finite(value: float) -> bool:
 def comparable(value: JsonValue) -> tuple[type, JsonValue]:
     """Return a key that tells values apart as JSON does: `true` is not 1, and 1 is 1.0."""
     if isinstance(value, list | dict):
-        return (list, None)  # No choice is one.
+        return (list, None)  # No choice is a list or an object.
     return (bool if isinstance(value, bool) else object, value)
 
 

@@ -1,9 +1,9 @@
 """Reads schemas in the two dialects that `policy.schema` describes, and reports unreadable parts.
 
-`catalog.documents.schemas` calls `read_schema` when a policy is uploaded. A schema is written by a
-user: it is bounded, and every constraint is checked to be one that a value of its type can meet.
-Existing servers never read schemas, so nothing in one is refused: what cannot be read is noted, and
-not enforced; the rest is.
+`catalog.documents.schemas` calls `read_schema` when a policy is uploaded. A user writes the schema:
+so its size is bounded, and a value of the field's type must be able to meet each constraint.
+Existing servers never read schemas, so no schema is refused: a part that cannot be read is noted
+and not enforced.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -33,15 +33,15 @@ from moorage.records.json_values import JsonMapping, JsonValue
 T = TypeVar("T")
 
 DEPTH_MAX: Final = 16
-"""Nesting depth of objects and arrays in a schema."""
+"""At most this many nested objects and arrays in a schema."""
 ENTRIES_MAX: Final = 500
-"""Entries of one schema, over all levels."""
+"""At most this many entries in one schema, over all levels."""
 PATTERNS_MAX: Final = 32
-"""Patterns of one schema; compiling one may take milliseconds."""
+"""At most this many patterns in one schema; compiling a pattern may take milliseconds."""
 PATTERN_CHARS_MAX: Final = 256
 CHOICES_MAX: Final = 1000
 NOTES_MAX: Final = 20
-"""Listed errors of one schema; further ones are only counted."""
+"""At most this many errors of one schema are listed; further ones are only counted."""
 
 _NOUNS: Final[Mapping[str, str]] = {
     "string": "a text",
@@ -97,13 +97,13 @@ def read_schema(
     """Return a schema, and the errors of parts that cannot be read and are not enforced.
 
     Args:
-        document: The schema as JSON data; None and `{}` say nothing.
-        path: Its place, e.g. `policy_input_schema`.
+        document: The schema as JSON data; None and `{}`: no constraints.
+        path: The place of the schema, e.g. `policy_input_schema`.
         compile_pattern: Makes a pattern of a text and its place; raises `SchemaError`.
 
     Returns:
-        The schema, None if nothing of it can be enforced; and a note for each part that cannot be:
-        its path says where, and `expected` what may stand there.
+        The schema, None if no part of it can be enforced; and a note for each part that cannot:
+        `path` has its place, and `expected` the accepted values.
     """
     if document is None or document == {}:
         return None, ()

@@ -1,6 +1,6 @@
 """Estimates the requests that nodes can still host, by random streams of typical requests.
 
-Called by policies that value a node by the requests to come: `expected_fill`.
+Policies that rate a node by expected requests call it: `expected_fill`.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ STREAMS: Final = 32
 STREAM_LENGTH: Final = 40
 """Requests in a stream: enough to fill a node of eight GPUs."""
 LEVELS_MAX: Final = 16
-"""Levels of free CPU, and of free GPUs, that the search for the next fitting request tells apart.
-With more kinds, several share a level, and some are tried in vain."""
+"""At most this many levels of free CPU, and of free GPUs, in the search for the next fitting
+request. With more different needs, several share a level, and some requests are tried in vain."""
 COMPRESSED_MIN: Final = 1024
 """Number of lanes below which it is cheaper to process finished ones, too, than to remove them."""
 
@@ -39,10 +39,10 @@ class RequestStreams:
     request of nothing.
 
     Args:
-        kinds: What streams are made of.
+        kinds: The kinds of request in the streams.
         weights: How frequent each kind is on each sort of node: `[sorts, kinds]`.
-        width: GPUs of the largest node.
-        seed: From which the streams are drawn, the same for every sort.
+        width: Number of GPUs of the largest node.
+        seed: Seed of the streams, the same for every sort.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RequestStreams:
     ) -> None:
         self._length = length = max(STREAM_LENGTH, 5 * width)
         self._width = width
-        # A GPU's free milli and its number in one figure, so that no two GPUs are equal. Free
+        # A GPU's free milli and its index in one number, so that no two GPUs are equal. Free
         # milli below zero wrap to what is larger than any.
         self._type = np.dtype(np.uint16 if GPU_MILLI * width + width < 1 << 15 else np.uint32)
         drawn = np.stack([self._draw(each, length, seed) for each in weights])
@@ -66,7 +66,7 @@ class RequestStreams:
         self._exact = len(np.unique(cpu)) <= LEVELS_MAX >= len(np.unique(size))
         shape = len(size_steps) + 1, len(self._cpu_steps) + 1
         self._per_position = shape[0] * shape[1]
-        # Where the rows of a size level begin: by the freest GPU, and by the whole ones.
+        # Start of the rows of each size level: by the freest GPU, and by the whole ones.
         freest = np.arange((GPU_MILLI + 1) * width) // max(1, width)
         self._size_at = size_steps.searchsorted(freest, "right") * shape[1]
         whole = np.arange(width + 1).clip(1) - 1 + GPU_MILLI

@@ -1,6 +1,6 @@
 """Typical requests of a fleet, and the frequency of each kind, given or learnt.
 
-Called by policies that value a node by the requests that will come. `read_typical` reads the mix
+Policies that rate a node by expected requests call it. `read_typical` reads the mix
 from a parameter; a `MixLearner` counts the requests that the policy has seen, in the policy's
 `context`.
 """
@@ -17,25 +17,25 @@ from moorage.policy.view import FleetView
 from moorage.records.json_values import JsonMapping, JsonObject
 
 KINDS_MAX: Final = 512
-"""Kinds of request in a mix; if there are more, the most frequent ones."""
+"""At most this many kinds of request in a mix: the most frequent ones."""
 KIND_CHARACTERS_MAX: Final = 200
-"""Longest description of a request that is counted (a long list of models is not)."""
+"""A request is counted if its description has at most this many characters."""
 
 SORTS_MAX: Final = 64
-"""Kinds of node; further ones count as the first kind."""
+"""At most this many sorts of node; further ones count as the first sort."""
 
 
 @dataclass(frozen=True)
 class RequestKind:
-    """A kind of request. One of several GPUs is taken to need whole ones.
+    """A kind of request. With several GPUs, it needs whole ones.
 
     Attributes:
-        cpu_milli: CPU it asks for.
-        gpus: GPUs it asks for; 0 asks for CPU alone.
-        gpu_milli: Milli of each GPU.
-        memory_mib: Memory it asks for.
-        models: Accepted GPU models; none accepts any.
-        weight: How frequent it is, in any unit.
+        cpu_milli: The requested CPU.
+        gpus: Number of requested GPUs; 0: CPU alone.
+        gpu_milli: Requested milli of each GPU.
+        memory_mib: The requested memory.
+        models: Accepted GPU models; empty: any model.
+        weight: Frequency of the kind, in any unit.
     """
 
     cpu_milli: int
@@ -56,7 +56,7 @@ def read_typical(raw: Sequence[JsonMapping]) -> list[RequestKind]:
 
     Args:
         raw: Objects with `cpu_milli`, `gpus` (or `num_gpu`), `gpu_milli`, `memory_mib`, `models`
-            and `weight`; what is left out is 0, whole GPUs, any model and 1.
+            and `weight`; defaults: 0, whole GPUs, any model, and a weight of 1.
     """
     kinds = []
     for kind in raw:
@@ -86,8 +86,8 @@ def node_sorts(
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """Return which kinds each sort of node may serve, and the sort of each node.
 
-    What counts is the model and whether GPUs may be shared, not how much there is or is free. A
-    node of mixed GPUs is of the sort of its first.
+    A sort depends on the GPU model and on whether the GPUs may be shared, not on amounts. A node
+    with mixed GPUs has the sort of its first GPU.
 
     Returns:
         bool `[sorts, kinds]`, and int64 `[nodes]`.
@@ -116,17 +116,17 @@ def node_sorts(
 class MixLearner:
     """The mix of a fleet without a description: assumed at first, then learnt from requests.
 
-    What was seen lies in the policy's `context`, which outlives the policy's instance: `seen`, a
-    count and the sum of the demanded memory by kind. It is brought up to date once per `BATCH`
-    requests, since the server has to carry a changed context. What was seen is `used` each time the
-    count has doubled (from `COUNT_MAX` on, been halved), however little the mix has moved: large
-    requests are rare, and those who wait for them to weigh something turn them away (measured).
-    What is used is stored too, so that an instance that starts in the middle goes on as the last.
+    The policy's `context`, which outlives the policy's instance, has `seen`: a count and the sum of
+    the demanded memory by kind. It is updated once per `BATCH` requests, since the server has to
+    transfer a changed context. A copy of `seen` becomes `used`, the mix in use, each time the count
+    has doubled (from `COUNT_MAX` on: was halved), even if the mix hardly changed: large requests
+    are rare, and a later update refused more of them in measurements. `used` is in the context,
+    too, so that a new instance continues with the same mix.
     """
 
     BATCH: Final = 64
     COUNT_MAX: Final = 16_384
-    """Requests counted; then all counts are halved, so that the old fade."""
+    """Above this number of counted requests, all counts are halved, so that old requests fade."""
 
     def __init__(self) -> None:
         self._fresh: dict[str, tuple[int, int]] = {}
@@ -146,8 +146,8 @@ class MixLearner:
         self._fresh, self._fresh_count = {}, 0
         due = context.get("due", self.BATCH)
         if _total(seen) > self.COUNT_MAX:
-            due = 0  # It will not double any more: each time it is halved is a time to look.
-            # Never to zero, which would leave the mean of the memory without a meaning.
+            due = 0  # The count no longer doubles: update at each halving.
+            # Never to zero: the mean memory divides by the count.
             seen = {name: ((n + 1) // 2, (memory + 1) // 2) for name, (n, memory) in seen.items()}
         frequent = sorted(seen, key=lambda name: (-seen[name][0], name))[:KINDS_MAX]
         context["seen"] = seen = {name: seen[name] for name in frequent}

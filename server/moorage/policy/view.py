@@ -1,7 +1,7 @@
 """The view of one evaluation: the columns of the fleet, read-only, and the usable nodes.
 
-The cell builds one for each consultation and hands it over as `input_data["fleet"]`; the author's
-offline checks build the same one.
+The cell builds a view for each consultation and passes it as `input_data["fleet"]`; the author's
+offline tests do the same.
 """
 
 from collections.abc import Sequence
@@ -40,13 +40,13 @@ class FleetView:
 
     Args:
         fleet: The fleet, or a cell's replica of it.
-        demand: The ask's `resources`, or None.
-        candidates: Clusters the ask may go to, or None for all.
+        demand: The `resources` of the request, or None.
+        candidates: Clusters that the request may use; None: all.
         reserved: Nodes reserved for others, as `(cluster_id, node_id)`.
         matching: A bit for each node, set where it has the required labels; empty: all have.
 
     Attributes:
-        demand: As given.
+        demand: The argument `demand`.
         allowed: bool `[nodes]`: candidates that are not reserved and have the required labels; None
             when every node is.
     """
@@ -110,7 +110,7 @@ class FleetView:
 
     @property
     def layout(self) -> int:
-        """A number that changes when rows may stand for other nodes than before."""
+        """A number that changes when row numbers may mean other nodes than before."""
         return self._fleet.layout
 
     def changed_since(self, version: int) -> list[int] | None:
@@ -121,10 +121,10 @@ class FleetView:
         """Return which allowed nodes could take the part of the demand for one node now.
 
         Args:
-            demand: Another demand than the ask's own.
+            demand: The demand; None: that of the request.
 
         Returns:
-            bool `[nodes]`. All allowed nodes where there is no demand.
+            bool `[nodes]`; without a demand, all allowed nodes.
         """
         demand = demand or self.demand
         fits = (
@@ -148,8 +148,8 @@ class FleetView:
         """Return a proposal of node `row` with these devices, in the documented output format.
 
         Args:
-            row: The node.
-            columns: Device columns; `pick_gpus` chooses where none are given.
+            row: Row of the node.
+            columns: Device columns; None: `pick_gpus` chooses them.
         """
         cluster_id, node_id = self._fleet.node_ids[row]
         if columns is None:

@@ -10,10 +10,10 @@ from websockets.http11 import Request
 from websockets.protocol import State
 
 AGENT_PATH: Final = "/agent"
-"""Where agents connect, on the port of the WebSocket."""
+"""URL path at which agents connect, on the port of the WebSocket."""
 FRAME_BYTES_MAX: Final = 8 << 20
-"""Most bytes of one frame; the largest frames have a command's output, or a machine with very many
-devices."""
+"""At most this many bytes in one frame; the largest frames have a command's output, or a machine
+with very many devices."""
 _NO_REQUEST: Final = Request("", Headers())
 """In place of an answered request: without one, the library would expect a handshake."""
 

@@ -15,7 +15,7 @@ from moorage.records.json_values import JsonObject
 from moorage.records.requests import QuotaChange
 
 CHANGES_MAX: Final = 100
-"""Most changes of each kind in one what-if."""
+"""At most this many changes of each kind in one what-if."""
 _FEW = Meta(max_length=CHANGES_MAX, description=f"a list of at most {CHANGES_MAX} changes")
 _FEW_POLICIES = Meta(
     max_length=CHANGES_MAX, description=f"an object of at most {CHANGES_MAX} policies' URIs"

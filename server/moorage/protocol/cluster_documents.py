@@ -13,14 +13,14 @@ from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonMapping
 
 MIB: Final = 1 << 20
-"""Bytes."""
+"""Bytes of a mebibyte."""
 
 _TOTALS: Final = ("gpus", "vcpus", "memory", "swap", "storage", "network")
 """Sums over the nodes; the server computes the sums that a document lacks."""
 
 _MACHINE_ID_BYTES: Final = 16
 _APPLICATION: Final = bytes.fromhex("6f1d4f0c8d5b4b0f9f0c2b7a3e5d8c41")
-"""Of Moorage, drawn once."""
+"""Moorage's application id for `machine_key`, drawn at random once."""
 
 
 def device(
@@ -114,11 +114,11 @@ def cluster_document(
     """Return the body of `POST /clusters` that describes the nodes as one cluster.
 
     Args:
-        cluster_id: Its id; empty if the caller is yet to choose one.
-        nodes: Its machines, as `node_document` makes them.
+        cluster_id: The cluster's id; empty: the caller chooses it later.
+        nodes: The cluster's machines, as `node_document` makes them.
         tag: The kind of their source.
         description: The kind of their source, for people.
-        region: The region of the cluster; empty: not known.
+        region: The region of the cluster; empty: unknown.
     """
     region_id = {"regionId": region} if region else {}
     return {

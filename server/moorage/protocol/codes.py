@@ -1,6 +1,6 @@
 """The codes of the protocol: why a request was refused, and why a socket was closed.
 
-The gateway closes with these, the client package and the docs explain with these.
+The gateway closes sockets with these codes; the client package and the docs explain them.
 """
 
 from typing import Final

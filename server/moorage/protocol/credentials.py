@@ -23,7 +23,7 @@ TICKET_PREFIX: Final = "moorage.ticket."
 CONSOLE_COOKIE: Final = "moorage-console-"
 """Cookies of the console start with it; their port follows, since browsers keep cookies by host."""
 COOKIES_MAX: Final = 16
-"""Most cookies of one request that are examined; the rest is ignored."""
+"""At most this many cookies of one request are examined; the rest is ignored."""
 
 
 def token_of(headers: Sequence[str]) -> tuple[str | None, bool]:
@@ -60,8 +60,8 @@ def read_subprotocols(headers: Sequence[str]) -> tuple[str, str] | None:
         headers: The values of all `Sec-WebSocket-Protocol` headers.
 
     Returns:
-        None without one; (`ticket`, ""), which is never valid, for two of them, or for a token that
-        is not base64url.
+        None: no credential. (`ticket`, ""), which is never valid: several credentials, or a token
+        that is not base64url.
     """
     offered = [each.strip() for header in headers for each in header.split(",")]
     found = [each for each in offered if each.startswith((BEARER_PREFIX, TICKET_PREFIX))]

@@ -1,7 +1,7 @@
 """Explains why a message could not be read, so that its author can correct it.
 
-`messages` calls `diagnose` if typed decoding failed. There, reading the message a second time costs
-little, and keeps all explanations off the fast path.
+`messages` calls `diagnose` if typed decoding failed. It reads the message a second time, so that
+the fast path needs no explanations.
 """
 
 import difflib
@@ -25,9 +25,9 @@ from moorage.records import fields as f
 from moorage.records.json_values import JsonObject, JsonValue
 
 QUOTED_CHARS_MAX: Final = 64
-"""Characters of a client's own words that a failure reply repeats."""
+"""A failure reply repeats at most this many characters of a client's text."""
 IGNORED_MAX: Final = 20
-"""Unknown fields with a warning each; further ones are only counted."""
+"""At most this many unknown fields get a warning each; further ones are only counted."""
 _INTEGERS: Final = "numbers that fit 64 bits"
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -40,7 +40,7 @@ _HALF_AT_END: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-
 _PAIR_CHARS: Final = 12
 _MILLI: Final = 1000
 LOOKED_AT_MAX: Final = 10_000
-"""Values that are searched for the one that cannot be packed; beyond it only the field is named."""
+"""At most this many values are searched for one that cannot be packed; else the field is named."""
 _ABSENT: Final = (None, msgspec.Raw(b"null"), msgspec.Raw(b'""'))
 
 
@@ -82,10 +82,10 @@ def check_names(text: str) -> AbstractSet[str]:
         text: A JSON object that was read already. Only its own fields are checked, not nested ones.
 
     Returns:
-        Their names.
+        The names of the object's fields.
 
     Raises:
-        BadMessage: There is one.
+        BadMessage: A field occurs twice.
     """
     raw = _fields(text)
     quotes = 2 * len(raw) + b"".join(raw.values()).count(b'"')
@@ -208,7 +208,7 @@ def no_kind(frame: str, kind: type[Struct], operations: list[str]) -> BadMessage
 
 
 def missing_fields(names: list[str], expected: str, identity: str | int | None) -> BadMessage:
-    """Return the error that names all fields that are missing."""
+    """Return the error that names all missing fields."""
     return BadMessage(
         Code.MISSING_FIELDS,
         f"Missing required fields: {', '.join(names)}",
@@ -426,7 +426,7 @@ def _suggest(given: JsonValue, known: list[str], paths: Sequence[str] = ()) -> s
         inner.setdefault(path.rpartition(".")[2], path)
     if given in inner:
         return f" (did you mean {inner[given]}?)"
-    # `cpus` means `cpu_milli`, though `gpus` is nearer: units are what is left out most.
+    # `cpus` means `cpu_milli`, though `gpus` is nearer: authors mostly omit units.
     words = {each.casefold(): inner.get(each, each) for each in (*inner, *known)}
     longer = [name for name in words if len(stem) > 1 and name.startswith(stem)]
     close = longer or difflib.get_close_matches(given, words, n=1)

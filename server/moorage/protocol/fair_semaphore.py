@@ -1,10 +1,10 @@
 """Lets tenants take turns at work that only a few callers may do at one time.
 
-Uploads and rechecks of policies take seconds each: they are unpacked, loaded, and run their own
-examples. Large messages and bodies take up to twenty milliseconds of the event loop each. A tenant
-may send any number of both. It never has all turns, unless there is only one. If too many callers
-wait, the tenant with the most waiters loses its latest one. So another tenant only waits for
-tenants that hold as little as itself, and never behind a flood.
+Uploads and rechecks of policies take seconds each: the server unpacks, loads and runs the policies.
+Large messages and bodies take up to twenty milliseconds of the event loop each. A tenant may send
+any number of both, but never has all turns, unless there is only one. If too many callers wait, the
+tenant with the most waiters loses its latest waiter. So another tenant never waits behind a flood,
+but only for tenants that hold as few turns as itself.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ class FairSemaphore:
     """Gives a limited number of callers a turn; all others wait.
 
     Args:
-        at_once_max: Most turns at one time; if there are several, one tenant may hold one less.
-        waiting_max: Most waiting callers; None: no limit.
-        busy: The text of the refusal of a further caller, after the number.
+        at_once_max: At most this many turns at a time; of several, a tenant may hold all but one.
+        waiting_max: At most this many callers wait; None: no limit.
+        busy: The refusal of a further caller: the words that follow the number of waiters.
         rests: Whether a turn stays taken for as long again as it was held, so that this work gets
             at most half of the event loop's time.
     """
@@ -52,7 +52,7 @@ class FairSemaphore:
         """Wait for a turn and hold it.
 
         Raises:
-            ServiceError: Too many wait already (`busy`).
+            ServiceError: Too many callers wait already (`busy`).
         """
         if self._closed or (tenant not in self._waiting and self._may(tenant)):
             self._take(tenant)
@@ -100,7 +100,7 @@ class FairSemaphore:
             await place
         except asyncio.CancelledError:
             if place.cancelled():
-                self._leave(tenant, place)  # Where it was not seen to be gone.
+                self._leave(tenant, place)  # `_serve` has not seen that it is gone.
             elif place.exception() is None:  # Its turn came in the same moment.
                 self._give_back(tenant)
             raise
@@ -117,7 +117,7 @@ class FairSemaphore:
             raise fault
         place = next(reversed(self._waiting[most]))
         self._leave(most, place)
-        if not place.cancelled():  # Else its task does not know yet.
+        if not place.cancelled():  # Else its task is cancelled, and runs later.
             place.set_exception(fault)
 
     def _leave(self, tenant: str, place: _Place) -> None:
@@ -136,7 +136,7 @@ class FairSemaphore:
             tenant = min(able, key=lambda each: self._held[each])
             place = next(iter(self._waiting[tenant]))
             self._leave(tenant, place)
-            if place.cancelled():  # Its task does not know yet.
+            if place.cancelled():  # Its task runs later.
                 continue
             if tenant in self._waiting:
                 self._waiting[tenant] = self._waiting.pop(tenant)

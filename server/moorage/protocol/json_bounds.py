@@ -11,22 +11,23 @@ from itertools import accumulate, chain, islice
 from typing import Final
 
 LARGE_BYTES: Final = 32 * 1024
-"""Larger texts are read in a turn of a `FairSemaphore`, since they may hold the loop for a
-while."""
+"""Larger texts are read in a turn of a `FairSemaphore`, since each may block the loop for
+milliseconds."""
 PARTS_MAX: Final = 32_768
-"""Arrays, objects and named fields of one message: some ten milliseconds to build."""
+"""At most this many arrays, objects and named fields in one message: ten milliseconds to build."""
 VALUES_MAX: Final = 131_072
-"""Values of one message."""
+"""At most this many values in one message."""
 SLOW_NUMBERS_MAX: Final = 512
-"""Most numbers in one message that take ten microseconds or more each: with an exponent from 200 to
-399, or with 190 digits in a row."""
+"""At most this many numbers in one message that take ten microseconds or more each: with an
+exponent from 200 to 399, or with 190 digits in a row."""
 _SLOW_DIGITS: Final = b"0" * 190
 _PIECE_BYTES: Final = 64 * 1024
 _STEPS: Final = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _EXPONENTS: Final = bytes.maketrans(b"0123456789E]} \t\r\n", b"z122111111e,,,,,,")
-"""Writes all digits but 0, 2 and 3 as 1, and 3 as 2; and all that may follow a number as `,`."""
+"""Maps the digits 1 and 4 to 9 to `1`, 3 to `2`, 0 to `z`, and all that may follow a number to
+`,`."""
 _SLOW_EXPONENT: Final = re.compile(rb"e2[z12][z12],")
 _LONG_EXPONENT: Final = re.compile(rb"ez+2[z12][z12],")
 
@@ -68,7 +69,7 @@ def has_slow_numbers(encoded: bytes, most: int) -> bool:
 def _has_more(encoded: bytes, characters: bytes, most: int) -> bool:
     each = [bytes([one]) for one in characters]
     if len(encoded) <= most or sum(map(encoded.count, each)) <= most:
-        return False  # With those in texts.
+        return False  # This count includes those in texts.
     found = 0
     for piece in _outside_texts(encoded, characters):
         found += sum(map(piece.count, each))
@@ -83,7 +84,7 @@ def _outside_texts(encoded: bytes, wanted: bytes) -> Iterator[bytes]:
     at, quote = 0, b""
     while at < len(encoded):
         end = at + _PIECE_BYTES
-        while encoded[end - 1 : end] == b"\\":  # It belongs to the character behind it.
+        while encoded[end - 1 : end] == b"\\":  # A backslash belongs to the next character.
             end += 1
         piece, at = encoded[at:end], end
         if b"\\" in piece:

@@ -35,7 +35,7 @@ RACK_LABELS: Final = (
 """Kubernetes has no standard name for racks; these are in use."""
 REGION_LABEL: Final = "topology.kubernetes.io/region"
 REPLICAS_LABEL: Final = "nvidia.com/gpu.replicas"
-"""How often the device plugin advertises each device, where it lets pods take turns."""
+"""How often the device plugin advertises each device, if pods share devices in turns."""
 WHOLE_DEVICES: Final = ("/gpu", "/gpu.shared")
 """Endings of the names of resources that count whole devices."""
 
@@ -70,7 +70,7 @@ class WrongNodeError(ValueError):
 
 
 def quantity(given: JsonValue) -> float | None:
-    """Return a quantity of the API, e.g. `63920m` or `528222604Ki`; None if it is none."""
+    """Return a quantity of the API, e.g. `63920m` or `528222604Ki`; None: not a quantity."""
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
     found = _QUANTITY.fullmatch(given) if isinstance(given, str) else None
@@ -80,7 +80,7 @@ def quantity(given: JsonValue) -> float | None:
 
 
 def mig_profile(resource: str) -> str:
-    """Return the MIG profile that a resource counts instances of, e.g. `mig-1g.10gb`; or ``."""
+    """Return the MIG profile whose instances a resource counts, e.g. `mig-1g.10gb`; empty: none."""
     found = _MIG.fullmatch(resource)
     return found[1] if found else ""
 
@@ -144,7 +144,7 @@ class NodeReading:
         for taint in taints if isinstance(taints, list) else ():
             if isinstance(taint, dict) and taint.get("effect") in _KEEPS_PODS_AWAY:
                 key = str(taint.get("key"))
-                if not key.endswith(WHOLE_DEVICES):  # That one keeps away pods without GPUs.
+                if not key.endswith(WHOLE_DEVICES):  # Such a taint only excludes pods without GPUs.
                     return f"tainted {key}"
         return ""
 

@@ -14,15 +14,16 @@ import msgspec
 from moorage.records.json_values import JsonObject, JsonValue
 
 PART_BYTES_MAX: Final = 64 * 1024
-"""Bytes that are decoded in one step, some two milliseconds; larger values are split."""
+"""At most this many bytes are decoded in one step, some two milliseconds; larger values are
+split."""
 LEVELS_MAX: Final = 8
-"""Number of levels on which values are split; each level reads all bytes once more. The nodes of a
-cluster document, its largest part, are on the third level."""
+"""Values are split on at most this many levels; each level reads all bytes once more. The nodes of
+a cluster document, its largest part, are on the third level."""
 
 VALUES_MAX: Final = 2_000
-"""Values that are encoded in one step; a text counts as one more for each 64 characters."""
+"""At most this many values are encoded in one step; a text counts one more per 64 characters."""
 ROWS_MAX: Final = 64
-"""Members of a list that are encoded in one step if the first of them is small."""
+"""At most this many members of a list are encoded in one step, if the first of them is small."""
 
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _elements: Final = msgspec.json.Decoder(list[msgspec.Raw])
@@ -40,7 +41,7 @@ def decode_in_parts(encoded: bytes) -> JsonValue:
     try:
         return _value(memoryview(encoded), LEVELS_MAX)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return msgspec.json.decode(encoded)  # Says at which byte of the whole it is wrong.
+        return msgspec.json.decode(encoded)  # Raises an error with the byte in the whole text.
 
 
 def _value(encoded: memoryview, levels: int) -> JsonValue:
@@ -121,7 +122,7 @@ def _rows(value: Sequence[JsonValue]) -> Iterator[bytes]:
             yield from _pieces(value[at])
             at += 1
         else:
-            # As many as may be if they are alike, which the rows of one list mostly are.
+            # As many as are allowed if all cost as much as the first: rows are mostly alike.
             most = min(ROWS_MAX, max(1, VALUES_MAX // cost))
             yield msgspec.json.encode(value[at : at + most])[1:-1]
             at += most

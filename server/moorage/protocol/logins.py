@@ -1,6 +1,6 @@
 """Logins to the console and tickets for the WebSocket, as both ports use them.
 
-The daemon keeps them.
+The daemon stores logins and tickets.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class Login:
 
 
 class Logins(Protocol):
-    """The person who has logged in."""
+    """The logins of all persons."""
 
     def enter(self, token: str) -> tuple[str, Login] | None:
         """Exchange a token for a cookie; None: the token belongs to no tenant.
@@ -44,7 +44,7 @@ class Logins(Protocol):
         """End the logins of these cookies.
 
         Raises:
-            ServiceError: `unavailable`: that cannot be stored.
+            ServiceError: `unavailable`: the end of a login cannot be stored.
         """
 
 
@@ -53,8 +53,8 @@ class IssuedTicket:
     """The stored data of a ticket.
 
     Args:
-        token: The token it stands for; None on a server without tokens.
-        expires_at: In seconds since the epoch.
+        token: The token that the ticket stands for; None on a server without tokens.
+        expires_at: End of the ticket, in seconds since the epoch.
     """
 
     token: str | None = field(repr=False)

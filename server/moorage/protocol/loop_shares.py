@@ -1,6 +1,6 @@
 """Limits how long one turn of the event loop reads messages of each tenant.
 
-Both doors have one: frames and messages of the WebSocket, requests over HTTP.
+The WebSocket (for frames and messages) and the HTTP port (for requests) have one `LoopShares` each.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Final
 from moorage.model import Tenant
 
 READ_SECONDS_MAX: Final = 0.002
-"""An answer takes some ten turns of the event loop; each of them waits for what clients send."""
+"""At most this many seconds per tenant and turn of the event loop; an answer takes ten turns."""
 
 
 class LoopShares:
@@ -19,10 +19,10 @@ class LoopShares:
     def __init__(self) -> None:
         self._spent: dict[Tenant, float] = {}
         self._waiting: dict[Tenant, deque[asyncio.Future[None]]] = {}
-        """In the next turn, the first connection of each tenant is read further."""
+        """Waiting connections by tenant; the next turn lets the first one of each tenant read."""
 
     def turn(self, tenant: Tenant) -> asyncio.Future[None] | None:
-        """Return an awaitable before more of a tenant is read; None: read more at once."""
+        """Return a future to await before reading more of a tenant; None: read more at once."""
         if self._spent.get(tenant, 0.0) < READ_SECONDS_MAX:
             return None
         turn = asyncio.get_running_loop().create_future()
@@ -39,7 +39,7 @@ class LoopShares:
         self._spent.clear()
         for tenant, turns in [*self._waiting.items()]:
             turn = turns.popleft()
-            if not turn.done():  # What awaits it may have been cancelled.
+            if not turn.done():  # The waiting task may be cancelled.
                 turn.set_result(None)
             if not turns:
                 del self._waiting[tenant]

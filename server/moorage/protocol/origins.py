@@ -1,9 +1,9 @@
 """Decides who may send HTTP requests: programs and our own pages, but no page of another site.
 
-`gateway`, `web` and served slot pools ask `Origins.refusal` about every request, the handshakes of
-WebSockets included. A browser reaches every port of its machine, and any page can make it send
-requests there: a form or a WebSocket needs no permission. Three headers that no page can set show
-this:
+`gateway`, `web` and served slot pools call `Origins.refusal` for every request, also for handshakes
+of WebSockets. A browser reaches every port of its machine, and any page can make the browser send
+requests there: a form or a WebSocket needs no permission. Three headers, which no page can set,
+reveal such requests:
 
 * `Host` is the name in the URL (RFC 9110, 7.2). If the owner of a page lets its name point to
 127.0.0.1 (DNS rebinding), the browser treats the page as one of ours, and the page reads answers;
@@ -126,7 +126,7 @@ def read_origin(text: str) -> WebOrigin | None:
     return None if default is None else _place(scheme.lower(), authority, default)
 
 
-@lru_cache(maxsize=64)  # Every request asks about the same few.
+@lru_cache(maxsize=64)  # Requests have the same few hosts.
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach `host`: a loopback address or `localhost`."""
     try:
@@ -152,7 +152,7 @@ def _plain(name: str) -> str:
     """Return the canonical form of a name or an address, for comparisons."""
     name = name.strip("[]").lower().removesuffix(".")
     try:
-        address = ipaddress.ip_address(name.partition("%")[0])  # The zone is this machine's affair.
+        address = ipaddress.ip_address(name.partition("%")[0])  # A zone is local.
     except ValueError:
         return name
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

@@ -1,7 +1,7 @@
 """Counts connections by address, for the limits of both ports.
 
-`gateway` and `web` count their busy and their idle connections with it, separately. Beyond a limit,
-the connection that was idle longest is closed.
+`gateway` and `web` each count their busy and their idle connections, in separate `Peers`. Beyond a
+limit, they close the connection that has been idle for the longest time.
 """
 
 import ipaddress
@@ -47,11 +47,11 @@ class Peers(Generic[T]):
 
 
 def most_of_one(limit: int) -> int:
-    """Return three quarters of a limit, the most that one address may use."""
+    """Return three quarters of a limit, rounded up: the maximum for one address."""
     return -(-limit * 3 // 4)
 
 
-@lru_cache(maxsize=1024)  # Each connection asks about its own several times per request.
+@lru_cache(maxsize=1024)  # Called several times per request.
 def _place(address: str) -> str:
     """Return the address that counts as one peer: an IPv4 address, or an IPv6 network."""
     try:

@@ -115,7 +115,7 @@ def success(data: JsonValue, **shared: Unpack[Shared]) -> bytes:
     """
     try:
         text = _encode(Reply(success=True, data=data, **shared))
-        if b"null" in text:  # What NaN and infinity become, silently.
+        if b"null" in text:  # NaN and infinity become `null`, silently.
             _check_finite([data, shared.get("reasons")])
     except _UNENCODABLE as error:
         shared |= {"reasons": None, "warnings": ()}
@@ -231,17 +231,17 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
             read it as plain JSON.
 
     Raises:
-        BadReply: It is neither a reply nor an event.
+        BadReply: The text is neither a reply nor an event.
     """
     try:
         try:
             reply = _reply(frame)
-        except msgspec.ValidationError:  # News, or what a server of another version says.
+        except msgspec.ValidationError:  # News, or a reply of another version's server.
             document = msgspec.json.decode(frame)
             if isinstance(document, dict) and "success" not in document:
                 return read_record(Event, document)
             reply = read_record(Reply, document)
-        reply.error  # noqa: B018  # Raises where it cannot be read.
+        reply.error  # noqa: B018  # Raises if it cannot be read.
     except (ValueError, RecursionError) as error:
         raise BadReply(f"the server sent what is not a reply: {error}") from error
     return reply if reply.data is not UNSET else msgspec.structs.replace(reply, data=None)

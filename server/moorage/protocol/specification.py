@@ -1,7 +1,7 @@
 """Specifies the WebSocket for programs: JSON Schemas of all messages, and AsyncAPI.
 
-All of it is made of the types in `messages` and `records.replies`. `web` serves it; the TypeScript
-client is generated from it.
+The schemas are generated from the types in `messages` and `records.replies`. `web` serves them; the
+TypeScript client is generated from them.
 """
 
 import inspect
@@ -164,8 +164,8 @@ def explain(name: str, schema: JsonObject) -> None:
     """Copy the attribute descriptions of a type's docstring to the properties of its schema.
 
     Args:
-        name: Of the type.
-        schema: Changed in place.
+        name: The name of the type.
+        schema: The schema of the type; changed in place.
     """
     if "description" not in schema:
         return
@@ -202,7 +202,7 @@ def schemas(reference: str = "#/$defs/{name}") -> dict[str, JsonObject]:
     for name in (Status.__name__, Why.__name__):
         found[name]["oneOf"] = [{"required": ["lease"]}, {"required": ["request"]}]
     for kind in MESSAGES.values():
-        if kind is not BlockRequest:  # What answers it comes without an envelope.
+        if kind is not BlockRequest:  # Its reply has no envelope.
             found[f"{kind.__name__}Reply"] = _reply(kind, reference)
     return dict(sorted(_with_wire_names(found, reference).items()))
 

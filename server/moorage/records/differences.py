@@ -1,6 +1,6 @@
 """Computes bounded differences of JSON documents: `before` and `after` of the audit log.
 
-`web` calls it for documents, the audit log for what operators set.
+`web` calls it for documents, the audit log for changes by operators.
 """
 
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ from typing import Final
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 PATHS_MAX: Final = 32
-"""Most changed fields that are listed; beyond it, only a mark says that there are more."""
+"""At most this many changed fields are listed; a mark shows that there are more."""
 CHARS_MAX: Final = 8_192
-"""Most characters of all values on each side; beyond it, containers are counted, not shown."""
+"""At most this many characters of all values on each side; then containers are only counted."""
 TEXT_MAX: Final = 200
-"""Characters of a text, or of a path."""
+"""At most this many characters of a text, or of a path."""
 ITEMS_MAX: Final = 16
-"""Members of an object or list that are shown; longer ones are counted."""
+"""An object or list is shown if it has at most this many members; of others, only the number."""
 LEVELS_MAX: Final = 6
 _MORE: Final = "…"
 _INTEGER_MAX: Final = 1 << 63

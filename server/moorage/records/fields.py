@@ -1,7 +1,7 @@
 """The fields of the records: their types, limits, and descriptions for people.
 
-Messages and replies are made of these. A bound is written once: msgspec enforces it, and the
-description beside it becomes the `expected` of the failure reply that a client gets.
+Messages and replies have these fields. A bound is written once: msgspec enforces it, and the
+description beside it becomes the `expected` of the failure reply to a client.
 """
 
 from typing import Annotated, Final, Literal
@@ -11,33 +11,34 @@ from msgspec import Meta, Struct
 from moorage.records.json_values import JsonObject
 
 ID_CHARS_MAX: Final = 128
-"""Characters of a message's `id`, of a lease or request id, of a token, key or cursor."""
+"""At most this many characters of a message's `id`, a lease or request id, a token, key or
+cursor."""
 URI_CHARS_MAX: Final = 512
-"""Characters of a policy's URI."""
+"""At most this many characters of a policy's URI."""
 NAME_CHARS_MAX: Final = 256
-"""Characters of a cluster id, of a GPU model, of a backend, action or topic."""
+"""At most this many characters of a cluster id, a GPU model, a backend, action or topic."""
 CLUSTERS_MAX: Final = 10_000
-"""Candidate clusters in one request; the setting `candidates_max` may allow fewer."""
+"""At most this many candidate clusters in a request; setting `candidates_max` may allow fewer."""
 LEASES_MAX: Final = 100
-"""Leases that one dry run may assume to end together."""
+"""At most this many leases that one dry run assumes to end together."""
 MODELS_MAX: Final = 64
-"""GPU models in one request."""
+"""At most this many GPU models in one request."""
 TOPICS_MAX: Final = 64
-"""Topics in one `watch`."""
+"""At most this many topics in one `watch`."""
 REQUIREMENTS_MAX: Final = 64
-"""Label requirements of one request."""
+"""At most this many label requirements in one request."""
 ALTERNATIVES_MAX: Final = 7
-"""Alternatives of one request, in addition to `resources`."""
+"""At most this many alternatives in one request, in addition to `resources`."""
 LABEL_VALUES_MAX: Final = 1024
-"""Values in one label requirement."""
+"""At most this many values in one label requirement."""
 GPUS_MAX: Final = 1024
-"""GPUs per node in one request."""
+"""At most this many GPUs per node in one request."""
 NODES_MAX: Final = 1024
-"""Nodes of one gang."""
+"""At most this many nodes in one gang."""
 CPU_MILLI_MAX: Final = 1_000_000_000
 MEMORY_MIB_MAX: Final = 1_000_000_000_000
 DEADLINE_SECONDS_MAX: Final = 3600
-"""Seconds of one evaluation; the setting `policy_deadline_seconds_max` may allow less."""
+"""At most this many seconds per evaluation; `policy_deadline_seconds_max` may allow less."""
 PRIORITY_MAX: Final = 1_000_000
 """Largest priority; the smallest is its negative."""
 MOMENT_MAX: Final = 253_402_300_799
@@ -49,17 +50,17 @@ TTL_SECONDS_MAX: Final = 604_800
 WAIT_SECONDS_MAX: Final = 604_800
 """A request waits at most seven days."""
 COMMAND_PARTS_MAX: Final = 4096
-"""Parts of one command, and environment variables for it."""
+"""At most this many parts of one command, and as many environment variables for it."""
 COMMAND_CHARS_MAX: Final = 131_072
-"""Characters of one part or variable: the limit of Linux."""
+"""At most this many characters of one part or variable: the limit of Linux."""
 LOG_WAIT_SECONDS_MAX: Final = 30
-"""Seconds that one `logs` waits for new output."""
+"""At most this many seconds that one `logs` waits for new output."""
 ATTEMPTS_MAX: Final = 100
-"""Starts of one workload that a request may allow."""
+"""At most this many starts of one workload that a request may allow."""
 EXEC_SECONDS_MAX: Final = 3600
-"""Seconds that one `exec` may run."""
+"""At most this many seconds that one `exec` may run."""
 PAGE_MAX: Final = 1000
-"""Objects on one page of a list."""
+"""At most this many objects on one page of a list."""
 SHOWN_NAMES: Final = {
     "cpu_milli": "CPU (milli)",
     "gpu_memory_mib": "GPU memory (MiB)",
@@ -73,7 +74,7 @@ SHOWN_NAMES: Final = {
 }
 """Names of fields in sentences for people; other fields use their names, with spaces."""
 DEPTH_MAX: Final = 128
-"""Nesting depth of arrays and objects in one message."""
+"""At most this many nested arrays and objects in one message."""
 
 _UNSHOWN: Final = (
     r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"

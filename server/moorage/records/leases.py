@@ -26,7 +26,7 @@ class NodeName(Struct, frozen=True):
     cluster_id: str
     node_id: str
 
-    # Programs of users know it as a pair.
+    # Programs of users unpack it as a pair.
 
     def __iter__(self) -> Iterator[str]:
         """Yield cluster and node, for `cluster, node = name`."""

@@ -1,7 +1,8 @@
 """A lenient decoder for all records, which reads replies of other versions of the server.
 
-Clients call it. Unknown fields are ignored, fields that an older server does not know are empty,
-and a code that is newer than this client is omitted. A value of the wrong type is an error.
+Clients call `read_record`. It ignores unknown fields, fills in empty values for fields that an
+older server lacks, and omits a code that this client does not know. A value of the wrong type is an
+error.
 """
 
 from collections.abc import Hashable, Mapping
@@ -32,7 +33,7 @@ def read_record(kind: type[T], document: JsonValue) -> T:
     """Convert a document to a record, or to any other type.
 
     Raises:
-        msgspec.ValidationError: It has another type, or lacks an essential field.
+        msgspec.ValidationError: The document has another type, or lacks an essential field.
     """
     try:
         return msgspec.convert(document, kind)

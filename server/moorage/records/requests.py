@@ -1,6 +1,6 @@
 """The parts of messages: resources, terms of a lease, its workload, and quotas.
 
-`messages` is the only one that reads them; the fields themselves are in `fields`.
+Only `messages` reads them; the types of the fields are in `fields`.
 """
 
 from typing import Annotated
@@ -73,7 +73,7 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     def demand(self) -> model.Demand:
         """Convert these resources to a `Demand` of the core."""
-        amounts = astuple(self)[:-1]  # The fields of both are in the same order.
+        amounts = astuple(self)[:-1]  # `Resources` and `Demand` have the fields in the same order.
         return model.Demand(*(*amounts, self.requirements()))
 
 

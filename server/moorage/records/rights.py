@@ -1,7 +1,7 @@
 """Roles, rights and callers: the only table of each role's rights.
 
-Both doors, the console and the command line ask `Caller.may(Right.…)`. A new right is one line of
-`Right`.
+The WebSocket, the HTTP port, the console and the command line call `Caller.may(Right.…)`. A new
+right is one line of `Right`.
 """
 
 from enum import Enum, StrEnum
@@ -69,12 +69,12 @@ token or tenant can have this name."""
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """The sender of a request, made once in the handshake or at the HTTP door.
+    """The sender of a request; the handshake or the HTTP port makes it once.
 
     Args:
         tenant: The owner of the leases, quota and policies in its requests.
         role: Decides the caller's rights.
-        token_name: Name of its token; empty for tokens of the settings, and without tokens.
+        token_name: Name of the caller's token; empty: a token of the settings, or none.
     """
 
     tenant: Tenant

@@ -45,8 +45,8 @@ class Running:
     Args:
         ws: URL of its WebSocket.
         http: URL of its HTTP services.
-        pid: Its process.
-        log: Where its stderr goes.
+        pid: Id of its process.
+        log: File that its stderr goes to.
     """
 
     ws: str
@@ -65,13 +65,13 @@ def daemon(
     """Run `moored serve` on free loopback ports until the block ends.
 
     Args:
-        data: Its data directory; where none is given a temporary one, which is removed afterwards,
-            with the workloads of this machine that it knows.
-        options: Further flags.
-        environment: Further variables.
+        data: The daemon's data directory; None: a temporary one. That one is removed afterwards,
+            and its workloads on this machine are stopped.
+        options: Further flags of `moored serve`.
+        environment: Further variables of its environment.
 
     Raises:
-        ServerError: It did not become ready, or did not stop cleanly.
+        ServerError: The daemon did not become ready, or did not stop cleanly.
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         command = [*serve_command(data or Path(folder) / "data"), *options]
@@ -86,7 +86,7 @@ def daemon(
 
 
 def _end_workloads(data: Path) -> None:
-    """Stop the workloads of a daemon whose data folder is removed: no other one finds them."""
+    """Stop the workloads of a removed data folder: no other daemon would find them."""
     for folder in (data / "local" / "running").glob("*"):
         with contextlib.suppress(ProcessLookupError):  # It has ended meanwhile.
             if (supervisor := holder(folder)) is not None:
@@ -131,7 +131,7 @@ def child(
 
 @contextlib.contextmanager
 def _defer_sigterm() -> Iterator[None]:
-    """Handle SIGTERM after the block: during a child's start it would leave the child running."""
+    """Handle SIGTERM after the block: during a child's start it would leave the child alive."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Handlers run in the main thread alone.
         return
@@ -164,7 +164,7 @@ def tail(log: Path) -> str:
 def _ready(process: "subprocess.Popen[str]", log: Path) -> JsonObject:
     assert process.stdout is not None
     late = threading.Timer(READY_SECONDS_MAX, process.kill)
-    late.daemon = True  # A stop does not wait for it.
+    late.daemon = True  # The end of this process does not wait for the timer.
     try:
         late.start()
         line = process.stdout.readline()

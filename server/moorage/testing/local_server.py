@@ -38,9 +38,9 @@ class Server(Running):
         """Publish a policy and return its URI.
 
         Args:
-            policy: The name of one that ships; the path of a Python file, which becomes version
+            policy: The name of a shipped policy; the path of a Python file, which becomes version
                 `1.0-test` of a policy named like the file; or a PolicyRule document.
-            token: Shown to the server.
+            token: Token of the caller; "": none.
 
         Raises:
             ServerError: The server refuses it.
@@ -82,14 +82,14 @@ def server(
     """Run a server on free loopback ports until the block ends.
 
     Args:
-        fleet: Cluster documents; `[fake_cluster()]` where none are given.
+        fleet: Cluster documents; None: `[fake_cluster()]`.
         policies: Published at the start, as by `Server.publish`.
         environment: Settings, as variables: `{"MOORAGE_TOKENS": "ann:secret-1"}`.
-        data: Its data directory, which stays; a temporary one where none is given.
-        token: With which clusters and policies are registered, where there are tokens.
+        data: The server's data directory, which stays; None: a temporary one.
+        token: Token that registers clusters and policies, if the server requires tokens.
 
     Raises:
-        ServerError: It did not become ready, refused what it was given, or did not stop cleanly.
+        ServerError: The server did not become ready, refused a document, or did not stop cleanly.
     """
     with daemon(data, environment=dict(environment or {})) as running:
         started = Server(running.ws, running.http, running.pid, running.log)

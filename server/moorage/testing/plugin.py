@@ -1,7 +1,7 @@
 """Fixtures for pytest; enable them in `conftest.py`: `pytest_plugins = ["moorage.testing.plugin"]`.
 
-pytest does not load this by itself: an entry point would cost every run of pytest the imports,
-wherever Moorage is installed.
+An entry point would make every run of pytest import this module, wherever Moorage is installed. So
+pytest does not load it by itself.
 """
 
 from collections.abc import Iterator, Sequence

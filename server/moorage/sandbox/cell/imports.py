@@ -1,7 +1,8 @@
 """Imports of a policy beyond preloaded modules: its archive's files, and inert modules.
 
-Sources live in memory. If a library is missing, an import with an alternative fails, so that the
-policy uses the alternative. Any other import gives a module that raises an error when it is used.
+The cell reads the archive's files from memory, not from a disk. If a library is missing, an import
+with an alternative fails, so that the policy uses the alternative. Any other import gives a module
+that raises an error when it is used.
 `cell.policy` installs the finder and asks it for warnings.
 """
 

@@ -505,7 +505,7 @@ class Cell(asyncio.Protocol):
         frame: frames.Call,
         arguments: tuple[JsonValue, ...],
     ) -> None:
-        """Answer one call. The head's clock stands still meanwhile."""
+        """Answer a call of the cell with the services' result; stop the head's clock meanwhile."""
         try:
             answer = await answers.answer_call(services, frame, arguments)
         except asyncio.CancelledError:

@@ -395,8 +395,9 @@ class WorkloadRuns:
     async def _undone(self, workload: str, *, gave_up: bool) -> None:
         """Delete the objects of a failed start, and wait until they are gone.
 
-        This has no time limit: the devices are not free while a pod may run. But a cancelled start
-        waits at most `UNDO_SECONDS_MAX`, since a stop follows, which waits.
+        A failed start waits without a time limit: the devices are not free while a pod may run. A
+        cancelled start (`gave_up`) waits at most `UNDO_SECONDS_MAX`: a stop follows, and waits for
+        the rest.
         """
         self._running.discard(workload)
         try:
