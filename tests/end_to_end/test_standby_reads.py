@@ -142,7 +142,7 @@ def test_a_read_waits_for_the_callers_own_writes(pair: tuple[One, One]):
     ahead = {"op": "leases", "min_revision": granted["revision"] + 1_000}
     refused = read(second, **ahead)
     assert refused["error"]["code"] == "not_leader"
-    assert "was not here after 5 s" in refused["message"]
+    assert "did not arrive within 5 s" in refused["message"]
     assert read(first, **ahead)["success"]
 
 
