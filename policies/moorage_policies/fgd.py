@@ -42,13 +42,13 @@ from moorage.policy import (
 )
 
 TYPICAL_MAX: Final = 128
-"""Most typical requests; of a longer list, those with the highest weights count."""
+"""At most this many typical requests; of a longer list, those with the highest weights count."""
 DEMANDS_MAX: Final = 512
-"""Demands whose scores are cached; beyond it the one judged least recently is dropped."""
+"""Most demands with cached scores; then the demand that was scored least recently is dropped."""
 ROWS_FEW: Final = 3
 """Up to this number of changed nodes, numbers of Python are faster than arrays: the usual case."""
 KINDS_MAX: Final = 64
-"""Classes of GPU, by the typical requests they serve; further ones count as the first."""
+"""Most classes of GPUs, by the typical requests they serve; others count as the first class."""
 KIND_CHARACTERS_MAX: Final = 200
 """Longest description of a request that is counted (a long list of models is not)."""
 PARTS_MAX: Final = 10**9
@@ -344,7 +344,7 @@ class AIOSv1PolicyRule:
             scored, changed = FragmentationScores(len(fleet)), range(len(fleet))
             if len(self._scored) >= DEMANDS_MAX:
                 del self._scored[next(iter(self._scored))]
-        self._scored[demand] = scored  # Last in the order: judged most recently.
+        self._scored[demand] = scored  # To the end: scored most recently.
         scored.version = fleet.version
         if len(changed) <= ROWS_FEW and demand.gpus == 1:
             for row in changed:
