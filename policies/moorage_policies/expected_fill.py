@@ -64,17 +64,17 @@ FREQUENT_SHARE: Final = 0.95
 CPU_ONLY_WEIGHT: Final = 0.5
 """Frequency of requests without GPUs in a stream, relative to their real frequency."""
 STATES_MAX: Final = 1 << 17
-"""States whose value is cached; beyond it the cache starts afresh."""
+"""Most states with a cached value; then the cache is cleared."""
 STATES_BYTES_MAX: Final = 48 << 20
 """Bytes of cached states; beyond it the cache starts afresh. A state takes `STATE_BYTES`, and two
 bytes for each kind."""
 STATE_BYTES: Final = 300
 BATCH_MAX: Final = 1024
-"""States valued at once, to bound memory."""
+"""Most states valued at once, to limit memory."""
 ROWS_MAX: Final = 4096
 """Nodes judged per evaluation; the others count as the worst fitting node until a later one."""
 DEMANDS_MAX: Final = 512
-"""Demands whose scores are cached; beyond it the one judged least recently is dropped."""
+"""Most demands with cached scores; then the demand that was scored least recently is dropped."""
 DEMANDS_MIN: Final = 16
 SCORES_BYTES_MAX: Final = 64 << 20
 """Bytes of cached scores; beyond it demands are dropped, but at least `DEMANDS_MIN` stay."""

@@ -232,7 +232,7 @@ class ResourcePool:
         return True
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
-        """Return whether requirements need more of a resource than `than` needs, and is free."""
+        """Return whether some needed amount is above that of `than` and above the free amount."""
         less = dict(self._amounts(than) or ())
         amounts = self._amounts(requirements) or ()
         with self._lock:

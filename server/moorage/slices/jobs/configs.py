@@ -129,8 +129,9 @@ class TpuAcceleratorConfig(ComputeResourceConfig):
 
     Args:
         tpu_version: Such as `v4-8`.
-        pod_count: Number of slices, or all acceptable numbers. cpu_count: CPUs of a task that
-            `create_remote_decorator` makes. A task on a slice has a whole host, and takes no CPUs.
+        pod_count: Number of slices, or all acceptable numbers.
+        cpu_count: CPUs of a task that `create_remote_decorator` makes. A task on a slice has a
+            whole host, and takes no CPUs.
         chips_per_host: Chips of each host; None: all chips of the host.
         worker_count: Number of hosts of the slice that `execute` uses, from the first one; None:
             all.
