@@ -96,7 +96,7 @@ class APIModelResource(BaseResource):
         """Do nothing: a model stores no state of its users."""
 
     async def get_status(self) -> ResourceStatus:
-        """Request the service's list of models; return whether the service answers."""
+        """Request the service's list of models; without an answer, the status is pending."""
         try:
             async with (
                 asyncio.timeout(API_SECONDS_MAX),

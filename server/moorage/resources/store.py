@@ -267,7 +267,7 @@ class ResourceStore:
         )
 
     async def _hand_over(self, claim: ResourceClaim, resource: BaseResource) -> None:
-        """Give a started resource to its claim, or back to the pool if the claim was given up."""
+        """Give a started resource to its claim; end the resource if the claim was given up."""
         with self._lock:
             unwanted = claim.stage is ClaimStage.OVER
             claim.warm = None
