@@ -85,7 +85,7 @@ def request_message(
 
 def _traceparent() -> str:
     """Return the caller's active span of OpenTelemetry, as W3C Trace Context writes it, or ""."""
-    tracing = sys.modules.get("opentelemetry.trace")  # Who has a span has imported it.
+    tracing = sys.modules.get("opentelemetry.trace")  # A caller with a span has imported it.
     if tracing is None:
         return ""
     span = tracing.get_current_span().get_span_context()

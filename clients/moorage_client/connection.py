@@ -52,7 +52,7 @@ REPLY_BYTES_MAX: Final = 16 * 1024 * 1024
 """Largest reply in bytes; a longer one closes the socket. Lists have pages for this reason."""
 
 IN_FLIGHT_MAX: Final = 4096
-"""Requests of one socket that may wait for replies; one more is refused as `busy`."""
+"""At most this many requests of one socket wait for replies; others are refused as `busy`."""
 
 RESUME_SECONDS_MAX: Final = 10.0
 """Seconds that a server may take to answer whether it resumes a session."""
@@ -309,7 +309,7 @@ class Connection:
         """Return whether a new connection would send another token than this one."""
         try:
             return await _bearer(self.endpoint) not in {None, self._token}
-        except MoorageError:  # The file is gone, say.
+        except MoorageError:  # For example, the file is gone.
             return False
 
     def _close_error(self, error: ConnectionClosed) -> MoorageError:
@@ -349,7 +349,7 @@ class Connection:
         elif number in self._coming:
             self._coming[number] = reply
         elif not number and not reply.success:
-            # A refusal that answers no message is about the connection: everybody's answer.
+            # A refusal without an id is about the connection: every caller gets it.
             self._finish(read_refusal(reply))
         elif not (number.isdecimal() and int(number) <= self._issued):
             raise ProtocolViolated(

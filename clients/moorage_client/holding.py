@@ -42,10 +42,10 @@ class HeldLease:
     """A held lease. Any thread may read it.
 
     Args:
-        lease: As granted.
-        data: What the policy returned.
-        warnings: Of the answer.
-        replayed: It may have been granted long before its answer came.
+        lease: The lease as granted.
+        data: The policy's return value.
+        warnings: Warnings of the answer.
+        replayed: Whether the lease may have been granted long before its answer came.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from moorage_client.endpoint import Endpoint
 from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused, Timeout
 
 STREAMED_MAX: Final = 4096
-"""Requests whose progress is tracked; beyond it the oldest are dropped."""
+"""At most this many requests have their progress tracked; then the oldest are dropped."""
 
 _LAST: Final = frozenset({"ready", "ended"})
 """States of a workload after which there is no more progress."""
@@ -191,7 +191,7 @@ class Link:
             call.sent -= 1
             raise self._led_away(connection, refused)
         if reply.lease is not None and call.orphaned is not None:
-            call.orphaned(reply)  # The answer was lost on the way, the lease is there.
+            call.orphaned(reply)  # Only the answer was lost: the lease exists.
         if refused.code == Code.SHUTTING_DOWN and call.idempotent:
             if self._addresses.several:
                 raise self._led_away(connection, refused)
@@ -211,7 +211,7 @@ class Link:
     def _led_away(self, connection: Connection, refused: RequestRefused) -> "_NotLeader":
         """Leave a standby, which still answers earlier messages; return its error."""
         names_another = True
-        if connection is self._connection:  # Else another call has seen to it.
+        if connection is self._connection:  # Else another call has done this.
             self._connection = None
             self._aside.add(connection)
             self._spawn(self._leave(connection))

@@ -10,10 +10,10 @@ from moorage_client.errors import MoorageError
 T = TypeVar("T")
 
 PAGES_MAX: Final = 10_000
-"""Pages of one list; more is an error, as the server then repeats itself."""
+"""Most pages of one list; more is an error: the server seems to repeat pages."""
 
 ITEMS_MAX: Final = 1_000_000
-"""Items of one list that `all` returns; more is an error."""
+"""Most items of one list that `all` returns; more is an error."""
 
 
 class Listing(Generic[T]):

@@ -55,7 +55,7 @@ ANSWER_SECONDS_MAX: Final = 600.0
 """Seconds for an answer as a whole."""
 
 ANSWER_BYTES_MAX: Final = 160 * 1024 * 1024
-"""Bytes of one answer; a longer one is not read to its end. Moorage's own servers send less."""
+"""Most bytes read of one answer. Moorage's own servers send less."""
 
 _REDIRECTIONS: Final = 3
 _GATEWAY_STATUS: Final = frozenset({502, 503, 504})  # A server of ours answers them with JSON.

@@ -19,7 +19,7 @@ from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused
 from moorage_client.loops import LoopThread
 
 UNREAD_MAX: Final = 10_000
-"""News buffered for a slow program; beyond this the oldest are dropped."""
+"""Most news buffered for a slow program; then the oldest are dropped."""
 
 
 class Watch:

@@ -1,9 +1,9 @@
 """Makes Ray assign the devices that a lease holds, although Ray would choose other devices.
 
-Ray assigns the first free devices of a node. So one actor each holds the free devices up to the
-last device of the lease; then the actors on the lease's devices end, and the next started actor
-gets these devices. The backend `ray` and the pools of `slices` do so. Ray copies the classes to the
-nodes by value.
+Ray assigns the first free devices of a node. So this module starts one actor for each free device
+until the actors hold the lease's devices. Then it ends the actors on the lease's devices, and the
+workload that starts next gets these devices. The backend `ray` and the pools of `slices` call this
+module. Ray sends its classes to the nodes by value.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ import ray
 RayHandle: TypeAlias = Any
 """An actor or a reference: Ray has no types for their methods and values."""
 FREE_SECONDS_MAX: Final = 10.0
-"""Seconds for which others may use a device of a lease before that is an error."""
+"""Most seconds that other programs may use a lease's device; then `DeviceError` is raised."""
 GIVE_SECONDS_MAX: Final = 60.0
-"""Seconds that Ray may take to assign a free device; a busy node starts actors slowly."""
+"""Most seconds that Ray may take to assign a device that no other worker uses."""
 LOOK_SECONDS: Final = 0.5
-"""Seconds between two checks whether Ray assigned a device, or the caller gave up."""
+"""Seconds between two checks whether a device is assigned, or the start was given up."""
 
 
 class DeviceError(Exception):
@@ -29,7 +29,7 @@ class DeviceError(Exception):
 
 
 class DeviceHolder:
-    """Holds a device of a node, or a share, so that Ray gives other devices to a workload."""
+    """Holds a device, or a share of it, so that Ray assigns other devices to a workload."""
 
     def devices(self, gpus: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the devices that Ray gave this actor, and Ray's ids of a lease's devices."""
@@ -47,7 +47,7 @@ def devices_of_actor() -> list[str]:
 
 def device_names(gpus: Sequence[str]) -> list[str]:
     """Return Ray's names of devices: indices, or those in the raylet's CUDA_VISIBLE_DEVICES."""
-    worker = ray._private.worker.global_worker  # noqa: SLF001  # No public name for it.
+    worker = ray._private.worker.global_worker  # noqa: SLF001  # No public API.
     names = (getattr(worker, "original_visible_accelerator_ids", None) or {}).get("GPU")
     return [str(names[int(each)]) if names else str(each) for each in gpus]
 
@@ -56,8 +56,8 @@ class Holders:
     """Actors that hold devices for a moment.
 
     Args:
-        ours: Returns Ray's ids of our actors that may hold a device that is not theirs, until they
-            are started again.
+        ours: Returns Ray's ids of the caller's actors that may have a device of another lease,
+            until they are started again.
     """
 
     def __init__(self, ours: Callable[[], Collection[str]] = tuple) -> None:
@@ -83,10 +83,10 @@ class Holders:
 
         Args:
             node: Ray's id of the node.
-            gpus: The devices of the lease, by index.
-            share: The held share of each device; 1: all of it.
-            take: Starts the actor that gets the devices; returns whether it started.
-            given_up: Ends the wait when it is set.
+            gpus: The lease's devices, by index.
+            share: The held part of each device; 1: the whole device.
+            take: Starts the workload that gets the devices; returns whether that worked.
+            given_up: Set by the caller to end the wait.
 
         Returns:
             The result of `take`.
@@ -109,7 +109,7 @@ class Holders:
                     try:
                         given, names = self._wait_for_device(ref, node, missing.values(), given_up)
                     except DeviceError:
-                        ray.kill(others[-1], no_restart=True)  # It has not started: `leave` fails.
+                        ray.kill(others[-1], no_restart=True)  # It has not started yet.
                         raise
                     if not named:  # Ray's names of the devices are known now.
                         named = names
@@ -125,7 +125,7 @@ class Holders:
     def _wait_for_device(
         self, ref: Any, node: str, missing: Collection[str], given_up: threading.Event | None
     ) -> tuple[list[str], list[str]]:
-        """Wait until a holder has a device."""
+        """Wait until Ray has assigned a device to a holder."""
         began = time.monotonic()
         while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
             if given_up is not None and given_up.is_set():
@@ -161,7 +161,7 @@ class Holders:
         if leaving:
             ray.wait(leaving, num_returns=len(leaving), timeout=FREE_SECONDS_MAX)
         for holder in holders:
-            with contextlib.suppress(Exception):  # It has ended, as it should.
+            with contextlib.suppress(Exception):  # The actor has ended, as intended.
                 ray.kill(holder, no_restart=True)
             with self._lock:
                 self._ids.discard(holder._actor_id.hex())  # noqa: SLF001  # As above.
@@ -169,13 +169,13 @@ class Holders:
 
 def _users(node: str) -> set[tuple[str, str]]:
     """Return which devices of a node its workers have, and the ids of these workers' actors."""
-    from ray._private.internal_api import node_stats  # noqa: PLC0415  # No public name for it.
+    from ray._private.internal_api import node_stats  # noqa: PLC0415  # No public API.
 
     try:
         (found,) = [each for each in ray.nodes() if each["NodeID"] == node and each["Alive"]]  # type: ignore[no-untyped-call]  # Ray has no types.
         address, port = found["NodeManagerAddress"], found["NodeManagerPort"]
         stats = node_stats(address, port, include_memory_info=False)  # type: ignore[no-untyped-call]  # As above.
-    except Exception:  # noqa: BLE001  # A client of `ray://` may not ask, or the node ends now.
+    except Exception:  # noqa: BLE001  # `ray://` clients cannot ask; the node may end.
         return set()
     return {
         (str(slot.slot), worker.actor_id.hex())

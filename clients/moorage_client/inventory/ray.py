@@ -180,13 +180,13 @@ def _token() -> str:
     try:
         # `ray.init()` makes the second one by itself.
         return Path(named or Path.home() / ".ray" / "auth_token").read_text().strip()
-    except (OSError, RuntimeError, UnicodeDecodeError):  # The second: this user has no home.
+    except (OSError, RuntimeError, UnicodeDecodeError):  # RuntimeError: this user has no home.
         return ""
 
 
 def _get(source: str, url: str) -> JsonMapping:
     """Return the `data` of a reply of the dashboard."""
-    # Slow to import: all who read any inventory would wait.
+    # Slow to import: readers of other inventory would wait.
     import requests  # noqa: PLC0415  # See above.
 
     from moorage_client.http_session import HttpSession  # noqa: PLC0415  # As above.

@@ -1,8 +1,8 @@
 """The async executor: runs a graph on the caller's event loop.
 
-Coroutine functions run on the loop, as tasks of their own; whatever else is called on threads,
-since a quick function looks like one that blocks, and an awaitable that it returns is
-awaited on the loop. Everything else, all callbacks included, happens on the loop.
+Coroutine functions run on the loop, as asyncio tasks. All other functions are called on threads,
+since they may block; an awaitable that such a function returns is awaited on the loop. Everything
+else, all callbacks included, happens on the loop.
 """
 
 import asyncio
@@ -206,7 +206,7 @@ class _AsyncRun:
                     self._turning = True
                     self._loop.call_soon(self._next_turn)
                     return
-        except BaseException as defect:  # No caller may wait for ever for what did not start.
+        except BaseException as defect:  # Else a caller could wait forever.
             self._defect = defect
             self._over.set()
             raise
@@ -238,7 +238,7 @@ class _AsyncRun:
 
     def _await(self, node: RunningNode, value: Awaitable[Result]) -> None:
         """Await the result of a task, in an asyncio task that the node can cancel."""
-        # A context of its own: what one node sets there is none of the next one's business.
+        # A context per node: nodes do not share variables.
         task = self._loop.create_task(self._live(node, value), context=self._context.copy())
         task.add_done_callback(partial(self._end_unstarted, node, value))
         self._awaiting[node] = task

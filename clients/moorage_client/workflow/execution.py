@@ -1,8 +1,8 @@
 """One run of a graph: the common part of the sync and the async executor.
 
-The shells differ in who runs the tasks, and in nothing else: both ask `next` what to run, call
-`open` before the task and `close` after it, and tell `settle` that it is over. Functions here need
-the shell's lock if their docstring says so; they never wait.
+The two executors (shells) differ only in how they run tasks. Both call `next` for a node to run,
+`open` before its task, `close` after it, and `settle` at the node's end. Functions here need the
+shell's lock if their docstring says so; they never wait.
 """
 
 import time
@@ -60,7 +60,7 @@ class Settings:
     journal: RunJournal | None
     gates: Mapping[str, ApprovalGate]
     ends: Callable[[], bool] | None = None
-    """Whether no more nodes are started."""
+    """Returns whether the run must start no more nodes."""
     expanders: Mapping[str, Expander] = field(default_factory=dict)
 
     def timeout_of(self, name: str) -> float | None:
@@ -93,12 +93,12 @@ class Execution:
     """The state of one run.
 
     Args:
-        settings: How to run.
-        tasks: By node.
+        settings: The settings of the run.
+        tasks: The tasks, by node.
         wake: Makes the shell call `next`; callable from any thread, returns at once, and takes no
             lock that is held while this is called.
         kinds: Of each task, by name: nodes of different kinds are never admitted together.
-        space: Whether a task of this kind can be started now, whatever the pool has.
+        space: Returns whether the shell can start a task of this kind now.
         on_stop: Called, from any thread, with a node that gets a stop signal.
     """
 
@@ -356,7 +356,7 @@ class Execution:
             except Exception as error:  # noqa: BLE001  # Whatever it is, it fails the node.
                 claim.error = error
                 self._news.append(claim)
-        if self._space is not None:  # There may be space for a node that had none before.
+        if self._space is not None:  # A node may find space now.
             groups = list(filter(self._may_stand_in_line, self._schedule.blocked_groups))
             while (better := self._better(groups)) and self._exchange(*better):
                 pass
@@ -420,9 +420,9 @@ class Execution:
         node.refused = refused
         if grant is not None:
             grant.on_lost = node.stop
-            if grant.lost is not None:  # It was lost before `on_lost` was set.
+            if grant.lost is not None:  # The grant was lost before `on_lost` was set.
                 node.stop(grant.lost)
-        if self.cancelled:  # It was granted before it could leave the line.
+        if self.cancelled:  # It was granted before it left the queue.
             node.stop(stopped_run())
         return node
 
@@ -510,7 +510,7 @@ class Execution:
         Returns:
             Its result, for `settle`; None if it is to be tried again.
         """
-        if not node.finish():  # It was no longer awaited, and its result stands.
+        if not node.finish():  # The run abandoned the node: its result stays.
             if node.grant is not None:
                 self._give_back(node)
                 self.freed()
@@ -612,9 +612,9 @@ def _status(
         return NodeStatus.TIMED_OUT, why
     if isinstance(why, TaskStopped):
         if error is None and not node.abandoned:
-            return NodeStatus.COMPLETED, None  # It was done before it noticed.
+            return NodeStatus.COMPLETED, None  # It ended before it saw the stop signal.
         return NodeStatus.CANCELLED, why
-    if why is not None:  # Its lease is lost: what it did meanwhile may not count.
+    if why is not None:  # Its lease was lost: its work may be invalid.
         return NodeStatus.FAILED, why
     if isinstance(error, CancelledError):
         return NodeStatus.CANCELLED, error

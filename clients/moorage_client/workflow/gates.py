@@ -1,8 +1,8 @@
 """Gates: nodes that wait until a person, or a program, approves them.
 
-A gate is no part of a graph: it is given to an executor, `gates={"deploy": ApprovalGate()}`, and
-resolved from any thread. A node waits at its gate when all that it waits for has ended. A task may
-also wait at one itself.
+A gate is no part of a graph: the caller gives it to an executor, `gates={"deploy":
+ApprovalGate()}`, and any thread may resolve it. A node waits at its gate after its predecessors
+have ended. A task may also call a gate's `wait_sync` itself.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ class ApprovalGate:
     """The gate of one node. Safe to use from any thread.
 
     Args:
-        timeout: Seconds that a node waits at most; then it fails. None: without end.
-        auto_approve: It is approved from the start.
+        timeout: Most seconds that a node waits; then the node fails. None: without end.
+        auto_approve: Whether the gate is approved from the start.
 
     Raises:
         WorkflowError: The timeout is no number of seconds.
@@ -157,7 +157,7 @@ class GateController(dict[str, ApprovalGate]):
     """Gates by name; can be passed to an executor as `gates`.
 
     Args:
-        gates: By name; `add_gate` adds others.
+        gates: The gates, by name; `add_gate` adds others.
     """
 
     def __init__(self, gates: Mapping[str, ApprovalGate] | None = None) -> None:
@@ -221,8 +221,8 @@ def add_gates(
         tasks: By node.
         gates: By node.
         callbacks: What to call when a node waits, and when its gate is resolved.
-        trace: Returns the trace of the run, which gets the same.
-        is_async: Whether a task is an async function: then its gate is awaited.
+        trace: Returns the trace of the run, which gets the same events.
+        is_async: Returns whether a task is an async function; its gate is then awaited.
     """
     wrapped = dict(tasks)
     for name, gate in gates.items():

@@ -1,6 +1,7 @@
 """The interface between a run and its pool, the same for all pools.
 
-`ResourcePool` counts; `LeasedPool` holds leases of a server. The executors know only this.
+`ResourcePool` counts amounts; `LeasedPool` holds leases of a server. Executors use only this
+interface.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,11 +20,12 @@ class Grant:
 
     Args:
         requirements: The node's requirements.
-        placement: Where its GPUs are, one share per node; empty if a pool only counts.
-        environment: Variables for the processes that it starts.
-        held: The pool's own record of it.
+        placement: The places of the node's GPUs, one share per machine; empty if the pool only
+            counts.
+        environment: Variables for the processes that the task starts.
+        held: The pool's own record of the grant.
         on_lost: Set by the run; called by the pool, from any thread, when the grant is lost.
-        lost: Set by the pool, before it calls `on_lost`: why the grant is lost.
+        lost: The reason why the grant is lost, set by the pool before it calls `on_lost`.
     """
 
     requirements: ResourceRequirements
@@ -43,12 +45,12 @@ class Claim:
         requirements: The node's requirements.
         wake: Called with the claim, from any thread, when there is a grant or an error. It must
             return at once and take no lock that is ever held while a pool is called.
-        cost: Bottom level of the node: the higher, the sooner.
-        journal: Of the run, or None.
+        cost: Bottom level of the node: higher ones are served sooner.
+        journal: The journal of the run, or None.
         number: The run's own number of the node.
-        grant: Set by the pool when it is granted.
-        error: Set by the pool when it never will be.
-        place: The pool's own record of it.
+        grant: The grant, set by the pool.
+        error: Set by the pool if it can never grant the claim.
+        place: The pool's own record of the claim.
     """
 
     node_name: str
@@ -66,7 +68,7 @@ class Pool(Protocol):
     """The methods of a pool that an executor calls, safe from any thread."""
 
     claims_max: int
-    """Claims of one run that may wait in the queue at a time."""
+    """At most this many claims of one run may wait in the queue at a time."""
 
     @property
     def capacities(self) -> dict[str, float]:

@@ -1,19 +1,18 @@
 """The journal of a run, one file of JSON lines, with which a restarted program continues.
 
-Every line is written and fsynced before what it announces happens outside: a key before a lease is
-requested with it. So a program that is killed at any moment, and started again with the same
-journal, asks with the same key, and gets the lease that it already has. Lines of one moment share
-one fsync.
+The line `asked` with the key is written and fsynced before a lease is requested with this key. So a
+program that is killed and started again with the same journal requests the lease with the same key,
+and gets the lease that it already has. One fsync covers all lines that wait for it.
 
 | `event` | Fields | Written |
 |---|---|---|
 | `run` | `id`, `graph` | first; the graph as a digest of its nodes and edges |
 | `asked` | `node`, `key` | before a lease is requested |
-| `granted` | `node`, `key`, `lease`, `token` | once it is granted |
-| `released` | `node`, `key` | once it is over: the next one has another key |
-| `completed` | `node`, `result` | once a task returned; a result that is not JSON is left out |
+| `granted` | `node`, `key`, `lease`, `token` | after the lease is granted |
+| `released` | `node`, `key` | after the lease ended or was refused: the next has another key |
+| `completed` | `node`, `result` | after the task returned; a result that is not JSON is left out |
 
-A line that a crash cut short is ignored, and cut off before the next one is written.
+A crash can leave an incomplete last line: it is ignored, and removed before the next line.
 """
 
 import fcntl
@@ -34,7 +33,7 @@ from moorage_client.workflow.graph import Shape
 from moorage_client.workflow.growth import Result
 
 BATCH_MAX: Final = 1000
-"""Lines that one fsync may cover."""
+"""At most this many lines are covered by one fsync."""
 
 _MODE: Final = 0o600  # It has the tokens of leases.
 
@@ -94,13 +93,15 @@ class RunJournal:
 
     Give it to an executor. Nodes that completed in an earlier run with this journal are CACHE_HIT
     and do not run again. Nodes that were running when the program was killed run again, under the
-    lease that they still have. One program at a time may have it open. Safe to use from any thread.
+    lease that they still have. Only one program at a time may have the journal open. Safe to use
+    from any thread.
 
     Args:
-        path: The file, made readable for its owner only where there is none.
+        path: The file. If it does not exist, it is created, readable for its owner only.
 
     Raises:
-        JournalError: It cannot be read or written, is no journal, or another program has it open.
+        JournalError: The file cannot be read or written, is no journal, or is open in another
+            program.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -156,9 +157,9 @@ class RunJournal:
         return {name: node.result for name, node in nodes.items() if node.completed}
 
     def next_key(self, node_name: str) -> tuple[str, Future[None]]:
-        """Return the idempotency key of a node's next lease, and when it is durable.
+        """Return the key for a node's next lease, and a future that ends when it is durable.
 
-        It is that of the last ask, unless that was `released`.
+        It is the key of the node's last line `asked`, unless a line `released` has this key.
         """
         with self._lock:
             node = self._history.nodes.get(node_name, _Node())
@@ -220,7 +221,7 @@ class RunJournal:
                 _write_all(self._file, b"".join(text for text, _ in batch))
                 os.fsync(self._file)
             except OSError as error:
-                with self._lock:  # Who saw it open has put its line into the queue by now.
+                with self._lock:  # Threads that saw it open have queued their lines.
                     self._open = False
                 failed = JournalError(f"journal {self.path}: {error.strerror}")
                 for _, durable in batch:

@@ -34,11 +34,11 @@ from moorage_client.workflow.requirements import UNITS, ResourceRequirements, am
 from moorage_client.workflow.timeline import SNAPSHOTS_MAX, ResourceTimeline
 
 CLAIMS_MAX: Final = 64
-"""Nodes of one run that may wait in the server's queue at a time."""
+"""At most this many nodes of one run may wait in the server's queue at a time."""
 WAIT_SECONDS: Final = 3600.0
 """Seconds that a node waits in the server's queue before it fails."""
 LEASES_LOST_MAX: Final = 3
-"""Ended leases that one request may get before it fails: an earlier program's, or lost ones."""
+"""A request fails after it got this many leases that had ended or were lost."""
 CLOSE_SECONDS_MAX: Final = 30.0
 """Seconds that `close` waits for leases to be released; others end by their TTL."""
 PROBLEMS_MAX: Final = 1000
@@ -75,7 +75,8 @@ class LeasedPool:
 
     Each node's lease is requested when the node is ready, renewed while it runs, and released
     after. The task finds its placement in `current_node()`. When a lease is lost, the task gets a
-    stop signal and its node fails, or is tried again. Asks and renewals have a thread of their own.
+    stop signal and its node fails, or is tried again. A separate thread sends requests and
+    renewals.
 
     Args:
         policy_rule_uri: The policy that decides, `name:version-tag`.
@@ -85,11 +86,12 @@ class LeasedPool:
             else none.
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else the authorities that this machine knows.
-        ttl_seconds: How long GPUs stay held after this program died.
-        wait_seconds: How long a node waits in the server's queue; then it fails with `NoCapacity`.
-        priority: Of the leases; higher goes first.
-        preemptible: They may be ended early for a request of higher priority.
-        claims_max: Nodes of one run that wait in the server's queue at a time.
+        ttl_seconds: Seconds for which the server holds the GPUs after this program died.
+        wait_seconds: Most seconds that a node waits in the server's queue; then it fails with
+            `NoCapacity`.
+        priority: Priority of the leases; the server serves higher ones first.
+        preemptible: Whether the server may end the leases early for a request of higher priority.
+        claims_max: Most nodes of one run in the server's queue at a time.
         snapshots_max: Snapshots that its timeline stores; None: all.
         **request: More of what `Client.ask` takes: `clusters`, `filter`, `inputs` and so on.
     """
@@ -293,7 +295,7 @@ class LeasedPool:
             place.settled = not place.withdrawn
         if place.settled:
             claim.wake(claim)
-        elif claim.grant is not None:  # Withdrawn in the moment in which it was granted.
+        elif claim.grant is not None:  # Withdrawn just as it was granted.
             self.give_back(claim.grant, claim.node_name, None, claim.journal)
 
     async def _withdraw(self, place: _Place) -> None:
@@ -312,7 +314,7 @@ class LeasedPool:
             try:
                 lease = await self._connected.acquire(message, None)
             except asyncio.CancelledError:
-                if journal is not None:  # The client itself gives up what has no key of ours.
+                if journal is not None:  # Without our key, the client itself cancels.
                     await self._recall(message, claim.node_name, key, journal)
                 raise
             except LeaseLost:
@@ -335,7 +337,7 @@ class LeasedPool:
         try:
             await self._connected.cancel(key)
         except RequestRefused:
-            # It does not wait. The same key again gets the lease that it has, if it has one.
+            # No longer queued. The same key gets its lease, if there is one.
             terms = {**message["lease"], "wait_seconds": 0}
             with contextlib.suppress(MoorageError):
                 lease = await self._connected.acquire({**message, "lease": terms}, None)

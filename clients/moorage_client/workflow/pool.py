@@ -1,7 +1,7 @@
 """A pool of counted resources, for threads, for coroutines and for the executors.
 
-Waiting is event-driven: a release wakes exactly those whom it serves. Any number of executors and
-other callers may share one pool.
+A release wakes exactly the waiters that it serves. Any number of executors and other callers may
+share one pool.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from moorage_client.workflow.timeline import SNAPSHOTS_MAX, ResourceTimeline
 from moorage_client.workflow.waiting import Account, Amounts, Ticket
 
 COMPILED_MAX: Final = 10_000
-"""Requirements whose amounts a pool caches; beyond it the cache starts again."""
+"""At most this many requirements are cached with their amounts; then the cache is cleared."""
 
 _NO_VARIABLES: Final[Mapping[str, str]] = {}
 
@@ -46,7 +46,7 @@ class ResourcePool:
             0 (a ValueError).
     """
 
-    claims_max = 1  # A run stands in line for the best of its nodes that do not fit now.
+    claims_max = 1  # A run queues for the best of its nodes that do not fit now.
 
     def __init__(
         self, capacities: Mapping[str, float], *, snapshots_max: int | None = SNAPSHOTS_MAX
@@ -112,10 +112,11 @@ class ResourcePool:
             node_name: For whom, as the timeline shows it.
 
         Returns:
-            Whether it was acquired; False only where there is a timeout.
+            Whether the amounts were acquired; always True without a timeout.
 
         Raises:
-            ResourceError: It exceeds the capacity and no timeout ends the wait (a ValueError).
+            ResourceError: An amount exceeds the capacity, and no timeout ends the wait (a
+                ValueError).
         """
         amounts = self._waitable(requirements, endless=timeout is None)
         if amounts is None:
@@ -126,7 +127,7 @@ class ResourcePool:
             return True
         try:
             woken.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
-        except BaseException:  # Ctrl-C: what came meanwhile goes back.
+        except BaseException:  # Ctrl-C: give back what was granted.
             if not self._leave(ticket):
                 self._free(amounts, node_name, None)
             raise
@@ -135,7 +136,7 @@ class ResourcePool:
     async def acquire_async(
         self,
         requirements: ResourceRequirements,
-        timeout: float | None = None,  # noqa: ASYNC109  # Not the same as a cancellation.
+        timeout: float | None = None,  # noqa: ASYNC109  # A timeout returns False.
         *,
         node_name: str | None = None,
     ) -> bool:
@@ -146,7 +147,7 @@ class ResourcePool:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            # The loop may be closed when its waiter was abandoned; then there is none to wake.
+            # The loop may be closed; then no waiter is left to wake.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(woken.set)
 
@@ -165,10 +166,10 @@ class ResourcePool:
         return True
 
     def release(self, requirements: ResourceRequirements, node_name: str | None = None) -> None:
-        """Give back acquired amounts, and wake the waiters that this serves.
+        """Give back acquired amounts, and wake the waiters that get them.
 
         Raises:
-            ResourceError: Less than that is held; nothing changes (a ValueError).
+            ResourceError: Fewer amounts are held; nothing changes (a ValueError).
         """
         amounts = self._amounts(requirements)
         if amounts is None or not self._free(amounts, node_name, None):
@@ -187,12 +188,12 @@ class ResourcePool:
         """Hold resources while a block runs: `with pool.holding(need):`, or `async with`.
 
         Raises:
-            TimeoutError: From the start of the block: they did not become available in time.
+            TimeoutError: At the start of the block: the amounts were not available in time.
             ResourceError: As `acquire`.
         """
         return Holding(self, requirements, timeout, node_name)
 
-    # What follows is for executors: see `grants.Pool`.
+    # The methods below are for executors: see `grants.Pool`.
 
     @property
     def releases(self) -> int:
@@ -231,7 +232,7 @@ class ResourcePool:
         return True
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
-        """Return whether requirements need more of a resource than others, and than is free."""
+        """Return whether some needed amount is above that of `than` and above the free amount."""
         less = dict(self._amounts(than) or ())
         amounts = self._amounts(requirements) or ()
         with self._lock:
@@ -254,7 +255,7 @@ class ResourcePool:
         assert freed, f"node {node_name!r} gave back what it did not hold"
 
     def watch(self, wake: Callable[[], None], releases: int) -> bool:
-        """Call `wake` once when resources are freed, unless some were freed already."""
+        """Call `wake` once at the next release; return False if there were newer releases."""
         with self._lock:
             if releases != self._releases:
                 return False
@@ -267,7 +268,7 @@ class ResourcePool:
             self._watchers.pop(wake, None)
 
     def _amounts(self, requirements: ResourceRequirements) -> Amounts | None:
-        """Return the amounts by the numbers of this pool, or None if they are impossible."""
+        """Return the amounts by resource number, or None if they exceed the capacity."""
         try:
             return self._compiled[requirements]
         except (KeyError, TypeError) as error:
@@ -326,7 +327,7 @@ class ResourcePool:
             return ticket.granted
 
     def _leave(self, ticket: Ticket) -> bool:
-        """Leave the line; return False if the ticket was served."""
+        """Remove a ticket from the queue; return False if it was served already."""
         with self._lock:
             if ticket.granted:
                 return False
@@ -338,7 +339,7 @@ class ResourcePool:
         return True
 
     def _free(self, amounts: Amounts, node_name: str | None, by: Callable[[], None] | None) -> bool:
-        """Free amounts and wake the nodes that now fit; False if less is held."""
+        """Free amounts and wake the nodes that now fit; return False if less is held."""
         with self._lock:
             if not self._account.has_taken(amounts):
                 return False
@@ -365,7 +366,7 @@ class ResourcePool:
         if not served:
             self._timeline.note(self._names, there, tuple(used), node_name, event)
             return
-        # The line was served from what came back: show each change by itself.
+        # The freed amounts served the queue: record each grant.
         for ticket in served:
             for number, count in ticket.amounts:
                 used[number] -= count

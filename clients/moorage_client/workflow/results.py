@@ -31,14 +31,14 @@ class NodeResult:
     """The result of one node.
 
     Args:
-        name: The node.
-        status: How it ended.
-        result: What its task returned.
-        error: Why it did not complete, or None.
-        duration_seconds: How long its last attempt ran.
-        attempts: How often its task was started.
-        started_at: When its last attempt started, in seconds since the epoch; 0.0: never.
-        placement: Where it ran, where its pool says so: one share per node of the fleet.
+        name: The node's name.
+        status: The node's final status.
+        result: The value that the task returned.
+        error: Why the node did not complete, or None.
+        duration_seconds: Duration of the last attempt.
+        attempts: Number of starts of the task.
+        started_at: Start of the last attempt, in seconds since the epoch; 0.0: never.
+        placement: The node's place, one share per machine; empty if the pool does not know it.
     """
 
     name: str
@@ -56,9 +56,9 @@ class CallbackError:
     """The error of a callback that belongs to no running node, so it fails none.
 
     Args:
-        callback: Its name, such as `on_resource_released`; `release` is the pool itself.
-        node_name: For which node it was called.
-        error: What it raised.
+        callback: The callback's name, such as `on_resource_released`; `release` is the pool's own.
+        node_name: The node for which it was called.
+        error: The exception that it raised.
     """
 
     callback: str

@@ -18,11 +18,11 @@ class RunningNode:
     """One attempt at a node. Safe to use from any thread.
 
     Args:
-        name: Of the node.
-        number: Of the node, within its graph.
-        attempt: From 1.
-        grant: What it holds; None for a node that requires nothing.
-        on_stop: Called, with this, at its stop signal.
+        name: The node's name.
+        number: The node's number in its graph.
+        attempt: The number of the attempt, from 1.
+        grant: The node's grant; None if it requires nothing.
+        on_stop: Called with this object at the stop signal.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class RunningNode:
         self.attempt = attempt
         self.grant = grant
         self.holds = grant is not None
-        self.released = False  # It holds nothing any more, which callbacks do not know yet.
+        self.released = False  # Released; callbacks are not called yet.
         self.end: tuple[EventType, float, BaseException | None] | None = None  # For the trace.
         self.started = 0.0
         self.refused: Exception | None = None
@@ -91,8 +91,8 @@ class RunningNode:
         """Raise an error if the task should end; call this between the steps of long work.
 
         Raises:
-            TaskTimeout: Its time is over.
-            LeaseLost: Its lease is lost; others may use its GPUs.
+            TaskTimeout: The attempt's time limit passed.
+            LeaseLost: The node's lease is lost; others may use its GPUs.
             TaskStopped: The run was cancelled.
         """
         if self.stopped_by is not None:
@@ -150,7 +150,7 @@ def current_node() -> RunningNode:
     """Return the node whose task calls this.
 
     Raises:
-        WorkflowError: It is called by no task of a workflow.
+        WorkflowError: The caller is no task of a workflow.
     """
     node = _current.get(None)
     if node is None:

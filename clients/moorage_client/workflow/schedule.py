@@ -1,9 +1,10 @@
 """Chooses the node that runs next, for both executors.
 
-Pure: no clock, no threads, no tasks. A shell asks for a node, runs it, and tells how it went; each
-of that costs O(log n), or O(successors), however large the graph is.
+Pure: no clock, no threads, no tasks. An executor picks a node here, runs it, and records its end;
+each call costs O(log n) or O(successors).
 
-Ready nodes lie in groups that need the same: when one of a group does not fit, none does.
+Ready nodes with equal requirements form a group: if one node of a group does not fit, no other node
+of the group does.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,8 +17,9 @@ BLOCKED_MAX: Final = 64
 wait for the next release; when nothing runs, all groups are checked."""
 
 PASSED_MAX: Final = 8
-"""Nodes that may run while a group with larger needs does not fit; then that group goes ahead of
-better ones, so that a large node of low priority is not last because of its size alone."""
+"""At most this many nodes start while a group with larger requirements does not fit. Then that
+group precedes better ones, so that a large node of low priority is not last because of its size
+alone."""
 
 Admit = Callable[[int, int], bool]
 """Takes the resources of a group for one of its nodes; returns False if they are not free."""
@@ -31,10 +33,12 @@ class Schedule:
     Args:
         successors: Of each node.
         predecessor_counts: Of each node.
-        ranks: Of each node, all different: the lower, the sooner.
-        groups: Of each node: what it needs, as a number from 0.
-        runnable: Of each node: whether it has a task. Others are skipped, and hold up nothing.
-        fail_fast: What comes after a node that failed is skipped; otherwise it runs all the same.
+        ranks: The rank of each node, all different; lower ranks run sooner.
+        groups: The group of each node, from 0; nodes of one group have equal requirements.
+        runnable: Whether each node has a task. Nodes without a task are skipped, and delay no other
+            node.
+        fail_fast: Whether the descendants of a failed node are skipped; otherwise they run
+            nevertheless.
     """
 
     def __init__(
@@ -58,10 +62,10 @@ class Schedule:
         self._fail_fast = fail_fast
         self._states = bytearray(len(ranks))
         self._ready: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
-        # Pairs of the best rank in a group and the group; stale ones are dropped when met.
+        # Pairs of a group's best rank and the group; stale pairs are dropped when popped.
         self._heads: list[tuple[int, int]] = []
         self._blocked: dict[int, None] = {}
-        # How many nodes had been picked when the best one of a group was first refused.
+        # Number of picked nodes when the best node of a group was first refused.
         self._refused: dict[int, int] = {}
         self._passed_too_often: set[int] = set()
         self._grown: set[int] = set()
@@ -97,7 +101,7 @@ class Schedule:
         """Return the first ready node whose group fits, and mark it as running.
 
         Args:
-            admit: It sees a group that it refused again after `unblock` only.
+            admit: Takes a group's resources. A refused group is tried again only after `unblock`.
         """
         heads = self._heads
         while heads:
@@ -139,8 +143,9 @@ class Schedule:
         That is the best one, unless another has been passed over `PASSED_MAX` times for its size.
 
         Args:
-            eligible: Whether a group may stand in line at all.
-            outsized: Whether the first group is blocked because it needs more than the second.
+            eligible: Returns whether a group may queue at all.
+            outsized: Returns whether the first group is blocked because it needs more than the
+                second.
         """
         waiting = list(filter(eligible, self._blocked))
         if not waiting:
@@ -178,7 +183,7 @@ class Schedule:
     def ahead_of(self, reserved: int, groups: Iterable[int]) -> tuple[int, int] | None:
         """Return the best ready node of some groups with its group, if it precedes this node.
 
-        None too where the reserved node had been passed over too often.
+        Return None, too, if the reserved node was passed over too often.
         """
         heads = ((self._ready[each][0], each) for each in groups if self._ready[each])
         rank, group = min(heads, default=(len(self._ranks), -1))
@@ -222,11 +227,12 @@ class Schedule:
         """Add nodes of one group, last in rank; return those without open predecessors.
 
         Args:
-            group: What they need.
-            edges: Of each node the nodes before it and after it; added ones have the next numbers.
+            group: The group of the new nodes.
+            edges: For each new node its predecessors and successors; new nodes get the next
+                numbers.
 
         Raises:
-            ValueError: Nodes would wait for each other; nothing has changed.
+            ValueError: The edges would form a cycle; nothing has changed.
         """
         first = len(self._states)
         following: dict[int, list[int]] = {}

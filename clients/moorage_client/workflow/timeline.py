@@ -26,9 +26,9 @@ class ResourceSnapshot:
 
     Args:
         timestamp: Seconds since the epoch; a timeline's snapshots are in the order of theirs.
-        allocated: Amount by resource.
-        available: Amount by resource.
-        node_name: For whom; None for callers without a name.
+        allocated: The allocated amount of each resource.
+        available: The free amount of each resource.
+        node_name: The node whose amounts changed; None for callers without a name.
         event: `acquire` or `release`.
         elapsed: Seconds since the first snapshot of its timeline.
     """
@@ -69,8 +69,8 @@ class ResourceTimeline:
         self.dropped = 0
         self._changes: deque[_Change] = deque()
         self._changes_max = math.inf if snapshots_max is None else snapshots_max
-        self._peaks: dict[str, tuple[int, float]] = {}  # Of the changes that were dropped.
-        self._first: float | None = None  # The earliest of those that were dropped.
+        self._peaks: dict[str, tuple[int, float]] = {}  # Peaks of the dropped changes.
+        self._first: float | None = None  # The time of the earliest dropped change.
         self._lock = threading.Lock()
         # The wall clock may be set back; the monotonic one tells how long after the start it is.
         self._offset = time.time() - time.monotonic()

@@ -38,7 +38,7 @@ class EventType(StrEnum):
     RESOURCE_ACQUIRED = "resource_acquired"
     RESOURCE_RELEASED = "resource_released"
     CACHE_HIT = "cache_hit"
-    """The node completed in an earlier run of the same journal."""
+    """The node completed in an earlier run with the same journal."""
 
 
 NODE_ENDS: Final = {
@@ -56,12 +56,12 @@ class TraceEvent:
     """An event of a run.
 
     Args:
-        event_type: What.
-        timestamp: When, in seconds since the epoch.
-        node_name: To which node; None: to the whole run.
-        step_index: Its position in the trace, from 0.
-        duration: Seconds that it took, where it ended something.
-        error: What went wrong, as text.
+        event_type: The type of the event.
+        timestamp: The time, in seconds since the epoch.
+        node_name: The node of the event; None: the whole run.
+        step_index: The event's position in the trace, from 0.
+        duration: For an event that ends an attempt: the seconds that it took.
+        error: The error, as text.
         metadata: For resources: `{"resources": {name: amount}}`; for a resolved gate: `{"status":
             "approved"}`, or how else it was.
     """
@@ -137,7 +137,7 @@ class ExecutionTrace:
         Path(path).write_text(self.to_chrome_trace(), encoding="utf-8")
 
     def _lanes(self) -> dict[str, int]:
-        """Number the nodes from 1; lane 0 is the run as a whole."""
+        """Number the nodes from 1; lane 0 is the whole run."""
         names = dict.fromkeys(event.node_name for event in self.events if event.node_name)
         return {name: number for number, name in enumerate(names, 1)}
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 OVERTAKEN_MAX: Final = 8
-"""How often a waiter may be delayed by later ones."""
+"""At most this many times, a later request may overtake and delay a waiter."""
 LOOKED_AT_MAX: Final = 64
 """Waiters that do not fit and are checked, from the head of the queue, per release or request.
 Others are served later; none is forgotten, since the head always advances."""
@@ -75,7 +75,7 @@ class Account:
     def wait(self, ticket: Ticket) -> None:
         """Join the end of the queue; later calls of `give_back` and `leave` serve the ticket.
 
-        The amounts must be possible, and not to be had by `take` at this moment.
+        The amounts must be possible, and `take` must have refused them just before.
         """
         self._line[ticket] = None
 

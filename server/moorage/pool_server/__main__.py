@@ -1,6 +1,6 @@
 """The program that `moorage pool serve` executes; its only argument is its job, as JSON.
 
-It prints one line of JSON when it answers, and ends with 2 where it cannot serve.
+It prints one line of JSON when it answers requests, and exits with 2 if it cannot serve.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ EXIT_USAGE: Final = 2
 
 
 def main() -> None:
-    """Serve the pool that the argument describes, or print why that is impossible."""
+    """Serve the pool of the JSON argument, or print why that is impossible."""
     job = json.loads(sys.argv[1])
     try:
         _serve(job)

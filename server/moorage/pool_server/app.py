@@ -29,15 +29,15 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots import EmptyResourcePoolError, InvalidRequest, ResourceUnavailable, SlotsError
 
 BODY_BYTES_MAX: Final = 1_048_576
-"""Size of the body of a request, in bytes."""
+"""Most bytes in the body of a request."""
 
 
 def create_app(holdings: Holdings, *, on_port: bool) -> ASGIApp:
     """Return the application that serves a pool.
 
     Args:
-        holdings: The pool, and who holds what of it.
-        on_port: Whether it is served on a port, which browsers reach, too.
+        holdings: The pool and its holders.
+        on_port: Whether the address is a TCP port, which web browsers can reach, too.
     """
     endpoints = _Endpoints(holdings)
     routes = [
@@ -50,12 +50,12 @@ def create_app(holdings: Holdings, *, on_port: bool) -> ASGIApp:
         _route("/renew", endpoints.renew),
     ]
     app = Starlette(routes=routes)
-    app.router.redirect_slashes = False  # It would send clients to whatever host they named.
+    app.router.redirect_slashes = False  # Redirects would use the request's `Host`.
     return _without_pages(app) if on_port else app
 
 
 def _without_pages(app: ASGIApp) -> ASGIApp:
-    """Return the application so that it refuses web pages: a pool is for programs."""
+    """Wrap the application so that it refuses requests of web pages: a pool is for programs."""
     origins = Origins()
 
     async def check_request(scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,7 +166,8 @@ def _route(path: str, answer: Callable[[JsonValue], JsonObject], method: str = "
 async def _body(request: Request) -> JsonValue:
     """Return the JSON of a request.
 
-    Other content types are refused: a page in a browser on this machine may send those unasked.
+    Other content types are refused: a web page in a local browser could send them without
+    permission.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -188,7 +189,7 @@ def _status(error: SlotsError) -> int:
             return 404  # As documented.
         case EmptyResourcePoolError():
             return 409
-        case _:  # Errors are an open tree: the others are about the request.
+        case _:  # Every other error is about the request.
             return 400
 
 

@@ -1,7 +1,7 @@
 """Records the holders of a served pool's slots, and when each hold ends.
 
-A checkout belongs to a process, and is over when that process dies; or to no process, and
-is over when its time is up; or both, whichever comes first. All of this runs in one event loop.
+A checkout may name a process and a time. It ends when the process dies or when the time is up,
+whichever comes first. All of this code runs in one event loop.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots import Allocation, InvalidCheckin, InvalidRequest, ResourcePool
 
 HOLDINGS_MAX: Final = 100_000
-"""Checkouts of one pool at a time; one more is refused."""
+"""At most this many checkouts of one pool at a time; further ones are refused."""
 TTL_SECONDS_MAX: Final = 30 * 86_400.0
-"""The longest time that a checkout can be given, and can be renewed for."""
+"""Most seconds that a checkout, or a renewal of it, may request."""
 
 Note = Callable[[str], None]
 
 
-class Busy(Exception):  # noqa: N818  # What it says is what happened.
+class Busy(Exception):  # noqa: N818  # The name is part of the protocol.
     """A limit is reached; the message names the limit."""
 
 
@@ -34,10 +34,11 @@ class PoolHolding:
     """One checkout.
 
     Args:
-        allocation: What was handed out.
-        pid: The process that it belongs to; None: it has a time only.
-        since: When it was handed out, in seconds since the epoch.
-        expires_at: When its time is up; None: when the process dies.
+        allocation: The slots that were checked out.
+        pid: The process that holds the slots; None: only a time limits the checkout.
+        since: The time of the checkout, in seconds since the epoch.
+        expires_at: The end of the checkout, in seconds since the epoch; None: when the process
+            dies.
     """
 
     transaction: str
@@ -60,7 +61,7 @@ class PoolHolding:
 
 @dataclass(slots=True)
 class _Watch:
-    """A process and its transactions; its handle never refers to another process."""
+    """A process and its transactions; the handle (pidfd) never refers to another process."""
 
     handle: int
     transactions: set[str] = field(default_factory=set)
@@ -72,12 +73,13 @@ class _Watch:
 
 
 class Holdings:
-    """Hands out the slots of a pool, and releases those of holders that are gone.
+    """Checks slots out of a pool, and takes back slots whose holders are gone.
 
     Args:
         pool: The pool; no other object may check anything out of it.
-        ttl_seconds: How long a checkout lasts that names neither a process nor a time.
-        note: Gets a sentence that says what was taken back, and why.
+        ttl_seconds: Seconds that a checkout lasts if its request names neither a process nor a
+            time.
+        note: Called with a sentence about slots that were taken back, and why.
     """
 
     def __init__(self, pool: ResourcePool, ttl_seconds: float, note: Note) -> None:
@@ -86,7 +88,7 @@ class Holdings:
         self._note = note
         self._holdings: dict[str, PoolHolding] = {}
         self._watches: dict[int, _Watch] = {}
-        # After a restart the old transactions have no holder: they do not meet new ones by chance.
+        # A random prefix: transactions from before a restart never equal new ones.
         self._names = (f"{prefix}-{number}" for prefix in [token_hex(4)] for number in count(1))
 
     def __iter__(self) -> Iterator[PoolHolding]:
@@ -98,8 +100,8 @@ class Holdings:
         """Check out, for a process, for a time, or both.
 
         Raises:
-            SlotsError: As `ResourcePool.checkout`; also if there is no such process here.
-            Busy: A bound is reached.
+            SlotsError: As `ResourcePool.checkout`; also if this machine has no such process.
+            Busy: A limit is reached.
         """
         if len(self._holdings) >= HOLDINGS_MAX:
             raise Busy(f"{HOLDINGS_MAX} checkouts are held; check some in")
@@ -122,7 +124,7 @@ class Holdings:
         """End the named checkout, or the oldest checkout of exactly these slots.
 
         Raises:
-            InvalidCheckin: There is none.
+            InvalidCheckin: There is no such checkout.
         """
         self._release(self._find(transaction, resources))
 
@@ -157,7 +159,7 @@ class Holdings:
         same = [each for each in self._holdings.values() if each.allocation == resources]
         if not same:
             raise InvalidCheckin(f"no checkout holds exactly this: {resources!r}")
-        # Who names no transaction named no process either, most likely.
+        # A caller without a transaction probably named no process.
         return min(same, key=lambda each: (each.pid is not None, each.since))
 
     def _release(self, holding: PoolHolding) -> None:
@@ -182,13 +184,13 @@ class Holdings:
 
     def _watch(self, pid: int) -> _Watch:
         watch = self._watches.get(pid)
-        if watch and watch.dead():  # Its number has been given to another process meanwhile.
+        if watch and watch.dead():  # Another process has this pid now.
             self._died(pid)
             watch = None
         if watch is None:
             try:
                 watch = _Watch(os.pidfd_open(pid))
-            except (ProcessLookupError, OverflowError) as error:  # Or a number that none can have.
+            except (ProcessLookupError, OverflowError) as error:  # Or an impossible pid.
                 raise InvalidRequest(f"pid: there is no process {pid} here") from error
             except OSError as error:  # Out of file descriptors, or a kernel without them.
                 raise Busy(f"pid: process {pid} cannot be watched: {error.strerror}") from error

@@ -1,7 +1,7 @@
 """Serves a pool over a Unix socket or a loopback port, until a stop signal.
 
-`moorage pool serve` runs it. A socket's file is for its user alone, and has a lock beside it: no
-second server takes the place of one that runs, so nothing is handed out twice.
+`moorage pool serve` runs it. Only the user who made the socket's file may use it. A lock file
+beside the socket stops a second server at the same address, so no slot is checked out twice.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from moorage.slots import ResourcePool
 from moorage_client.pool.addresses import Tcp, Uds
 
 TTL_SECONDS: Final = 86_400.0
-"""How long a checkout lasts that names neither a process nor a time."""
+"""Seconds that a checkout lasts if its request names neither a process nor a time."""
 DRAIN_SECONDS: Final = 5
-"""How long requests may go on after the stop signal."""
+"""Most seconds that open requests may continue after the stop signal."""
 CONNECTIONS_MAX: Final = 1024
-"""Open connections; requests on further ones are answered 503."""
+"""At most this many open connections; requests on further ones are answered 503."""
 BACKLOG: Final = 1024
 
 
@@ -43,10 +43,11 @@ async def serve(
 
     Args:
         pool: The pool.
-        address: Where; port 0 takes a free one.
-        ready: Called with the address once requests are answered.
-        note: Gets a sentence that says what was taken back from holders, and why.
-        ttl_seconds: How long a checkout lasts that names neither a process nor a time.
+        address: The address to listen at; port 0: a free port.
+        ready: Called with the address when the server answers requests.
+        note: Called with a sentence about slots that the server took back, and why.
+        ttl_seconds: Seconds that a checkout lasts if its request names neither a process nor a
+            time.
 
     Raises:
         OSError: The address cannot be used, or a pool is served there already.
@@ -128,7 +129,7 @@ def _listening(address: Uds | Tcp) -> Iterator[tuple[socket.socket, Uds | Tcp]]:
 
 @contextlib.contextmanager
 def _hold_lock(path: Path) -> Iterator[None]:
-    # The file stays: were it removed, two servers could each hold the lock of another file. It is
+    # The lock file stays: if it were removed, two servers could lock two different files. It is
     # never written to, and no link is followed: its name can be guessed.
     lock = path.with_name(f"{path.name}.lock")
     try:
@@ -153,10 +154,10 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """Remove the socket of a killed server: we have the lock, and no server answers there.
+    """Remove the socket of a killed server; the caller has the lock, and no server answers.
 
     Raises:
-        OSError: It is no socket, or another program's.
+        OSError: The file is no socket, or another program's socket.
     """
     try:
         seen = path.lstat()
@@ -174,7 +175,7 @@ def _remove_stale_socket(path: Path) -> None:
             path.unlink()
             return
         except BlockingIOError:
-            pass  # Its queue is full: a server has it.
+            pass  # Its queue is full, so a server uses the socket.
     raise OSError(errno.EADDRINUSE, "another program listens there; give another path", str(path))
 
 

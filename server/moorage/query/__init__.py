@@ -3,9 +3,9 @@
 Pure values and functions. `parse_filter` and `parse_search` read bodies, `parse_condition` and
 `parse_mongo` single queries, `parse_pipeline` aggregations, `parse_page` the order and size of an
 answer; `evaluate` and `predicate` apply conditions to a document, `DocumentIndex` to ten thousand;
-`nearest` ranks by likeness; `expression` is its safe part of regular expressions. README.md has the
-language, by example. `DocumentIndex` and `nearest` need numpy, which the extra `moorage[policy]`
-brings.
+`nearest` ranks by similarity; `expression` compiles the safe regular expressions. README.md shows
+the language by examples. `DocumentIndex` and `nearest` need numpy, which the extra
+`moorage[policy]` brings.
 
 Everything that is wrong with a query is one exception:
 

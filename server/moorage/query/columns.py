@@ -1,9 +1,9 @@
 """The values of an index's documents at one path, in arrays, for `index` and `ranking`.
 
-A column answers a leaf for all rows at once. Of the numbers of a row it keeps the smallest and the
-largest, which is all that `<` and `>` need, and with the texts it keeps every distinct one as a
-cell (row, value), which is what equality and patterns need. What arrays cannot hold exactly
-(integers beyond 2**53, objects, lists within lists) is marked, and the index looks at the document.
+A column answers a leaf for all rows at once. It stores the smallest and the largest number of a
+row, which suffice for `<` and `>`. It stores each distinct number and text as a cell (row, value),
+for equality and patterns. Rows with values that arrays cannot store exactly (integers beyond 2**53,
+objects, lists within lists) are marked; for them the index reads the document.
 """
 
 from bisect import bisect_left, bisect_right
@@ -357,7 +357,7 @@ class _Vocabulary:
     def _with_needle(self, needles: Sequence[str]) -> Sequence[int]:
         """Return the positions of the texts that may contain all needles."""
         counts = [(self._whole.count(needle), needle) for needle in needles]
-        # A needle that is almost everywhere spares nothing, and finding it costs more than looking.
+        # A needle in almost every text saves nothing, and costs more than matching each text.
         occurrences, needle = min(counts, default=(len(self._texts), ""))
         if not needle or occurrences > len(self._texts) // 4:
             return range(len(self._texts))
@@ -391,7 +391,7 @@ def _beyond(values: npt.NDArray[np.float64], name: OrderName, number: float) -> 
     """Compare numbers exactly, also with an integer that no float can represent."""
     near = float(number)
     if near != number:
-        # What lies beyond the integer lies beyond, or at, the float that is nearest to it.
+        # Values beyond the integer are beyond, or equal to, the float nearest to it.
         upper = near > number
         above: OrderName = ">=" if upper else ">"
         below: OrderName = "<" if upper else "<="

@@ -8,7 +8,7 @@ from moorage.query.values import number_in
 from moorage.records.json_values import JsonValue
 
 SHOWN_CHARS_MAX: Final = 40
-"""Characters of a wrong value that an error repeats."""
+"""Most characters of a wrong value that an error repeats."""
 
 
 class QueryError(Exception):
@@ -18,7 +18,7 @@ class QueryError(Exception):
         path: The place inside the query, e.g. `filter.clusterQuery.conditions[2].operator`.
         expected: What was expected there.
         reason: What was found instead, or why it is refused.
-        code: `bad_message`; `unsupported` for what is understood and refused; `too_large`.
+        code: `bad_message`; `unsupported`: the query is valid Mongo but refused; `too_large`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ def _show(value: JsonValue) -> str:
             return "an object" if value else "an empty object"
         case _ if number_in(value) is not None:
             return f"{value:.6g}"
-        case _:  # NaN, infinity, or a number beyond them.
+        case _:  # NaN, infinity, or too large.
             return "not a finite number"
 
 

@@ -32,7 +32,7 @@ from moorage.records.json_values import JsonMapping
 
 ROWS_AT_FIRST: Final = 64
 SCAN_MAX: Final = 32
-"""Most documents that are checked one by one, without making a column for them."""
+"""At most this many documents are checked one by one, without a column for them."""
 
 
 @dataclass(slots=True)
@@ -47,8 +47,8 @@ class _ColumnEntry:
 class DocumentIndex:
     """An index of documents by id.
 
-    It belongs to one thread. Documents are stored as they are given, not copied: none may write to
-    them afterwards.
+    It belongs to one thread. Documents are stored, not copied: the caller must not change them
+    afterwards.
 
     Args:
         columns_max: Columns in memory.
@@ -160,7 +160,7 @@ class DocumentIndex:
         """Return the rows of `within` that meet a condition."""
         match condition:
             case AllOf(parts):
-                # What is answered fastest goes first: it leaves the rest fewer rows to look at.
+                # Evaluate the fastest parts first: they leave fewer rows for the other parts.
                 for part in sorted(parts, key=self._cost):
                     within = self._mask(part, within)
                     if not within.any():

@@ -1,8 +1,8 @@
 """Parses a query in any of its forms to a `Condition`.
 
-The documented conditions, the aggregate conditions (docs/reference/allocation-server.md,
-"Aggregate conditions") and Mongo filters say the same things, so one `Parser` makes one tree of
-them, counts what they cost, and names the place where they are wrong.
+The documented conditions, the aggregate conditions (docs/reference/allocation-server.md, "Aggregate
+conditions") and Mongo filters express the same tests. So one `Parser` makes one tree of them,
+counts their costs, and names the place of an error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,8 +54,8 @@ _SCRIPTS: Final = frozenset({"$where", "$function", "$accumulator", "$expr"})
 def parse_condition(query: JsonValue, at: str = "query") -> Condition:
     """Parse a query in documented form, or a Mongo filter, to a condition.
 
-    It is a Mongo filter where it has none of the keys of the documented conditions. Empty or null
-    means everything.
+    A query without any key of the documented conditions is a Mongo filter. An empty query or null
+    matches all documents.
 
     Args:
         query: Parsed JSON.
@@ -130,7 +130,7 @@ class Parser:
         operators = tuple(name for name in OPERATORS if name != "LIKE")
         name = one_of(given["operator"], under(at, "operator"), operators)
         place = under(at, "value")
-        # What was made by adding up is a number, so nothing else can be meant.
+        # An aggregate is a number, so the query must mean a number.
         if name == "IN":
             listed = a_list(given["value"], place, "a list of numbers", limits.VALUES_MAX, least=0)
             self._count(place)
@@ -178,7 +178,7 @@ class Parser:
         if not isinstance(value, dict) or not any(
             isinstance(name, str) and name.startswith("$") for name in value
         ):
-            if isinstance(value, str) and value in _MONGO_FIELD:  # HTTP libraries make it of one.
+            if isinstance(value, str) and value in _MONGO_FIELD:  # HTTP libraries send only a key.
                 raise wrong(value, f'a value, or the operator with its own: {{"{value}": …}}', at)
             return self._among(path, [value], at, at)
         operators = an_object(value, at, "an object of operators")
@@ -205,7 +205,7 @@ class Parser:
         if name in _MONGO_ORDERS:
             return self._ordering_leaf(path, _MONGO_ORDERS[name], operand, place)
         if name == "$exists":
-            if operand not in (True, False):  # 1 and 0 are equal to them, and Mongo takes them.
+            if operand not in (True, False):  # Mongo accepts 1 and 0, too.
                 raise wrong(operand, "true or false", place)
             self._count(place)
             return Exists(path) if operand else Not(Exists(path))

@@ -1,9 +1,8 @@
 """Reads the values at a path of a document, for `evaluate` and the columns of the index.
 
-Arrays on the way are looked into (any element, as in Mongo), and a number in the path picks an
-element. The spellings that clients and writers disagree on find each other: `load5m` and
-`load_5m`, `node` and `nodes` at the start; and nested groups that a writer flattened into dotted
-keys.
+A path leads into every element of an array, as in Mongo; a number in the path selects one element.
+Different spellings match: `load5m` and `load_5m`, `node` and `nodes` at the start, and nested
+groups that a writer flattened into dotted keys.
 """
 
 import math
@@ -30,8 +29,8 @@ class _Step:
     Args:
         name: The name as given.
         number: The array element that it selects, or -1.
-        others: Keys to look for where `name` is not there: another spelling, and dotted keys for
-            this part and some after it; each with the number of the part that follows.
+        others: Keys to try if `name` is missing: another spelling, and dotted keys for this part
+            and later ones; each with the number of the part that follows.
     """
 
     name: str
@@ -102,7 +101,7 @@ def _find(document: JsonValue, steps: Sequence[_Step]) -> list[JsonValue]:
 def _follow(
     node: JsonObject, keys: Iterable[tuple[str, int]], levels: list[list[JsonValue]]
 ) -> None:
-    # The first that is there and no more: one thing under two spellings would be added up twice.
+    # Only the first key found: a value under two spellings must not be added up twice.
     for key, after in keys:
         if key in node:
             levels[after].append(node[key])
@@ -128,7 +127,7 @@ def _folder(how: FoldName, read: Reader) -> Reader:
         try:
             result = fold(numbers)
             return [] if math.isnan(result) else [result]
-        except OverflowError:  # Integers beyond every float.
+        except OverflowError:  # An integer too large for a float.
             return []
 
     return folded

@@ -1,8 +1,8 @@
 """Matches patterns in texts, always in time linear in the text.
 
-`LIKE` is a sequence of pieces, found one after another. `$regex` is turned into a table of at most
-a bounded size when the query is parsed (`moorage.query.expressions`), and then reads each character
-once. Neither backtracks, so no pattern of a user can stall the server.
+`LIKE` is a sequence of pieces, found one after another. The parser turns a `$regex` into a table of
+limited size (`moorage.query.expressions`), which then reads each character once. Neither
+backtracks, so no pattern of a user can stall the server.
 """
 
 from bisect import bisect_right
@@ -47,7 +47,7 @@ class Like:
     def matches(self, text: str) -> bool:
         """Return whether the pattern occurs in a text."""
         at = 0
-        # The first place of each piece is always good enough: it leaves the most text for the rest.
+        # The first place of each piece is best: it leaves the most text for the other pieces.
         for piece in self.pieces:
             found = text.find(piece, at)
             if found < 0:
@@ -114,8 +114,8 @@ class Expression:
 
         Args:
             texts: In their order, in which neighbours begin alike.
-            shared: With how many characters each begins like the one before; they are not read
-                again.
+            shared: For each text, the length of the prefix that it shares with the previous text;
+                the prefix is not read again.
         """
         rows, found = self.rows, list[int]()
         states = [0]  # After each character of the text before, up to its verdict.

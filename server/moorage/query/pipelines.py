@@ -1,7 +1,7 @@
 """Aggregation pipelines: lists of stages, each of which turns documents into new documents.
 
-The catalog runs what `parse_pipeline` read for `POST /cluster/aggregate`. The stages are the plain
-ones of Mongo; nothing in them runs code, joins or writes.
+The catalog runs what `parse_pipeline` read for `POST /cluster/aggregate`. The stages are simple
+ones of Mongo; no stage runs code, joins or writes.
 """
 
 import json
@@ -97,7 +97,7 @@ def parse_page(options: JsonValue, at: str = "options") -> Pipeline:
         at: The place of the options, with which the paths in errors start.
 
     Raises:
-        QueryError: They are malformed, or others than these.
+        QueryError: The options are malformed, or there is another option.
     """
     given = an_object({} if options is None else options, at, "an object with sort, skip, limit")
     for name in given.keys() - set(_OPTIONS):
@@ -183,7 +183,7 @@ def _group(parser: Parser, value: JsonValue, at: str) -> Stage:
         groups: dict[str, tuple[JsonValue, list[JsonMapping]]] = {}
         for row in rows:
             value = key(row)
-            # As text, objects and lists are keys too; the order of the first of each stays.
+            # As text, objects and lists can be keys; groups keep the order of first documents.
             text = json.dumps(value, sort_keys=True, default=str)
             groups.setdefault(text, (value, []))[1].append(row)
         return [
@@ -264,7 +264,7 @@ def _sort(parser: Parser, value: JsonValue, at: str) -> Stage:
         keys.append((_expression(parser, f"${name}", under(at, name)), each == -1))
 
     def stage(rows: list[JsonMapping]) -> list[JsonMapping]:
-        for read, descending in reversed(keys):  # Sorting is stable: the first key comes last.
+        for read, descending in reversed(keys):  # Sorting is stable, so sort by the first key last.
             ranks = [_rank(read(row)) for row in rows]
             order = sorted(range(len(rows)), key=ranks.__getitem__, reverse=descending)
             rows = [rows[place] for place in order]

@@ -47,7 +47,7 @@ def number_in(value: JsonValue) -> float | int | None:
         return None
     try:
         return value if math.isfinite(value) else None
-    except OverflowError:  # An integer beyond every float.
+    except OverflowError:  # An integer too large for a float.
         return None
 
 

@@ -1,7 +1,7 @@
 """Start workloads without a server: `ResourceEngine`, over backends with one interface.
 
-The daemon uses the backends; `ResourceEngine` is a library that stands on its own, and README.md
-shows it, by example. Its errors are drawn in `base`.
+The daemon uses the backends; `ResourceEngine` is a library that needs no server. README.md has
+examples. The docstring of `moorage.backends.base` shows the tree of errors.
 """
 
 try:

@@ -1,8 +1,8 @@
 """Remote backends, and the process that ends their workloads when this process has ended.
 
 Workloads on this machine end with the process that started them. Workloads on Ray, Kubernetes or
-AWS would keep running. So another process waits for the end of this one, however that comes about,
-and stops all that is left there.
+AWS would keep running. So another process, the caretaker, waits for the end of this process, for
+whatever cause, and stops the workloads that are left there.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from moorage.backends.registry import kinds
 from moorage.launch import command
 
 BEGUN: Final = b"+"
-"""Said to the other process: something is about to be started."""
+"""Sent to the caretaker: a workload is about to be started."""
 NOTHING: Final = b"-"
-"""Said to the other process: nothing of one start is left."""
+"""Sent to the caretaker: of one start, no workload is left."""
 
 TRY_SECONDS: Final = 5.0
 """Seconds between two tries to end the workloads that are left."""
@@ -38,9 +38,9 @@ def watch(name: str, root: Path) -> int:
     """Stop the remaining workloads of a backend when this process has ended.
 
     Returns:
-        A file to write `BEGUN` to before each start, and `NOTHING` where nothing came of it or it
-        was ended. Where something may be left, it is looked for. It is never closed: it ends with
-        this process.
+        A file descriptor. The caller writes `BEGUN` before each start, and `NOTHING` when that
+        start left no workload or its workload was ended. If workloads may be left, the caretaker
+        looks for them. Keep the descriptor open: it closes when this process ends.
     """
     theirs, ours = os.pipe()
     actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, theirs, 0)]
@@ -61,7 +61,7 @@ def main() -> None:
         with contextlib.suppress(BackendError):
             asyncio.run(_end_all(open_backend(name, root)))
             break
-        time.sleep(TRY_SECONDS)  # A cluster does not say that it can be reached again.
+        time.sleep(TRY_SECONDS)  # No event reports that a cluster can be reached again.
     shutil.rmtree(root, ignore_errors=True)
 
 

@@ -22,8 +22,8 @@ class ContextConfig:
     """The settings of a context.
 
     Args:
-        resource_backend: Where resources are made, unless the call or the metadata says otherwise.
-            Anything but `local` wins over the metadata.
+        resource_backend: The backend for calls that name none. A value other than `local` wins over
+            the metadata.
     """
 
     resource_backend: str = "local"
@@ -41,12 +41,12 @@ class Context:
     """The resources of one rollout.
 
     Args:
-        rollout_id: Names the rollout.
-        group_id: Names the rollouts that belong together.
-        metadata: `image_id` for the container that is acquired where no spec is given,
-            `resource_backend` for where.
+        rollout_id: The id of the rollout.
+        group_id: The id of the group of rollouts that belong together.
+        metadata: `image_id`: image of the container for calls without a spec; `resource_backend`:
+            the backend for calls that name none.
         context_config: See `ContextConfig`.
-        engine: Whose resources; those of the class where not given.
+        engine: The engine that has the resources; None: the shared one of the class.
     """
 
     rollout_id: str
@@ -71,17 +71,17 @@ class Context:
         """Get a resource for this rollout.
 
         Args:
-            id: Names it; derived from the rollout and the spec where not given, so that two specs
-                of one rollout never meet under one name.
-            spec: What is wanted; a container of `metadata["image_id"]` where not given.
+            id: The resource's id; None: derived from the rollout and the spec, so two specs of one
+                rollout never share an id.
+            spec: The spec of the resource; None: a container of `metadata["image_id"]`.
             scope: `rollout`: ended when the rollout ends; `global`: returned to the store.
-            backend: Where.
-            timeout: Seconds for the backend's start.
+            backend: The name of the backend; None: see `ContextConfig`.
+            timeout: Most seconds for the backend's start.
 
         Raises:
             ValueError: No such scope or backend, or the id has a resource of another spec.
-            BackendError: It could not be made.
-            TimeoutError: Nor in time.
+            BackendError: The resource could not be started.
+            TimeoutError: The start took too long.
         """
         if scope not in {"rollout", "global"}:
             raise ValueError(f"scope: expected rollout or global, not {scope!r}")
@@ -111,7 +111,7 @@ class Context:
             try:
                 await self.engine.reset(name, *args, **kwargs)
             except BackendError:
-                raise  # Some are a ValueError, too.
+                raise  # Some backend errors are a ValueError, too.
             except ValueError:
                 del self._held[name]
 
@@ -128,7 +128,7 @@ class Context:
             await self.engine.end(name)
 
     async def close(self) -> None:
-        """End the rollout: release global resources, and end its own."""
+        """End the rollout: release its global resources, and end its own resources."""
         try:
             await self.release_resource("global")
         finally:

@@ -1,11 +1,12 @@
 """The bookkeeping of `ResourceEngine`: holders and waiters. No I/O, no waiting, no lock.
 
-One pool for each spec and backend. The engine calls everything here under its lock and carries out
-what the return values say. The laws, which `check` asserts:
+One pool for each spec and backend. The store calls this code under its lock, and acts on the
+returned values. `check` asserts these invariants:
 
-- a pool never has more resources than its cap, those being made or ended included;
-- no claim waits while a resource is free or a slot is left; the longest waiting is served first;
-- a resource is free, or held by one id, or on the way between the two.
+- a pool never has more resources than its cap, including those that are starting or ending;
+- no claim waits while a resource is free or a slot is left; the claim that has waited longest is
+  served first;
+- a resource is free, or one id holds it, or it is being reset or ended.
 """
 
 import asyncio
@@ -26,11 +27,11 @@ class ClaimStage(Enum):
     WAITING = auto()
     """The claim waits for a resource or a slot."""
     STARTING = auto()
-    """It has a slot; its resource is being made, or looked at."""
+    """The claim has a slot; its resource is being started, or checked."""
     HELD = auto()
-    """It has a resource."""
+    """The claim has a resource."""
     OVER = auto()
-    """It failed, was ended or given up."""
+    """The claim failed, was ended, or was given up."""
 
 
 @dataclass(eq=False, slots=True)
@@ -38,22 +39,22 @@ class ResourceClaim:
     """A caller that wants a resource, or has one.
 
     Attributes:
-        id: As the user says it; None if the resource is for the store.
-        pool: Where from.
-        timeout_seconds: For the backend's start.
-        loop: Where its resource is made: the first caller's.
-        options: Options of its runner, beside the spec.
-        stage: How far it is.
-        callers: How many wait for it now.
-        taken: A caller has the resource.
-        release_at_once: It was released before it had a resource.
-        resource: What it has.
-        warm: A free resource to look at before it is handed out.
-        spoiled: `warm` is not fit, and could not be ended.
-        admitted: Resolved when it waits no longer.
-        outcome: The resource, or why there is none.
-        task: Makes the resource.
-        quiet: Resolved when `task` has ended and nothing more will come of it.
+        id: The user's id; None if the resource is for the store.
+        pool: The pool of the resource.
+        timeout_seconds: Most seconds for the backend's start.
+        loop: The event loop of the first caller, in which the resource is started.
+        options: Arguments for the runner, in addition to the spec.
+        stage: The progress of the claim.
+        callers: The number of callers that wait for the claim now.
+        taken: Whether a caller has the resource.
+        release_at_once: Whether the resource becomes free when it has started.
+        resource: The resource of the claim.
+        warm: A free resource, to be checked before a caller gets it.
+        spoiled: Whether `warm` is not fit and could not be ended.
+        admitted: Resolved when the claim has a slot or has failed.
+        outcome: The resource, or the error.
+        task: The task that starts the resource.
+        quiet: Resolved when `task` has ended and its result has been handled.
     """
 
     id: str | None
@@ -74,14 +75,14 @@ class ResourceClaim:
     quiet: Future[None] = field(default_factory=Future[None])
 
     def admit(self, warm: BaseResource | None = None) -> None:
-        """Give the claim a slot, with a warm resource or empty."""
+        """Give the claim a slot, with or without a warm resource."""
         assert self.stage is ClaimStage.WAITING
         self.stage = ClaimStage.STARTING
         self.warm = warm
         self.admitted.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Wake the claim's waiter: it will get no resource."""
+        """End the claim with an error, which its callers get."""
         self.stage = ClaimStage.OVER
         if not self.admitted.done():
             self.admitted.set_result(None)
@@ -94,16 +95,16 @@ class SpecPool:
     """The resources of one spec at one backend.
 
     Attributes:
-        key: Its name.
-        backend: Where they are made.
-        spec: What they are made from.
-        runner: Who makes them.
-        free: Released last, taken first: it is the warmest.
-        claims: Those that have a slot.
-        waiters: Those that have none, the longest waiting first.
-        moving: Being reset, or ended.
-        stuck: Could not be ended; they may still run, so they count.
-        closed: The engine was closed; whatever comes back is ended.
+        key: The pool's name.
+        backend: The name of the resources' backend.
+        spec: The spec of the resources.
+        runner: The runner that starts and ends the resources.
+        free: Free resources; the one released last is used first, since its caches are warm.
+        claims: The claims that have a slot.
+        waiters: The claims without a slot; the first one has waited longest.
+        moving: The number of resources that are being reset or ended.
+        stuck: Resources that could not be ended; they count, since they may still run.
+        closed: Whether the engine was closed; resources that come back are then ended.
     """
 
     key: str
@@ -142,7 +143,7 @@ class SpecPool:
         """Add a new claim.
 
         Returns:
-            Whether its resource is to be made or looked at now; else it waits.
+            Whether to start or check the claim's resource now; False: the claim waits.
         """
         if self.waiters or (not self.free and self.room == 0):
             self.waiters.append(claim)
@@ -152,16 +153,16 @@ class SpecPool:
         return True
 
     def stock(self, claim: ResourceClaim) -> None:
-        """Add a claim for the store; there must be room."""
+        """Add a claim for the store; `room` must not be 0."""
         assert self.room != 0
         claim.admit()
         self.claims.add(claim)
 
     def put(self, resource: BaseResource) -> ResourceClaim | None:
-        """Store a free resource. It must not have a slot any more.
+        """Store a free resource. No claim may have the resource.
 
         Returns:
-            The waiter it is for, or None if it is free now.
+            The waiter that gets the resource, or None if the resource is free now.
         """
         if self.waiters:
             claim = self.waiters.popleft()
@@ -172,7 +173,7 @@ class SpecPool:
         return None
 
     def vacate(self) -> Iterator[ResourceClaim]:
-        """Yield the waiters that get the free slots, longest waiting first."""
+        """Yield the waiters that get the free slots, the one that has waited longest first."""
         while self.waiters and self.room != 0:
             claim = self.waiters.popleft()
             claim.admit()

@@ -1,11 +1,10 @@
 """`ResourceEngine`: provision, acquire, release and end resources across backends.
 
-A library that stands on its own. Every method is there twice: on the class, for the engine that all
-of a process share, and on instances, for those who want several. All of them may be called from any
-event loop and any thread. Source:
-docs/reference/resource-engine.md, "Methods" and "Decisions".
+The library needs no server. Each method works on the class, for the one engine that a process
+shares, and on instances, for programs with several engines. Any event loop and any thread may call
+any method. Source: docs/reference/resource-engine.md, "Methods" and "Decisions".
 
-`store` does the work and `pools` keeps its books.
+`store` starts and ends resources; `pools` records who holds and who waits.
 """
 
 import functools
@@ -30,7 +29,7 @@ class _OnClassToo(Generic[_P, _T]):
     """A method of an instance that, called on the class, works on the shared instance."""
 
     def __init__(self, method: Callable[Concatenate["ResourceEngine", _P], _T]) -> None:
-        functools.update_wrapper(self, method)  # type: ignore[arg-type]  # For its docstring.
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]  # Copies the docstring.
         self._method = method
 
     def __get__(
@@ -46,7 +45,7 @@ class ResourceEngine:
     """Starts resources of every backend, stores free ones, and binds acquired ones to ids.
 
     Args:
-        runners: By the name of their backend; those of the class where not given.
+        runners: By the name of their backend; None: the runners of the class.
     """
 
     _runners: ClassVar[dict[str, Runner]] = dict(default_runners())
@@ -73,9 +72,9 @@ class ResourceEngine:
         """Count resources by pool.
 
         Returns:
-            Name of the pool -> `total`, `free` and `acquired`, for pools that have any. A resource
-            that is being made or ended counts as acquired, as does a resource that an id holds,
-            even if it has died. Free ones that have died do not count.
+            Name of the pool -> `total`, `free` and `acquired`, for pools that have resources. A
+            resource that is being started or ended counts as acquired, as does a resource that an
+            id holds, even if it has died. Free resources that have died do not count.
         """
         return await self._store.counts()
 
@@ -85,21 +84,21 @@ class ResourceEngine:
     ) -> None:
         """Make sure that at least `size` resources are free.
 
-        Free ones that have died are replaced. They are made side by side. Where `max_global_num`
-        leaves room for fewer, a warning says how many were wanted and made.
+        Free resources that have died are replaced. New resources are started in parallel. If
+        `max_global_num` allows fewer, a warning has the wanted and the started number.
 
         Args:
-            spec: What to make.
-            size: How many shall be free.
-            backend: Where.
-            **kwargs: `timeout`, in seconds, for the backend's start of each; the others are the
-                runner's own.
+            spec: The spec of the resources.
+            size: How many resources should be free.
+            backend: The name of the backend.
+            **kwargs: `timeout`, in seconds, for the backend's start of each resource; other
+                arguments are the runner's own.
 
         Raises:
-            ValueError: There is no such backend, or an argument is not what it must be.
-            TypeError: The runner knows no such argument, or `spec` is none.
-            BackendError: One could not be made. Those that could are free.
-            TimeoutError: Nor could one in time.
+            ValueError: There is no such backend, or an argument is invalid.
+            TypeError: The runner has no such argument, or `spec` is no spec.
+            BackendError: A resource could not be started; the started ones are free.
+            TimeoutError: A resource was not ready in time; the started ones are free.
         """
         limit = kwargs.pop("timeout", None)
         _check(spec, size=size, timeout=limit)
@@ -125,23 +124,24 @@ class ResourceEngine:
     ) -> BaseResource:
         """Bind a resource to an id and return it. The same id gets the same resource.
 
-        A free one is taken where there is one; else one is made, if `max_global_num` allows; else
-        the caller waits for one to be released. The longest waiting is served first.
+        A free resource is used if there is one; else a resource is started, if `max_global_num`
+        allows; else the caller waits for a release. The caller that has waited longest is served
+        first.
 
         Args:
-            id: Names the resource from now on.
-            spec: What is wanted.
-            backend: Where.
-            timeout: Seconds for the backend's start only.
-            wait_timeout: Seconds to wait for a slot; None for as long as it takes.
+            id: The name by which later calls find the resource.
+            spec: The spec of the resource.
+            backend: The name of the backend.
+            timeout: Most seconds for the backend's start alone.
+            wait_timeout: Most seconds to wait for a slot; None: without end.
 
         Raises:
             ValueError: There is no such backend, the id has a resource of another spec, or an
-                argument is not what it must be.
+                argument is invalid.
             TypeError: `spec` is no spec.
-            BackendError: It could not be made.
-            TimeoutError: Nor in time, or nothing was released in time.
-            EngineClosedError: The engine was closed meanwhile.
+            BackendError: The resource could not be started.
+            TimeoutError: The start took too long, or no resource was released in time.
+            EngineClosedError: The engine was closed during the call.
         """
         _check(spec, id=id, timeout=timeout, wait_timeout=wait_timeout)
         return await self._store.acquire(
@@ -157,27 +157,28 @@ class ResourceEngine:
     async def release(self, /, id: str) -> None:  # noqa: A002  # The documented name.
         """Return the resource of an id to the store. An id without a resource is no error.
 
-        It is reset first, as `reset` does; one of a user's own kind that cannot be is looked at.
-        A resource that cannot be reset is ended, and its slot goes to the id that has waited
-        longest. Released while it is being made, it is free as soon as it is made.
+        The resource is reset first, as `reset` does; if its class, a user's own, has no reset, its
+        status decides. A resource that is not fit is ended, and its slot goes to the id that has
+        waited longest. A resource that is released during its start becomes free when it has
+        started.
 
         Raises:
-            BackendError: It was not fit, and could not be ended either. It keeps its slot.
+            BackendError: The resource was not fit and could not be ended. It keeps its slot.
         """
         await self._store.release(id)
 
     @_OnClassToo
     async def reset(self, /, id: str, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  # As above.
-        """Reset the resource of an id, and return its answer.
+        """Reset the resource of an id, and return the result of the reset.
 
-        A process runs its `reset_command`. One that has none, and a container, is stopped and
-        started again: it is the same resource, and its files, its `endpoint` and what runs in it
-        are new.
+        A process runs its `reset_command`. A process without that command, and a container, is
+        stopped and started again: the resource is the same; its files, `endpoint` and processes are
+        new.
 
         Raises:
             ValueError: The id has no resource, or not yet.
-            NotImplementedError: It is of a user's own kind, which has no `reset`.
-            BackendError: It could not be; end it.
+            NotImplementedError: The resource's class, a user's own, has no `reset`.
+            BackendError: The reset failed; end the resource.
         """
         return await self._store.resource(id).reset(*args, **kwargs)
 
@@ -196,16 +197,16 @@ class ResourceEngine:
 
         Raises:
             ValueError: The id has no resource, or not yet.
-            BackendError: It names the limit that this kind does not have.
+            BackendError: This kind of resource lacks a limit; the message names it.
         """
         await self._store.resource(id).control(**kwargs)
 
     @_OnClassToo
     async def end(self, /, id: str) -> None:  # noqa: A002  # As above.
-        """End the resource of an id. The longest waiting caller gets its slot.
+        """End the resource of an id. The caller that has waited longest gets its slot.
 
         Raises:
-            BackendError: It could not be ended. It keeps its slot.
+            BackendError: The resource could not be ended. It keeps its slot.
         """
         await self._store.end(id)
 
@@ -214,7 +215,7 @@ class ResourceEngine:
         """End all resources, and wake waiters with an error. The engine can be used again.
 
         Raises:
-            BackendError: It names what could not be ended.
+            BackendError: Some resources could not be ended; the message names them.
         """
         await self._store.close()
 
@@ -223,13 +224,13 @@ class ResourceEngine:
         """Register a user's runner for specs of a user's category.
 
         Args:
-            category: What such specs are made with, as `ContainerResourceSpec(category=…)`.
-            runner: Who makes and ends their resources.
-            backend: Where; each has its own.
+            category: The category of the specs, as in `ContainerResourceSpec(category=…)`.
+            runner: The runner that starts and ends their resources.
+            backend: The name of the backend; each backend has runners of its own.
 
         Raises:
             ValueError: The category is one of Moorage's own.
-            TypeError: The runner is none.
+            TypeError: `runner` is no runner.
         """
         if not category or category in BUILT_IN:
             raise ValueError(f"category: expected one of your own; {category!r} is Moorage's")
@@ -275,7 +276,7 @@ def _remedy(backend: str) -> str:
     for kind in kinds().values():
         if backend in kind.engine_names and not kind.installed:
             return f". It needs {kind.package}: {kind.install_command}"
-    return ""  # No documented one, or this engine was made without it.
+    return ""  # Not a documented backend, or this engine was created without it.
 
 
 def _check(spec: Any, *, id: Any = "-", size: Any = 0, **seconds: Any) -> None:  # noqa: A002  # As above.

@@ -1,7 +1,7 @@
-"""Resources, which `ResourceEngine` returns, and runners, which start them.
+"""Resources, which `ResourceEngine` returns, and runners, which start resources.
 
-A runner makes and ends resources of one backend. `BackendRunner` is one over any `Backend`; a user
-may put others into the backend's registry, for backends of their own.
+A runner starts and ends the resources of one backend. `BackendRunner` is the runner for any
+`Backend`; users may register runners of their own.
 """
 
 import abc
@@ -37,9 +37,9 @@ from moorage.backends.specs import (
 )
 
 SETTLE_LOOKS: Final = 10
-"""A process that ends within this number of looks (half a second) has failed to start."""
+"""A workload that ends within this number of checks (half a second) has failed to start."""
 SETTLE_SECONDS_MAX: Final = 30.0
-"""How long processes that a command left behind may take to end after the command."""
+"""At most this many seconds pass until the checks of `SETTLE_LOOKS` end."""
 _SETTLE_PAUSE_SECONDS: Final = 0.05
 _TAIL_BYTES: Final = 16 * 1024
 
@@ -72,23 +72,23 @@ class BaseResource(abc.ABC):
     @property
     @abc.abstractmethod
     def resource_id(self) -> str:
-        """The name of the resource, the same for all its users."""
+        """The name of the resource; it is the same for all users of the resource."""
 
     @property
     @abc.abstractmethod
     def category(self) -> str:
         """The category of the resource's spec."""
 
-    async def start(self) -> None:  # noqa: B027  # Most runners hand out what runs already.
+    async def start(self) -> None:  # noqa: B027  # Most runners return started resources.
         """Start the resource, unless its runner has started it."""
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Reset the resource for the next user.
+        """Reset the resource for its next user.
 
         Raises:
-            NotImplementedError: This kind cannot be.
+            NotImplementedError: This kind of resource has no reset.
         """
-        raise NotImplementedError(  # Not abstract: a kind without it may be used all the same.
+        raise NotImplementedError(  # Not abstract: a kind without a reset may be used, too.
             f"a {self.category} resource cannot be reset: end it and acquire another, or give its"
             " class a reset()"
         )
@@ -101,7 +101,7 @@ class BaseResource(abc.ABC):
         """Change limits of the resource.
 
         Raises:
-            UnsupportedSpecError: It names the limit that this kind does not have.
+            UnsupportedSpecError: This kind of resource lacks a limit; the message names it.
         """
         if kwargs:
             names = ", ".join(sorted(kwargs))
@@ -132,8 +132,8 @@ class Runner(Protocol):
     ) -> BaseResource:
         """Start a resource and wait until it is ready, at most `timeout` seconds.
 
-        Cancelled, or failing, it leaves nothing behind. A runner may have further arguments of its
-        own, which `ResourceEngine.start` passes on.
+        If the call is cancelled or fails, no part of the resource stays. A runner may have further
+        arguments of its own, which `ResourceEngine.start` passes on.
 
         Raises:
             TimeoutError: It was not ready in time.
@@ -154,8 +154,8 @@ class CommandOutput(str):
     """The output of a command: a `str` with the command's exit code.
 
     Args:
-        text: What it wrote.
-        exit_code: 0 if it went well; a negative one is a signal's number.
+        text: The output that the command wrote.
+        exit_code: 0 if the command succeeded; a negative code is a signal's number, negated.
     """
 
     __slots__ = ("exit_code",)
@@ -175,7 +175,7 @@ class CommandOutput(str):
 
 @dataclass(frozen=True, slots=True)
 class _Renewal:
-    """A running reset."""
+    """A reset of a `BackendResource` that is in progress: its task and event loop."""
 
     loop: asyncio.AbstractEventLoop
     task: asyncio.Task[Any]
@@ -187,10 +187,11 @@ class BackendResource(BaseResource):
 
     Args:
         backend: The backend.
-        spec: What it was made from.
-        workload: What the backend said when it was ready.
-        resource_id: Its name; the workload's own where not given.
-        timeout_seconds: How long a start of it may take, also when it is made again.
+        spec: The spec from which the resource was started.
+        workload: The backend's report when the workload was ready.
+        resource_id: The resource's name; None: the workload's id.
+        timeout_seconds: Most seconds for a start that a reset causes; None: the backend's own
+            limit.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class BackendResource(BaseResource):
 
     @property
     def resource_id(self) -> str:
-        """The id for which the resource was first acquired, or the workload's own name."""
+        """The id for which the resource was first acquired, or the workload's own id."""
         return self._resource_id
 
     @property
@@ -228,8 +229,8 @@ class BackendResource(BaseResource):
 
         Raises:
             TypeError: Workloads are reset without arguments.
-            BackendError: It could not be, and must not be used again.
-            TimeoutError: Nor in time.
+            BackendError: The reset failed; the resource must not be used again.
+            TimeoutError: The reset took too long; the resource must not be used again.
         """
         if args or kwargs:
             raise TypeError(f"a {self.category} resource is reset without arguments")
@@ -251,7 +252,7 @@ class BackendResource(BaseResource):
             renewal.over.set_result(None)
 
     async def _renew(self) -> Any:
-        if not self._changed:  # Else its limits are not those of its spec.
+        if not self._changed:  # After `control`, limits differ from the spec's.
             with contextlib.suppress(UnsupportedSpecError):
                 return await self._backend.reset(self._id)
         await self._backend.stop(self._id)
@@ -285,7 +286,7 @@ class BackendResource(BaseResource):
         self._changed = True
 
     async def end(self) -> None:
-        """Stop the resource. First cancel a running reset, which may be starting it again."""
+        """Stop the resource. First cancel its reset, which may start it again."""
         with self._lock:
             self._ended = True
             renewal = self._renewal
@@ -306,7 +307,7 @@ class BackendResource(BaseResource):
         """Run a shell command in the resource; return the output, which has an `exit_code`.
 
         Raises:
-            TimeoutError: It took longer than `timeout` seconds, and was killed.
+            TimeoutError: The command took longer than `timeout` seconds, and was killed.
         """
         done = await self._backend.execute(
             self._id,
@@ -351,8 +352,8 @@ class BackendRunner:
         """Start a workload and wait until it is ready; see `Runner`.
 
         Raises:
-            BackendError: It did not start, or ended at once; nothing of it is left.
-            TimeoutError: It was not ready in time; nothing of it is left.
+            BackendError: The workload did not start, or ended at once; no part of it is left.
+            TimeoutError: The workload was not ready in time; no part of it is left.
         """
         # A user's id may come again while what it had lives on in the free store, under its name.
         name = f"{resource_id or 'free'}-{uuid.uuid4().hex[:12]}"
@@ -376,7 +377,7 @@ class BackendRunner:
         """Check for a moment that a workload without a readiness check keeps running."""
         begun, looks = time.monotonic(), 0
         while not workload.phase.over:
-            # Looks are counted, not time: where the machine is slow, so is what ends.
+            # Checks are counted, not time: on a slow machine, a failing program also ends later.
             looks += workload.phase is Phase.READY
             if looks > SETTLE_LOOKS or time.monotonic() - begun > SETTLE_SECONDS_MAX:
                 break
@@ -409,17 +410,17 @@ class BackendRunner:
 
 
 def is_environment(spec: BaseResourceSpec) -> bool:
-    """Return whether a spec has a category of an environment, such as `webshop`."""
+    """Return whether a spec's category is that of an environment, such as `webshop`."""
     return isinstance(spec, ContainerResourceSpec) and spec.category in ENVIRONMENTS
 
 
 def plain(spec: BaseResourceSpec) -> BaseResourceSpec:
-    """Return a spec for backends: an environment becomes a container."""
+    """Return a spec as backends accept it: the spec of an environment becomes a container's."""
     return replace(spec, category="container") if is_environment(spec) else spec
 
 
 def _settles(spec: BaseResourceSpec) -> bool:
-    """Return whether a spec has no readiness check, so that it is ready when it runs."""
+    """Return whether a spec has no readiness check, so that its workload is ready when it runs."""
     if isinstance(spec, ContainerResourceSpec):
         return spec.readiness is None
     return isinstance(spec, ProcessResourceSpec) and not isinstance(spec, ServiceResourceSpec)

@@ -1,7 +1,8 @@
 """The built-in runners of `ResourceEngine`: one for each available backend.
 
-A backend is opened when it is first used, so that importing this costs nothing. What the library
-starts ends with the process that started it; what must outlive a process belongs to a daemon.
+A backend is opened at its first use, so that importing this module is cheap. Workloads that the
+library starts end with the process that started them; workloads that must outlive a process belong
+to a daemon.
 """
 
 import asyncio
@@ -53,21 +54,21 @@ from moorage.resources.resources import (
 API_PROBE_SECONDS: Final = 0.5
 """Seconds between two checks that a model's service answers."""
 API_SECONDS_MAX: Final = 2.0
-"""How long one check may take."""
+"""Most seconds for one check that a model's service answers."""
 LEFT_SECONDS_MAX: Final = 2.0
-"""How long a backend may take to say whether a start that failed left anything."""
+"""Most seconds for a backend to report whether a failed start left a workload."""
 CHAT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""One answer of a model; a longer one is not read to its end."""
+"""Most bytes of one answer of a model; the rest of a longer answer is not read."""
 _DOWN_FROM: Final = 500
-"""HTTP statuses from this one on mean that a service is not up. 401 means that it is."""
+"""HTTP statuses from 500 mean that a service is down; lower ones, even 401, that it is up."""
 
 
 class APIModelResource(BaseResource):
     """A model behind an OpenAI-compatible address.
 
     Args:
-        resource_id: Its name.
-        spec: Where it is.
+        resource_id: The resource's name.
+        spec: The spec, with the model's address.
     """
 
     def __init__(self, resource_id: str, spec: APIModelResourceSpec) -> None:
@@ -86,23 +87,23 @@ class APIModelResource(BaseResource):
         return self.spec.category
 
     async def start(self) -> None:
-        """Wait until the service answers; the caller limits the time."""
+        """Wait until the service answers. The caller must limit the time."""
         while await self.get_status() is not ResourceStatus.RUNNING:
             pause = API_PROBE_SECONDS
             await asyncio.sleep(pause)
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Do nothing: a model has no state of its users."""
+        """Do nothing: a model stores no state of its users."""
 
     async def get_status(self) -> ResourceStatus:
-        """Ask the service for its models."""
+        """Request the service's list of models; without an answer, the status is pending."""
         try:
             async with (
                 asyncio.timeout(API_SECONDS_MAX),
                 self._client() as client,
                 client.stream("GET", f"{self.endpoint}/models") as reply,
             ):
-                up = reply.status_code < _DOWN_FROM  # The list itself is not read.
+                up = reply.status_code < _DOWN_FROM  # Only the status is read, not the list.
         except (httpx.HTTPError, TimeoutError):
             return ResourceStatus.PENDING
         return ResourceStatus.RUNNING if up else ResourceStatus.PENDING
@@ -115,10 +116,10 @@ class APIModelResource(BaseResource):
 
         Args:
             messages: The chat, as the OpenAI-compatible API takes it.
-            **parameters: More of its fields, e.g. `temperature`.
+            **parameters: More fields of the request, e.g. `temperature`.
 
         Raises:
-            BackendError: The service did not answer, or not with a reply.
+            BackendError: The service did not answer, or its answer has no reply.
         """
         body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
         return await _chat(self._client(), self.endpoint, body, self.spec.request_timeout)
@@ -132,7 +133,7 @@ class VLLMModelResource(BackendResource):
     """A model served by vLLM."""
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Do nothing: a model has no state of its users, and takes minutes to load."""
+        """Do nothing: a model stores no state of its users, and a new start takes minutes."""
 
     async def generate_async(self, messages: list[JsonObject], **parameters: Any) -> JsonObject:
         """Send a chat to the model; see `APIModelResource.generate_async`."""
@@ -142,7 +143,7 @@ class VLLMModelResource(BackendResource):
 
 
 def _client(headers: Mapping[str, str]) -> httpx.AsyncClient:
-    headers = {"Accept-Encoding": "identity", **headers}  # Nothing is unpacked here.
+    headers = {"Accept-Encoding": "identity", **headers}  # No compressed answers.
     return httpx.AsyncClient(
         timeout=None,  # noqa: S113  # One deadline covers everything, dripping answers included.
         headers=headers,
@@ -176,14 +177,14 @@ async def _chat(
 
 
 class LocalEnvResource(BaseResource):
-    """An object of the caller's own process; its attributes are reached through the resource.
+    """An object in the caller's own process; the resource passes on its attributes.
 
     Args:
-        resource_id: Its name.
-        spec: What it is made from.
+        resource_id: The resource's name.
+        spec: The spec from which the object is created.
 
     Raises:
-        BackendError: There is no such class, or it could not be made.
+        BackendError: There is no such class, or it raised an error.
     """
 
     def __init__(self, resource_id: str, spec: LocalEnvResourceSpec) -> None:
@@ -213,8 +214,8 @@ class LocalEnvResource(BaseResource):
         """Call the object's own `reset`; without one, close the object and create another.
 
         Raises:
-            TypeError: It has none, so there are no arguments to take.
-            BackendError: The other one could not be made.
+            TypeError: Arguments are given, but the object has no `reset`.
+            BackendError: The new object could not be created.
         """
         if callable(getattr(self.env, "reset", None)):
             return await _call(self.env, "reset", *args, **kwargs)
@@ -225,7 +226,7 @@ class LocalEnvResource(BaseResource):
         return await self.start()
 
     async def get_status(self) -> ResourceStatus:
-        """Return that the object runs, which is always true."""
+        """Return the status "running": an object of this process always runs."""
         return ResourceStatus.RUNNING
 
     async def end(self) -> None:
@@ -254,7 +255,7 @@ class LocalRunner(ModelRunner):
     """The runner of the backend `local`: workloads on this machine, and clients of models.
 
     Args:
-        backend: What starts it; one that ends with this process where not given.
+        backend: The backend that starts workloads; None: one whose workloads end with this process.
     """
 
     def __init__(self, backend: Backend | None = None) -> None:
@@ -274,7 +275,7 @@ class LocalRunner(ModelRunner):
                 made: BaseResource = APIModelResource(name, spec)
             case LocalEnvResourceSpec():
                 made = LocalEnvResource(name, spec)
-            case _:  # Users write kinds of specs of their own, which a backend may know.
+            case _:  # A backend may support users' own classes of specs.
                 return await super().start_resource(spec, resource_id, timeout)
         async with asyncio.timeout(min(limits) if limits else None):
             await made.start()
@@ -300,8 +301,8 @@ class LazyRunner:
     """A runner that is created at its first use.
 
     Args:
-        name: Of the backend.
-        make: Makes it.
+        name: The name of the backend.
+        make: Creates the runner.
     """
 
     def __init__(self, name: str, make: Callable[[], Runner]) -> None:
@@ -314,7 +315,7 @@ class LazyRunner:
         resource_id: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
     ) -> BaseResource:
-        """Create a resource; see `Runner`."""
+        """Start a resource; see `Runner`."""
         return await self._make().start_resource(spec, resource_id, timeout)
 
     async def end_resource(self, resource: BaseResource) -> None:
@@ -329,8 +330,9 @@ class LazyRunner:
 def _home() -> Path:
     """Create a folder for this process, which is removed when the process ends.
 
-    One that was killed leaves its own behind, which the next one removes: whose folder it is says
-    a lock, since the number of a process may come again, and in another container at once.
+    A killed process leaves its folder behind; the next process that calls this removes the folder.
+    A lock shows whether the folder's process lives: process ids are reused, and two containers may
+    use the same id.
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     prefix = f"moorage-{os.getuid()}-"
@@ -339,17 +341,17 @@ def _home() -> Path:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(old.parent)
     made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
-    # It is never closed: it is held until this process, or the last fork of it, ends.
+    # Never closed: the lock is held until this process and all its forks have ended.
     lock = os.open(made / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    home = made.rename(made.with_name(made.name[1:]))  # Seen by others only now that it is.
+    home = made.rename(made.with_name(made.name[1:]))  # Others find only locked folders.
     atexit.register(_leave, home, os.getpid())
     return home
 
 
 def _leave(home: Path, owner: int) -> None:
-    if os.getpid() == owner:  # A fork of it has the same to do at its exit.
-        with contextlib.suppress(OSError):  # It is removed already.
+    if os.getpid() == owner:  # Not in a fork, which has the same exit function.
+        with contextlib.suppress(OSError):  # The folder is removed already.
             _remove(home)
 
 
@@ -405,16 +407,16 @@ class _CaredForRunner(ModelRunner):
 
     async def end_resource(self, resource: BaseResource) -> None:
         await super().end_resource(resource)
-        with contextlib.suppress(KeyError):  # A second time says nothing.
+        with contextlib.suppress(KeyError):  # It was ended before.
             self._started.remove(resource)
             self._count(-1)
 
     def _count(self, change: int) -> None:
-        """Inform the caretaker about one more, or one fewer, workload that it may have to end."""
+        """Inform the caretaker that there is one more, or one fewer, workload to end."""
         self._unended += change
         try:
             os.write(self._caretaker, caretaker.BEGUN if change > 0 else caretaker.NOTHING)
-        except BrokenPipeError:  # It was killed: another one learns of all.
+        except BrokenPipeError:  # It was killed: a new caretaker gets the count.
             os.close(self._caretaker)
             self._caretaker = caretaker.watch(self._name, self._root)
             os.write(self._caretaker, caretaker.BEGUN * self._unended)

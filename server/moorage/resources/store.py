@@ -1,7 +1,7 @@
 """The store of `ResourceEngine`: carries out the decisions of `pools`, under one lock.
 
-Its methods may be called from any event loop and any thread. A resource is made in the loop of
-its caller; nothing is awaited under the lock.
+Its methods may be called from any event loop and any thread. A resource is started in the loop of
+its first caller; no code awaits under the lock.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class ResourceStore:
-    """Free resources by pool, and acquired resources by id. `ResourceEngine` explains it."""
+    """Free resources by pool, and acquired resources by id; see `ResourceEngine`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,14 +54,14 @@ class ResourceStore:
         """Start resources until `size` are free, or the pool is full.
 
         Returns:
-            How many were wanted beside those that are free, and how many were made.
+            The number of resources that were missing, and the number that was started.
         """
         loop = asyncio.get_running_loop()
         with self._lock:
             pool = self._pool(spec, backend, runner)
         await self._clear(pool)
         with self._lock:
-            pool = self._pool(spec, backend, runner)  # Another one, where it was closed meanwhile.
+            pool = self._pool(spec, backend, runner)  # A new pool if the old one was closed.
             wanted = max(0, size - len(pool.free) - pool.stocking)
             made = wanted if pool.room is None else min(wanted, pool.room)
             claims = [
@@ -188,7 +188,7 @@ class ResourceStore:
         """Return the resource of an id.
 
         Raises:
-            ValueError: It has none, or not yet.
+            ValueError: The id has no resource, or its resource has not started yet.
         """
         with self._lock:
             claim = self._claims.get(name)
@@ -199,7 +199,7 @@ class ResourceStore:
             return claim.resource
 
     def _detach(self, claim: ResourceClaim) -> BaseResource:
-        """Remove the resource from a claim and return it. Under the lock."""
+        """Remove the resource from a claim and return the resource. Call this under the lock."""
         resource = claim.resource
         assert resource is not None
         claim.resource = None
@@ -210,7 +210,7 @@ class ResourceStore:
         return resource
 
     def _forget(self, claim: ResourceClaim) -> None:
-        """Release the id of a claim, if it still has it. Under the lock."""
+        """Free the id of a claim, if the claim still has the id. Call this under the lock."""
         if claim.id is not None and self._claims.get(claim.id) is claim:
             del self._claims[claim.id]
 
@@ -222,7 +222,7 @@ class ResourceStore:
             claim.task.add_done_callback(note_end)
 
         def note_end(task: asyncio.Task[None]) -> None:
-            # Not in the task: one that is cancelled before its first step never runs at all.
+            # Not in the task: a task that is cancelled before its first step never runs.
             if task.cancelled():
                 self._over(claim, BackendError(f"the start of {claim.id!r} was cancelled"))
             claim.quiet.set_result(None)
@@ -235,7 +235,7 @@ class ResourceStore:
             pass  # No loop runs in this thread.
         try:
             claim.loop.call_soon_threadsafe(begin)
-        except RuntimeError:  # Its loop was closed while it waited; there is no one loop to tell.
+        except RuntimeError:  # The claim's loop was closed while it waited.
             self._over(claim, BackendError("the event loop that waited was closed"))
 
     async def _make(self, claim: ResourceClaim) -> None:
@@ -247,13 +247,13 @@ class ResourceStore:
             late = TimeoutError(f"{reason}: {error}" if str(error) else reason)
             late.__cause__ = error
             self._over(claim, late)
-        except Exception as error:  # noqa: BLE001  # Whatever a runner raises is the caller's.
+        except Exception as error:  # noqa: BLE001  # The caller gets every error.
             self._over(claim, error)
         else:
             await finish(self._hand_over(claim, resource))
 
     async def _ready(self, claim: ResourceClaim) -> BaseResource:
-        """Return a usable resource: the warm one, or a new one in its place."""
+        """Return a usable resource: the claim's warm one, or a new one in its place."""
         pool, warm = claim.pool, claim.warm
         if claim.stage is ClaimStage.OVER:
             raise BackendError(f"{claim.id!r} was cancelled before its start began")
@@ -267,7 +267,7 @@ class ResourceStore:
         )
 
     async def _hand_over(self, claim: ResourceClaim, resource: BaseResource) -> None:
-        """Give a started resource to its claim, or to another if its claim was given up."""
+        """Give a started resource to its claim; end the resource if the claim was given up."""
         with self._lock:
             unwanted = claim.stage is ClaimStage.OVER
             claim.warm = None
@@ -287,18 +287,18 @@ class ResourceStore:
             self._put(claim.pool, resource)
 
     def _over(self, claim: ResourceClaim, error: BaseException) -> None:
-        """End a claim without a resource, and give its slot to the next one."""
+        """End a claim without a resource, and give its slot to the next waiter."""
         pool = claim.pool
         with self._lock:
             if claim not in pool.claims or claim.stage is ClaimStage.HELD:
-                return  # It has been settled already.
+                return  # The claim has ended already, or has a resource.
             claim.fail(error)
             pool.claims.discard(claim)
             self._forget(claim)
             warm, claim.warm = claim.warm, None
             if warm is not None and claim.spoiled:
                 pool.stuck.append(warm)
-            elif warm is not None:  # It was never handed out, so it is unchanged.
+            elif warm is not None:  # No caller used it, so it needs no reset.
                 pool.moving += 1
         if warm is None or claim.spoiled:
             self._pass_on(pool)
@@ -306,14 +306,14 @@ class ResourceStore:
             self._put(pool, warm)
 
     async def _give_up(self, claim: ResourceClaim) -> None:
-        """Note that a caller waits no longer; abandon the claim after the last caller."""
+        """Record that a caller stopped waiting; abandon the claim after its last caller."""
         with self._lock:
             claim.callers -= 1
             if claim.callers or claim.taken:
                 return
             stage = claim.stage
             resource = self._detach(claim) if stage is ClaimStage.HELD else None
-        if resource is not None:  # It came in the moment that its caller left.
+        if resource is not None:  # It started as its caller left.
             await self._recycle(claim.pool, resource)
         elif stage is not ClaimStage.OVER:
             await self._abandon(claim, BackendError(f"{claim.id!r} was cancelled"))
@@ -326,7 +326,7 @@ class ResourceStore:
             await self._quiet(claim)
 
     def _disown(self, claim: ResourceClaim, error: BackendError) -> bool:
-        """Note that a claim is abandoned; return whether its resource is being made."""
+        """Mark a claim as failed and free its id; return whether its resource is being started."""
         stage = claim.stage
         if stage in {ClaimStage.HELD, ClaimStage.OVER}:
             return False
@@ -337,7 +337,7 @@ class ResourceStore:
         return stage is ClaimStage.STARTING
 
     async def _quiet(self, claim: ResourceClaim) -> None:
-        """Cancel the start of a resource, and wait until it has ended."""
+        """Cancel the start of a claim's resource, and wait until the start has ended."""
         with contextlib.suppress(RuntimeError):  # A closed loop has no tasks to cancel.
             claim.loop.call_soon_threadsafe(_cancel, claim)
             await asyncio.wrap_future(claim.quiet)
@@ -346,14 +346,14 @@ class ResourceStore:
 
     async def _recycle(self, pool: SpecPool, resource: BaseResource) -> None:
         """Reset a used resource for the next user, or end it."""
-        # What has done its work, or died, is not made to do it again.
+        # A resource that has finished or died is not reset.
         fit = not pool.closed and await _is_fit(pool.runner, resource)
         if fit:
             try:
                 await resource.reset()
-            except NotImplementedError:  # Of a user's own kind: the look at it decides.
+            except NotImplementedError:  # A user's class: the status decides.
                 pass
-            except Exception:  # noqa: BLE001  # What cannot be reset is ended, whatever it said.
+            except Exception:  # noqa: BLE001  # Any error: end the resource.
                 fit = False
         if fit and not pool.closed and await _is_fit(pool.runner, resource):
             self._put(pool, resource)
@@ -367,7 +367,7 @@ class ResourceStore:
             with self._lock:
                 pool.moving -= 1
                 pool.stuck.append(resource)
-                if pool.closed:  # Its successor counts it, and the next close tries again.
+                if pool.closed:  # The new pool counts it; its `close` tries again.
                     heir = self._pool(pool.spec, pool.backend, pool.runner)
                     heir.stuck.append(pool.stuck.pop())
             reason = f"{resource.resource_id} of {pool.key} could not be ended: {error}"
@@ -411,18 +411,18 @@ class ResourceStore:
 def _wait_shielded(news: Future[_T]) -> asyncio.Future[_T]:
     """Wait for `news`; a cancelled wait does not cancel `news` for others."""
     future = asyncio.wrap_future(news)
-    future.add_done_callback(_look)  # `shield` forgets what comes after the cancellation.
+    future.add_done_callback(_look)  # `shield` drops results that come after the cancellation.
     return asyncio.shield(future)
 
 
 def _look(future: asyncio.Future[Any]) -> None:
-    """Read an error, so that asyncio does not log it as never retrieved."""
+    """Read a future's error, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()
 
 
 async def _discard(claim: ResourceClaim, warm: BaseResource) -> None:
-    """End the warm resource of a claim; if this is cancelled, the claim still has it."""
+    """End the warm resource of a claim; if the call is cancelled, the claim keeps the resource."""
     await claim.pool.runner.end_resource(warm)
     claim.warm, claim.spoiled = None, False
 
@@ -431,7 +431,7 @@ async def _is_fit(runner: Runner, resource: BaseResource) -> bool:
     """Return whether a resource can be used: it runs, and a service answers."""
     try:
         return await runner.get_status(resource) is ResourceStatus.RUNNING
-    except Exception:  # noqa: BLE001  # Whatever cannot say how it is, is not fit.
+    except Exception:  # noqa: BLE001  # Without a status, it is not fit.
         return False
 
 

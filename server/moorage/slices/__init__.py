@@ -1,7 +1,8 @@
 """Pools of TPU and GPU slices on Ray, and jobs that run on all of their hosts.
 
-`SlicePoolManager` holds slices, `RayExecutor` runs jobs on them. README.md shows both, by example.
-The package can be imported without Ray; what needs it says so. All errors are one tree:
+`SlicePoolManager` holds slices, `RayExecutor` runs jobs on them. README.md has examples. The
+package can be imported without Ray; calls that need Ray then raise `RayMissingError`. All errors
+are one tree:
 
     SlicesError (a RuntimeError)
     ├── InsufficientSlicesError     none of the requested numbers of slices can be had

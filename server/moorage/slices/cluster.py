@@ -48,7 +48,7 @@ def addresses() -> dict[str, str]:
 
 def draining(node_id: str) -> bool:
     """Return whether Ray drains a node, for example because a cloud reclaims a spot machine."""
-    with contextlib.suppress(AttributeError):  # Ray offers it to its own libraries alone.
+    with contextlib.suppress(AttributeError):  # An API of Ray for its own libraries.
         return node_id in _state().get_draining_nodes()
     return False
 
@@ -56,8 +56,8 @@ def draining(node_id: str) -> bool:
 def largest_resources(nodes: Sequence[RayNode]) -> Mapping[str, float] | None:
     """Return the most of each resource that the cluster can ever have; None if unknown.
 
-    An autoscaler may report its limits. Where there is none, the nodes that are here are all,
-    until a user adds one by hand.
+    An autoscaler may report its limits. Without an autoscaler, the present nodes are all nodes,
+    until a user adds one.
     """
     with contextlib.suppress(AttributeError):  # As above.
         limits = _state().get_max_resources_from_cluster_config()
@@ -73,11 +73,11 @@ def largest_resources(nodes: Sequence[RayNode]) -> Mapping[str, float] | None:
 
 
 def _state() -> RayValue:
-    return ray._private.state.state  # noqa: SLF001  # Nothing public says these two things.
+    return ray._private.state.state  # noqa: SLF001  # No public API for these two.
 
 
 def _autoscaler_is_absent(nodes: Sequence[RayNode]) -> bool:
-    """Return whether Ray's monitor adds no nodes: then each node is a type of its own."""
+    """Return whether Ray's monitor adds no nodes: it then lists each node as its own type."""
     from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # An extra.
 
     try:

@@ -29,7 +29,7 @@ class SliceDegraded(InsufficientSlicesError):  # noqa: N818  # A state of a slic
     """A slice lost hosts, and no other slice can replace it.
 
     Args:
-        message: What was requested, and what is there.
+        message: The requested and the available slices.
         slices: The slices that are not whole, each with its hosts.
     """
 
@@ -56,7 +56,7 @@ class HostTaskError(SlicesError):
         slice_index: The slice, counted from 0, as in the results.
         slice_name: Its name.
         host_id: The host in that slice, counted from 0.
-        cause: What the task or Ray raised.
+        cause: The error of the task or of Ray.
     """
 
     def __init__(self, slice_index: int, slice_name: str, host_id: int, cause: Exception) -> None:

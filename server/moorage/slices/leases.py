@@ -1,7 +1,7 @@
 """Hosts of slices as leases of a Moorage server: each slice holds a lease of a gang.
 
-What holds GPUs of the same Ray cluster in other ways, a workload of the backend `ray` or another
-pool, then never gets the same ones: the server promises each of them once.
+The server grants each GPU once. So workloads of the backend `ray`, and other pools with leases,
+never get the same GPUs of the Ray cluster.
 """
 
 import contextlib
@@ -42,9 +42,10 @@ class LeasedHosts:
         client: Connected to the server; it renews the leases while the pool has them.
         policy: The policy that chooses the nodes.
         cluster: Id of the Ray cluster at the server.
-        ttl_seconds: Seconds until its GPUs are free after this program was killed.
-        priority: Higher goes first.
-        preemptible: A slice may be taken back for a request of higher priority.
+        ttl_seconds: Seconds after which the server frees the GPUs if this program is killed.
+        priority: The server serves higher priorities first.
+        preemptible: Whether the server may end the lease of a slice for a request of higher
+            priority.
     """
 
     client: LeaseClient
@@ -58,10 +59,10 @@ class LeasedHosts:
         """Refuse slices that a lease cannot hold.
 
         Raises:
-            ValueError: The slices cannot be held; the message says why.
+            ValueError: A lease cannot hold the slices; the message has the reason.
         """
         if not isinstance(shape, GpuSlices):
-            raise ValueError("slices on leases are GPU slices: give shape=GpuSlices(…)")  # noqa: TRY004  # As all wrong shapes.
+            raise ValueError("slices on leases are GPU slices: give shape=GpuSlices(…)")  # noqa: TRY004  # As for all wrong shapes.
         if shape.label not in {"", RACK_LABEL} or shape.resource:
             raise ValueError("slices on leases take label='rack' or none, and no resource")
         if shape.gpus_per_host != int(shape.gpus_per_host):
@@ -72,10 +73,10 @@ class LeasedHosts:
 
         Args:
             shape: The shape of the slice.
-            seconds: How long to wait in the server's queue.
+            seconds: Most seconds to wait in the server's queue.
 
         Raises:
-            Exception: Whatever the client raises for a refusal.
+            Exception: The client's error for a refusal.
         """
         held = shape.host_resources
         resources = {
@@ -118,11 +119,11 @@ class SliceLease:
         return {"MOORAGE_LEASE_ID": lease.id, "MOORAGE_FENCING": str(lease.fencing)}
 
     def reserve(self, shape: GpuSlices) -> RayValue:
-        """Reserve the very GPUs of the lease in Ray, and return the placement group.
+        """Reserve exactly the GPUs of the lease in Ray, and return the placement group.
 
         Raises:
-            DeviceError: One of them is in use.
-            TimeoutError: Ray has not reserved them in time.
+            DeviceError: A GPU of the lease is in use.
+            TimeoutError: Ray has not reserved the GPUs in time.
         """
         from moorage.ray_devices import Holders  # noqa: PLC0415  # It needs an extra.
 
@@ -162,7 +163,7 @@ class SliceLease:
         """Release the hosts; if the server is unreachable, they are freed after the TTL."""
         if not self._closed.is_set():
             self._closed.set()
-            with contextlib.suppress(Exception):  # It was lost, or will run out.
+            with contextlib.suppress(Exception):  # The lease was lost, or ends by its TTL.
                 self._guard.__exit__(None, None, None)
 
 

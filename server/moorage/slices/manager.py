@@ -25,7 +25,7 @@ from moorage.slices.shapes import GpuSlices, Shape, TpuSlices, find_degraded, sl
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 SCALE_UP_SECONDS_MIN: Final = 60
-"""Least seconds between two attempts to scale up."""
+"""At least this many seconds pass between two attempts to scale up."""
 ANSWER_SECONDS: Final = 10
 """Extra seconds for the answer to a call, beyond the limit of the call itself."""
 _REPORT_SECONDS_MAX: Final = 20
@@ -37,15 +37,17 @@ logger: Final = logging.getLogger("ray")
 class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     """A pool of TPU or GPU slices. One thread at a time may use it.
 
-    Member `i` of the pool is slice `i`: it keeps that number while the pool grows, while others
-    are replaced, and when it is replaced itself. New slices are numbered by their names.
+    Member `i` of the pool is slice `i`. A slice keeps its number while the pool grows and while
+    other slices are replaced; its replacement gets the same number. New slices are numbered in the
+    order of their names.
 
     Args:
-        tpu_type: Of TPU slices, such as `v4-8`.
-        shape: What slices are made of, instead: `GpuSlices`, or `TpuSlices` with details.
-        settings: Bounds of all waits; without, the environment has them.
-        hosts: Takes the hosts of each slice as a lease of a Moorage server; without, Ray gives what
-            is free.
+        tpu_type: The type of TPU slices, such as `v4-8`.
+        shape: The shape of the slices, in place of `tpu_type`: `GpuSlices`, or `TpuSlices` with
+            details.
+        settings: Time limits; None: from the environment.
+        hosts: Takes the hosts of each slice as a lease of a Moorage server; None: Ray chooses free
+            hosts.
     """
 
     def __init__(
@@ -96,13 +98,14 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         not count, unless settings say `moderate`.
 
         Args:
-            num_slices: The number, or the numbers that will do.
-            timeout: Seconds for all of it; without, `scale_add_seconds_max`.
+            num_slices: The number, or all acceptable numbers.
+            timeout: Most seconds for the whole call; None: `scale_add_seconds_max`.
 
         Raises:
-            ValueError: No number is given, or one that is not above 0.
-            InsufficientSlicesError: None of them can be had; the pool keeps its healthy slices.
-            SliceDegraded: The same, where a slice has lost hosts.
+            ValueError: No number is given, or a number is not above 0.
+            InsufficientSlicesError: No requested number is available; the pool keeps its healthy
+                slices.
+            SliceDegraded: The same, if a slice has lost hosts.
         """
         sizes = _sizes(num_slices)
         deadline = Deadline(self._settings.scale_add_seconds_max if timeout is None else timeout)
@@ -142,15 +145,15 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         """Reserve all hosts of all slices; a slice that is unhealthy is replaced first.
 
         Args:
-            timeout: Seconds for all of it; without, `slice_start_seconds_max`.
+            timeout: Most seconds for the whole call; None: `slice_start_seconds_max`.
 
         Raises:
             SlicesError: The pool is empty, or a slice is unhealthy and may not be replaced
                 (`EFORMER_SAFE_GATHER=0`).
             InsufficientSlicesError: An unhealthy slice cannot be replaced.
-            SliceDegraded: The same, where it has lost hosts.
-            SliceTimeoutError: The hosts of a slice are not there in time.
-            HostUnhealthyError: A slice was lost meanwhile.
+            SliceDegraded: The same, if the slice has lost hosts.
+            SliceTimeoutError: The hosts of a slice are not ready in time.
+            HostUnhealthyError: A slice was lost during the call.
         """
         deadline = Deadline(self._settings.slice_start_seconds_max if timeout is None else timeout)
         wanted = len(self._actor_pool)
@@ -229,8 +232,9 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             **kwargs: Its keyword arguments.
 
         Raises:
-            HostTaskError: A task failed, and the others were cancelled; it has slice and host.
-            SliceTimeoutError: Time is up, and all tasks were cancelled.
+            HostTaskError: A task failed, and all others were cancelled; the error has slice and
+                host.
+            SliceTimeoutError: The time limit passed, and all tasks were cancelled.
         """
         calls = self.start_on_hosts(fn, args, kwargs, env=env)
         return collect(calls, timeout, self._settings.task_cancel_seconds_max)
@@ -252,10 +256,10 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             function: A function, or Ray's remote function.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            env: Environment variables, or what returns them for a slice and a host.
+            env: Environment variables, or a function that returns them for a slice and a host.
             runtime_env: Ray's runtime environment.
             timeout: Seconds that each task may take; None: no bound.
-            hosts_max: How many hosts of each slice, the first ones; None: all.
+            hosts_max: Most hosts of each slice, from the first one; None: all.
         """
         hosts = self._hosts()
         remote = ray.put(getattr(function, "_function", function))
@@ -294,7 +298,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     def _hosts(self) -> list[list[RayValue]]:
         """Prepare all slices, and return the actors of their hosts.
 
-        Ray notices the loss of a node later than this may start: then there is a second attempt.
+        Ray may notice the loss of a node only after this call has begun: then it tries a second
+        time.
         """
         for again in (True, False):
             try:
@@ -321,7 +326,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     ) -> bool:
         """Wait until the pool has a size; return whether it was reached.
 
-        A Ray that has just started does not know yet what its cluster can hold.
+        Shortly after its start, Ray does not know yet how many slices its cluster can hold.
         """
         report = Deadline(min(share.left, _REPORT_SECONDS_MAX))
         while self._most() is None and report.left:
@@ -400,7 +405,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._actor_pool = [self._slots[slot] for slot in sorted(self._slots)]
 
     def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[SliceInfo]]:
-        lost = self._lost_slices()  # Before what they reserved is freed.
+        lost = self._lost_slices()  # Before their reservations are freed.
         unhealthy = super()._remove_unhealthy_members_from_actor_pool()
         gone = {member.actor_info.slice_name for member in unhealthy}
         self._losses += [each for each in lost if each.slice_name in gone]

@@ -14,7 +14,7 @@ class ActorPoolMember(Generic[ActorInfoT]):
 
     Args:
         actor: Ray's handle of the actor.
-        actor_info: What it is: `SliceInfo` or `HostInfo`.
+        actor_info: The actor's info: `SliceInfo` or `HostInfo`.
     """
 
     actor: RayValue
@@ -26,7 +26,7 @@ class SliceInfo:
     """The info of a slice, which is a group of hosts that work together.
 
     Args:
-        slice_name: What Ray or the label of its hosts calls it.
+        slice_name: Its name, from Ray or from the label of its hosts.
         num_hosts: Number of its hosts.
         ip_address: Address of its first host.
         num_accelerators_per_host: TPU chips or GPUs of each host.
@@ -73,7 +73,7 @@ class HostInfo:
         host_id: Index of the host in the slice, from 0.
         slice_name: The slice.
         num_devices: TPU chips or GPUs that its tasks get.
-        healthy: Neither failed nor being preempted, when this was said.
+        healthy: Whether the host neither failed nor was being preempted when it reported this.
         failed: Whether it was shut down.
         node_id: Ray's id of its node.
     """
@@ -88,11 +88,11 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class MultisliceInfo:
-    """Facts that a slice needs about the others of a job.
+    """Facts that a slice needs about the other slices of a job.
 
     Args:
         coordinator_ip: Address of the first host of slice 0.
-        slice_id: This slice, counted from 0.
+        slice_id: Index of this slice, from 0.
         num_slices: Number of slices.
         port: The coordinator's port.
     """

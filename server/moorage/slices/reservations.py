@@ -41,9 +41,9 @@ class Reservation:
         """Request a slice's hosts or its head from Ray, and an actor on the first host.
 
         Args:
-            shape: What the slice is made of.
-            settings: The actor's.
-            without: Names of slices that are not whole: another one is taken.
+            shape: The shape of the slice.
+            settings: Settings of the slice's actor.
+            without: Names of slices that are not whole and must not be used.
         """
         bundles = shape.bundles()
         placing: dict[str, RayValue] = {"topology_strategy": shape.topology()}
@@ -117,9 +117,10 @@ class Reservations:
 
     Args:
         shape: What a slice is made of.
-        settings: How often the autoscaler gets the request, and how long a slice may take to start.
-        held: How many slices the pool has already.
-        hosts: Where hosts come from; None: Ray gives what is free.
+        settings: The pause between requests to the autoscaler, and the time limit of a slice's
+            start.
+        held: Number of slices that the pool has already.
+        hosts: The source of hosts; None: Ray chooses free hosts.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Reservations:
         self._held = held
         self._open: list[Reservation] = []
         self.trouble: RayValue = None
-        """Why the last failed slice did not start."""
+        """The reason why the last failed slice did not start."""
 
     @property
     def ready(self) -> list[Reservation]:
@@ -205,7 +206,7 @@ class Reservations:
         except Exception as error:  # noqa: BLE001  # The client's own errors, and Ray's.
             logger.warning("A slice of %s has no lease: %s", self._shape.name, error)
             self.trouble = error
-            time.sleep(min(_PAUSE_SECONDS, left))  # Some refusals come at once.
+            time.sleep(min(_PAUSE_SECONDS, left))  # The server may refuse at once.
             return None
 
     def _hear(self, each: Reservation) -> None:
@@ -213,7 +214,7 @@ class Reservations:
         if isinstance(answer, SliceInfo):
             each.note_info(answer)
         else:
-            time.sleep(_PAUSE_SECONDS)  # It would fail again and again, and faster.
+            time.sleep(_PAUSE_SECONDS)  # Without a pause, it would fail in a fast loop.
             self._again(each, answer)
 
     def _again(self, each: Reservation, why: object) -> None:

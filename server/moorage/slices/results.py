@@ -30,12 +30,13 @@ def collect(
 
     Args:
         calls: The calls of each slice.
-        timeout: Seconds for all of them; None: no bound.
-        cancel_seconds: How long cancelled tasks may take to end.
+        timeout: Most seconds for all calls; None: no limit.
+        cancel_seconds: Most seconds for cancelled tasks to end.
 
     Raises:
         HostTaskError: The first failure, with its slice and host.
-        SliceTimeoutError: Time is up; the message names the hosts that have not answered.
+        SliceTimeoutError: The time limit passed; the message names the hosts that have not
+            answered.
     """
     every = [call for calls_of_slice in calls for call in calls_of_slice]
     by_ref = {call.ref: call for call in every}

@@ -1,6 +1,6 @@
 """Time limits and permissions of slices, read from the environment when a pool is created.
 
-Each setting has its documented name, `EFORMER_…`, and the same with `MOORAGE_…`, which wins.
+Each setting has a documented name `EFORMER_…`, and the same name with `MOORAGE_…`, which wins.
 """
 
 import math
@@ -76,10 +76,10 @@ class SliceSettings:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "SliceSettings":
         """Read the settings from the environment; the others have their defaults.
 
-        A URL is what Kubernetes says of a Service of that name, and left aside.
+        A URL is ignored: Kubernetes sets such a variable for a Service of that name.
 
         Raises:
-            ValueError: A value is not what its setting takes; the message names the variable.
+            ValueError: A value is invalid for its setting; the message names the variable.
         """
         found: dict[str, Any] = {}
         for each in fields(cls):

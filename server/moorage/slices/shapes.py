@@ -1,7 +1,7 @@
 """Shapes of slices: a TPU slice of a cloud, or a number of hosts with GPUs.
 
-A slot of a pool starts as a placement group. For a TPU slice it is the head alone, which tells
-the name of the slice and thereby its hosts; for GPUs it is all hosts at once.
+A slot of a pool starts as a placement group. For a TPU slice, the group is the head alone, whose
+node has the slice's name, by which the other hosts are found; for GPUs, the group is all hosts.
 """
 
 import math
@@ -14,7 +14,7 @@ from moorage.slices.cluster import NODE_ID_LABEL, SLICE_LABEL, RayNode, largest_
 from moorage.slices.records import DegradedSlice
 
 CHIPS_ASSUMED: Final = 4
-"""Assumed number of chips of a TPU host that does not tell it."""
+"""Assumed number of chips of a TPU host whose number is unknown."""
 _SPREAD: Final = "STRICT_SPREAD"
 _TYPE_LABEL: Final = "ray.io/tpu-pod-type"
 _TYPE: Final = re.compile(r"(v\d+\w*)-(\d+)")
@@ -26,13 +26,13 @@ _COUNTED_IN_CHIPS: Final = ("v5e", "v5litepod", "v6e")
 class TpuSlices:
     """Slices of one type of TPU, as Ray declares them.
 
-    The first host of a slice has the resource `TPU-<type>-head`, each host one of the name of
-    its slice, and `TPU` chips.
+    The first host of a slice has the resource `TPU-<type>-head`. Each host has a resource with the
+    name of its slice, and the resource `TPU`, the number of its chips.
 
     Args:
         tpu_type: The type, such as `v4-8`.
-        host_resources: What each host takes beyond its chips, such as `{"CPU": 8}`.
-        chips_per_host: Chips that a slice takes of each host; None: all that it has.
+        host_resources: Other resources that a slice takes of each host, such as `{"CPU": 8}`.
+        chips_per_host: Chips that a slice takes of each host; None: all chips of the host.
     """
 
     tpu_type: str
@@ -81,7 +81,7 @@ class GpuSlices:
             it are left out. Empty: any hosts.
         resource: A resource that each host has, of which a slice takes 1; empty: none.
         gpu_model: Ray's name of the accelerator, such as `H100`; empty: any.
-        host_resources: What each host takes beyond its GPUs, such as `{"CPU": 8}`.
+        host_resources: Other resources that a slice takes of each host, such as `{"CPU": 8}`.
     """
 
     gpus_per_host: float
@@ -142,7 +142,7 @@ def _spread(fits: Sequence[int], hosts: int) -> int:
 def find_degraded(shape: Shape, nodes: Sequence[RayNode]) -> list[DegradedSlice]:
     """Return the TPU slices of a type that lack hosts, by the labels of their nodes.
 
-    GPUs make a whole slice wherever they can be.
+    GPU slices are never degraded: any hosts can form a new one.
     """
     if isinstance(shape, GpuSlices):
         return []
@@ -170,7 +170,7 @@ def slices_possible(
     Nodes that an autoscaler may add count by their resources alone, so this is never too few.
 
     Args:
-        shape: What a slice is made of.
+        shape: The shape of a slice.
         nodes: All nodes that are alive.
         without: Names of slices that do not count.
     """

@@ -6,13 +6,14 @@ from moorage.slices.ray_values import RayValue, UserFunction
 def reporting(function: UserFunction) -> UserFunction:
     """Wrap a function so that it reports its result or error to the caller of the task.
 
-    Ray ends the process of a task that leaves by `SystemExit`, or whose error it cannot send, and
-    says no more than that a worker died. Here `SystemExit` with 0 or without a code returns None,
-    as a program that ends well; any other becomes a `RuntimeError` with its text. An error that
-    cannot be sent becomes one with the error's name and text.
+    If a task raises `SystemExit`, or an error that Ray cannot send, Ray ends its process and
+    reports only that a worker died. With this wrapper, `SystemExit` with 0 or no code returns None;
+    with another code it becomes a `RuntimeError` with the code's text. An error that cannot be sent
+    becomes a `RuntimeError` with the error's name and text.
 
     Args:
-        function: The user's. The result travels by value: nodes need not have this package.
+        function: The user's function. Ray sends the wrapper by value: nodes need not have this
+            package.
     """
 
     def run(*args: RayValue, **kwargs: RayValue) -> RayValue:

@@ -63,7 +63,7 @@ def kill(actor: RayValue) -> None:
 def _outcome(ref: RayValue) -> RayValue:
     try:
         return ray.get(ref, timeout=_FETCH_SECONDS_MAX)
-    except Exception as error:  # noqa: BLE001  # Whatever was raised over there.
+    except Exception as error:  # noqa: BLE001  # Any error of the task.
         return error
 
 

@@ -1,9 +1,9 @@
 """A pool of this machine's resources, which are lent and returned by the slot.
 
-`ResourcePool` is the flat pool, `NodeResourcePool` the one that knows nodes, `make_resource_pool`
-makes one of the machine that it runs on. README.md shows them, by example. The classes that a pool
-is made of (`Inventory`, `Allocator`, `AllocationTransaction`) can be used by themselves, and so can
-the `Outcome` of asking whether something could ever fit.
+`ResourcePool` is the flat pool, `NodeResourcePool` the pool of several nodes, and
+`make_resource_pool` makes a flat pool of this machine. README.md has examples. The classes that a
+pool is made of (`Inventory`, `Allocator`, `AllocationTransaction`) can be used by themselves, and
+so can the `Outcome` of asking whether something could ever fit.
 
 Nothing here does I/O, but for what is written to a file that the caller opened. What can go wrong
 is one tree:

@@ -1,8 +1,8 @@
 """Numbers of slots: ints and floats for users, exact fractions inside the pool.
 
-A pool that adds and subtracts floats drifts: 0.3 - 0.1 - 0.1 - 0.1 is not 0. So inside the pool a
-slot is a great many units, and a number of slots is a whole number of them. A float counts as the
-decimal that it is written as: 0.1 is one tenth.
+A pool that adds and subtracts floats drifts: 0.3 - 0.1 - 0.1 - 0.1 is not 0. So the pool counts in
+units, of which a slot has 10**24, and stores whole numbers of units. A float counts as the decimal
+that it is written as: 0.1 is one tenth.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any, Final, NewType
 Slots = int | float
 """A number of slots as the user writes it."""
 Amount = NewType("Amount", int)
-"""A number of slots in internal units. Only `exact` makes one from a user's number."""
+"""A number of slots in internal units. Only `exact` converts a user's number to it."""
 
 SLOTS_MAX: Final = 10**9
 """Largest number of slots of one instance, or of one member of a request."""
@@ -34,11 +34,11 @@ def exact(slots: Any) -> Amount | None:
         slots: An int or a float; anything else, NaN, infinity, a negative number, more than
             `SLOTS_MAX` and more than `DECIMALS_MAX` digits behind the point are no such number.
     """
-    if type(slots) is int:  # And no bool.
+    if type(slots) is int:  # bool is no number here.
         return Amount(slots * _UNITS) if 0 <= slots <= SLOTS_MAX else None
     if not isinstance(slots, float) or not math.isfinite(slots) or not 0 <= slots <= SLOTS_MAX:
         return None
-    # The shortest decimal that reads back as this float: what its user wrote.
+    # `repr`: the shortest decimal for this float, as its user wrote it.
     numerator, denominator = Decimal(float.__repr__(slots)).as_integer_ratio()
     amount, rest = divmod(numerator * _UNITS, denominator)
     return None if rest else Amount(amount)

@@ -1,5 +1,5 @@
 """All errors of a pool, as one tree of classes; the package docstring shows the tree."""
-# ruff: noqa: N818  # The documented names say what happened; that they are errors, the root says.
+# ruff: noqa: N818  # The documented names lack the suffix Error; only the root has it.
 
 
 class SlotsError(Exception):
@@ -11,7 +11,7 @@ class ResourceUnavailable(SlotsError):
 
 
 class EmptyResourcePoolError(SlotsError):
-    """The pool has no types: no resources were added yet."""
+    """The pool has no types, for example because it was not filled."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or "the resource pool is empty; fill() or populate() it first")
@@ -22,7 +22,7 @@ class UnknownResourceType(SlotsError, TypeError):
 
     Args:
         type: The type.
-        known: The types that there are.
+        known: The types of the pool.
     """
 
     def __init__(self, type: str, known: list[str]) -> None:  # noqa: A002  # The documents' word.

@@ -1,9 +1,8 @@
-"""Free slots, and the only code that takes them: best fit, all or nothing.
+"""Free slots, and the only code that takes slots: best fit, all or nothing.
 
-`Inventory` keeps the instances of each type in order of their free slots, so that the best fit is
-found by bisection, however many there are. `Allocator` takes it; `AllocationTransaction` gives all
-of it back when something goes wrong on the way; `allocate` is the three together, which is what
-both pools use. None of them takes a lock: the pools do.
+`Inventory` sorts the instances of each type by free slots, so bisection finds the best fit quickly.
+`Allocator` takes slots of the best fit; `AllocationTransaction` returns all taken slots after an
+error; `allocate`, which both pools call, combines the three. The pools lock; this module does not.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from moorage.slots.views import FreeResources, ResourceOwner
 class _Place:
     """An instance with its free slots.
 
-    While a slot of a whole instance is in use, its parts are blocked, and the other way round.
-    `relatives` are the places that this one blocks; `blocked_by` counts the places that block it.
+    While a slot of a whole instance is in use, its parts are blocked, and vice versa. `relatives`
+    are the places that this place blocks; `blocked_by` counts the places that block this place.
     """
 
     __slots__ = ("blocked_by", "bucket", "free", "instance", "position", "relatives")
@@ -85,8 +84,8 @@ class _Place:
 class _Bucket:
     """The unblocked places of one type, ordered by free slots, then by their position.
 
-    To insert or remove one moves the pointers behind it, which is a copy of memory: a microsecond
-    for ten thousand instances.
+    An insert or a removal moves the later entries of the list: a microsecond for ten thousand
+    instances.
     """
 
     __slots__ = ("available", "by_id", "order", "places")
@@ -119,7 +118,7 @@ class Inventory:
     """Free slots, by type and instance.
 
     Args:
-        resources: `{type: [{"id", "slots"}]}`; what it lists is free.
+        resources: `{type: [{"id", "slots"}]}`; the listed slots are free.
 
     Raises:
         InvalidSpecification: It is malformed; the message names the place.
@@ -155,8 +154,8 @@ class Inventory:
     def resources(self) -> dict[str, list[JsonObject]]:
         """The free slots by type, in the order of the description.
 
-        It is a copy, and what is written into it is checked and changes the inventory: fewer slots
-        are taken ones, more than there were are new ones.
+        The value is a view: writing into it changes the inventory after a check. A smaller number
+        takes slots, and a number above the total adds slots.
         """
         return FreeResources(self.listed(), ResourceOwner(self.rows, self.write_slots, self.write))
 
@@ -177,7 +176,7 @@ class Inventory:
         """Set the free slots of an instance; a larger number also raises its total.
 
         Raises:
-            InvalidSpecification: That is no number of slots, or there is no such instance.
+            InvalidSpecification: `slots` is no number of slots, or there is no such instance.
         """
         place = self._buckets[kind].by_id.get(name) if kind in self._buckets else None
         free = check_slots(slots, f"resources.{kind} {name}")
@@ -190,10 +189,11 @@ class Inventory:
 
         Args:
             types: For each type its instances, with the slots that are free.
-            whole: There are no other types.
+            whole: Whether to remove all other types.
 
         Raises:
-            InvalidSpecification: They are wrong; the message names the place, and nothing changed.
+            InvalidSpecification: The types are wrong; the message names the place, and nothing
+                changed.
         """
 
         def slots_of(kind: str, each: Instance) -> Amount:
@@ -229,7 +229,7 @@ class Inventory:
         totals: Counter[str] = Counter()
         for kind, bucket in self._buckets.items():
             all_of_it = total(place.instance.slots for place in bucket.places)
-            totals[kind] = plain(all_of_it)  # type: ignore[assignment]  # The documents know no fractions.
+            totals[kind] = plain(all_of_it)  # type: ignore[assignment]  # Documented as int.
         return totals
 
     def slots_available(self, rtype: str) -> Slots:
@@ -255,7 +255,7 @@ class Inventory:
         """Take slots of the best fitting instance; return its id.
 
         Raises:
-            ResourceUnavailable: No instance has as many.
+            ResourceUnavailable: No instance has that many free slots.
         """
         bucket = self._bucket(rtype)
         place = bucket.best_fit(slots)
@@ -271,7 +271,8 @@ class Inventory:
         """Return slots of an instance.
 
         Raises:
-            ValueError: There is no such instance, or it never had as many.
+            ValueError: There is no such instance, or it would get more free slots than it has in
+                total.
         """
         place = self._bucket(rtype).by_id.get(rid)
         if place is None:
@@ -289,7 +290,7 @@ class Inventory:
     def everything(self) -> list[Member]:
         """Return a request for all free slots; of divided instances, for the whole or free parts.
 
-        Of a whole of which a part is in use the other parts are left.
+        If a part of a whole is in use, the request has the whole's free parts.
         """
         return [
             Member(kind, place.free)
@@ -297,7 +298,7 @@ class Inventory:
             for place in bucket.places
             if place.free
             and not place.blocked_by
-            # Of a part that can be had, its whole can be had as well, unless a sibling is in use.
+            # If a part is free, its whole is free, too, unless a sibling is in use.
             and (
                 place.instance.part_of is None
                 or all(whole.blocked_by or not whole.free for whole in place.relatives)
@@ -319,8 +320,9 @@ class Inventory:
 class Allocator:
     """Takes the best fit: of the instances with enough free slots, the one with the fewest.
 
-    A subclass takes by another rule: `acquire` finds an instance in `inventory.resources`, takes
-    the slots from its `slots`, and returns `{"id", "slots"}`. `pool.allocator = …` books by it.
+    A subclass may use another rule: its `acquire` finds an instance in `inventory.resources`,
+    subtracts from the instance's `slots`, and returns `{"id", "slots"}`. `pool.allocator = …`
+    installs it.
     """
 
     __slots__ = ()
@@ -329,26 +331,27 @@ class Allocator:
         """Take slots of one instance.
 
         Args:
-            inventory: Where from.
+            inventory: The inventory to take from.
             rtype: The type.
-            slots: How many, more than 0.
+            slots: Number of slots, above 0.
 
         Returns:
             `{"id", "slots"}`. Of instances that are equally full, the one listed first.
 
         Raises:
-            ResourceUnavailable: No instance has as many; it names the request and what there is.
+            ResourceUnavailable: No instance has that many; the message has the request and the free
+                slots.
             UnknownResourceType: There is no such type.
-            InvalidRequest: That is no number of slots.
+            InvalidRequest: `slots` is no number of slots.
         """
         return {"id": inventory.take(rtype, _positive(slots)), "slots": slots}
 
 
 class AllocationTransaction:
-    """Returns the recorded slots if its block raises an exception, and re-raises that.
+    """Gives the recorded slots back if its block raises an exception, which is raised again.
 
     Args:
-        inventory: Where it was taken from.
+        inventory: The inventory from which slots were taken.
     """
 
     __slots__ = ("deltas", "inventory")
@@ -404,9 +407,9 @@ def allocate(
         `{type: [{"id", "slots"}]}`, in the order of the request.
 
     Raises:
-        ResourceUnavailable: Not all of it is free.
+        ResourceUnavailable: Some requested slots are not free.
         UnknownResourceType: There is no such type.
-        SlotsError: The allocator did not take what it returned.
+        SlotsError: The allocator took other slots than it returned.
     """
     wanted: dict[str, Amount] = {}
     for member in request:

@@ -22,16 +22,16 @@ def make_resource_pool(
     """Make the pool of this machine.
 
     Args:
-        config: What the hooks read: an object with keys, or with attributes of the same names. For
-            those of this module, each of them optional and None if left out: `cpu_ids` and
-            `gpu_ids`, ids of devices (default: the CPUs of this process, no GPUs); `resource_pool`,
-            a description that is used instead; `resources`, `{type: count}`; `slots_per`, `{type:
-            slots of each instance}`; `oversubscribe`, `{type: factor}`. Types in singular or
+        config: The configuration: an object with keys, or with attributes of the same names. The
+            hooks of this module read these optional ones: `cpu_ids` and `gpu_ids`, ids of devices
+            (default: the CPUs of this process, no GPUs); `resource_pool`, a description that
+            replaces the detected hardware; `resources`, `{type: count}`; `slots_per`, `{type: slots
+            of each instance}`; `oversubscribe`, `{type: factor}`. A type may be in singular or
             plural.
         hooks: Functions of `config` and the description, in order; default `HOOKS`.
 
     Raises:
-        InvalidSpecification: The configuration is wrong, or the description that comes of it.
+        InvalidSpecification: The configuration, or the resulting description, is wrong.
     """
     pool: JsonObject = {"resources": {}, "additional_properties": {}}
     for hook in HOOKS if hooks is None else hooks:
@@ -58,7 +58,7 @@ def replace(config: Any, pool: JsonObject) -> None:
 
 
 def resize(config: Any, pool: JsonObject) -> None:
-    """Apply `resources`, `slots_per` and `oversubscribe`, in this order."""
+    """Change `pool` by `resources`, `slots_per` and `oversubscribe` of `config`, in this order."""
     resources = pool["resources"]
     for kind, count in _by_type(config, "resources"):
         name = kind if kind in resources or kind.endswith("s") else f"{kind}s"

@@ -11,7 +11,7 @@ from moorage.slots.requests import MEMBERS_MAX, parse_request
 from moorage.slots.specification import NODE_NAMES
 
 NODES_MAX: Final = 100_000
-"""Most nodes of one request."""
+"""At most this many nodes in one request."""
 
 
 class NodeRequest:
@@ -19,7 +19,7 @@ class NodeRequest:
 
     Args:
         resources: Members `{"type", "slots"}`, each to be satisfied by one instance.
-        exclusive: No other may use the node, and all of it is handed out.
+        exclusive: Whether the request gets the whole node, so that no other request uses the node.
 
     Raises:
         InvalidRequest: A member is malformed.
@@ -66,7 +66,7 @@ class NodeRequest:
 
 
 def parse_node_requests(request: Any) -> list[NodeRequest]:
-    """Read a request: node requests, or the members of a flat one."""
+    """Parse a request: node requests, or the members of a flat request."""
     if isinstance(request, NodeRequest):
         return [request]
     if not isinstance(request, str | Mapping) and isinstance(request, Iterable):

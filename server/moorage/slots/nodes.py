@@ -1,9 +1,9 @@
 """A pool of nodes: each node request gets all its slots from one node.
 
-A request is a list of `NodeRequest`s. Each of them gets a node of its own, so two of them are two
-nodes; the largest is placed first, each on the node that has most left afterwards, and where that
-leaves one without a node, they are spread so that all have one, if there is a way. No other uses
-the node of an exclusive one until it is checked in: all of it is handed out.
+A request is a list of `NodeRequest`s, each of which gets a different node. The largest one is
+placed first, each on the node that keeps the most free slots. If a node request then finds no node,
+the pool searches for another assignment that gives all of them a node. An exclusive node request
+gets all slots of its node, so no other request uses this node until the allocation is checked in.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Node:
         return not self.closed and not (request.exclusive and self.users)
 
     def resize(self, change: Callable[[dict[str, list[JsonObject]]], None], at: str) -> None:
-        """Change the slots of the node; used ones stay used."""
+        """Change the slots of the node; slots in use stay in use."""
         resources = self.idle.listed()
         change(resources)
         has = parse_resources(resources, at)
@@ -130,7 +130,8 @@ class NodeResourcePool:
                 `resource_pool`. Ids of instances are local to their node.
 
         Raises:
-            InvalidSpecification: It is wrong; the message names the place, and nothing changed.
+            InvalidSpecification: The description is wrong; the message names the place. The pool is
+                unchanged.
         """
         body = unwrap(pool)
         listed = body.get("nodes")
@@ -151,12 +152,13 @@ class NodeResourcePool:
         """Fill the pool with equal nodes: a number of instances of each type, with one slot each.
 
         Args:
-            nodes: How many there are, with the ids "0", "1" and so on; None: one, by the name of
+            nodes: Number of nodes, with the ids "0", "1" and so on; None: one node with the name of
                 this machine.
-            kwds: Counts by type; `cpus` is what this process may use, and `gpus` 0, if left out.
+            kwds: Counts by type. Default of `cpus`: the CPUs that this process may use; of `gpus`:
+                0.
 
         Raises:
-            InvalidSpecification: A count is negative, or none.
+            InvalidSpecification: A count is negative, or not a whole number.
         """
         here = [platform.node()]
         ids = here if nodes is None else [each.id for each in count_instances(nodes, "nodes")]
@@ -174,7 +176,8 @@ class NodeResourcePool:
         """Append a node, `{"id", "resources", "additional_properties"}`.
 
         Raises:
-            InvalidSpecification: It is wrong, or there is such a node; nothing changed.
+            InvalidSpecification: The node is wrong, or its id exists already. The pool is
+                unchanged.
         """
         with self._lock:
             _add(self._nodes, node, "node")
@@ -190,7 +193,7 @@ class NodeResourcePool:
 
         Raises:
             ResourceUnavailable: There is no such node.
-            InvalidSpecification: That is no count, or some of what would go is checked out.
+            InvalidSpecification: `count` is no count, or an instance to be removed is checked out.
         """
         rows = documents(count_instances(count, type))
         self._resize(node_id, lambda have: have.update({type: copy.deepcopy(rows)}))
@@ -206,7 +209,8 @@ class NodeResourcePool:
 
         Raises:
             ResourceUnavailable: There is no such node, or no such type.
-            InvalidSpecification: That is no number of slots, or more of one is checked out.
+            InvalidSpecification: `slots` is no number of slots, or an instance has more slots
+                checked out.
         """
         self._change_slots(type, lambda _: slots, node_id)
 
@@ -221,7 +225,8 @@ class NodeResourcePool:
 
         Raises:
             ResourceUnavailable: There is no such node, or no such type.
-            InvalidSpecification: The factor is not above 0, or more of one is checked out.
+            InvalidSpecification: `factor` is not above 0, or an instance has more slots checked
+                out.
         """
         if not exact(factor):
             raise InvalidSpecification(f"factor: expected a number above 0, found {factor!r}")
@@ -230,7 +235,8 @@ class NodeResourcePool:
     def pop(self, type: str) -> list[JsonObject] | None:  # noqa: A002  # As elsewhere.
         """Remove a type from all nodes; return its free slots, None if no node had any.
 
-        Its checked-out slots are forgotten, but the other parts of their allocations are not.
+        The type's checked-out slots are forgotten; slots of other types in the same allocations are
+        not.
         """
         with self._lock:
             popped: list[JsonObject] = []
@@ -413,14 +419,14 @@ class NodeResourcePool:
         Args:
             request: A list of `NodeRequest`; or members `{"type", "slots"}` as for a flat pool, all
                 of one node, or of N nodes each if `{"type": "nodes", "slots": N}` is among them.
-            allow_multinode: Whether it may span nodes; None: as the pool says.
+            allow_multinode: Whether the request may span nodes; None: the pool's `allow_multinode`.
             kwds: Accepted, and ignored.
 
         Returns:
             `{"metadata": …, "resources": {type: [{"node", "id", "slots"}]}}`, to be checked in.
 
         Raises:
-            ResourceUnavailable: There are not enough nodes for it now, or it may not span them.
+            ResourceUnavailable: There are not enough nodes now, or the request may not span nodes.
             EmptyResourcePoolError: The pool has no nodes.
             UnknownResourceType: No node has that type. Also a `TypeError`.
             InvalidRequest: The request is malformed. Also a `ValueError`.
@@ -443,11 +449,11 @@ class NodeResourcePool:
         """Take back all slots of a checkout, or none.
 
         Args:
-            resources: What `checkout` returned, also if it has been JSON meanwhile.
+            resources: The result of `checkout`, also after a conversion to JSON and back.
 
         Raises:
-            InvalidCheckin: It is malformed, not of this pool, changed, or was checked in before.
-                Also a `ValueError`.
+            InvalidCheckin: The allocation is malformed, of another pool, changed, or was checked in
+                before. Also a `ValueError`.
         """
         with self._lock:
             number, returned = _parse_allocation(resources, self._nodes)
@@ -467,7 +473,7 @@ class NodeResourcePool:
             for each in placed:
                 each.give_back()
                 each.node.users -= 1
-                each.node.closed = False  # An exclusive one is not shared.
+                each.node.closed = False  # An exclusive node had one user only.
 
     def _place(
         self, wanted: Sequence[NodeRequest], allow_multinode: bool | None, *, idle: bool
@@ -481,7 +487,7 @@ class NodeResourcePool:
         except ResourceUnavailable:
             alike = {each.freeze(): each for each in wanted}
             if len(alike) == 1:
-                raise  # Of several alike, no order finds more.
+                raise  # Equal requests: another order does not help.
             kinds = [each.freeze() for each in wanted]
             ids = matched(kinds, lambda kind: self._able(alike[kind], idle=idle))
             if ids is None:
@@ -512,7 +518,7 @@ class NodeResourcePool:
                 ]
                 placed[number] = _place_one(wanted[number], nodes, idle=idle)
                 undo.callback(placed[number].give_back)
-            undo.pop_all()  # Everything has its place.
+            undo.pop_all()  # All have a node.
         return [placed[number] for number in range(len(wanted))]
 
     def _hand_out(self, placed: list[_Placed]) -> NodeAllocation:
@@ -613,9 +619,9 @@ def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _
             ranked.append((left, node, inventory))
     ranked.sort(key=lambda row: -row[0])  # Stable: of equal nodes the one listed first.
     for _, node, inventory in ranked:
-        with suppress(ResourceUnavailable):  # Enough in all, but not on any one instance.
+        with suppress(ResourceUnavailable):  # Enough in total, but on no one instance.
             taken = allocate(inventory, members)
-            if request.exclusive:  # No other may have the rest.
+            if request.exclusive:  # The rest of the node, too.
                 taken = merged(taken, allocate(inventory, inventory.everything()))
             return _Placed(node, inventory, taken, request.exclusive)
     if not nodes:
@@ -686,9 +692,9 @@ def _parse_allocation(
 def matched(wishes: Sequence[Wish], able: Callable[[Wish], Iterable[str]]) -> list[str] | None:
     """Assign a different acceptable candidate to each request, if possible.
 
-    Wishes are served in order; one that finds nothing left has those before it move on, along the
-    shortest chain that ends at something free (augmenting paths; Berge, 1957). Equal wishes are
-    interchangeable, so each kind of them is looked at once per chain.
+    Wishes are served in order. If a wish finds no free candidate, earlier wishes move to other
+    candidates, along the shortest chain that ends at a free one (augmenting paths; Berge, 1957).
+    Equal wishes are interchangeable, so each chain visits each kind of wish once.
 
     Args:
         wishes: The requests to assign.

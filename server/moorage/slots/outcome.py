@@ -2,14 +2,14 @@
 
 
 class Outcome:
-    """Whether something is possible, and if not, why. Its truth value is `ok`.
+    """Whether a request is possible, and if not, why. The truth value of an `Outcome` is `ok`.
 
     Args:
-        ok: Whether it is possible; None: it is, unless there is a reason why not.
-        reason: Why not, for a person.
+        ok: Whether the request is possible; None: True if `reason` is empty.
+        reason: Why the request is impossible, for a person.
 
     Raises:
-        ValueError: It is not possible, without a reason.
+        ValueError: `ok` is False, and `reason` is empty.
     """
 
     __slots__ = ("ok", "reason")

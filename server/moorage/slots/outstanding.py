@@ -1,8 +1,8 @@
 """Checked-out slots: only these can be returned, and only once.
 
-A pool adds what it hands out and settles what it takes back. An `Allocation` knows its number, so
-it is recognised even beside equal ones. One that came as plain JSON is recognised by what it says;
-of equal ones the oldest is settled.
+A pool adds each allocation at its checkout and settles it at its checkin. An `Allocation` has a
+number, so the pool tells equal allocations apart. An allocation from plain JSON has no number: the
+pool compares its contents, and settles the oldest of equal ones.
 """
 
 import threading
@@ -48,8 +48,8 @@ class Allocation(dict[str, list[JsonObject]]):
     It is a plain dict in every other respect.
 
     Args:
-        resources: What was handed out.
-        number: Its number; none: it is recognised by what it says.
+        resources: The slots that were checked out.
+        number: The allocation's number; None: the pool compares contents.
     """
 
     __slots__ = ("number",)
@@ -70,7 +70,7 @@ class Outstanding:
     __slots__ = ("_holders",)
 
     def __init__(self) -> None:
-        # For each member the numbers of the allocations that have it, oldest first, and how often.
+        # Per member: the numbers of its allocations, oldest first, with the count in each.
         self._holders: dict[Held, dict[int, int]] = {}
 
     def add(self, allocation: Mapping[str, Iterable[JsonMapping]]) -> int:
@@ -86,10 +86,10 @@ class Outstanding:
 
         Args:
             returned: An allocation, or a part of one.
-            number: The allocation's number, where it is known.
+            number: The allocation's number; None: unknown.
 
         Raises:
-            InvalidCheckin: Some of it is not checked out; nothing was changed.
+            InvalidCheckin: A member is not checked out; nothing was changed.
         """
         times = Counter(returned)
         for held, wanted in times.items():
@@ -118,7 +118,7 @@ class Outstanding:
         return f"{place}: {sizes} slots are checked out there, not {slots}; return whole members"
 
     def keep_numbers(self) -> None:
-        """Reserve the numbers of these allocations."""
+        """Reserve the numbers of these allocations, so that no new allocation gets one of them."""
         keep_number(max((max(each) for each in self._holders.values()), default=0))
 
     def forget(self, known: Callable[[str, str], object]) -> None:
@@ -141,7 +141,7 @@ def parse_allocation(resources: Any) -> list[Held]:
     """Parse a returned allocation.
 
     Raises:
-        InvalidCheckin: It is malformed; the message names the place.
+        InvalidCheckin: The allocation is malformed; the message names the place.
     """
     if not isinstance(resources, Mapping):
         raise InvalidCheckin(f"expected {{type: [{{'id', 'slots'}}]}}, found {resources!r}")
@@ -160,7 +160,7 @@ def parse_allocation(resources: Any) -> list[Held]:
 
 
 def _some(holders: Mapping[int, int], enough: int) -> int:
-    """Return the number of holders as text; counting stops at a limit."""
+    """Count how often all holders have a member; stop counting at `enough`."""
     found = 0
     for each in holders.values():
         found += each

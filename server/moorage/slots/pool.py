@@ -32,23 +32,22 @@ from moorage.slots.specification import (
 from moorage.slots.views import FreeResources, ResourceOwner, Totals, refuse_totals
 
 ALWAYS: Final = "gpus"
-"""A type that every pool has, if need be without instances: jobs may request 0 of it."""
+"""A type that `fill` adds to each pool, maybe without instances: jobs may request 0 of it."""
 
 
 class ResourcePool:
     """The resources of a computer, by type, instance and slot.
 
-    Every method is atomic: threads need no lock of their own. At any time, of every instance, what
-    is free and what is checked out are together what it has.
+    Every method is atomic: threads need no lock of their own. For each instance, the free and the
+    checked-out slots always add up to its total slots.
 
     Args:
         pool: A description, as for `fill`; None or empty: the pool is empty.
 
     Attributes:
-        additional_properties: Whatever else its user keeps with it; `slots.nodes.count` is read
-            here.
-        allocator: What chooses instances and takes their slots: the best fit, or what a subclass of
-            `Allocator` does.
+        additional_properties: Other data of the user; `count` reads `slots.nodes.count` in it.
+        allocator: The `Allocator` that chooses instances and takes their slots, by default the best
+            fit.
 
     Raises:
         InvalidSpecification: The description is wrong; the message names the place.
@@ -68,9 +67,9 @@ class ResourcePool:
     def resources(self) -> dict[str, list[JsonObject]]:
         """The free slots: `{type: [{"id", "slots"}]}`, also instances without free slots.
 
-        It is a copy, and what is written into it, or in its place, is checked and changes the pool:
-        it becomes the free slots. Checked-out slots stay checked out, unless their instance is no
-        longer listed. A copy of it is a plain one.
+        The value is a view. Writing into it, or assigning to `resources`, sets the free slots of
+        the pool after a check. Checked-out slots stay checked out, unless their instance is no
+        longer listed. A copy of the view is a plain dict.
         """
         with self._lock:
             owner = ResourceOwner(self._rows, self._write_slots, self._write)
@@ -88,7 +87,7 @@ class ResourcePool:
 
     @slots_per_resource_type.setter
     def slots_per_resource_type(self, totals: Mapping[str, int]) -> None:
-        if Counter(totals) != self.slots_per_resource_type:  # What it is may be written.
+        if Counter(totals) != self.slots_per_resource_type:  # Equal totals change nothing.
             refuse_totals()
 
     @property
@@ -123,7 +122,7 @@ class ResourcePool:
 
         Args:
             type: A type, in singular or plural; `node` and `nodes` are counted in the additional
-                properties, and are 1 where nothing is said.
+                properties, and are 1 if these have no count.
 
         Raises:
             ResourceUnavailable: There is no such type.
@@ -150,7 +149,8 @@ class ResourcePool:
                 the other layouts of `specification`.
 
         Raises:
-            InvalidSpecification: It is wrong; the message names the place, and nothing changed.
+            InvalidSpecification: The description is wrong; the message names the place. The pool is
+                unchanged.
         """
         read = parse_specification(pool)
         resources = read.resources | {ALWAYS: read.resources.get(ALWAYS, ())}
@@ -165,10 +165,11 @@ class ResourcePool:
         """Fill the pool with a number of instances of each type, with one slot each.
 
         Args:
-            kwds: Counts by type; `cpus` is what this process may use, and `gpus` 0, if left out.
+            kwds: Counts by type. Default of `cpus`: the CPUs that this process may use; of `gpus`:
+                0.
 
         Raises:
-            InvalidSpecification: A count is negative, or none.
+            InvalidSpecification: A count is negative, or not a whole number.
         """
         self.fill({"resources": instances_of(kwds)})
 
@@ -203,7 +204,7 @@ class ResourcePool:
     def accommodates(self, request: Sequence[JsonMapping]) -> Outcome:
         """Determine whether the pool could grant a request if nothing were checked out.
 
-        It is decided by what decides a checkout, so the two agree.
+        The same code decides this and `checkout`, so the two agree.
 
         Args:
             request: Members, as for `checkout`.
@@ -238,9 +239,10 @@ class ResourcePool:
             `{type: [{"id", "slots"}]}`, in the order of the request, to be checked in.
 
         Raises:
-            ResourceUnavailable: Not all of it is free; it names the request and what there is.
+            ResourceUnavailable: Some slots are not free; the message has the request and the free
+                slots.
             EmptyResourcePoolError: The pool has no types.
-            UnknownResourceType: It has not that type. Also a `TypeError`.
+            UnknownResourceType: The pool does not have the type. Also a `TypeError`.
             InvalidRequest: The request is malformed. Also a `ValueError`.
         """
         del kwds
@@ -254,11 +256,11 @@ class ResourcePool:
         """Take back the slots of a checkout, or of some of its members: all given ones, or none.
 
         Args:
-            resources: What `checkout` returned, also if it has been JSON meanwhile.
+            resources: The result of `checkout`, also after a conversion to JSON and back.
 
         Raises:
-            InvalidCheckin: It is malformed, not of this pool, or was checked in before. Also a
-                `ValueError`.
+            InvalidCheckin: The slots are malformed, of another pool, or were checked in before.
+                Also a `ValueError`.
         """
         returned = parse_allocation(resources)
         number = resources.number if isinstance(resources, Allocation) else None

@@ -10,7 +10,7 @@ from moorage.slots.errors import InvalidRequest
 from moorage.slots.specification import MISSPELT
 
 MEMBERS_MAX = 1_000_000
-"""Most members of one request."""
+"""At most this many members in one request."""
 _KEYS: Final = ("type", "slots")
 
 
@@ -31,7 +31,7 @@ class Member(NamedTuple):
 def parse_request(request: Any) -> list[Member]:
     """Parse a request: a list of `{"type", "slots"}`, where `slots` is 1 by default.
 
-    A member may have other keys, unless they are nearly one of these.
+    A member may have other keys, unless a key is similar to one of these.
 
     Raises:
         InvalidRequest: The request is malformed; the message names the member.

@@ -8,9 +8,9 @@ A description names instances by type, each with an id and its slots. It comes a
   writes it;
 - in short, `{type: count}`, for ids "0" to "count-1" with one slot each.
 
-An instance may have other keys, which are preserved and mean nothing here.
-`part_of: {"type", "id"}` says that an instance is a part of another one, as a MIG instance is of
-its GPU: a holder of the whole has all of its parts, so the two are never handed out together.
+An instance may have other keys, which the pool preserves and ignores. `part_of: {"type", "id"}`
+makes an instance a part of another one, like a MIG instance of its GPU. A holder of the whole has
+all of its parts, so the pool never has the whole and a part checked out together.
 """
 
 import copy
@@ -29,12 +29,12 @@ from moorage.slots.errors import InvalidSpecification, SchemaMissingKeyError
 Format = Literal["yaml", "json"]
 
 INSTANCES_MAX: Final = 1_000_000
-"""Most instances of one type."""
+"""At most this many instances of one type."""
 
 OUTER_KEY: Final = "resource_pool"
 _OF_INSTANCES: Final = ("id", "slots", "part_of")
 MISSPELT: Final = 0.85
-"""A key similar to one of these is an error, not an extra key: a typo `slot` would be ignored."""
+"""An extra key this similar to a known key is an error: else a typo such as `slot` is ignored."""
 NODE_NAMES: Final = frozenset({"node", "nodes"})
 """Names that cannot be types: requests use them for nodes."""
 
@@ -70,7 +70,7 @@ class Specification:
 
 
 def parse_specification(document: JsonValue) -> Specification:
-    """Read the description of a flat pool, in any of the layouts.
+    """Parse the description of a flat pool, in any of the layouts.
 
     Raises:
         InvalidSpecification: It is wrong; the message names the place.
@@ -111,8 +111,8 @@ def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, .
     """Read instances by type.
 
     Args:
-        document: For each type a list of instances, or how many there are.
-        at: The place, for messages.
+        document: For each type a list of instances, or their number.
+        at: The place of `document`, for messages.
 
     Raises:
         InvalidSpecification: It is wrong; the message names the place.
@@ -138,14 +138,14 @@ def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, .
 
 
 def count_instances(count: JsonValue, at: str) -> tuple[Instance, ...]:
-    """Return a number of instances with one slot each, with the ids "0", "1" and so on."""
+    """Return `count` instances with one slot each and the ids "0", "1" and so on."""
     if type(count) is not int or not 0 <= count <= INSTANCES_MAX:
         raise InvalidSpecification(f"{at}: expected a count from 0 to {INSTANCES_MAX}")
     return tuple(Instance(str(number), ONE) for number in range(count))
 
 
 def documents(instances: Iterable[Instance]) -> list[JsonObject]:
-    """Return instances as they are written in a description."""
+    """Return instances in the form of a description."""
     rows = []
     for each in instances:
         row: JsonObject = {"id": each.id, "slots": plain(each.slots)} | copy.deepcopy(each.extra)
@@ -159,9 +159,9 @@ def read_specification(text: str) -> JsonObject:
     """Return the content of a file in YAML or JSON, for `fill` to read.
 
     Raises:
-        InvalidSpecification: It is neither.
+        InvalidSpecification: The text is neither YAML nor JSON.
     """
-    try:  # JSON first: tabs, which it may have, are none of YAML's.
+    try:  # JSON first: it may contain tabs, which YAML refuses.
         found = json.loads(text)
     except ValueError:
         try:

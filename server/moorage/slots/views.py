@@ -1,8 +1,8 @@
 """Views of a pool as dicts and lists: assignments change the pool; YAML dumps plain objects.
 
-`resources` is a copy of what is free; what is written into it is checked and takes effect on that
-of which it is a copy. A part that a write does not change has its present value, not the value at
-the time of the read.
+`resources` is a copy of the free slots. Writing into it changes the pool, node or inventory that it
+was read from, after a check. A write changes only its own part: other parts keep their present
+values, not those at the time of the read.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ class ResourceOwner:
 def in_yaml(kind: _T) -> _T:
     """Make YAML write a subclass of dict or list as a plain one."""
     for name in ("SafeDumper", "Dumper", "CSafeDumper", "CDumper"):
-        dumper = getattr(yaml, name, None)  # The last two need a library that may not be there.
+        dumper = getattr(yaml, name, None)  # The C classes are optional.
         if dumper is not None and issubclass(kind, dict):
             dumper.add_representer(kind, lambda to, data: to.represent_dict(dict(data)))
         elif dumper is not None:
@@ -146,7 +146,7 @@ class FreeResources(_Written, JsonObject):
 
     Args:
         listed: The instances by type.
-        owner: What has them.
+        owner: The pool, node or inventory of the instances.
     """
 
     def __init__(self, listed: Mapping[str, list[JsonObject]], owner: ResourceOwner) -> None:
@@ -183,7 +183,7 @@ class Totals(Counter[str]):
     """A read-only counter. A copy of it is a plain counter.
 
     Args:
-        totals: What it counts.
+        totals: The total slots by type.
     """
 
     def __init__(self, totals: Mapping[str, int]) -> None:

@@ -10,8 +10,9 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -99,6 +100,8 @@ class AwsBackend(CommonBackend):
         self._names: weakref.WeakValueDictionary[str, threading.Lock] = (
             weakref.WeakValueDictionary()
         )
+        self._found: set[str] = set()
+        """Workloads with an instance that was found; a restarted daemon may expect it elsewhere."""
         self._pool: ThreadPoolExecutor | None = None
         self._made: Instances | None = None
         self._watching: InstanceWatch | None = None
@@ -113,7 +116,7 @@ class AwsBackend(CommonBackend):
         _check_allowed("security_groups", wanted.security_groups, self._groups)
 
     async def discover(self) -> Collection[WorkloadReport]:
-        found = await self._in_thread(lambda _: self._all())
+        found = await self._look_in_thread(self._all)
         named: dict[str, Ec2Instance] = {}
         for each in found:
             if not each.stopped or not each.over:
@@ -126,7 +129,7 @@ class AwsBackend(CommonBackend):
 
     async def probe(self, workload: str) -> WorkloadReport:
         """Check an instance, and connect to its port if one is known; see `Backend.probe`."""
-        instance = await self._in_thread(lambda _: self._current(workload))
+        instance = await self._look_in_thread(lambda: self._current(workload))
         port = self._watch().port(workload)
         seen = instance.as_workload(port)
         if seen.phase is not Phase.READY or port is None:
@@ -135,9 +138,8 @@ class AwsBackend(CommonBackend):
         return seen if answers else replace(seen, phase=Phase.STARTING, endpoint="")
 
     async def status(self, workload: str) -> WorkloadReport:
-        return (await self._in_thread(lambda _: self._current(workload))).as_workload(
-            self._watch().port(workload)
-        )
+        instance = await self._look_in_thread(lambda: self._current(workload))
+        return instance.as_workload(self._watch().port(workload))
 
     def _all(self, workload: str | None = None) -> list[Ec2Instance]:
         """Return the instances of all regions in which this server ever launched one.
@@ -151,6 +153,7 @@ class AwsBackend(CommonBackend):
         for region in self._home.regions():
             try:
                 found += self._instances().all(region, workload)
+                self._found.update(each.workload for each in found if not each.over)
             except AwsError as error:
                 silent = error
         if silent is not None and (workload is None or not found):
@@ -208,7 +211,8 @@ class AwsBackend(CommonBackend):
 
         def begin(given_up: threading.Event) -> Ec2Instance | None:
             region = orders.region_of(spec, node, self._calls.region)
-            regions = None if order.resumed else [region]  # Its node may have other labels now.
+            # Its node may have another region now, or this server another default region.
+            regions = None if order.resumed or order.id in self._found else [region]
             with self._name(order.id):
                 found = self._patiently(lambda: self._find(order.id, regions), given_up, trouble)
                 if found is not None or order.resumed:
@@ -238,7 +242,7 @@ class AwsBackend(CommonBackend):
             if instance.state == "running" and await self._is_ready(instance, spec):
                 break
             await asyncio.sleep(self._poll_seconds)
-            instance = await self._in_thread(lambda _: self._look(seen[-1]))
+            instance = await self._look_in_thread(lambda: self._look(seen[-1]))
         if not instance.ready:
             instance = await self._in_thread(lambda _: self._mark(seen[-1]))
         ready = instance.as_workload(spec.readiness_port)
@@ -252,7 +256,7 @@ class AwsBackend(CommonBackend):
         if spec.readiness_port is not None:
             return await accepts(instance.address, spec.readiness_port, PROBE_SECONDS_MAX)
         try:
-            return await self._in_thread(lambda _: self._instances().passed(instance))
+            return await self._look_in_thread(lambda: self._instances().passed(instance))
         except AwsError as error:
             if error.meaning is Meaning.AGAIN or error.code == "InvalidInstanceID.NotFound":
                 return False
@@ -312,12 +316,13 @@ class AwsBackend(CommonBackend):
         stop_seconds_max: float | None = None,  # noqa: ARG002  # AWS alone sets the time.
     ) -> None:
         self._watch().forget(workload)
+        self._found.discard(workload)
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 ended = await self._in_thread(lambda _: self._end(workload))
                 while ended:
                     await asyncio.sleep(self._poll_seconds)
-                    left = await self._in_thread(lambda _: self._is_left(workload))
+                    left = await self._look_in_thread(lambda: self._is_left(workload))
                     if not left:
                         break
         except TimeoutError:
@@ -396,13 +401,20 @@ class AwsBackend(CommonBackend):
 
     # Threads -----------------------------------------------------------------------------------
 
-    async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
-        """Run `work` in a thread to its end; a cancellation sets the event that it gets."""
-        given_up = threading.Event()
+    async def _look_in_thread(self, look: Callable[[], T]) -> T:
+        """Run in a thread; a cancelled caller does not wait for the end, as AWS may be silent."""
+        return await asyncio.wrap_future(self._submit(look))
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="aws")
-            future = asyncio.wrap_future(self._pool.submit(work, given_up))
+            return self._pool.submit(work)
+
+    async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
+        """Run `work` in a thread to its end; a cancellation sets the event that it gets."""
+        given_up = threading.Event()
+        future = asyncio.wrap_future(self._submit(partial(work, given_up)))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:

@@ -13,6 +13,7 @@ from moorage.records.json_values import JsonObject
 from moorage.storage.base import SharedNames, StorageError
 
 _FILE: Final = "server.json"
+_ID: Final = "aws id"
 _REGION: Final = "aws region "
 
 
@@ -65,14 +66,25 @@ class Identity:
         except FileNotFoundError:
             server, regions = uuid.uuid4().hex, set[str]()
         except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = (
-                "the file has the marks of this server's instances at AWS; restore it from a backup"
-            )
-            raise BackendError(f"{path} cannot be read ({error}): {reason}") from error
+            server, regions = self._shared_id(), set[str]()
+            if not server:
+                reason = "the file has the marks of this server's instances at AWS"
+                way = "restore it from a backup"
+                raise BackendError(f"{path} cannot be read ({error}): {reason}; {way}") from error
+            self._write(server, regions)
         joined = self._agree(server, regions)
         if joined != (server, regions) or not path.exists():
             self._write(*joined)
         self._server, self._regions = joined
+
+    def _shared_id(self) -> str:
+        """Return the id that the servers of the database share; "" if they have none."""
+        if self._names is None:
+            return ""
+        try:
+            return next(iter(self._names.agreed(_ID)), "")
+        except StorageError as error:
+            raise BackendError(str(error)) from error
 
     def _agree(self, server: str, regions: set[str]) -> tuple[str, set[str]]:
         """Return the id and the regions of all servers of the database; store those of this one.
@@ -83,7 +95,7 @@ class Identity:
         if self._names is None:
             return server, regions
         try:
-            server = self._names.agree("aws", server)
+            server = self._names.agree(_ID, server)
             shared = set(self._names.agreed(_REGION))
             for region in regions - shared:
                 self._names.agree(f"{_REGION}{region}", region)

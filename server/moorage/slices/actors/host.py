@@ -19,10 +19,10 @@ from moorage.slices.tasks import reporting
 from moorage.slices.waiting import Deadline
 
 CALLS_MAX: Final = 100
-"""Calls of a host that may wait at a time."""
+"""At most this many calls of a host may wait at a time."""
 _CANCEL_SECONDS: Final = 1.0
 MEMORY_BYTES: Final = 20e9
-"""Memory of a task whose host is not in a slice's placement group."""
+"""Bytes of memory for a task whose host is not in a slice's placement group."""
 
 logger: Final = logging.getLogger("ray")
 
@@ -44,7 +44,7 @@ class DeviceHost:
         host_id: Index of the host in the slice, from 0.
         slice_name: The slice.
         num_devices: TPU chips or GPUs that its tasks get.
-        placement: What the slice reserved here; without, tasks take `TPU` of the node.
+        placement: The slice's reservation on this host; None: tasks take `TPU` of the node.
         settings: Time limits; None: from the environment.
     """
 

@@ -22,7 +22,7 @@ from moorage.slices.shapes import CHIPS_ASSUMED, GpuSlices, Shape, TpuSlices
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 CALLS_MAX: Final = 16
-"""Calls of a slice that may run at a time: it answers health checks while it waits for hosts."""
+"""At most this many calls of a slice run at a time: health checks run while it waits."""
 WORKER_LABEL: Final = "ray.io/tpu-worker-id"
 _LOOKUP_SECONDS_MAX: Final = 20.0
 _PAUSE_SECONDS: Final = 0.5
@@ -35,9 +35,10 @@ class Slice(ResourcePoolManager[HostInfo]):
 
     Args:
         shape: The shape of the slice; None: a TPU slice.
-        group: The placement group that it runs in; for GPUs it has all hosts.
+        group: The placement group in which the slice's actor runs; for GPUs the group has all
+            hosts.
         settings: Time limits; None: from the environment.
-        environment: Variables that tasks get, unless their caller says otherwise.
+        environment: Variables for all tasks; the caller of a task may override them.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Slice(ResourcePoolManager[HostInfo]):
     def healthy(self) -> bool:
         """Return whether all hosts exist, and none of them failed or is being preempted.
 
-        An actor that died on a live node does not count: it is replaced before the next task.
+        An actor that died on a live node does not make the slice unhealthy: it is replaced before
+        the next task.
         """
         alive = alive_nodes()
         if self._failed or not self._is_whole(alive):
@@ -99,7 +101,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         """Return the name, shape and address of this slice.
 
         Raises:
-            SlicesError: Nothing said which slice this is.
+            SlicesError: The name of the slice is unknown.
             SliceDegraded: The slice has lost hosts.
         """
         if self._degraded is not None:
@@ -120,10 +122,10 @@ class Slice(ResourcePoolManager[HostInfo]):
         """Reserve all hosts of this slice, each on a different node, and return the slice's info.
 
         Args:
-            seconds: How long that may take; without, `slice_start_seconds_max`.
+            seconds: Most seconds for the reservation; None: `slice_start_seconds_max`.
 
         Raises:
-            SliceTimeoutError: They are not free by then; nothing stays reserved.
+            SliceTimeoutError: The hosts are not free in time; no host stays reserved.
         """
         seconds = self._settings.slice_start_seconds_max if seconds is None else seconds
         info = self.get_info()
@@ -139,11 +141,11 @@ class Slice(ResourcePoolManager[HostInfo]):
         """Start a healthy actor on each host; return their handles, in the order of the hosts.
 
         Args:
-            desired_hosts: How many hosts; without, all.
-            seconds: How long the reservation may take; without, `slice_start_seconds_max`.
+            desired_hosts: Number of hosts; None: all hosts.
+            seconds: Most seconds for the reservation; None: `slice_start_seconds_max`.
 
         Raises:
-            HostUnhealthyError: A host has no healthy actor `host_health_seconds_max` later.
+            HostUnhealthyError: A host has no healthy actor after `host_health_seconds_max`.
         """
         with self._changing:
             info = self.prepare_hosts(seconds)

@@ -21,7 +21,7 @@ class ComputeResourceConfig:
 
     Args:
         execution_env: Ray's runtime environment of the tasks.
-        runtime_name: How the job is called.
+        runtime_name: The name of the job.
     """
 
     execution_env: Mapping[str, RayValue] = field(default_factory=dict, kw_only=True)
@@ -29,12 +29,12 @@ class ComputeResourceConfig:
 
     def resources(self) -> dict[str, float]:
         """Return the resources of one task."""
-        raise NotImplementedError(  # Not abstract: users of the original subclass it otherwise.
+        raise NotImplementedError(  # Not abstract: the documented base class is not.
             f"{type(self).__name__} does not say what a task takes"
         )
 
     def hardware_identifier(self) -> str | None:
-        """Return the accelerator, such as `A100`; None if there is none, or any will do."""
+        """Return the accelerator, such as `A100`; None if there is none, or any one is accepted."""
         return None
 
     def to_ray_resources(self) -> RayResources:
@@ -64,9 +64,9 @@ class CpuAcceleratorConfig(ComputeResourceConfig):
     """The resources of a job on CPUs.
 
     Args:
-        core_count: CPUs of each task; without, those of this machine.
-        worker_count: How many tasks.
-        resource_name: What messages call it.
+        core_count: CPUs of each task; None: the number of CPUs of this machine.
+        worker_count: Number of tasks.
+        resource_name: Name of the resource in messages.
     """
 
     core_count: int = field(default_factory=available_cpu_cores)
@@ -86,11 +86,11 @@ class GpuAcceleratorConfig(ComputeResourceConfig):
         device_count: GPUs of each task.
         gpu_model: Ray's name of the accelerator, such as `H100`; None: any.
         cpu_count: CPUs of each task.
-        worker_count: How many tasks; of a slice, how many hosts.
-        pod_count: How many slices, or the numbers that will do.
-        slice_label: All hosts of a slice have one value of this node label.
-        slice_resource: A resource that each host has, of which a slice takes 1.
-        resource_name: What messages call it.
+        worker_count: Number of tasks; for slices, number of hosts of each slice.
+        pod_count: Number of slices, or all acceptable numbers.
+        slice_label: A node label that has the same value on all hosts of a slice.
+        slice_resource: A resource that each host has; a slice takes 1 of it on each host.
+        resource_name: Name of the resource in messages.
     """
 
     device_count: int = 1
@@ -108,7 +108,7 @@ class GpuAcceleratorConfig(ComputeResourceConfig):
         return {"CPU": self.cpu_count, "GPU": self.device_count, **model}
 
     def hardware_identifier(self) -> str | None:
-        """Return the model of the GPUs; None if any model will do."""
+        """Return the model of the GPUs; None if any model is accepted."""
         return self.gpu_model
 
     def slices(self) -> GpuSlices:
@@ -129,12 +129,13 @@ class TpuAcceleratorConfig(ComputeResourceConfig):
 
     Args:
         tpu_version: Such as `v4-8`.
-        pod_count: How many slices, or the numbers that will do.
-        cpu_count: CPUs of a task that `create_remote_decorator` makes. A task on a slice has its
-            host, and takes none.
-        chips_per_host: Chips of each host; None: as many as it has.
-        worker_count: How many hosts of the slice `execute` uses, the first ones; None: all.
-        resource_name: What messages call it.
+        pod_count: Number of slices, or all acceptable numbers.
+        cpu_count: CPUs of a task that `create_remote_decorator` makes. A task on a slice has a
+            whole host, and takes no CPUs.
+        chips_per_host: Chips of each host; None: all chips of the host.
+        worker_count: Number of hosts of the slice that `execute` uses, from the first one; None:
+            all.
+        resource_name: Name of the resource in messages.
     """
 
     tpu_version: str

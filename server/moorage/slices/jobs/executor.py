@@ -33,10 +33,11 @@ from moorage.slices.waiting import outcomes
 PREEMPTIONS_MAX: Final = 1_000_000
 FAILURES_MAX: Final = 10
 CRASHES_MAX: Final = 2
-"""Times in a row that a task's process may die at once and count as preempted while all nodes live:
-a cloud that takes a machine back may end processes first. After that, the job has failed."""
+"""At most this many times in a row, a task's process that dies at once counts as preempted although
+all nodes live. A cloud may end processes before it reclaims a machine. After that, the job has
+failed."""
 CRASH_SECONDS: Final = 60.0
-"""Seconds within which a process that dies has died at once."""
+"""A process that dies within this many seconds of its start "dies at once"."""
 
 logger: Final = logging.getLogger("ray")
 
@@ -262,7 +263,7 @@ def _run_tasks(
     except ray.exceptions.RayError as error:
         return status_of(info, error)
     finally:
-        ray.util.remove_placement_group(group)  # Ray kills what still runs there.
+        ray.util.remove_placement_group(group)  # Ray kills tasks that still run there.
         outcomes(tasks, settings.drain_seconds_max)
 
 
@@ -282,7 +283,7 @@ def _until_success(
         except InsufficientSlicesError as error:
             preemptions, trouble = preemptions + 1, error
             logger.warning("Too few slices, %s times: %s", preemptions, error)
-            time.sleep(settings.scale_retry_seconds)  # Capacity comes back without a word.
+            time.sleep(settings.scale_retry_seconds)  # No event reports that capacity is back.
             continue
         if isinstance(status, JobSucceeded):
             return status.result
@@ -293,7 +294,7 @@ def _until_success(
         crashes = crashes + 1 if crashed else 0
         if crashed:
             pause = min(2.0 ** (crashes - 1), settings.scale_retry_seconds)
-            time.sleep(pause)  # A machine that is taken back says so a little later.
+            time.sleep(pause)  # A reclaimed machine reports that a little later.
         if isinstance(status, JobPreempted) and crashes <= CRASHES_MAX:
             preemptions += 1
             logger.warning("Preempted %s times: %s", preemptions, trouble)

@@ -10,7 +10,7 @@ from moorage.slices.ray_values import RayValue
 
 _MODEL: Final = "accelerator_type:"
 _MODEL_AMOUNT: Final = 0.001
-"""Amount of the model's resource that a task requests, to get a node of that model."""
+"""Amount of Ray's resource of a GPU model that a task requests to get a node of that model."""
 
 
 def available_cpu_cores() -> int:
@@ -26,7 +26,7 @@ class RayResources:
     Args:
         num_cpus: CPUs.
         num_gpus: GPUs.
-        resources: All else, by Ray's names.
+        resources: All other resources, by Ray's names.
         runtime_env: Ray's runtime environment.
         accelerator_type: Ray's name of the accelerator, see `HardwareType`; None: any.
     """

@@ -72,7 +72,7 @@ class SliceJob:
             raise
         except HostTaskError as error:
             return self._judge(error, calls)
-        except Exception as error:  # noqa: BLE001  # Whatever it is, the status has it.
+        except Exception as error:  # noqa: BLE001  # The status has every error.
             self._cancel(calls)
             return status_of(self._info, error)
         except BaseException:
@@ -84,7 +84,7 @@ class SliceJob:
         """Scale to the slices, and start a function on all of their hosts.
 
         Raises:
-            InsufficientSlicesError: There are too few slices in time.
+            InsufficientSlicesError: Too few slices are available in time.
         """
         if len(self.pool.get_all_pool_members()) not in self._sizes:
             self.pool.scale_multislice(self._sizes)

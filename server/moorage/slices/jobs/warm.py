@@ -15,13 +15,13 @@ def device_remote(
 ) -> Callable[[RayValue], RayValue]:
     """Decorate a function or class so that its calls run on all hosts of `pod_count` slices.
 
-    The first call takes the slices, and they stay for the next ones until `close()`; one that was
-    lost is replaced. A call returns the results of all hosts, its `remote` returns references. A
-    task has a process of its own, also each call of a method: it makes the object there again. A
-    call ends what still runs of the one before.
+    The first call allocates the slices. They stay allocated for later calls until `close()`; a lost
+    slice is replaced. A call returns the results of all hosts; `remote` returns references instead.
+    Each task has a process of its own: a call of a method creates the object in that process again.
+    A call cancels tasks of the previous call that still run.
 
     Args:
-        accelerator_config: What it runs on.
+        accelerator_config: The slices, as `pod_count` and the resources of each.
         flatten: Whether the results are one list, rather than a list for each slice.
     """
 
