@@ -15,6 +15,7 @@ import pytest
 from aws_world import POLL_SECONDS, AwsWorld
 
 from moorage.backends.aws.backend import AwsBackend
+from moorage.backends.aws.calls import READ_SECONDS_MAX
 from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError, WorkloadReport
 from moorage.backends.specs import ContainerResourceSpec, Readiness
@@ -294,6 +295,31 @@ async def test_a_crash_between_launch_and_first_look_makes_one_instance(aws, bac
     assert len(aws.requests("RunInstances")) == 2
     only(aws, "a")
     await after.close()
+
+
+async def test_a_restarted_daemon_finds_an_instance_in_another_region(aws, backend, tmp_path):
+    far = InstanceResourceSpec(instance_type="t3.micro", region="eu-west-1")
+    await backend.start(Order("a", far))
+    await backend.close()
+    after = AwsBackend(tmp_path, poll_seconds=POLL_SECONDS)
+    await after.discover()
+    assert "eu-west-1" in (await after.start(Order("a", SMALL))).detail
+    assert len(aws.requests("RunInstances")) == 1
+    await after.stop("a")
+    await after.close()
+
+
+async def test_a_cancelled_search_does_not_wait_for_a_silent_aws(aws, tmp_path, monkeypatch):
+    (tmp_path / "server.json").write_text('{"server": "s1", "regions": ["us-east-1"]}')
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        backend = AwsBackend(tmp_path)
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2):
+                await backend.discover()
+        assert time.monotonic() - began < READ_SECONDS_MAX / 2
+        await backend.close()
 
 
 async def test_a_resumed_workload_that_aws_forgot_is_not_started_again(aws, backend):

@@ -244,7 +244,7 @@ class AgentBackend(FleetBackend):
             port = server.sockets[0].getsockname()[1]
             url, host = f"ws://127.0.0.1:{port}", AgentHost(LocalBackend(root), root)
             try:
-                async with connect(url) as connection:
+                async for connection in connect(url):  # Silence ends one on a busy machine.
                     await host.serve(AgentSocket(connection), 1.0, 0)
             finally:
                 await host.close()

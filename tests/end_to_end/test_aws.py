@@ -98,6 +98,8 @@ def test_a_server_that_takes_over_finds_the_instances_of_the_former_leader(
             return {tag(each, "workload"): each["InstanceId"] for each in found}
 
         made = instances()
+        (tmp_path / "b" / "aws").mkdir()
+        (tmp_path / "b" / "aws" / "server.json").write_text('{"server": ')
         kill(first.server)
         rent(aws_server, {"server": home, "workload": "ghost"})
         aws_server.terminate(made.pop(leases[1]["id"]))
