@@ -316,7 +316,6 @@ class AwsBackend(CommonBackend):
         stop_seconds_max: float | None = None,  # noqa: ARG002  # AWS alone sets the time.
     ) -> None:
         self._watch().forget(workload)
-        self._found.discard(workload)
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 ended = await self._in_thread(lambda _: self._end(workload))
@@ -328,6 +327,7 @@ class AwsBackend(CommonBackend):
         except TimeoutError:
             reason = f"AWS has not ended {workload} within {STOP_SECONDS_MAX:g} s"
             raise BackendError(reason) from None
+        self._found.discard(workload)
         if ended:
             self._tell(WorkloadReport(workload, Phase.STOPPED))
 
