@@ -41,7 +41,7 @@ SERVICES: Final = "cluster registry, metrics store and policy store are built in
 ANSWER_SECONDS_MAX: Final = 5.0
 """Seconds for a program to answer a health check at a port."""
 OWN_ANSWER_SECONDS_MAX: Final = 15.0
-"""As above, for a program that has the data folder open: it is a server, and may be busy."""
+"""Seconds for the server that has the data folder open to answer: it may be busy."""
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:

@@ -101,7 +101,7 @@ class AwsBackend(CommonBackend):
             weakref.WeakValueDictionary()
         )
         self._found: set[str] = set()
-        """Workloads with an instance that was found; a restarted daemon may expect it elsewhere."""
+        """Workloads whose instance was found at AWS, perhaps not where a start would launch it."""
         self._pool: ThreadPoolExecutor | None = None
         self._made: Instances | None = None
         self._watching: InstanceWatch | None = None
@@ -167,7 +167,7 @@ class AwsBackend(CommonBackend):
         return found
 
     def _find(self, workload: str, regions: Collection[str] | None = None) -> Ec2Instance | None:
-        """Return the instance of a workload in some regions, or in all that have any of it."""
+        """Return the instance of a workload in the given regions; None: in all regions."""
         if regions is None:
             regions = sorted({each.region for each in self._all(workload)})
         seen = (self._instances().current(region, workload) for region in regions)
@@ -211,7 +211,7 @@ class AwsBackend(CommonBackend):
 
         def begin(given_up: threading.Event) -> Ec2Instance | None:
             region = orders.region_of(spec, node, self._calls.region)
-            # Its node may have another region now, or this server another default region.
+            # The region of the node, or of the server, may have changed since the launch.
             regions = None if order.resumed or order.id in self._found else [region]
             with self._name(order.id):
                 found = self._patiently(lambda: self._find(order.id, regions), given_up, trouble)
@@ -402,7 +402,7 @@ class AwsBackend(CommonBackend):
     # Threads -----------------------------------------------------------------------------------
 
     async def _look_in_thread(self, look: Callable[[], T]) -> T:
-        """Run in a thread; a cancelled caller does not wait for the end, as AWS may be silent."""
+        """Call `look` in a thread; a cancelled caller does not wait, since AWS may be silent."""
         return await asyncio.wrap_future(self._submit(look))
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:

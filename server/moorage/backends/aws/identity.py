@@ -22,7 +22,7 @@ class Identity:
 
     Args:
         folder: Created at the first write.
-        names: Also stores the id and the regions, for the next leader; None: no next one.
+        names: Stores the id and the regions for the next leader; None: this server is alone.
     """
 
     def __init__(self, folder: Path, names: SharedNames | None = None) -> None:
@@ -49,7 +49,7 @@ class Identity:
         """Store a region before an instance is launched there; durable when this returns.
 
         Raises:
-            BackendError: It cannot be stored.
+            BackendError: The region cannot be stored.
         """
         with self._lock:
             self._read()
@@ -60,34 +60,31 @@ class Identity:
         if self._server:
             return
         path = self.folder / _FILE
+        stored, damage = None, None
         try:
             document = json.loads(path.read_text())
-            server, regions = str(document["server"]), {str(each) for each in document["regions"]}
+            stored = str(document["server"]), {str(each) for each in document["regions"]}
         except FileNotFoundError:
-            server, regions = uuid.uuid4().hex, set[str]()
+            pass  # This server has launched nothing yet.
         except (OSError, ValueError, KeyError, TypeError) as error:
-            server, regions = self._shared_id(), set[str]()
-            if not server:
-                reason = "the file has the marks of this server's instances at AWS"
-                way = "restore it from a backup"
-                raise BackendError(f"{path} cannot be read ({error}): {reason}; {way}") from error
-            self._write(server, regions)
+            damage = error
+        server, regions = stored or ("" if damage else uuid.uuid4().hex, set[str]())
         joined = self._agree(server, regions)
-        if joined != (server, regions) or not path.exists():
+        if not joined[0]:
+            reason = "the file has the marks of this server's instances at AWS"
+            way = "restore it from a backup"
+            raise BackendError(f"{path} cannot be read ({damage}): {reason}; {way}") from damage
+        if joined != stored:
             self._write(*joined)
         self._server, self._regions = joined
 
-    def _shared_id(self) -> str:
-        """Return the id that the servers of the database share; "" if they have none."""
-        if self._names is None:
-            return ""
-        try:
-            return next(iter(self._names.agreed(_ID)), "")
-        except StorageError as error:
-            raise BackendError(str(error)) from error
-
     def _agree(self, server: str, regions: set[str]) -> tuple[str, set[str]]:
-        """Return the id and the regions of all servers of the database; store those of this one.
+        """Return the id and the regions that all servers of the database use.
+
+        Args:
+            server: The id of this server, which becomes the shared id if there is none; "" if this
+                server does not know its id.
+            regions: The regions of this server, which are stored for the next leader.
 
         Raises:
             BackendError: The database cannot be reached.
@@ -95,13 +92,13 @@ class Identity:
         if self._names is None:
             return server, regions
         try:
-            server = self._names.agree(_ID, server)
+            ids = self._names.agreed(_ID) or [server and self._names.agree(_ID, server)]
             shared = set(self._names.agreed(_REGION))
             for region in regions - shared:
                 self._names.agree(f"{_REGION}{region}", region)
         except StorageError as error:
             raise BackendError(str(error)) from error
-        return server, regions | shared
+        return ids[0], regions | shared
 
     def _write(self, server: str, regions: set[str]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -154,7 +154,7 @@ class OpenRequests:
         return found.ask if found else None
 
     def repeated(self, to: Address, ask: Ask) -> RequestId | None:
-        """Return the open request that `ask`, the latest request, repeats; None: it repeats none.
+        """Return the open request that `ask`, the latest one, repeats; None: `ask` is new.
 
         Args:
             to: The address of `ask`.
@@ -164,7 +164,7 @@ class OpenRequests:
         first = self.first_with(ask.tenant, key) if key else None
         if first is None or first == ask.id:
             return None
-        # A different request with the same key was refused: it listens to nothing.
+        # The core refused a different request with this key, so its address does not listen.
         return first if self.listeners.get(first, [])[-1:] == [to] else None
 
     def waits(self, request: RequestId) -> bool:

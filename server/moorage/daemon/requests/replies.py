@@ -161,7 +161,7 @@ class Replies:
         return RequestId(name)
 
     def note_repeat(self, to: Address, first: RequestId, *, waits: bool) -> None:
-        """Record that a message repeats an open request: the answer to that one answers both.
+        """Record that a message repeats an open request, whose answer goes to both messages.
 
         Args:
             to: The address of the message.
@@ -172,7 +172,7 @@ class Replies:
         if context is None:
             return
         self._askers.pop(context.request, None)
-        # Its own token opens no lease: the lease has the id of the first request.
+        # The lease gets the id of the first request, so this message needs no token of its own.
         self._open[to] = replace(context, request=first, token="")
         if context.streams:
             self._progress.repeat(to, first, context.message_id, waits=waits)
