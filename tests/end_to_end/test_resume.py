@@ -29,7 +29,8 @@ class Talk:
     """One connection, and the session that it belongs to."""
 
     def __init__(self, url: str) -> None:
-        self._opened = connect(url, compression=None)
+        # The client reads the close frame behind replies that the test does not read.
+        self._opened = connect(url, compression=None, max_queue=None)
         self.socket = self._opened.__enter__()
         self.session = self.socket.response.headers["Moorage-Session"]
 
