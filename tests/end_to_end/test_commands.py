@@ -373,11 +373,11 @@ def test_doctor_names_the_ports_of_its_own_server(data: Path, running: Running) 
         ("websocket port", free[0], "host, port"),
         ("http port", free[1], "http_host, http_port"),
     ):
-        assert about(name, report) == (
-            "broken",
+        expected = (
             f"127.0.0.1:{port} ({settings}): no server listens there; the server that uses {data} "
-            f"listens at {places}: restart it with these settings",
+            f"listens at {places}: restart it with these settings"
         )
+        assert about(name, report) == ("broken", expected)
 
 
 def test_doctor_names_the_address_of_its_own_server(data: Path, running: Running) -> None:
@@ -426,8 +426,8 @@ def test_doctor_names_the_user_who_can_see_the_server(tmp_path: Path, *, hidden:
         words = ("doctor", "--data", str(data))
         (line,) = moored_of_nobody(tmp_path, *words, **at)
         assert line == (
-            f"moored: {closed} belongs to another user, and hides its ledger, tokens, audit log and "
-            "server from this one: run this command as the server's user, such as "
+            f"moored: {closed} belongs to another user, and hides its ledger, tokens, audit log "
+            "and server from this one: run this command as the server's user, such as "
             f"`sudo -u root moored {' '.join(words)}`"
         )
         assert moored_of_nobody(tmp_path, "doctor", **at, MOORAGE_DATA_DIR=str(data))

@@ -65,7 +65,7 @@ def refuse_root(folder: Path) -> None:
 def refuse_stranger(folder: Path) -> None:
     """End the command if its user may not read and write in a data folder that exists."""
     needed = os.R_OK | os.W_OK | os.X_OK
-    seen = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    seen = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
     if seen != folder:  # It does not exist, or this user may not look for it.
         allowed = os.access(seen, os.X_OK)
     else:
@@ -79,7 +79,7 @@ def refuse_stranger(folder: Path) -> None:
 
 def _owner(folder: Path) -> int:
     made = folder / _MADE
-    return (made if os.path.exists(made) else folder).stat().st_uid
+    return (made if os.access(made, os.F_OK) else folder).stat().st_uid
 
 
 def _refuse_user(folder: Path, hides: str) -> NoReturn:
