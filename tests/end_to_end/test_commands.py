@@ -390,6 +390,14 @@ def test_doctor_names_the_address_of_its_own_server(data: Path, running: Running
     assert "restart it with these settings" in detail
 
 
+def test_doctor_notices_swapped_ports(data: Path, running: Running) -> None:
+    ports = at_ports_of(running).values()
+    report = doctor("--data", data, expect=1, **dict(zip(FREE_PORTS, reversed([*ports]), strict=True)))
+    for name in ("websocket port", "http port"):
+        state, detail = about(name, report)
+        assert (state, "restart it with these settings" in detail) == ("broken", True), detail
+
+
 def reserve_ports(count: int) -> list[str]:
     """Return ports at which nothing listens."""
     with contextlib.ExitStack() as stack:
@@ -403,9 +411,9 @@ shift 2; exec "$@"
 """
 
 
-def moored_of_nobody(place: Path, *words: str | Path, **variables: str) -> list[str]:
-    """Run a command as the user `nobody`, to whom a Python in a closed home is shown elsewhere."""
-    program = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+def moored_of_another(place: Path, *words: str | Path, **variables: str) -> list[str]:
+    """Run a command as another user, to whom a Python in a closed home is shown elsewhere."""
+    program = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     home = Path(*Path(sys.base_prefix).parts[:2])
     if not home.stat().st_mode & 0o001:
         space = ("unshare", "--mount", "--propagation=private", "sh", "-ec")
@@ -424,16 +432,16 @@ def test_doctor_names_the_user_who_can_see_the_server(tmp_path: Path, *, hidden:
         Path(folder).chmod(0o700 if hidden else 0o755)
         closed, at = Path(folder) if hidden else data, at_ports_of(running)
         words = ("doctor", "--data", str(data))
-        (line,) = moored_of_nobody(tmp_path, *words, **at)
+        (line,) = moored_of_another(tmp_path, *words, **at)
         assert line == (
             f"moored: {closed} belongs to another user, and hides its ledger, tokens, audit log "
             "and server from this one: run this command as the server's user, such as "
             f"`sudo -u root moored {' '.join(words)}`"
         )
-        assert moored_of_nobody(tmp_path, "doctor", **at, MOORAGE_DATA_DIR=str(data))
+        assert moored_of_another(tmp_path, "doctor", **at, MOORAGE_DATA_DIR=str(data))
         at |= {"MOORAGE_TLS_CERT": str(data / "none"), "MOORAGE_TLS_KEY": str(data / "none")}
         every = {"MOORAGE_HOST": "0.0.0.0"}  # noqa: S104  # Not bound.
-        (other,) = moored_of_nobody(tmp_path, *words, **every, **at)
+        (other,) = moored_of_another(tmp_path, *words, **every, **at)
         assert other == line
 
 

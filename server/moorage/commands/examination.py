@@ -42,6 +42,8 @@ ANSWER_SECONDS_MAX: Final = 5.0
 """Seconds for a program to answer a health check at a port."""
 OWN_ANSWER_SECONDS_MAX: Final = 15.0
 """Seconds for the server that has the data folder open to answer: it may be busy."""
+_WEBSOCKET_HEALTH: Final = b"ok\n"
+"""The answer to `/healthz` at the port of the WebSocket; at the one of HTTP it is JSON."""
 _EVERY: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Compared, not bound.
 
 
@@ -171,28 +173,33 @@ def _is_served(config: Config, own: bool | None) -> bool:
         return False
 
 
-def _answers(config: Config, host: str, port: int, seconds_max: float) -> bool:
-    """Return whether a healthy server is at a port: it answers `/healthz`."""
+def _answers(config: Config, host: str, port: int, seconds_max: float, *, websocket: bool) -> bool:
+    """Return whether a healthy server is at a port: it answers `/healthz`.
+
+    With TLS, the two ports of a server look the same.
+    """
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Nothing is bound.
     if config.tls_cert is not None:
         return serves_certificate(config, here, port, seconds_max)
     connection = http.client.HTTPConnection(here, port, timeout=seconds_max)
     try:
         connection.request("GET", "/healthz", headers={"Host": f"localhost:{port}"})
-        return connection.getresponse().status == http.HTTPStatus.OK
+        answer = connection.getresponse()
+        said = answer.read(len(_WEBSOCKET_HEALTH))
     except (OSError, http.client.HTTPException):
         return False
     finally:
         connection.close()
+    return answer.status == http.HTTPStatus.OK and (said == _WEBSOCKET_HEALTH) == websocket
 
 
 def _has_own_server(
-    config: Config, host: str, port: int, sockets: Collection[Listening]
+    config: Config, host: str, port: int, sockets: Collection[Listening], *, websocket: bool
 ) -> bool | None:
     """Return whether the healthy server at a port has these settings; None: there is none."""
     own = has_folder_open(port, config.data_dir)
     patience = OWN_ANSWER_SECONDS_MAX if own else ANSWER_SECONDS_MAX
-    if not _answers(config, host, port, patience):
+    if not _answers(config, host, port, patience, websocket=websocket):
         return None
     if not sockets:
         return _is_served(config, own)
@@ -204,7 +211,8 @@ def _restart(config: Config, sockets: Collection[Listening]) -> str:
     """Return where the server of the data folder listens, and the remedy, for other settings."""
     if not sockets:
         return ""
-    places = " and ".join(sorted(f"{address}:{port}" for address, port in sockets))
+    names = {address: f"[{address}]" if ":" in str(address) else address for address, _ in sockets}
+    places = " and ".join(sorted(f"{names[address]}:{port}" for address, port in sockets))
     using = f"the server that uses {config.data_dir} listens at {places}"
     return f"; {using}: restart it with these settings"
 
@@ -227,7 +235,10 @@ def _port(
             expected = f"expected a free port of this machine: change {' or '.join(settings)}"
             reason = f"{error.strerror}; {expected}"
             taken = error.errno == errno.EADDRINUSE
-            own = _has_own_server(config, host, port, sockets) if taken else None
+            websocket = "port" in settings
+            own = (
+                _has_own_server(config, host, port, sockets, websocket=websocket) if taken else None
+            )
             if own:
                 detail = f"{host}:{port}: a healthy server runs there already"
                 return DoctorFinding(name, "ok", detail)
