@@ -391,8 +391,8 @@ def test_doctor_names_the_address_of_its_own_server(data: Path, running: Running
 
 
 def test_doctor_notices_swapped_ports(data: Path, running: Running) -> None:
-    ports = at_ports_of(running).values()
-    report = doctor("--data", data, expect=1, **dict(zip(FREE_PORTS, reversed([*ports]), strict=True)))
+    ports = dict(zip(FREE_PORTS, reversed(at_ports_of(running).values()), strict=True))
+    report = doctor("--data", data, expect=1, **ports)
     for name in ("websocket port", "http port"):
         state, detail = about(name, report)
         assert (state, "restart it with these settings" in detail) == ("broken", True), detail

@@ -762,7 +762,7 @@ def _has_tokens(chosen: Mapping[str, Any]) -> bool:
     if chosen["tokens"] or chosen["oidc_issuer"] or chosen["storage"]:
         return True
     try:
-        return (chosen["data_dir"] / TOKENS_FILE).exists()
+        return bool((chosen["data_dir"] / TOKENS_FILE).exists())
     except PermissionError:  # The folder of a server that another user runs.
         return True
 
