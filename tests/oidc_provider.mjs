@@ -26,10 +26,11 @@ const clients = [
     client_id: "moorage", token_endpoint_auth_method: "none", application_type: "native",
     grant_types: ["urn:ietf:params:oauth:grant-type:device_code", "refresh_token", "authorization_code"],
     redirect_uris: ["http://localhost/console/sign-in/callback"], response_types: ["code"],
+    post_logout_redirect_uris: ["http://localhost/console/sign-in/callback"],
   },
 ];
 const resource = {
-  scope: "lease", audience: "moorage", accessTokenFormat: "jwt", accessTokenTTL: Number(process.env.TTL ?? 300),
+  scope: "lease", audience: process.env.AUDIENCE ?? "moorage", accessTokenFormat: "jwt", accessTokenTTL: Number(process.env.TTL ?? 300),
   jwt: { sign: { alg: "RS256" } },
 };
 const settings = () => ({
@@ -40,6 +41,7 @@ const settings = () => ({
   features: {
     clientCredentials: { enabled: true },
     deviceFlow: { enabled: true },
+    rpInitiatedLogout: { enabled: process.env.LOGOUT !== "off" },
     resourceIndicators: {
       enabled: true, defaultResource: () => "urn:moorage", useGrantedResource: () => true,
       getResourceServerInfo: () => resource,

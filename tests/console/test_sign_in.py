@@ -1,8 +1,10 @@
 """Signing in to the console at an issuer of another site, in a real browser."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from consoles import open_page
@@ -42,8 +44,8 @@ def sign_in(page: Any, console: str, person: str) -> None:
 def fill_in(page: Any, person: str) -> None:
     page.get_by_placeholder("Enter any login").fill(person)
     page.get_by_placeholder("and password").fill("any")
-    page.get_by_role("button").click()
-    page.get_by_role("button").click()
+    page.get_by_role("button", name="Sign-in").click()
+    page.get_by_role("button", name="Continue").click()
 
 
 def test_a_person_signs_in_at_the_issuer_and_gets_only_a_cookie(
@@ -90,6 +92,7 @@ def test_a_page_whose_login_ends_offers_to_sign_in_and_then_shows_its_view_again
         other = page.context.new_page()
         other.goto(console)
         other.get_by_role("button", name="Log out").click()
+        other.get_by_role("button", name="No").click()
         page.get_by_role("link", name="Sign in").click()
         page.get_by_role("button").click()  # The issuer still knows who this is.
         page.get_by_role("heading", name="Leases", level=1).wait_for()
@@ -97,6 +100,69 @@ def test_a_page_whose_login_ends_offers_to_sign_in_and_then_shows_its_view_again
         other.get_by_role("link", name="Sign in").wait_for()
         come_back(other)
         other.get_by_role("heading", name="Overview", level=1).wait_for()
+
+
+def log_out(page: Any) -> dict[str, list[str]]:
+    """Log out here and at the issuer; return the query with which the browser went there."""
+    page.get_by_role("button", name="Log out").click()
+    agree = page.get_by_role("button", name="Yes")
+    agree.wait_for()
+    query = parse_qs(urlsplit(page.url).query)
+    agree.click()
+    return query
+
+
+def test_a_logout_ends_the_login_at_the_issuer(chromium: Any, console: str) -> None:
+    with open_page(chromium) as page:
+        sign_in(page, console, "team.viewer")
+        page.get_by_role("heading", name="Overview", level=1).wait_for()
+        query = log_out(page)
+        page.get_by_text("You are logged out").wait_for()
+        assert query.pop("state")
+        back = f"{console}/sign-in/callback"  # This server may accept the ID token, so it stays.
+        assert query == {"client_id": ["moorage"], "post_logout_redirect_uri": [back]}
+        assert page.evaluate("async () => (await fetch('/console/session')).status") == 401
+        assert not page.context.cookies(f"{console}/sign-in")
+        page.get_by_role("link", name="Sign in").click()
+        page.get_by_placeholder("Enter any login").wait_for()  # The issuer knows no one.
+        page.goto(f"{console}/sign-in/callback?state=forged")
+        page.get_by_role("link", name="Sign in").wait_for()
+        assert not page.get_by_role("alert").is_visible()
+
+
+@contextmanager
+def served(folder: Path, audience: str, **variables: str) -> Iterator[str]:
+    """The address of the console of a server with an issuer of its own."""
+    with provider(folder, AUDIENCE=audience, **variables) as issuer:
+        environment = {
+            "MOORAGE_OIDC_ISSUER": issuer.issuer,
+            "MOORAGE_OIDC_AUDIENCE": audience,
+            "MOORAGE_OIDC_CLIENT_ID": "moorage",
+        }
+        with daemon(environment=environment) as running:
+            yield running.http.replace("127.0.0.1", "localhost") + "/console"
+
+
+def test_a_logout_names_the_login_by_an_id_token_without_access(
+    chromium: Any, tmp_path: Path
+) -> None:
+    with served(tmp_path, "lab") as console, open_page(chromium) as page:
+        sign_in(page, console, "team.viewer")
+        page.get_by_role("heading", name="Overview", level=1).wait_for()
+        (hint,) = log_out(page)["id_token_hint"]
+        page.get_by_text("You are logged out").wait_for()
+        sent = {"Authorization": f"Bearer {hint}"}
+        ask = "async (headers) => (await fetch('/policy', {headers})).status"
+        assert page.evaluate(ask, sent) == 401
+
+
+def test_a_logout_stays_here_where_the_issuer_has_none(chromium: Any, tmp_path: Path) -> None:
+    with served(tmp_path, "lab", LOGOUT="off") as console, open_page(chromium) as page:
+        sign_in(page, console, "team.viewer")
+        page.get_by_role("heading", name="Overview", level=1).wait_for()
+        page.get_by_role("button", name="Log out").click()
+        page.get_by_role("link", name="Sign in").wait_for()
+        assert page.url == console
 
 
 def test_two_tabs_sign_in_at_the_same_time(chromium: Any, console: str) -> None:

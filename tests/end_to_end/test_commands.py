@@ -1,11 +1,13 @@
 """`moored demo`, `replay`, `doctor` and `bench`, run as their users run them."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -361,6 +363,86 @@ def test_doctor_knows_the_server_of_another_folder(running: Running, tmp_path: P
     for name in ("websocket port", "http port"):
         state, detail = about(name, other)
         assert (state, f"no server uses {tmp_path / 'other'}" in detail) == ("broken", True), detail
+
+
+def test_doctor_names_the_ports_of_its_own_server(data: Path, running: Running) -> None:
+    free = reserve_ports(2)
+    report = doctor("--data", data, expect=1, **dict(zip(FREE_PORTS, free, strict=True)))
+    places = " and ".join(sorted(urlsplit(url).netloc for url in (running.ws, running.http)))
+    for name, port, settings in (
+        ("websocket port", free[0], "host, port"),
+        ("http port", free[1], "http_host, http_port"),
+    ):
+        expected = (
+            f"127.0.0.1:{port} ({settings}): no server listens there; the server that uses {data} "
+            f"listens at {places}: restart it with these settings"
+        )
+        assert about(name, report) == ("broken", expected)
+
+
+def test_doctor_names_the_address_of_its_own_server(data: Path, running: Running) -> None:
+    every = {"MOORAGE_HTTP_HOST": "0.0.0.0", "MOORAGE_INSECURE_PLAINTEXT": "true"}  # noqa: S104  # Not bound.
+    at = at_ports_of(running) | every | {"MOORAGE_TOKENS": "ann:sesame12"}
+    report = doctor("--data", data, expect=1, **at)
+    assert about("websocket port", report)[0] == "ok"
+    state, detail = about("http port", report)
+    assert (state, urlsplit(running.http).netloc in detail) == ("broken", True), detail
+    assert "restart it with these settings" in detail
+
+
+def test_doctor_notices_swapped_ports(data: Path, running: Running) -> None:
+    ports = dict(zip(FREE_PORTS, reversed(at_ports_of(running).values()), strict=True))
+    report = doctor("--data", data, expect=1, **ports)
+    for name in ("websocket port", "http port"):
+        state, detail = about(name, report)
+        assert (state, "restart it with these settings" in detail) == ("broken", True), detail
+
+
+def reserve_ports(count: int) -> list[str]:
+    """Return ports at which nothing listens."""
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [str(each.getsockname()[1]) for each in taken]
+
+
+SHOW_PYTHON = """
+mount --bind "$1" "$0"; mount -t tmpfs -o mode=755 none "$2"; mkdir -p "$1"; mount --bind "$0" "$1"
+shift 2; exec "$@"
+"""
+
+
+def moored_of_another(place: Path, *words: str | Path, **variables: str) -> list[str]:
+    """Run a command as another user, to whom a Python in a closed home is shown elsewhere."""
+    program = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    home = Path(*Path(sys.base_prefix).parts[:2])
+    if not home.stat().st_mode & 0o001:
+        space = ("unshare", "--mount", "--propagation=private", "sh", "-ec")
+        program = [*space, SHOW_PYTHON, str(place), sys.base_prefix, str(home), *program]
+    done = ran(*program, sys.executable, "-P", "-m", "moorage", *words, **variables)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    return done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_doctor_names_the_user_who_can_see_the_server(tmp_path: Path, *, hidden: bool) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can run a program as another user")
+    with tempfile.TemporaryDirectory() as folder, daemon(Path(folder, "data")) as running:
+        data = Path(folder, "data")
+        Path(folder).chmod(0o700 if hidden else 0o755)
+        closed, at = Path(folder) if hidden else data, at_ports_of(running)
+        words = ("doctor", "--data", str(data))
+        (line,) = moored_of_another(tmp_path, *words, **at)
+        assert line == (
+            f"moored: {closed} belongs to another user, and hides its ledger, tokens, audit log "
+            "and server from this one: run this command as the server's user, such as "
+            f"`sudo -u root moored {' '.join(words)}`"
+        )
+        assert moored_of_another(tmp_path, "doctor", **at, MOORAGE_DATA_DIR=str(data))
+        at |= {"MOORAGE_TLS_CERT": str(data / "none"), "MOORAGE_TLS_KEY": str(data / "none")}
+        every = {"MOORAGE_HOST": "0.0.0.0"}  # noqa: S104  # Not bound.
+        (other,) = moored_of_another(tmp_path, *words, **every, **at)
+        assert other == line
 
 
 class Busy(BaseHTTPRequestHandler):

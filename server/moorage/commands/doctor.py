@@ -6,7 +6,7 @@ from typing import Final
 
 import typer
 
-from moorage.commands.errors import load_config
+from moorage.commands.errors import load_config, refuse_stranger
 from moorage.commands.options import DataOption, FileOption, JsonFlag
 from moorage.config.sources import ConfigError, default_data_dir
 
@@ -23,6 +23,7 @@ def doctor(
     from moorage.commands.examination import examine  # noqa: PLC0415  # As in serve.
 
     settings = load_config({"data_dir": data}, config)
+    refuse_stranger(settings.data_dir)
     findings = examine(settings, advice=_ADVICE if _is_default(settings.data_dir) else "")
     display.doctor(findings, as_json=as_json)
     raise typer.Exit(any(finding.state == "broken" for finding in findings))

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import typer
 
@@ -16,6 +16,8 @@ from moorage.config.settings import Config, ConfigError
 from moorage.launch import reason_of
 
 EXIT_USAGE = 2
+_MADE: Final = "catalog.db"
+"""A file that the server made: its owner is the server's user."""
 
 
 def load_config(flags: Mapping[str, object], file: Path | None) -> Config:
@@ -56,18 +58,38 @@ def refuse_root(folder: Path) -> None:
 
     The server could not read or append to files there that belong to root.
     """
-    if os.geteuid() != 0 or not folder.is_dir():
-        return
-    made = folder / "catalog.db"
-    owner = (made if made.exists() else folder).stat().st_uid
-    if owner == 0:
-        return
+    if os.geteuid() == 0 and folder.is_dir() and _owner(folder) != 0:
+        _refuse_user(folder, "")
+
+
+def refuse_stranger(folder: Path) -> None:
+    """End the command if its user may not read and write in a data folder that exists."""
+    needed = os.R_OK | os.W_OK | os.X_OK
+    seen = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
+    if seen != folder:  # It does not exist, or this user may not look for it.
+        allowed = os.access(seen, os.X_OK)
+    else:
+        made = folder / _MADE
+        allowed = os.access(seen, needed) and (
+            not made.exists() or os.access(made, os.R_OK | os.W_OK)
+        )
+    if not allowed and os.geteuid() not in {0, _owner(seen)}:
+        _refuse_user(seen, ", and hides its ledger, tokens, audit log and server from this one")
+
+
+def _owner(folder: Path) -> int:
+    made = folder / _MADE
+    return (made if os.access(made, os.F_OK) else folder).stat().st_uid
+
+
+def _refuse_user(folder: Path, hides: str) -> NoReturn:
+    owner = _owner(folder)
     try:
         name = pwd.getpwuid(owner).pw_name
     except KeyError:
         name = f"#{owner}"
     fail(
-        f"{folder} belongs to another user: run this command as the server's user, such as "
+        f"{folder} belongs to another user{hides}: run this command as the server's user, such as "
         f"`sudo -u {name} {shlex.join(['moored', *sys.argv[1:]])}`",
         EXIT_USAGE,
     )

@@ -13,13 +13,13 @@ import platform
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from moorage.backends.registry import Examination, kinds
 from moorage.commands.access_examination import examine_access, serves_certificate
-from moorage.commands.port_holders import has_folder_open
+from moorage.commands.port_holders import Listening, has_folder_open, sockets_of
 from moorage.config.settings import Config
 from moorage.core.state.facts import ClusterRemoved
 from moorage.ledger.base import LedgerError
@@ -42,18 +42,22 @@ ANSWER_SECONDS_MAX: Final = 5.0
 """Seconds for a program to answer a health check at a port."""
 OWN_ANSWER_SECONDS_MAX: Final = 15.0
 """Seconds for the server that has the data folder open to answer: it may be busy."""
+_WEBSOCKET_HEALTH: Final = b"ok\n"
+"""The answer to `/healthz` at the port of the WebSocket; at the one of HTTP it is JSON."""
+_EVERY: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Compared, not bound.
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
     """Check all parts; append the advice to findings about the data folder. Raises nothing."""
+    sockets = sockets_of(config.data_dir)
     findings = [
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
         *asyncio.run(_sandbox(config.sandbox)),
         *_storage(config, advice),
         *examine_access(config),
-        _port(config, "websocket port", ("host", "port"), advice),
-        _port(config, "http port", ("http_host", "http_port"), advice),
+        _port(config, "websocket port", ("host", "port"), advice, sockets),
+        _port(config, "http port", ("http_host", "http_port"), advice, sockets),
         _sizes(),
         DoctorFinding("services", "ok", SERVICES),
     ]
@@ -169,30 +173,59 @@ def _is_served(config: Config, own: bool | None) -> bool:
         return False
 
 
-def _answers(config: Config, host: str, port: int, seconds_max: float) -> bool:
-    """Return whether a healthy server is at a port: it answers `/healthz`."""
+def _answers(config: Config, host: str, port: int, seconds_max: float, *, websocket: bool) -> bool:
+    """Return whether a healthy server is at a port: it answers `/healthz`.
+
+    With TLS, the two ports of a server look the same.
+    """
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Nothing is bound.
     if config.tls_cert is not None:
         return serves_certificate(config, here, port, seconds_max)
     connection = http.client.HTTPConnection(here, port, timeout=seconds_max)
     try:
         connection.request("GET", "/healthz", headers={"Host": f"localhost:{port}"})
-        return connection.getresponse().status == http.HTTPStatus.OK
+        answer = connection.getresponse()
+        said = answer.read(len(_WEBSOCKET_HEALTH))
     except (OSError, http.client.HTTPException):
         return False
     finally:
         connection.close()
+    return answer.status == http.HTTPStatus.OK and (said == _WEBSOCKET_HEALTH) == websocket
 
 
-def _has_own_server(config: Config, host: str, port: int) -> bool | None:
+def _has_own_server(
+    config: Config, host: str, port: int, sockets: Collection[Listening], *, websocket: bool
+) -> bool | None:
     """Return whether the healthy server at a port has these settings; None: there is none."""
     own = has_folder_open(port, config.data_dir)
     patience = OWN_ANSWER_SECONDS_MAX if own else ANSWER_SECONDS_MAX
-    return _is_served(config, own) if _answers(config, host, port, patience) else None
+    if not _answers(config, host, port, patience, websocket=websocket):
+        return None
+    if not sockets:
+        return _is_served(config, own)
+    reached = [address for address, each in sockets if each == port]
+    return any(address.is_unspecified or host not in _EVERY for address in reached)
 
 
-def _port(config: Config, name: str, settings: tuple[str, str], advice: str) -> DoctorFinding:
+def _restart(config: Config, sockets: Collection[Listening]) -> str:
+    """Return where the server of the data folder listens, and the remedy, for other settings."""
+    if not sockets:
+        return ""
+    names = {address: f"[{address}]" if ":" in str(address) else address for address, _ in sockets}
+    places = " and ".join(sorted(f"{names[address]}:{port}" for address, port in sockets))
+    using = f"the server that uses {config.data_dir} listens at {places}"
+    return f"; {using}: restart it with these settings"
+
+
+def _port(
+    config: Config,
+    name: str,
+    settings: tuple[str, str],
+    advice: str,
+    sockets: Collection[Listening],
+) -> DoctorFinding:
     host, port = (getattr(config, each) for each in settings)
+    restart = _restart(config, sockets)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -202,12 +235,18 @@ def _port(config: Config, name: str, settings: tuple[str, str], advice: str) -> 
             expected = f"expected a free port of this machine: change {' or '.join(settings)}"
             reason = f"{error.strerror}; {expected}"
             taken = error.errno == errno.EADDRINUSE
-            own = _has_own_server(config, host, port) if taken else None
+            websocket = "port" in settings
+            own = (
+                _has_own_server(config, host, port, sockets, websocket=websocket) if taken else None
+            )
             if own:
                 detail = f"{host}:{port}: a healthy server runs there already"
                 return DoctorFinding(name, "ok", detail)
-            if own is not None:
+            if own is not None and not sockets:
                 other = f"a server runs there, but no server uses {config.data_dir}"
                 reason = f"{other}; {expected}{advice}"
-            return DoctorFinding(name, "broken", f"{host}:{port}: {reason}")
+            return DoctorFinding(name, "broken", f"{host}:{port}: {reason}{restart}")
+    if sockets and port:
+        wanted = f"{host}:{port} ({', '.join(settings)}): no server listens there"
+        return DoctorFinding(name, "broken", f"{wanted}{restart}")
     return DoctorFinding(name, "ok", f"{host}:{port} is free")

@@ -11,7 +11,9 @@ SandboxOption = Annotated[
     str | None,
     typer.Option(help="`jail`; or `unsafe`, if you trust all policies like the daemon itself."),
 ]
-DataOption = Annotated[Path | None, typer.Option(help="Data folder, with ledger and catalog.")]
+DataOption = Annotated[
+    Path | None, typer.Option(help="Data folder, with ledger and catalog.", readable=False)
+]
 FileOption = Annotated[Path | None, typer.Option(help="TOML file with settings.")]
 
 _DURATION: Final = re.compile(r"([0-9]{1,6})([smhdw])")

@@ -6,13 +6,20 @@ certificate, and it would report it to every stranger.
 
 import contextlib
 import os
+import struct
 from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Final
 
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTENS: Final = "0A"
 """The kernel's text for the state of a listening socket."""
+_WORD_DIGITS: Final = 8
+"""Digits of 32 bits of an address, which the kernel prints as a number of this machine."""
+
+Listening = tuple[IPv4Address | IPv6Address, int]
+"""The address and the port of a listening socket."""
 
 
 def has_folder_open(port: int, folder: Path) -> bool | None:
@@ -20,26 +27,45 @@ def has_folder_open(port: int, folder: Path) -> bool | None:
 
     None: this user may not see it, or the process is on another machine or in another container.
     """
-    listening = {f"socket:[{inode}]" for inode in _listening(port)}
     own = os.path.realpath(folder)
-    seen = False
+    seen = [files for sockets, files in _programs() if port in {each[1] for each in sockets}]
+    if not seen:
+        return None
+    return any(each == own or each.startswith(f"{own}/") for files in seen for each in files)
+
+
+def sockets_of(folder: Path) -> list[Listening]:
+    """Return where the server listens that has a data folder open, as far as this user sees it.
+
+    The folder itself: programs that a server started may have a file of it open.
+    """
+    own = os.path.realpath(folder)
+    return [each for sockets, files in _programs() if own in files for each in sockets]
+
+
+def _programs() -> Iterator[tuple[list[Listening], set[str]]]:
+    """Yield the listening sockets and the open files of each program that listens."""
+    listening = {f"socket:[{inode}]": place for inode, place in _listening()}
     for process in Path("/proc").glob("[0-9]*/fd"):
         files = set(_open_files(process))
-        if listening & files:
-            seen = True
-            if any(each == own or each.startswith(f"{own}/") for each in files):
-                return True
-    return False if seen else None
+        if there := listening.keys() & files:
+            yield [listening[each] for each in there], files
 
 
-def _listening(port: int) -> Iterator[str]:
-    """Yield the inodes of the sockets that listen at a port."""
+def _listening() -> Iterator[tuple[str, Listening]]:
+    """Yield the inode and the place of each listening socket."""
     for table in _TABLES:
         with contextlib.suppress(OSError):  # This kernel may have no IPv6.
             for row in Path(table).read_text().splitlines()[1:]:
                 fields = row.split()
-                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield fields[9]
+                if fields[3] == _LISTENS:
+                    address, _, port = fields[1].rpartition(":")
+                    yield fields[9], (_read(address), int(port, 16))
+
+
+def _read(address: str) -> IPv4Address | IPv6Address:
+    words = [address[at : at + _WORD_DIGITS] for at in range(0, len(address), _WORD_DIGITS)]
+    return ip_address(struct.pack(f"={len(words)}I", *(int(each, 16) for each in words)))
 
 
 def _open_files(folder: Path) -> Iterator[str]:

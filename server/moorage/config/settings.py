@@ -759,8 +759,12 @@ def _has_tokens(chosen: Mapping[str, Any]) -> bool:
 
     With a database, tokens may exist: the start checks it.
     """
-    named = chosen["data_dir"] / TOKENS_FILE
-    return bool(chosen["tokens"] or chosen["oidc_issuer"] or chosen["storage"]) or named.exists()
+    if chosen["tokens"] or chosen["oidc_issuer"] or chosen["storage"]:
+        return True
+    try:
+        return bool((chosen["data_dir"] / TOKENS_FILE).exists())
+    except PermissionError:  # The folder of a server that another user runs.
+        return True
 
 
 def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> None:

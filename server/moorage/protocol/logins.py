@@ -19,19 +19,23 @@ class Login:
         token: The token.
         csrf: The value that requests for changes must carry; pages of other sites cannot read it.
         expires_at: End of the login, in seconds since the epoch.
+        id_token: Of the sign-in at an issuer, empty if it gave none; None: there was no sign-in.
     """
 
     caller: Caller
     token: str = field(repr=False)
     csrf: str = field(repr=False)
     expires_at: float
+    id_token: str | None = field(repr=False, default=None)
 
 
 class Logins(Protocol):
     """The logins of all persons."""
 
-    def enter(self, token: str) -> tuple[str, Login] | None:
+    def enter(self, token: str, id_token: str | None = None) -> tuple[str, Login] | None:
         """Exchange a token for a cookie; None: the token belongs to no tenant.
+
+        `id_token`: See `Login`.
 
         Raises:
             ServiceError: `unavailable`: the login cannot be stored.

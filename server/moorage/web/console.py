@@ -30,7 +30,6 @@ from moorage.web.bodies import TENANT, BodyReader, caller_of, read_as, read_docu
 from moorage.web.console_types import (
     ConsoleLogin,
     ConsoleSession,
-    LoggedOut,
     PlaygroundBacktest,
     PlaygroundOutcome,
     PlaygroundRun,
@@ -190,22 +189,16 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
         give_cookie(request, response, cookie, secure=secure)
         return response
 
-    @router.delete("/console/session", "Log out", operation(LoggedOut))
-    async def log_out(request: Request) -> Response:
-        """End the login of this browser, and close its WebSockets."""
-        if (login := login_of(console, request)) is not None:
-            setattr(request.state, TENANT, login.caller.tenant)
-            console.logins.leave(console_cookies(request.headers.getlist("cookie")))
-            console.expel()
-        response = success({})
-        response.delete_cookie(_cookie_name(request), path="/", httponly=True, samesite="strict")
-        return response
-
 
 def give_cookie(request: Request, response: Response, cookie: str, *, secure: bool) -> None:
     """Set the cookie that logs a browser in."""
     name = _cookie_name(request)
     response.set_cookie(name, cookie, path="/", secure=secure, httponly=True, samesite="strict")
+
+
+def take_cookie(request: Request, response: Response) -> None:
+    """Delete the cookie that logs a browser in."""
+    response.delete_cookie(_cookie_name(request), path="/", httponly=True, samesite="strict")
 
 
 async def _enter(

@@ -1,22 +1,30 @@
-"""Signs browsers in to the console at an OpenID Connect issuer."""
+"""Signs browsers in to the console at an OpenID Connect issuer, and logs them out of both."""
 
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from moorage.protocol.credentials import console_cookies
 from moorage.protocol.faults import ServiceError
-from moorage.web.console import give_cookie
+from moorage.web.bodies import TENANT, success
+from moorage.web.console import give_cookie, login_of, take_cookie
+from moorage.web.console_types import LoggedOut
 from moorage.web.router import HttpRouter
-from moorage.web.services import Console
+from moorage.web.schemas import operation
+from moorage.web.services import Console, SignInFlow
 from moorage.web.sign_in import CALLBACK, wait_for_issuer
 
 _PATH: Final = "/console/sign-in"
+_BEGUN: Final = "sign-in"
+"""Cookie with the proofs of sign-ins; it and the next one are sent to this path alone."""
+_LEAVING: Final = "sign-out"
+"""Cookie with the state of a logout at the issuer."""
 _SECONDS: Final = 600
-"""Seconds that a person may take to sign in at the issuer."""
+"""Seconds that a person may take to sign in or log out at the issuer."""
 BEGUN_MAX: Final = 4
 """Most unfinished sign-ins of one browser, each in its own tab; beyond it the oldest is dropped."""
-_REFUSED: Final = "/console?sign-in={}"
+_ENDED: Final = "/console?sign-in={}"
 _UNSTORED: Final = {"cache-control": "no-store"}
 _PAGE: Final = (
     '<!doctype html><meta http-equiv="refresh" content="0;url={url}"><title>Moorage</title>'
@@ -26,42 +34,70 @@ _PAGE: Final = (
 
 
 def console_sign_in_routes(console: Console) -> HttpRouter:
-    """Return the router of the sign-in endpoints, which need no token; empty without an issuer.
+    """Return the router of the logout, and with an issuer of the sign-in, which need no token."""
+    router = HttpRouter("console")
+    _add_log_out(router, console)
+    if console.sign_in is not None:
+        _add_sign_in(router, console, console.sign_in)
+    return router
 
-    Args:
-        console: The daemon's services for the console.
-    """
-    router, flow = HttpRouter("console"), console.sign_in
-    if flow is None:
-        return router
 
+def _add_log_out(router: HttpRouter, console: Console) -> None:
+    flow = console.sign_in
+
+    @router.delete("/console/session", "Log out", operation(LoggedOut))
+    async def log_out(request: Request) -> Response:
+        """End the login of this browser, and close its WebSockets.
+
+        `sign_out`: where the browser ends its login at the issuer, and comes back from.
+        """
+        login, left = login_of(console, request), None
+        if login is not None:
+            setattr(request.state, TENANT, login.caller.tenant)
+            console.logins.leave(console_cookies(request.headers.getlist("cookie")))
+            console.expel()
+            if flow is not None and login.id_token is not None:
+                left = await flow.leave(login.id_token, _address(request) + CALLBACK)
+        response = success({} if left is None else {"sign_out": left[0]})
+        response.headers.update(_UNSTORED)
+        take_cookie(request, response)
+        if left is not None:
+            _give(request, response, _LEAVING, left[1])
+        return response
+
+
+def _add_sign_in(router: HttpRouter, console: Console, flow: SignInFlow) -> None:
     async def begin(request: Request) -> Response:
         """Redirect the browser to the issuer."""
         begun = await flow.begin(_address(request) + CALLBACK)
         if begun is None:
-            return RedirectResponse(_REFUSED.format("unavailable"), 303, _UNSTORED)
+            return RedirectResponse(_ENDED.format("unavailable"), 303, _UNSTORED)
         url, proof = begun
         response = RedirectResponse(url, 303, _UNSTORED)
         _keep(request, response, [proof, *_proofs(request)][:BEGUN_MAX])
         return response
 
     async def finish(request: Request) -> Response:
-        """Exchange the issuer's code for a login."""
+        """Exchange the issuer's code for a login; after a logout there, show the console."""
         answer, proofs = request.query_params, _proofs(request)
         proof = next((each for each in proofs if _state(each) == answer.get("state")), "")
+        if not (proof or answer.get("code") or answer.get("error")):  # After a logout.
+            left = request.cookies.get(_cookie(request, _LEAVING))
+            known = left is not None and left == answer.get("state")
+            response = _page(_ENDED.format("over") if known else "/console")
+            _give(request, response, _LEAVING, "")
+            return response
         tokens = await flow.finish(proof, answer, _address(request) + CALLBACK)
         entered = None
         try:
-            for token in tokens or ():
+            for token in (tokens or {}).values():
                 await wait_for_issuer(console.pending, token)
-                entered = entered or console.logins.enter(token)
+                given = (tokens or {}).get("id_token", "")
+                entered = entered or console.logins.enter(token, given)
         except ServiceError:  # Its keys cannot be fetched, or the login cannot be stored.
             tokens = None
-        away = _REFUSED.format("unavailable" if tokens is None else "refused")
-        page = _PAGE.format(url="/console" if entered else away)
-        response = HTMLResponse(page, headers=_UNSTORED)
-        response.headers["content-security-policy"] = "default-src 'none'; frame-ancestors 'none'"
-        response.headers["referrer-policy"] = "no-referrer"
+        away = _ENDED.format("unavailable" if tokens is None else "refused")
+        response = _page("/console" if entered else away)
         _keep(request, response, [each for each in proofs if each != proof])
         if entered is not None:
             give_cookie(request, response, entered[0], secure=url_is_secure(request))
@@ -71,7 +107,14 @@ def console_sign_in_routes(console: Console) -> HttpRouter:
 
     router.add(_PATH, begin, ["GET"])
     router.add(CALLBACK, finish, ["GET"])
-    return router
+
+
+def _page(url: str) -> Response:
+    """Return the page that opens the console."""
+    response = HTMLResponse(_PAGE.format(url=url), headers=_UNSTORED)
+    response.headers["content-security-policy"] = "default-src 'none'; frame-ancestors 'none'"
+    response.headers["referrer-policy"] = "no-referrer"
+    return response
 
 
 def url_is_secure(request: Request) -> bool:
@@ -88,7 +131,7 @@ def _address(request: Request) -> str:
 
 def _proofs(request: Request) -> list[str]:
     """Return the proofs of the sign-ins that this browser has begun, the newest first."""
-    return [each for each in request.cookies.get(_cookie(request), "").split("~") if each]
+    return [each for each in request.cookies.get(_cookie(request, _BEGUN), "").split("~") if each]
 
 
 def _state(proof: str) -> str:
@@ -97,15 +140,19 @@ def _state(proof: str) -> str:
 
 def _keep(request: Request, response: Response, proofs: list[str]) -> None:
     """Store these proofs in the browser's cookie; without proofs, delete the cookie."""
+    _give(request, response, _BEGUN, "~".join(proofs))
+
+
+def _give(request: Request, response: Response, name: str, value: str) -> None:
     response.set_cookie(
-        _cookie(request),
-        "~".join(proofs),
-        _SECONDS if proofs else 0,
+        _cookie(request, name),
+        value,
+        _SECONDS if value else 0,
         path=_PATH,
         secure=url_is_secure(request),
         httponly=True,
     )  # Lax: the issuer sends the browser back.
 
 
-def _cookie(request: Request) -> str:
-    return f"moorage-sign-in-{(request.scope['server'] or ('', 0))[1]}"
+def _cookie(request: Request, name: str) -> str:
+    return f"moorage-{name}-{(request.scope['server'] or ('', 0))[1]}"

@@ -33,7 +33,12 @@ class ConsoleSession(WebType):
 
 
 class LoggedOut(WebType):
-    """The answer to a logout."""
+    """The answer to a logout.
+
+    `sign_out`: The URL at which the browser ends the login at the issuer, if there is one.
+    """
+
+    sign_out: str | UnsetType = field(default=UNSET, name="sign_out")
 
 
 class PlaygroundRun(WebType, rename=None):

@@ -142,15 +142,18 @@ class OwnershipChecks(Protocol):
 
 
 class SignInFlow(Protocol):
-    """The sign-in of a browser at an issuer."""
+    """The sign-in of a browser at an issuer, and its sign-out there."""
 
     async def begin(self, redirect_uri: str) -> tuple[str, str] | None:
         """Return the issuer's URL and the cookie's proof; None if the issuer does not answer."""
 
     async def finish(
         self, proof: str, answer: Mapping[str, str], redirect_uri: str
-    ) -> list[str] | None:
-        """Return the issuer's tokens; none if it refuses; None if it does not answer."""
+    ) -> dict[str, str] | None:
+        """Return the issuer's tokens by name; none if it refuses; None if it does not answer."""
+
+    async def leave(self, id_token: str, redirect_uri: str) -> tuple[str, str] | None:
+        """Return the URL that ends the issuer's login, and the state that comes back, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

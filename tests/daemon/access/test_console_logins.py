@@ -91,10 +91,14 @@ def test_an_expired_login_is_deleted_with_the_next_login(open_logins: Open, tmp_
 
 def test_stored_logins_cannot_be_used_as_credentials(open_logins: Open, tmp_path: Path) -> None:
     secret = "moor_the_token_of_ann"  # noqa: S105  # Made up.
-    entered = open_logins(lambda _: caller("ann")).enter(secret)
+    store = open_logins(lambda _: caller("ann"))
+    entered = store.enter(secret, "moor_the_id_token_of_ann")
     assert entered is not None
+    cookie, login = entered
+    assert store.find([cookie]) == login
+    assert login.id_token == "moor_the_id_token_of_ann"  # noqa: S105  # Made up.
     stored = (tmp_path / "logins.db").read_bytes()
-    for each in (secret, entered[0], entered[1].csrf):
+    for each in (secret, cookie, login.csrf, login.id_token):
         assert each.encode() not in stored
     assert (tmp_path / "logins.db").stat().st_mode & 0o077 == 0
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import jwt
 import pytest
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from moorage.daemon.access import oidc_keys
 from moorage.daemon.access.oidc import SKEW_SECONDS, ClaimSettings, OidcTokens
 from moorage.daemon.access.oidc_keys import IssuerKeys
+from moorage.daemon.access.oidc_sign_in import BrowserSignIn
 from moorage.daemon.access.tokens import Tokens
 from moorage.records.rights import Caller, Role
 
@@ -366,3 +368,43 @@ async def test_with_an_issuer_callers_need_a_token_that_has_not_expired(
     assert tokens.caller(token) is None
     assert oidc.ended()
     assert tokens.caller(token) is None
+
+
+def signing_out(endpoint: object) -> BrowserSignIn:
+    """Return the sign-in at an issuer whose discovery document has this endpoint of logouts."""
+    keys = IssuerKeys("https://login.example")
+    keys.discovered = {"end_session_endpoint": endpoint}
+    return BrowserSignIn(keys, {"client_id": "console", "audience": "moorage", "scopes": "openid"})
+
+
+@pytest.mark.parametrize(
+    "endpoint", [None, 3, "javascript:alert()", "http://login.example/end", "//evil.example"]
+)
+async def test_a_logout_goes_to_a_safe_address_only(endpoint: object) -> None:
+    assert await signing_out(endpoint).leave("", "https://moorage.example/back") is None
+
+
+@pytest.mark.parametrize(
+    ("audience", "sent"), [("console", True), ("moorage", False), (["console", "moorage"], False)]
+)
+async def test_a_logout_sends_no_id_token_that_may_give_access(
+    audience: object, sent: bool
+) -> None:
+    token = jwt.encode({"aud": audience, "sub": "ann"}, RSA_KEYS[0], "RS256")
+    left = await signing_out("https://login.example/end?a=b").leave(token, "https://m.example/back")
+    assert left is not None
+    url, state = left
+    query = parse_qs(urlsplit(url).query)
+    assert query.pop("id_token_hint", []) == ([token] if sent else [])
+    assert query == {
+        "a": ["b"],
+        "client_id": ["console"],
+        "post_logout_redirect_uri": ["https://m.example/back"],
+        "state": [state],
+    }
+
+
+async def test_a_logout_sends_no_id_token_that_cannot_be_read() -> None:
+    left = await signing_out("https://login.example/end").leave("no.token", "https://m.example")
+    assert left is not None
+    assert "no.token" not in left[0]

@@ -1,15 +1,21 @@
-"""Progress of requests that several messages repeat."""
+"""Progress of requests that several messages repeat, and of HTTP callers, who get none."""
 
 import asyncio
+import gc
+from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
+from moorage.config.settings import Config
 from moorage.core.state.facts import Started
 from moorage.core.turns.effects import Address, LeaseNews
 from moorage.daemon.news import request_progress
 from moorage.daemon.news.request_progress import RequestProgress
+from moorage.daemon.observability.counters import Measures
+from moorage.daemon.start import start
 from moorage.model import (
     Lease,
     LeaseState,
@@ -20,6 +26,8 @@ from moorage.model import (
     SessionId,
     Tenant,
 )
+from moorage_policies import catalog
+from tests.waiting import async_until
 
 FIRST, AGAIN = RequestId("first"), RequestId("again")
 OLD, NEW = Address(SessionId("old"), 1), Address(SessionId("new"), 1)
@@ -89,3 +97,33 @@ async def test_a_session_that_ends_leaves_the_progress_to_the_other_one() -> Non
     streams.progress.drop_session(OLD.session)
     streams.progress.note_durable([Started(FIRST, 0.0)])
     assert streams.told == {OLD.session: [], NEW.session: [(7, "ready")]}
+
+
+def is_streamed(thing: object) -> bool:
+    """Return whether this is an entry of a request; the memory of a server shows nowhere else."""
+    return isinstance(thing, request_progress._Streamed)
+
+
+@pytest.mark.heavy
+async def test_an_http_caller_that_left_leaves_no_progress(tmp_path: Path) -> None:
+    node = {"id": "n", "gpus": {"count": 1}, "vcpus": {"count": 8}, "memory": 8_192}
+    cluster = {"id": "lab", "nodes": {"count": 1, "nodeData": [node]}}
+    terms = {"ttl_seconds": 60, "wait_seconds": 60}
+    asked = {"policy_rule_uri": "first_fit:1.0-stable", "inputs": {}, "resources": {"gpus": 1}}
+    body = {**asked, "lease": terms, "stream": True}
+    own = {"port": 0, "http_port": 0, "http_host": "127.0.0.1", "sandbox": "unsafe"}
+    daemon = await start(Config(data_dir=tmp_path, **own), Measures())
+    url = f"http://127.0.0.1:{daemon.doors.http_port}"
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+
+        async def waits(count: int) -> bool:
+            return f"\nmoorage_waiting {count}.0\n" in (await http.get("/metrics")).text
+
+        for path, document in (("/clusters", cluster), ("/policy", catalog.document("first_fit"))):
+            (await http.post(path, json=document)).raise_for_status()
+        (await http.post("/allocate", json=body)).raise_for_status()
+        caller = asyncio.ensure_future(http.post("/allocate", json=body))
+        await async_until(lambda: waits(1))
+        caller.cancel()
+        await async_until(lambda: not any(map(is_streamed, gc.get_objects())), seconds=20)
+    await daemon.stop()

@@ -92,6 +92,6 @@ export async function logIn(token) {
 }
 
 export async function logOut() {
-	await http("DELETE", SESSION);
-	location.assign("/console");
+	const { sign_out: issuer } = await http("DELETE", SESSION);
+	location.assign(issuer || "/console");
 }

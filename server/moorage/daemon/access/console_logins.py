@@ -38,11 +38,13 @@ class _StoredLogin(msgspec.Struct, frozen=True):
         caller: The caller whose token was exchanged.
         veiled: The token, encrypted with the cookie.
         expires_at: When it is over, in seconds since the epoch.
+        veiled_id_token: See `Login.id_token`; encrypted.
     """
 
     caller: Caller
     veiled: bytes
     expires_at: float
+    veiled_id_token: bytes | None = None
 
 
 class ConsoleLogins:
@@ -69,8 +71,12 @@ class ConsoleLogins:
         self._known: dict[str, _StoredLogin] = {}
         """Logins by digest, the oldest first."""
 
-    def enter(self, token: str) -> tuple[str, Login] | None:
+    def enter(self, token: str, id_token: str | None = None) -> tuple[str, Login] | None:
         """Exchange a token for a cookie; None: the token belongs to no tenant.
+
+        Args:
+            token: The token.
+            id_token: See `Login`.
 
         Raises:
             ServiceError: `unavailable`: the login cannot be stored.
@@ -81,6 +87,9 @@ class ConsoleLogins:
         cookie, now, ends = secrets.token_urlsafe(32), time.time(), self._token_end(token)
         until = min(now + self._lasts_seconds, math.inf if ends is None else ends)
         stored = _StoredLogin(caller, _veil(token.encode(), cookie), until)
+        if id_token is not None:
+            veiled = _veil(id_token.encode(), cookie, b"id ")
+            stored = msgspec.structs.replace(stored, veiled_id_token=veiled)
         try:
             self._read()
             gone = [name for name, each in self._known.items() if each.expires_at <= now]
@@ -149,11 +158,13 @@ def _surplus(logins: dict[str, _StoredLogin], newest: _StoredLogin) -> Collectio
 
 def _login(stored: _StoredLogin, token: str, cookie: str) -> Login:
     csrf = hashlib.shake_256(b"moorage console csrf " + cookie.encode()).hexdigest(32)
-    return Login(stored.caller, token, csrf, stored.expires_at)
+    veiled = stored.veiled_id_token
+    id_token = None if veiled is None else _veil(veiled, cookie, b"id ").decode()
+    return Login(stored.caller, token, csrf, stored.expires_at, id_token)
 
 
-def _veil(text: bytes, cookie: str) -> bytes:
-    """Encrypt or decrypt a token with a cookie: a cookie is random and encrypts only one token."""
-    key = b"moorage console token " + cookie.encode()
+def _veil(text: bytes, cookie: str, kind: bytes = b"") -> bytes:
+    """Encrypt or decrypt a token with a cookie: it is random, and encrypts one of each kind."""
+    key = b"moorage console " + kind + b"token " + cookie.encode()
     stream = hashlib.shake_256(key).digest(len(text))
     return bytes(one ^ other for one, other in zip(text, stream, strict=True))

@@ -147,7 +147,7 @@ class IssuerKeys:
                 reason = f"its discovery document is of the issuer {found.get('issuer')!r}"
                 raise KeysUnavailableError(f"{reason}; set oidc_issuer to exactly this value")
             place = found.get("jwks_uri")
-            if not isinstance(place, str) or not _is_safe(place):
+            if not isinstance(place, str) or not is_safe(place):
                 raise KeysUnavailableError(f"jwks_uri: expected a URL of https, got {place!r}")
             rows = (await _document(client, place)).get("keys")
         self.discovered = found
@@ -161,7 +161,7 @@ class IssuerKeys:
         Raises:
             KeysUnavailableError: The issuer refuses, or does not answer in time.
         """
-        if not _is_safe(url):
+        if not is_safe(url):
             raise KeysUnavailableError(f"{url}: expected a URL of https")
         try:
             async with asyncio.timeout(FETCH_SECONDS_MAX), self._client() as client:
@@ -180,7 +180,7 @@ class IssuerKeys:
         )
 
 
-def _is_safe(url: str) -> bool:
+def is_safe(url: str) -> bool:
     """Return whether a URL's traffic is safe from others: https, or to this machine."""
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))

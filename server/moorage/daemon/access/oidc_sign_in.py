@@ -1,4 +1,6 @@
-"""Signs browsers in to the console at the issuer: authorization code with PKCE, on the server.
+"""Signs browsers in to the console at the issuer, and out there.
+
+In: authorization code with PKCE, on the server. Out: RP-Initiated Logout 1.0.
 
 The browser gets no token: only a cookie that proves, when it comes back, that it is the one that
 was sent (`state`), and holds the verifier of RFC 7636.
@@ -11,6 +13,7 @@ import secrets
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
+import jwt
 import structlog
 
 from moorage.daemon.access.oidc_keys import (
@@ -18,6 +21,7 @@ from moorage.daemon.access.oidc_keys import (
     IssuerKeys,
     IssuerRefusesError,
     KeysUnavailableError,
+    is_safe,
 )
 
 log = structlog.get_logger("moored")
@@ -41,10 +45,8 @@ class BrowserSignIn:
         Args:
             redirect_uri: Where the issuer sends the browser back to.
         """
-        if not self._keys.discovered and not await self._keys.refresh():
-            return None
-        place = self._keys.discovered.get("authorization_endpoint")
-        if not isinstance(place, str):
+        place = await self._endpoint("authorization_endpoint")
+        if place is None:
             return None
         state, verifier = secrets.token_urlsafe(24), secrets.token_urlsafe(48)
         digest = hashlib.sha256(verifier.encode()).digest()
@@ -58,12 +60,12 @@ class BrowserSignIn:
             "code_challenge": base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
             "code_challenge_method": "S256",
         }
-        return f"{place}{'&' if '?' in place else '?'}{urlencode(query)}", f"{state}.{verifier}"
+        return _with_query(place, query), f"{state}.{verifier}"
 
     async def finish(
         self, proof: str, answer: Mapping[str, str], redirect_uri: str
-    ) -> list[str] | None:
-        """Return the issuer's tokens; none if it refuses; None if it does not answer.
+    ) -> dict[str, str] | None:
+        """Return the issuer's tokens by name; none if it refuses; None if it does not answer.
 
         The log has the reason: the person at the browser asks the operator for it.
 
@@ -93,13 +95,54 @@ class BrowserSignIn:
         except KeysUnavailableError as error:
             refused = _refuse(str(error))
             return refused if isinstance(error, IssuerRefusesError) else None
-        named = (tokens.get(name) for name in ("access_token", "id_token"))
-        return [each for each in named if isinstance(each, str)]
+        named = {name: tokens.get(name) for name in ("access_token", "id_token")}
+        return {name: each for name, each in named.items() if isinstance(each, str)}
+
+    async def leave(self, id_token: str, redirect_uri: str) -> tuple[str, str] | None:
+        """Return the URL that ends the issuer's login, and the state that comes back.
+
+        None: the issuer has no such URL, or does not answer.
+
+        Args:
+            id_token: Of the sign-in; empty if the issuer gave none.
+            redirect_uri: As at the beginning.
+        """
+        place = await self._endpoint("end_session_endpoint")
+        if place is None:
+            return None
+        state = secrets.token_urlsafe(24)
+        query = {
+            "client_id": self._request["client_id"],
+            "post_logout_redirect_uri": redirect_uri,
+            "state": state,
+        }
+        if id_token and not self._gives_access(id_token):
+            query["id_token_hint"] = id_token
+        return _with_query(place, query), state
+
+    def _gives_access(self, id_token: str) -> bool:
+        """Return whether this server may accept an ID token, so that no URL may have it."""
+        try:
+            audience = jwt.decode(id_token, options={"verify_signature": False}).get("aud", "")
+        except jwt.InvalidTokenError:
+            return True
+        return self._request["audience"] in ([audience] if isinstance(audience, str) else audience)
+
+    async def _endpoint(self, name: str) -> str | None:
+        """Return the URL of one of the issuer's endpoints."""
+        if not self._keys.discovered and not await self._keys.refresh():
+            return None
+        place = self._keys.discovered.get(name)
+        return place if isinstance(place, str) and is_safe(place) else None
 
 
-def _refuse(reason: str) -> list[str]:
+def _with_query(place: str, query: Mapping[str, str]) -> str:
+    return f"{place}{'&' if '?' in place else '?'}{urlencode(query)}"
+
+
+def _refuse(reason: str) -> dict[str, str]:
     log.warning("console_sign_in_failed", reason=reason)
-    return []
+    return {}
 
 
 def _shown(answer: Mapping[str, str]) -> str:

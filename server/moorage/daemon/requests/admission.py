@@ -19,6 +19,7 @@ from moorage.daemon.answers import encode, refusal_of
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.requests.asks import Asks
+from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.requests.reading import is_described, overridden_fields
 from moorage.daemon.requests.replies import Replies, ReplyContext
 from moorage.gateway.deliver import Taking
@@ -126,7 +127,8 @@ class Admission:
         # Existing clients get the two documented keys; one that asks for more gets the id.
         shown = message.id is not None or message.explain or message.lease is not None
         ask, token = verdict
-        context = ReplyContext(message.id, ask.id, token, shown, warnings, streams=message.stream)
+        streams = message.stream and not HttpCalls.has(to)  # Over HTTP no one could read it.
+        context = ReplyContext(message.id, ask.id, token, shown, warnings, streams=streams)
         if alias:
             note = self.publishing.statistics(alias, version, tenant)
             now = time.monotonic()

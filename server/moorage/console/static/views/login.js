@@ -4,8 +4,9 @@ import { leave, logIn, signIn } from "../session.js";
 import { useSignal } from "../signal.js";
 import { Refused, handle, html, typed } from "../ui.js";
 
-/** Why a sign-in failed, by the value in the query. */
-const FAILED = {
+/** How a sign-in or a logout at the issuer ended, by the value in the query. */
+const ENDED = {
+	over: "You are logged out.",
 	refused: "Your sign-in was refused. The server's log says why.",
 	unavailable: "The issuer does not answer. Try again, or log in with a token.",
 };
@@ -22,10 +23,10 @@ export function Login() {
 		setToken("");
 	});
 	const offered = useSignal(signIn);
-	const failed = FAILED[new URLSearchParams(location.search).get("sign-in")];
+	const ended = ENDED[new URLSearchParams(location.search).get("sign-in")];
 	return html`<main class="login"><h1>Log in to Moorage</h1>
 		${offered && html`<p><a href="/console/sign-in" target="_self" onClick=${leave}>Sign in</a></p>`}
-		${failed && html`<p role="alert">${failed}</p>`}
+		${ended && html`<p role="alert">${ended}</p>`}
 		<form onSubmit=${submit}>
 			<label for="token">Token</label>
 			<input id="token" type="password" autocomplete="current-password" required value=${token} onInput=${typed(setToken)} />
