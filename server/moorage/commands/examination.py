@@ -207,16 +207,6 @@ def _has_own_server(
     return any(address.is_unspecified or host not in _EVERY for address in reached)
 
 
-def _restart(config: Config, sockets: Collection[Listening]) -> str:
-    """Return where the server of the data folder listens, and the remedy, for other settings."""
-    if not sockets:
-        return ""
-    names = {address: f"[{address}]" if ":" in str(address) else address for address, _ in sockets}
-    places = " and ".join(sorted(f"{names[address]}:{port}" for address, port in sockets))
-    using = f"the server that uses {config.data_dir} listens at {places}"
-    return f"; {using}: restart it with these settings"
-
-
 def _port(
     config: Config,
     name: str,
@@ -225,7 +215,6 @@ def _port(
     sockets: Collection[Listening],
 ) -> DoctorFinding:
     host, port = (getattr(config, each) for each in settings)
-    restart = _restart(config, sockets)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -245,8 +234,16 @@ def _port(
             if own is not None and not sockets:
                 other = f"a server runs there, but no server uses {config.data_dir}"
                 reason = f"{other}; {expected}{advice}"
-            return DoctorFinding(name, "broken", f"{host}:{port}: {reason}{restart}")
+            if not any(each == port for _, each in sockets):
+                return DoctorFinding(name, "broken", f"{host}:{port}: {reason}")
     if sockets and port:
-        wanted = f"{host}:{port} ({', '.join(settings)}): no server listens there"
-        return DoctorFinding(name, "broken", f"{wanted}{restart}")
+        # The flags of `serve` may say so; this command has none of them.
+        names = (f"[{at}]:{each}" if ":" in str(at) else f"{at}:{each}" for at, each in sockets)
+        places = " and ".join(sorted(names))
+        detail = (
+            f"{host}:{port} ({', '.join(settings)}): the server that uses {config.data_dir} "
+            f"listens at {places} instead: restart it with these settings, "
+            "or run this command with its settings"
+        )
+        return DoctorFinding(name, "missing", detail)
     return DoctorFinding(name, "ok", f"{host}:{port} is free")
