@@ -116,7 +116,7 @@ def kills(
             raise
     except CommandError as error:
         raise CommandError(
-            f"{error}\nThe ledger, the log and the list of starts are in {folder}"
+            f"{error}\nThe ledger, the server's log and the list of workload starts are in {folder}"
         ) from error
     shutil.rmtree(folder)
     return figures

@@ -174,8 +174,8 @@ Placement = tuple[Share, ...]
 
 
 OVERTAKEN_MAX: Final = 1_000
-"""How often later requests of the same or a lower priority may overtake a waiter. After that it is
-first in its priority; fair share no longer counts."""
+"""How often later requests of the same or a lower priority may overtake a waiter. A waiter that was
+overtaken this often goes before the others of its priority, whatever their fair shares are."""
 REQUEUE_PAUSE_SECONDS: Final = 1.0
 """Default pause before the second start of a workload."""
 REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0

@@ -394,7 +394,8 @@ class DAG:
             nodes: Names, or `(name, payload)`, or `(name, payload, metadata)`.
 
         Raises:
-            GraphError: A name is empty or taken, or one of them is no node; nothing changed.
+            GraphError: A name is empty or taken, or an item of `nodes` has none of these forms;
+                nothing changed.
         """
         given = _nodes_of(nodes)
         successors = dict(self._successors)

@@ -150,7 +150,10 @@ class CommitLoop:
             await self._idle.wait()
 
     async def follow_calendar(self) -> None:
-        """Move all deadlines if the calendar was set while no server ran. The first call."""
+        """Move all deadlines if the calendar was set while no server ran.
+
+        This must be called before any event is stepped.
+        """
         before = max(self._ledger.last_seq - 1, 0)
         last = await self._ledger.read(before, 1)
         moved = self._calendar.calendar_shift(last[0].at) if last else 0.0

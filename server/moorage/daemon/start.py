@@ -815,7 +815,11 @@ async def _run_core(
     requests: RequestParts,
     trust: Trust,
 ) -> CommitLoop:
-    """Run the core from now on; update it before the first request."""
+    """Run the core from now on.
+
+    Before the first request, the core gets what changed while no server ran: the calendar, the
+    registered clusters, and the quotas of the configuration.
+    """
     allocator, inbox, tasks = stores.allocator, core.inbox, core.tasks
     replies, state = requests.replies, allocator.state
     trail = AuditTrail(stores.audit, replies.origin, replies.asker, state.lease, Standing.of(state))

@@ -4,10 +4,10 @@ A trace of the openb kind is replayed either in the published packing protocol (
 departures, demand beyond the capacity), or by the times that it has itself, or as requests that
 come and go (`lab.churn`).
 
-A ledger has facts, not all requests. It has the requests that waited as they were sent. Of requests
-that were granted at once, it has the granted amounts, number of nodes and duration, but no models,
-memory per GPU, topology, inputs or candidates. It has no requests that were refused at once, and no
-advice.
+A ledger has facts, not all requests. A request that waited is in the ledger as it was sent. Of a
+request that was granted at once, the ledger has only the granted amounts, the number of nodes and
+the duration; the models, memory per GPU, topology, inputs and candidates are lost. Requests that
+were refused at once, and requests for advice, are not in the ledger.
 """
 
 import asyncio

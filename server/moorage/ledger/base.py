@@ -253,8 +253,8 @@ class Ledger(LedgerHistory, Protocol):
         Args:
             facts: In order. Empty: only wait for earlier calls.
             at: Now, in seconds since the epoch.
-            lone: The facts are few, and the caller has nothing else to do: on a quick disk, they
-                are durable before the call returns.
+            lone: Whether the facts are few, and the caller has no other work meanwhile. On a quick
+                disk, they are then durable before `append` returns.
 
         Returns:
             The seq of the last fact.

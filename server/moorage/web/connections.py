@@ -6,8 +6,8 @@ block the port for all clients.
 
 A connection is *busy* from the head of a request to the last byte of its answer, else *idle*. When
 there are too many, the one that has been idle for longest is closed. At most `RESERVED_MAX` fewer
-connections than the limit may be busy. So there is always an idle one to close, and health checks
-are always answered.
+connections than the limit may be busy. So when a health check opens a connection, there is always
+an idle connection to close instead, and the health check is answered.
 """
 
 import asyncio

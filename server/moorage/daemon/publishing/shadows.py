@@ -281,8 +281,9 @@ class Shadows:
                 Code.CONFLICT,
                 f"policy_rule_uri: {uri} fails as the shadow of {name}: {shown}",
                 field="policy_rule_uri",
-                expected=f"a version that answers (`moorage policy shadow {name} --report` shows"
-                " the failures; a restart of the shadow resets the counts), or `force` (`--force`)",
+                expected="a version that does not fail, or `force` (`--force`). `moorage policy"
+                f" shadow {name} --report` shows the failures. To count from zero, start the shadow"
+                " again",
             )
 
     # Reports about live policies ----------------------------------------------------------------

@@ -328,7 +328,7 @@ def unpack(packed: bytes) -> JsonValue:
 
 
 def _references(parts: list[JsonValue]) -> int:
-    """Return the largest number of references to one of the nested lists and dicts."""
+    """Return the reference count of the most referenced list or dict within `parts`."""
     most, pending = 0, [each for each in parts if type(each) is dict or type(each) is list]
     while pending:
         container: Any = pending.pop()

@@ -111,7 +111,11 @@ for _use in (
 
 
 class _Base(Exception):  # noqa: N818  # Of all inert classes: a policy may catch any of them.
-    """Makes instances of a policy's own classes that inherit from an inert class."""
+    """Base of all inert classes: lets a policy make instances of its own subclasses.
+
+    It does so only while the policy is loaded or constructed. Later, it raises the error that the
+    library is missing.
+    """
 
     def __init__(self, *args: object, **kwargs: Any) -> None:
         del kwargs
