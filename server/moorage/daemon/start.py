@@ -818,7 +818,7 @@ async def _run_core(
     """Run the core from now on.
 
     Before the first request, the core gets what changed while no server ran: the calendar, the
-    registered clusters, and the quotas of the configuration.
+    registered clusters, and the quotas and half-life of the configuration.
     """
     allocator, inbox, tasks = stores.allocator, core.inbox, core.tasks
     replies, state = requests.replies, allocator.state

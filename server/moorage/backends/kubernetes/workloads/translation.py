@@ -134,8 +134,7 @@ def _probe(given: Readiness | None, port: int | None) -> Readiness | None:
         return Readiness(port=port) if port else None
     if given.command is None and not (given.port or port):
         raise UnsupportedSpecError(
-            "readiness.port: expected the port to which the readiness check connects, since the spec"
-            " has neither a port nor `readiness.command`"
+            "readiness.port: expected the port to which the check connects, or `readiness.command`"
         )
     return given
 
