@@ -40,7 +40,7 @@ def test_the_cheapest_type_that_fits_comes_first(catalogue, wanted, cheapest):
     assert catalogue.fitting(**wanted)[0].name == cheapest
 
 
-def test_cpu_demands_get_types_without_gpus_and_huge_demands_get_none(catalogue):
+def test_cpu_demands_get_types_without_gpus_and_huge_demands_get_no_type(catalogue):
     assert not any(each.gpus for each in catalogue.fitting(vcpus=4))
     assert catalogue.fitting(gpus=9) == []
     assert catalogue.fitting(gpu_model="A1") == []

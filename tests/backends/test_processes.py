@@ -258,7 +258,7 @@ async def test_exec_has_the_limits_and_folder_of_its_workload(backend, tmp_path)
     assert done.output.split() == [str(512 * 1024), str(tmp_path / "here" / "below")]
 
 
-async def test_a_missing_workdir_is_named(backend):
+async def test_the_error_names_a_missing_workdir(backend):
     with pytest.raises(BackendError, match="its workdir /no/such: No such file"):
         await backend.start(Order("a", ProcessResourceSpec(command=["true"], workdir="/no/such")))
 

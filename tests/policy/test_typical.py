@@ -166,7 +166,7 @@ def test_nodes_are_distinguished_by_the_kinds_that_they_serve():
     assert serves[sort_of[4], 2]
 
 
-def test_the_number_of_sorts_of_nodes_is_bounded():
+def test_the_number_of_node_types_is_bounded():
     models = [f"M{number}" for number in range(room.SORTS_MAX + 6)]
     kinds = [RequestKind(0, 1, models=(model,)) for model in models]
     serves, sort_of = node_sorts(kinds, view_of(*([model] for model in models)))

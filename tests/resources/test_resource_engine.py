@@ -264,7 +264,7 @@ async def test_a_failure_in_start_keeps_the_others_and_holds_no_slot(engine, wor
     assert await counts(engine) == (3, 3, 0)
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing(engine, workshop):
+async def test_a_start_that_is_cancelled_leaves_nothing_behind(engine, workshop):
     workshop.seconds = 60
     task = await begin(engine.start(Spec(), size=3))
     assert await counts(engine) == (3, 0, 3), "what is being made counts"

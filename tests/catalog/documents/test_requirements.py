@@ -70,7 +70,7 @@ def test_a_requirement_may_name_the_policys_own_files_and_folders():
     assert find_unmet("it\n", **files) == [Unmet(1, "it")]
 
 
-def test_a_byte_order_mark_is_no_part_of_a_name():
+def test_a_byte_order_mark_is_not_part_of_a_name():
     assert not find_unmet(b"\xef\xbb\xbfnumpy\n")
 
 

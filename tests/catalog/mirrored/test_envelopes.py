@@ -73,7 +73,7 @@ def test_documents_are_objects_of_bounded_size_and_depth():
         object_of(b"[]", "a block")
 
 
-def test_skipped_documents_are_named_by_id_or_number():
+def test_skipped_documents_are_reported_by_id_or_number():
     left_out = {}
     leave_out(left_out, {"id": "x" * 300}, "id", 0, "y" * 400)
     leave_out(left_out, None, "id", 3, "it is no object")

@@ -63,7 +63,7 @@ def test_a_mark_has_the_last_written_value(path: Path):
 
 
 @pytest.mark.parametrize("byte", range(0, 36, 5))
-def test_a_damaged_copy_is_named_and_the_other_used(path: Path, byte: int):
+def test_a_damaged_copy_is_reported_and_the_other_copy_is_used(path: Path, byte: int):
     write_mark(path, (1, 11), (2, 22))
     said = set()
     for copy in (0, COPY_BYTES):
@@ -164,7 +164,7 @@ def test_a_database_names_the_release_that_writes_it():
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_path_that_is_no_file_is_refused_at_once(path: Path, make: Callable[[Path], None]):
+def test_a_path_that_is_not_a_file_is_refused_at_once(path: Path, make: Callable[[Path], None]):
     make(path)
     with pytest.raises(OSError, match=r"no regular file.*ledger\.mark"):
         read_mark(path, "ledger")
