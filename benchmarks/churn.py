@@ -148,7 +148,7 @@ def run(
         pods: The trace from which requests are drawn.
         how: How requests come and go.
         seed: Seed of all random numbers.
-        queued: As in `ChurnJob`.
+        queued: Whether requests without room wait, as in `ChurnJob`.
         later: As `arrivals` takes it.
 
     Raises:

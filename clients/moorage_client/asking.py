@@ -25,8 +25,8 @@ class Request(TypedDict, total=False):
         alternatives: Acceptable demands in place of `resources`, the preferred first.
         provision: What to start on the placement, as in `moorage.model.Provision`.
         deadline_seconds: Time limit of one evaluation; default: the policy's own.
-        explain: Also give the reasons.
-        dry_run: Decide, but hold nothing.
+        explain: Whether the answer also has the reasons.
+        dry_run: Whether the server only decides, and holds nothing.
     """
 
     inputs: JsonValue

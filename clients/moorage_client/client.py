@@ -166,8 +166,8 @@ class Client:
             lease: Terms of the lease, as in `moorage.model.LeaseTerms`; None asks for advice.
             provision: What to start on the placement, as in `moorage.model.Provision`.
             deadline_seconds: What one evaluation may take; default: as the policy says.
-            explain: Also give the reasons.
-            dry_run: Decide, but hold nothing.
+            explain: Whether the answer also has the reasons.
+            dry_run: Whether the server only decides, and holds nothing.
             on_progress: Called in the event loop with each `data` that `stream` tells: the `state`
                 and, in the queue, the `position` and, where known, `expected_at`.
             timeout: Seconds until the answer must be here, beyond `deadline_seconds` and the
@@ -226,11 +226,11 @@ class Client:
             ttl_seconds: The GPUs are free this long after this process died.
             wait_seconds: How long to wait for it in the queue.
             priority: Higher goes first.
-            preemptible: It may be ended early for a request of higher priority.
+            preemptible: Whether the lease may be ended early for a request of higher priority.
             idempotency_key: Take over the lease that this key was granted earlier, if any.
             ttl_seconds_min: So short will do, too, where others reserved its nodes after that.
-            cancel_when_lost: Cancel the block when the lease is lost; False only sets `held.lost`,
-                for blocks that call `held.check()` themselves.
+            cancel_when_lost: Whether the block is cancelled when the lease is lost; False only sets
+                `held.lost`, for blocks that call `held.check()` themselves.
             on_progress: As `ask`.
             timeout: As `ask`.
             **request: The other arguments of `ask`.
@@ -457,7 +457,7 @@ class Client:
 
         Args:
             message: With its `op`, without an `id`.
-            idempotent: It may be sent again when a socket broke before its reply came.
+            idempotent: Whether the message may be sent again when a socket broke before the reply.
 
         Raises:
             MoorageError: As `ask`.

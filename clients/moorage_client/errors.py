@@ -38,7 +38,7 @@ class ProtocolViolated(ConnectionFailed):
     Args:
         url: The URL that was tried.
         reason: What went wrong, for a person.
-        other_port: It says what its port is for, and the reason has it.
+        other_port: Whether the answer says for what the port is used; `reason` then says it, too.
     """
 
     def __init__(self, url: str, reason: str, *, other_port: bool = False) -> None:
@@ -59,7 +59,7 @@ class AddressesFailed(ConnectionFailed):
 
     Args:
         said: The outcome at each address, for a person.
-        final: Another attempt would end likewise.
+        final: Whether another attempt would end likewise.
     """
 
     def __init__(self, said: Mapping[str, str], *, final: bool = False) -> None:

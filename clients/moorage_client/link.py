@@ -48,7 +48,7 @@ class _Call:
     """A message that needs a reply.
 
     Args:
-        idempotent: It may be sent again when a socket broke before its reply came.
+        idempotent: Whether the message may be sent again when a socket broke before the reply.
         orphaned: Called with a reply that comes after the call ended without it.
 
     Attributes:
@@ -128,7 +128,7 @@ class Link:
         Args:
             message: What to send.
             seconds_max: Seconds until the reply must be here, repetitions included.
-            idempotent: It may be sent again when a socket broke before its reply came.
+            idempotent: Whether the message may be sent again when a socket broke before the reply.
             orphaned: Called with a reply that comes after this call ended without it.
             on_progress: Called with how far the request is, also after the reply.
 

@@ -285,7 +285,7 @@ class Services:
         Args:
             alias: `name:word`, or a bare policy name for its `stable`; made where there is none.
             policy_rule_uri: A registered version of that policy.
-            force: Also a version that fails as the alias's shadow.
+            force: Whether a version that fails as the alias's shadow is accepted.
         """
         body: JsonObject = {"policy_rule_uri": policy_rule_uri}
         body |= {"force": True} if force else {}  # Earlier servers do not know the field.

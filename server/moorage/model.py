@@ -40,7 +40,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False):
         memory_mib: Memory of the device; 0 when unknown.
         link_group: Devices of a node with the same name are joined by NVLink; empty: none.
         numa: NUMA domain, -1 when unknown.
-        exclusive: The device can only be taken whole.
+        exclusive: Whether the device can only be taken whole.
     """
 
     id: str

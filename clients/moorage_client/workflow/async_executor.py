@@ -80,8 +80,8 @@ class AsyncDAGExecutor(AsyncResourceAwareExecutor):
         max_workers: Most tasks at a time, on the loop or on threads; default: all ready tasks.
         costs: Decide which ready node starts first.
         callbacks: Functions to call when nodes start and end.
-        fail_fast: Skip the successors of a failed node.
-        enable_tracing: Record a trace.
+        fail_fast: Whether the successors of a failed node are skipped.
+        enable_tracing: Whether a trace is recorded.
         **more: `timeouts`, `retries`, `gates` and so on.
     """
 

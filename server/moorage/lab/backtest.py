@@ -49,7 +49,7 @@ class BacktestJob:
         arrive: GPU demand as a multiple of the capacity, unless `timed` or `churn` is set.
         seed: Seed of all random choices.
         limit: At most this many requests are replayed; None: all.
-        timed: Replay a trace by its own times.
+        timed: Whether a trace is replayed by its own times.
         churn: The load if requests of a trace arrive and end (`lab.churn`); 0: they do not end.
         stays: The distribution of their durations.
         wait_seconds: How long requests of a trace may wait.

@@ -91,7 +91,7 @@ def of_trace(
         arrive: GPU demand as a multiple of the capacity, in the packing protocol.
         seed: Seed of the order of nodes and requests, and of the policies' random choices.
         limit: At most this many requests; None: all.
-        timed: Replay by the trace's own times, each request once.
+        timed: Whether each request is replayed once, at its time in the trace.
         wait_seconds: How long each request may wait.
         churn: Load and durations of random requests; None: the packing protocol, or `timed`.
 

@@ -51,8 +51,8 @@ def place(
     Args:
         input_data: As `eval` got it.
         score: Rates each node. Of nodes with equal scores, the first by name is chosen.
-        close: Choose GPUs of one NVLink group, else of one NUMA domain, if the node has room there,
-            even if the request does not ask for it.
+        close: Whether GPUs of one NVLink group, else of one NUMA domain, are chosen if they have
+            room, even if the request does not ask for it.
         gang: `pack` chooses the nodes of a gang in one cluster if one has room, `spread` in as many
             racks as possible.
 

@@ -85,7 +85,7 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
         filters: Equalities on the listed objects, e.g. `{"state": "active"}`.
         after: The `next` of the page before; empty for the first page.
         limit: Objects on a page.
-        sees_all: Show the leases and waiters of all tenants.
+        sees_all: Whether the leases and waiters of all tenants are shown.
         sort: Field that orders leases, descending with a "-" in front; empty: by fencing number.
     """
 
@@ -206,7 +206,7 @@ class ReserveAsked(msgspec.Struct, frozen=True, gc=False):
         id: The reservation's id, made by the daemon.
         tenant: As in `NodeReservation`, like the fields after it.
         candidates: Clusters to choose from; None: all.
-        dry_run: Only answer which nodes would be reserved.
+        dry_run: Whether to reserve nothing, and only answer which nodes would be reserved.
     """
 
     to: Address
@@ -258,7 +258,8 @@ class DryRun(msgspec.Struct, frozen=True, gc=False):
     """A client asks for the effect of an operation.
 
     Args:
-        sees_all: Name the leases of other tenants; otherwise only count them.
+        sees_all: Whether the answer names the leases of other tenants; otherwise it only counts
+            them.
         beside: For a release: further leases that end with it.
         stop_seconds: For a release: longest time to stop the workload; None: not known.
     """

@@ -103,7 +103,7 @@ class Finder:
             tenant: Whose turn is used, and on whose behalf a policy ranks.
             allowance: Limits the requests to external services.
             at: Path of the body in the message, a prefix of the fields in refusals.
-            candidates: Accept only live clusters, selected before the ranking.
+            candidates: Whether only live clusters are ranked and returned.
 
         Raises:
             ServiceError: `bad_message`, `unsupported` or `too_large` naming the place in the body;

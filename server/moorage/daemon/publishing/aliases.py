@@ -147,7 +147,8 @@ class Publishing:
             given: The alias, or a bare policy name for its `stable`; made where there is none.
             uri: The version, of a policy of the alias's name.
             who: The caller's tenant.
-            force: Also a version that fails as the alias's shadow; else that is a `conflict`.
+            force: Whether a version that fails as the alias's shadow is accepted; else it is
+                refused with `conflict`.
 
         Raises:
             ServiceError: `unknown_policy`; `bad_policy` where it cannot be loaded; `bad_message`.
@@ -270,7 +271,8 @@ class Publishing:
         Args:
             uri: The version.
             who: The caller's tenant.
-            force: Also where an alias would fall back to it; never one that it sends requests to.
+            force: Whether a version that an alias would fall back to is deleted, too. A version
+                that an alias sends requests to is never deleted.
 
         Raises:
             ServiceError: `already_exists` naming the aliases; `unknown_policy`.

@@ -145,7 +145,8 @@ class VersionStatistics:
         """Return the statistics as plain JSON values.
 
         Args:
-            whole: Include durations of single answers; else only figures that cover many answers.
+            whole: Whether durations of single answers are included; else only figures that cover
+                many answers.
         """
         return {
             "policy_rule_uri": self.version,

@@ -72,7 +72,7 @@ class Versions:
 
         Args:
             uri: The version.
-            force: Refuse only versions that an alias sends requests to.
+            force: Whether only versions that an alias sends requests to are refused.
         """
         aliases = self._catalog.aliases
         names = aliases.using(uri)

@@ -41,12 +41,12 @@ class ReplyContext(msgspec.Struct, frozen=True):
         message_id: The message's own `id`.
         request: The id of its ask; empty for an operation.
         token: The token of the lease that the ask may be granted.
-        shown: The reply has the ask's id.
+        shown: Whether the reply has the ask's id.
         warnings: Warnings for the reply.
         version: The version that was chosen; empty if the message named it itself.
         note: Counts the outcome, if the message named an alias.
         admitted_at: Time of admission by the monotonic clock, for `note`.
-        streams: The client wants the progress of the ask.
+        streams: Whether the client wants the progress of the ask.
         complete: Adds what the core does not know to its answer.
     """
 
@@ -69,7 +69,8 @@ class Followers:
     Args:
         traces: Writes spans and log lines; None: neither is wanted.
         stamp: Returns the last fact that an answer sent now reflects; None: answers do not say it.
-        is_follower: This is a standby: an answer has the revision at which its request was read.
+        is_follower: Whether this is a standby, whose answers have the revision at which the
+            request was read.
     """
 
     progress: RequestProgress

@@ -30,7 +30,7 @@ class LogView:
 
     Args:
         end: Number of bytes of output.
-        over: The output is complete.
+        over: Whether the output is complete.
         lease: The lease at that time.
     """
 

@@ -134,7 +134,8 @@ class Policy:
         """Import the entry file and find the class; add errors to `faults`.
 
         Args:
-            construct: Also check the whole archive, and construct the policy with its defaults.
+            construct: Whether to check the whole archive, too, and to construct the policy with its
+                defaults.
         """
         for name, content in self._files.items():
             if name.endswith(".py"):

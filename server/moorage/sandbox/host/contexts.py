@@ -119,7 +119,7 @@ class Chain:
 
     Args:
         version: The version that the latest evaluation left, or started from.
-        broken: A change was refused: the cell has a context that no other has.
+        broken: Whether a change was refused, so that the cell has a context that no other cell has.
     """
 
     version: int

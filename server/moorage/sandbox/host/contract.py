@@ -241,7 +241,7 @@ class CheckResult:
     """The outcome of `Sandbox.check`: usable exactly when there are no findings.
 
     Args:
-        management: The class has a `management` method.
+        management: Whether the class has a `management` method.
         output: What the code printed or logged while it was loaded.
         outcomes: The outcomes of the samples, in order; if one ended the cell, all later ones have
             its refusal.

@@ -141,9 +141,9 @@ class CellPool(CellsAndDeaths):
         Args:
             work: The work.
             isolation: Works of one policy version share cells if this is equal.
-            single_use: A cell does one piece of work.
-            aside: It must not disturb other work: it gets one cell at low priority, and none if
-                that would replace another cell.
+            single_use: Whether a cell does only one piece of work.
+            aside: Whether the work must not disturb other work: it gets one cell at low priority,
+                and no cell if that cell would replace another cell.
         """
         now = time.monotonic()
         if (refusal := self.circuits.refusal(work, now)) is not None:

@@ -207,7 +207,7 @@ class Sandbox:
         Call it before serving, from the thread that runs the loop until the end.
 
         Args:
-            attacked: Another sandbox of this process has just withstood the attacks.
+            attacked: Whether another sandbox of this process has just withstood the attacks.
 
         Raises:
             JailError: In mode `jail`, a layer is missing or an attack succeeded.
@@ -441,10 +441,11 @@ class Sandbox:
             input_data: The argument of `eval`: JSON data, at most `INPUT_BYTES_MAX` packed.
             parameters: In the place of the policy's defaults.
             settings: In the place of the policy's defaults.
-            ids_only: Return each object as its `id`, with the keys that the policy added: the given
-                documents need not be sent back.
+            ids_only: Whether each object is returned as its `id`, with the keys that the policy
+                added. So the given documents need not be sent back.
             fleet: The fleet for the columns of `input_data["fleet"]`.
-            proxied: The tenant stands for many, as another server does; its circuits never open.
+            proxied: Whether the tenant stands for many tenants, as another server does; its
+                circuits never open.
 
         Raises:
             PolicyFault: The policy failed as a consultation can, or the input cannot be sent; or

@@ -80,20 +80,21 @@ class Work(msgspec.Struct, eq=False):
         data: For `manage`.
         input_data: For `apply`, packed.
         overrides: For `apply`, as `Evaluate` has them.
-        ids_only: For `apply`, as `Apply` has it.
+        ids_only: Whether `apply` returns documents as their ids, as in `Apply`.
         sample: The fleet and services of a trial; None: the server's own.
         fleet: For `apply`, as `Apply` has it.
-        proxied: The tenant stands for many unknown ones.
-        alone: No other work may wait behind it in its cell's pipe: it is expected to take long.
+        proxied: Whether the tenant stands for many unknown tenants.
+        alone: Whether no other work may wait after it in its cell's pipe, since it is expected to
+            take long.
         changes: After `manage`: settings and parameters that it changed, as JSON.
         kills: How often its cell was killed from outside while it was the head.
         hungry: How often such a cell held nearly all memory that it may use.
-        here: It must run on this machine, since a worker failed at it.
-        avoided: The worker that must not get it, since its proposal failed.
+        here: Whether it must run on this machine, since a worker failed at it.
+        avoided: The worker that must not get it, since that worker's proposal failed.
         lost_workers: How often its worker was lost while it was the head of a cell.
         snapshot_bytes: Bytes of the snapshot that the cell reads first, which does not count as the
             policy's time.
-        spent: A limit on its calls was reached.
+        spent: Whether a limit on its calls was reached.
         future: Gets the outcome of all but live consultations, which are delivered.
     """
 

@@ -31,7 +31,7 @@ def translate_errors(place: str, *, values: bool = True) -> Iterator[None]:
 
     Args:
         place: Name of the database in messages.
-        values: Also convert the errors of reading values of a wrong type.
+        values: Whether errors of reading values of a wrong type are converted, too.
 
     Raises:
         StorageCorrupt: The file is damaged, or is no database.
