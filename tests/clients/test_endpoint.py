@@ -451,7 +451,7 @@ def test_a_token_file_is_read_each_time(tmp_path: Path, monkeypatch: pytest.Monk
     file.write_text("marked\r\n", encoding="utf-8-sig")
     assert bearer_of(endpoint) == "marked"
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(SettingRefused, match="it is no text"):
+    with pytest.raises(SettingRefused, match="it is not text"):
         bearer_of(endpoint)
     file.unlink()
     with pytest.raises(SettingRefused, match="No such file"):

@@ -88,7 +88,7 @@ BROKEN: Broken = {
     # Documents.
     "JSON": b"{",
     "body: expected a JSON object": b"[]",
-    "the body is no JSON: ": b'{"code": "\xff"}',
+    "the body is not JSON: ": b'{"code": "\xff"}',
     "Missing required fields: name, version, release_tag (or": document(policy_rule_uri=None),
     "release_tag: expected x, as in policy_rule_uri": document(release_tag="y"),
     "name: expected a text": document(name=7),
@@ -177,7 +177,7 @@ WARNED: Broken = {
     # Schemas.
     "policy_input_schema: expected an object with one entry": document(policy_input_schema="x"),
 }
-"""What is no reason to refuse a policy: it is registered, and its author is warned."""
+"""What is not a reason to refuse a policy: it is registered, and its author is warned."""
 
 ANSWER_SECONDS_MAX = 30
 """How long the bystander waits for one answer: a daemon that stands still does not pass."""

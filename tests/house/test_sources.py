@@ -185,7 +185,7 @@ def test_module_names_are_not_vague(sources) -> None:
 
 
 def test_each_test_checks_something(tests) -> None:
-    """A test calls or asserts something, and the assertion is no constant."""
+    """A test calls or asserts something, and the assertion is not a constant."""
     idle = [
         f"{each.name}:{node.lineno}: {node.name}"
         for each in tests

@@ -140,7 +140,7 @@ def json_object(text: str | None, option: str) -> JsonValue:
     """Return the JSON object in an option's value: text, `@file` or `@-` (stdin).
 
     Raises:
-        typer.BadParameter: The value is no JSON object.
+        typer.BadParameter: The value is not a JSON object.
     """
     if text is None:
         return None

@@ -63,7 +63,7 @@ _CHANGE: Final = frozenset({"field", "asked", "fits"})
 """Fields of a change that would make a request fit."""
 
 _FAR_SECONDS: Final = 1e12
-"""Largest time to show, some thirty thousand years from now; a larger number is no time."""
+"""Largest time to show, some thirty thousand years from now; a larger number is not a time."""
 
 _MISSING: Final[Mapping[str, str]] = {
     Code.UNKNOWN_POLICY: (
@@ -422,7 +422,7 @@ def _explain_place(error: ConnectionFailed) -> None:
             note(f"Check the addresses in {option}, and whether servers run there.")
         case ProtocolViolated(url=url):
             option = "--http-url" if url.startswith("http") else "--url"
-            note(f"The program at {url} is no Moorage server of this version; check {option}.")
+            note(f"The program at {url} is not a Moorage server of this version; check {option}.")
         case ConnectionFailed(url=url) if url.startswith(("uds:", "tcp:")):
             note("Serve a pool with `moorage pool serve`, or give its address with --address.")
         case ConnectionFailed(url=url):

@@ -66,7 +66,7 @@ def read(source: str, cluster_id: str = "") -> Inventory:
     Args:
         source: As the package's docstring has it.
         cluster_id: Id for a cluster whose source knows none; empty: that of its file's name, or
-            empty if it is no file.
+            empty if it is not a file.
 
     Raises:
         InventoryError: It cannot be read.

@@ -55,7 +55,7 @@ class ResourcePoolAdapter:
         timeout: Seconds until an answer must be here.
 
     Raises:
-        ValueError: That is no address.
+        ValueError: That is not an address.
     """
 
     def __init__(self, address: str | None = None, timeout: float = SECONDS_MAX) -> None:
@@ -196,7 +196,7 @@ class _UnixConnection(HTTPConnection):
         self._address = address
 
     def connect(self) -> None:
-        self._address.check()  # What answers in a stranger's folder is no pool of ours.
+        self._address.check()  # What answers in a stranger's folder is not a pool of ours.
         self.sock = socket.socket(socket.AF_UNIX)  # Closed with the connection, connected or not.
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._address.path))

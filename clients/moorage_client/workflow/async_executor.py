@@ -229,7 +229,7 @@ class _AsyncRun:
         )
         error = self._execution.open(node)
         if error is not None:
-            # Not from within the loop of `_pump`: a graph of such nodes is no stack of calls.
+            # Not from within the loop of `_pump`: a graph of such nodes is not a stack of calls.
             self._loop.call_soon(self._end, node, None, error)
         elif self._kinds[node.name] == _ON_LOOP:
             self._await(node, self._tasks[node.name]())

@@ -78,7 +78,7 @@ class BaseExecutor:
 
     Raises:
         WorkflowError: A number is invalid or out of its range; the message names it.
-        ResourceError: A requirement is no `ResourceRequirements` (a ValueError).
+        ResourceError: A requirement is not a `ResourceRequirements` (a ValueError).
         GraphError: `timeouts` or `retries` name a node that does not exist (a ValueError).
     """
 

@@ -1,6 +1,6 @@
 """Gates: nodes that wait until a person, or a program, approves them.
 
-A gate is no part of a graph: the caller gives it to an executor, `gates={"deploy":
+A gate is not part of a graph: the caller gives it to an executor, `gates={"deploy":
 ApprovalGate()}`, and any thread may resolve it. A node waits at its gate after its predecessors
 have ended. A task may also call a gate's `wait_sync` itself.
 """
@@ -42,7 +42,7 @@ class ApprovalGate:
         auto_approve: Whether the gate is approved from the start.
 
     Raises:
-        WorkflowError: The timeout is no number of seconds.
+        WorkflowError: The timeout is not a number of seconds.
     """
 
     def __init__(self, timeout: float | None = None, auto_approve: bool = False) -> None:

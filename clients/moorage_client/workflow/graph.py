@@ -102,7 +102,7 @@ class Shape:
         """Return, by number, the cost of the most expensive path from each node to an end.
 
         Args:
-            costs: By name, in any one unit; 1.0 if it has none. Names that are no nodes are
+            costs: By name, in any one unit; 1.0 if it has none. Names that are not nodes are
                 ignored, so that one table serves many graphs.
 
         Raises:
@@ -126,7 +126,7 @@ class Shape:
             what: The argument that has them.
 
         Raises:
-            GraphError: One is no node; the message has the nearest one.
+            GraphError: One is not a node; the message has the nearest one.
         """
         strangers = [name for name in names if name not in self.numbers]
         if not strangers:
@@ -538,7 +538,7 @@ class DAGBuilder:
             label: As of `DAG.add_edge`.
 
         Raises:
-            GraphError: One of them was not added, or the weight is no finite number.
+            GraphError: One of them was not added, or the weight is not a finite number.
         """
         for name in (before, after):
             if name not in self._successors:
@@ -568,7 +568,8 @@ def _nodes_of(nodes: Iterable[NodeGiven]) -> list[tuple[str, Payload, Payload]]:
         raise GraphError(f"add_nodes takes a list of nodes, not the text {nodes!r}")
     rows = [(each,) if isinstance(each, str) else tuple(each) for each in nodes]
     if wrong := [row for row in rows if not 1 <= len(row) <= len(("name", "payload", "metadata"))]:
-        raise GraphError(f"{wrong[0]!r} is no name, (name, payload) or (name, payload, metadata)")
+        forms = "a name, (name, payload) or (name, payload, metadata)"
+        raise GraphError(f"{wrong[0]!r} is not {forms}")
     return [(*row, None, None)[:3] for row in rows]
 
 
@@ -577,7 +578,7 @@ def _edges_of(edges: Iterable[EdgeGiven]) -> list[tuple[str, str, float | None, 
     rows: list[tuple[Any, ...]] = [tuple(each) for each in edges]
     least, most = len(("before", "after")), len(("before", "after", "weight", "label"))
     if wrong := [row for row in rows if not least <= len(row) <= most]:
-        raise GraphError(f"{wrong[0]!r} is no edge (before, after, weight, label)")
+        raise GraphError(f"{wrong[0]!r} is not an edge (before, after, weight, label)")
     return [(*row, None, None)[:most] for row in rows]
 
 

@@ -48,7 +48,7 @@ class ProgressBar:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),  # Names are names: `[/x]` is no markup.
+            TextColumn("{task.description}", markup=False),  # In names, `[/x]` is not markup.
             console=console or Console(stderr=True),
         )
         self._bar = self._progress.add_task("", total=len(dag), completed=done)

@@ -62,7 +62,7 @@ class Policies(PolicyDocuments, Protocol):
         """
 
     async def register(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:
-        """Store a policy. Storing the same policy again is no error.
+        """Store a policy. Storing the same policy again is not an error.
 
         Args:
             prepared: The result of `prepare`.

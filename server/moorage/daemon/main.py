@@ -78,11 +78,13 @@ def serve(
         read: Reads them again; raises `ConfigError`.
         file: The TOML file with settings.
         stock: Fills the catalog before the ready line, in a thread.
-        links: Environment variables of service links, which are no settings.
+        links: Environment variables of service links, which are not settings.
     """
     configure_log(config, log)
     if links:
-        finding = "ignored: a Service or a container of this name set them, so they are no settings"
+        finding = (
+            "ignored: a Service or a container of this name set them, so they are not settings"
+        )
         structlog.get_logger("moored").info(
             "service_links", variables=sorted(links), finding=finding
         )

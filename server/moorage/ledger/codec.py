@@ -177,7 +177,7 @@ class Codec:
         name = type(fact).__name__
         kind = self._of_record.get(type(fact))
         if kind is None:
-            raise FactUnwritable(name, "it is no member of `Fact` with an entry in `KINDS`")
+            raise FactUnwritable(name, "it is not a member of `Fact` with an entry in `KINDS`")
         try:
             body = self._encode(fact)
             same = self._decoders[kind.name].decode(body) == fact
@@ -208,7 +208,8 @@ class Codec:
                 record = self._upgrades[kind, step](record)
             return msgspec.convert(record, known.record)
         except (msgspec.MsgspecError, RecursionError, LookupError, TypeError) as no:
-            raise LedgerCorrupt(place, f"{where} is no {kind!r} of version {version}: {no}") from no
+            finding = f"{where} is not a {kind!r} of version {version}: {no}"
+            raise LedgerCorrupt(place, finding) from no
 
     def pack(self, facts: Iterable[object]) -> bytes:
         """Return facts as lines of JSON that carry their kinds and versions.
@@ -227,7 +228,7 @@ class Codec:
             try:
                 read = _decode_line(line)
             except msgspec.MsgspecError as no:
-                raise LedgerCorrupt(place, f"{where} holds a line that is no fact: {no}") from no
+                raise LedgerCorrupt(place, f"{where} holds a line that is not a fact: {no}") from no
             yield self.decode(read.kind, read.version, bytes(read.fact), place, where)
 
 

@@ -49,7 +49,7 @@ class LedgerWalk:
 
     Attributes:
         findings: Faults, one sentence with the place for each.
-        unknown: Facts of a newer release: they are no damage, and must not be dropped.
+        unknown: Facts of a newer release: they are not damage, and must not be dropped.
         rows: The undamaged facts, in order.
         checkpoints: The undamaged checkpoints, newest first, with their parts.
         pruned: The last fact that was deleted on purpose.

@@ -96,7 +96,7 @@ class Origins:
         for host in hosts:
             place = _place("", host, 0)
             if place is None or not _is_ours(place.name, names):
-                reason = f"Host: {host!r} is no name of this server; a web page may have sent it"
+                reason = f"Host: {host!r} is not a name of this server; a web page may have sent it"
                 return Foreign("host", reason, "allowed_hosts")
         for origin in origins:
             if not self._may_ask(origin, hosts, names):

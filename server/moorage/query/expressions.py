@@ -186,7 +186,7 @@ class _Reader:
             self.at += 1
             return _CLASSES[character]
         if not character or character.isalnum():
-            self._refuse(f"is no escape: \\{character}", Code.UNSUPPORTED)
+            self._refuse(f"is not an escape: \\{character}", Code.UNSUPPORTED)
         self.at += 1
         return _only(character)
 
@@ -207,7 +207,7 @@ class _Reader:
         self.at += 1
         last = self._one()
         low, high = first[0][0], last[-1][1]
-        # A class such as \d is no end of a range.
+        # A class such as \d is not the end of a range.
         if first != ((low, low),) or last != ((high, high),) or low > high:
             self._refuse("ends a range without a start")
         return ((low, high),)

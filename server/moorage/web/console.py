@@ -236,7 +236,7 @@ async def _enter(
         failing[address] -= 1
         if not failing[address]:
             del failing[address]
-    raise ServiceError(Code.UNAUTHORIZED, "this is no token of this server", field="token")
+    raise ServiceError(Code.UNAUTHORIZED, "this is not a token of this server", field="token")
 
 
 def _describe(request: Request, console: Console, login: Login | None) -> dict[str, object]:

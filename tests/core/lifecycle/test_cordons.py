@@ -76,7 +76,7 @@ def test_a_cordon_of_a_cluster_holds_for_later_nodes(hand: Hand) -> None:
     assert offered_nodes(hand) == ["n000", "n001"]
     cordon(hand, "uncordon", "n002")
     assert len(offered_nodes(hand)) == 3
-    assert reply(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "twice is no error"
+    assert reply(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "twice is not an error"
 
 
 def test_a_drain_moves_requeueable_leases_and_notifies_the_others(hand: Hand) -> None:

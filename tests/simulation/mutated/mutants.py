@@ -294,7 +294,7 @@ MUTANTS = [
     Mutant("gives new time with a new place", "LeaseLifecycle.grant",
         Replace("replace(..., placement=X)",
         "replace(..., placement=X, expires_at=self._turn.now + ask.terms.ttl_seconds)"),
-        "a new place is no new time", 0),
+        "a new place is not a new time", 0),
     Mutant("leaves a decided ask undecided", "Requests._answer",
         Replace("self._requests.settle(X)", "self._requests.listeners.pop(X.id, ())"),
         "no request is decided for ever|lease.id not in state.leases", 0),

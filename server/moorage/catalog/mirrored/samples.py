@@ -58,7 +58,7 @@ _FINDINGS: Final = {
     "no cluster": "have no cluster: set prometheus_cluster or prometheus_cluster_label",
     "unknown cluster": "have a cluster that is not in the registry, or not live",
     "unknown node": "have no node of their cluster: set prometheus_node_labels",
-    "no device": "have no device: their label `gpu` is no number",
+    "no device": "have no device: their label `gpu` is not a number",
 }
 
 

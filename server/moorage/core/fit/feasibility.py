@@ -66,7 +66,7 @@ class _Tally:
     Attributes:
         layout: The `Fleet.layout` of the rows.
         version: The `Fleet.version` at which the reasons were found.
-        reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is no candidate.
+        reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is not a candidate.
         counts: Number of nodes per reason, int64 `[reasons]`.
         never: For a demand that can never fit: the largest that could, and helpful changes of the
             request; valid for this layout.

@@ -183,7 +183,7 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
         after: Number of the last line that is left out.
 
     Raises:
-        ChainError: A line is no JSON object.
+        ChainError: A line is not a JSON object.
     """
     files = _files_after(folder / FOLDER, after)
     for path in files:

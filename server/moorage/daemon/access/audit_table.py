@@ -86,7 +86,7 @@ def read_rows(rows: AuditRows, after: int = 0) -> Iterator[JsonObject]:
         after: Number of the last line that is left out.
 
     Raises:
-        ChainError: A line is no JSON object.
+        ChainError: A line is not a JSON object.
         StorageError: The database cannot be read.
     """
     for number, line in rows.lines(after):

@@ -183,7 +183,7 @@ class OidcTokens:
         highest = max(roles, key=_ROLES.index)
         subject = str(claims["sub"])
         if not subject.isprintable() or not 0 < len(subject) <= SUBJECT_CHARS_MAX:
-            return None, f"the claim sub is no name of at most {SUBJECT_CHARS_MAX} characters"
+            return None, f"the claim sub is not a name of at most {SUBJECT_CHARS_MAX} characters"
         return Caller(Tenant(tenant), highest, f"oidc:{subject}"), ""
 
 

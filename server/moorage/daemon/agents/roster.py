@@ -1,7 +1,7 @@
 """Lets agents in, puts their machines into the registry, and notices when they are lost.
 
-The gateway passes connections to `serve`; `backends.agents` uses them. An agent is no caller: its
-key is valid on this path only.
+The gateway passes connections to `serve`; `backends.agents` uses them. An agent is not a caller:
+its key is valid on this path only.
 """
 
 import asyncio

@@ -66,7 +66,7 @@ def score_data(value: JsonValue, nodes: Nodes, at: str) -> JsonObject:
         raise _wrong(at, "dry_run", '{"selection_score_data": {"score", "node_info"}}')
     score: JsonValue = data.get("score")
     number = isinstance(score, int | float) and not isinstance(score, bool)
-    if not number or not 0 <= score <= 1:  # What is no number is in no range.
+    if not number or not 0 <= score <= 1:  # What is not a number is in no range.
         raise _wrong(at, "selection_score_data.score", "a number from 0 to 1")
     if len(msgspec.msgpack.encode(data)) > SCORE_BYTES_MAX:
         raise _wrong(at, "selection_score_data", f"at most {SCORE_BYTES_MAX} bytes, packed")

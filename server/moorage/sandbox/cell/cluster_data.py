@@ -2,9 +2,9 @@
 
 All classes really are dicts, so `isinstance`, `json.dumps`, `dict(…)`, `copy` and `pickle` behave.
 Each unread value is a placeholder, which any read replaces first. Values that the documents do not
-have, such as `fleet`, are found by key, but are no items: a policy that logs, copies or returns its
-input gets only plain data. Each evaluation decodes afresh, so nothing that a policy changes
-survives into the next one.
+have, such as `fleet`, are found by key, but are not items: a policy that logs, copies or returns
+its input gets only plain data. Each evaluation decodes afresh, so nothing that a policy changes
+survives into the next evaluation.
 """
 
 import gc
@@ -43,7 +43,7 @@ class LazyDict(JsonObject, metaclass=_DictType):
     """A dict that makes some of its values when they are first read.
 
     Attributes:
-        extras: Values that are found by key but are no items; also made when first read.
+        extras: Values that are found by key but are not items; also made when first read.
     """
 
     extras: JsonObject

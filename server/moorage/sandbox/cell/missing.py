@@ -1,7 +1,7 @@
 """Inert modules, which take the place of missing libraries.
 
 Existing policies import libraries that they never use, or use only with a network. So the import
-succeeds, and a use of the library raises an error with the reason. These are no uses: subclassing,
+succeeds, and a use of the library raises an error with the reason. These are not uses: subclassing,
 decorating, annotating, and catching exceptions; nor calls while the policy is loaded or
 constructed, since their results may never be needed.
 

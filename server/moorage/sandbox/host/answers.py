@@ -49,7 +49,7 @@ def read_call(frame: frames.Call) -> tuple[JsonValue, ...] | str:
     """Return the checked arguments of a call, or the fault in them.
 
     Raises:
-        BreachError: The method is not on the list, or the arguments are no array of one.
+        BreachError: The method is not on the list, or the arguments are not an array of one.
     """
     kind = _METHODS.get((frame.client, frame.method))
     if kind is None:

@@ -234,7 +234,7 @@ def death_refusal(death: Death, ref: PolicyRef, limits: Limits, doing: str = "")
         death: How it ended.
         ref: The policy.
         limits: Its limits.
-        doing: Its activity, if it was no evaluation.
+        doing: Its activity, if it was not an evaluation.
     """
     cause = death.cause + doing
     if death.held_mib < limits.memory_mib * _HUNGRY:

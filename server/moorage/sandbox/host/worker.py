@@ -189,7 +189,7 @@ class RemoteWorker(Spawner):
         """Handle one message of the agent.
 
         Raises:
-            msgspec.MsgspecError: The bytes are no message.
+            msgspec.MsgspecError: The bytes are not a message.
         """
         message = relay.decode_from_agent(body)
         if isinstance(message, relay.Pong):

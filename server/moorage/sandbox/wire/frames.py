@@ -257,7 +257,7 @@ class FrameReader:
         limit: Longest frame in bytes; a longer one is an error before it is stored.
 
     Attributes:
-        error: Not empty once the other side sent bytes that are no frame. Frames before it are
+        error: Not empty once the other side sent bytes that are not a frame. Frames before it are
             still returned, frames after it are not.
     """
 
