@@ -470,7 +470,7 @@ export interface LeaseAnswer {
   /** The secret that lets a client renew and release the lease. */
   token?: string;
   ttl_max_seconds?: number;
-  /** The tenant's project whose quota the lease counts for. */
+  /** The tenant's project to whose use the lease is added. */
   project?: string;
 }
 
@@ -512,7 +512,7 @@ export interface LeaseRequest {
   notice_seconds?: number;
   /** A repeated request with the same key gets the same lease. Expected: a string of 1 to 128 characters. */
   idempotency_key?: string;
-  /** The tenant's project whose quota the lease counts for. Expected: a string of 1 to 128 characters. */
+  /** The tenant's project to whose use the lease is added. Expected: a string of 1 to 128 characters. */
   project?: string;
   /** Shortest acceptable TTL if a reservation begins earlier; 0: never shorten. Expected: a number of seconds between 0 and 604800. */
   ttl_seconds_min?: number;

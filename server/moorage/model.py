@@ -230,7 +230,7 @@ class LeaseTerms(msgspec.Struct, frozen=True, gc=False):
         notice_seconds: The least time between the notice and the end.
         idempotency_key: A repeated request of the tenant with the same key gets the same lease;
             empty: no key.
-        project: The tenant's project whose quota the lease counts for; empty: none.
+        project: The tenant's project to whose use the lease is added; empty: none.
         ttl_seconds_min: Shortest acceptable TTL if a reservation begins earlier; 0: never shorten.
         anti_affinity: Keeps the lease away from other leases of its group; None: no group.
     """

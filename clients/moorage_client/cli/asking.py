@@ -116,7 +116,7 @@ _TtlMin = Annotated[
         help="Shortest acceptable seconds if a reservation begins earlier",
     ),
 ]
-_Project = Annotated[str, _of_lease(help="Project whose quota it counts for")]
+_Project = Annotated[str, _of_lease(help="Project to whose use the lease is added")]
 
 
 def requirement(text: str) -> JsonObject:

@@ -4,8 +4,8 @@ The gateway makes one per connection. Every message gets a number; a message wit
 given the next place in the line of replies, and its reply waits there for the replies before it. A
 reply to a message with `id` goes out as soon as it is known.
 
-Nothing is dropped and nothing grows without bound: unanswered and unwritten messages count against
-`inflight_max`, and at that limit the session stops reading until some are gone.
+Nothing is dropped and nothing grows without bound: at `inflight_max` unanswered and unwritten
+messages, the session stops reading until some of these messages are gone.
 """
 
 import asyncio

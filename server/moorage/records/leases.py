@@ -129,7 +129,7 @@ class Lease(Sparse, frozen=True):
         notice: The notice that it must give way, if any.
         workload: The workload on the placement.
         token: The secret that lets a client renew and release the lease.
-        project: The tenant's project whose quota the lease counts for.
+        project: The tenant's project to whose use the lease is added.
     """
 
     id: Annotated[str, ESSENTIAL]

@@ -60,7 +60,7 @@ def test_a_cordoned_node_gets_no_leases_until_uncordoned(hand: Hand) -> None:
     hand.see(nodes(2, 1, "c"))  # Its document knows nothing of it.
     assert offered_nodes(hand) == ["n001"]
     hand.propose(hand.ask(ask("bold", ONE)), place("n000", "0"))
-    assert not hand.allocator.state.leases, "a proposal of it counts for nothing"
+    assert not hand.allocator.state.leases, "a proposal of it is refused"
     hand.grant(ask("first", ONE), place("n001", "0"))
     assert consults(hand.ask(ask("waits", ONE, wait=60.0))) == []
     assert consults(cordon(hand, "uncordon", "n000")) == ["waits"], "it is served at once"

@@ -329,7 +329,7 @@ MUTANTS = [
     Mutant("grants elsewhere what a lease has lost", "State.fleet",
         Drop("self.lost.withhold(...)"),
         "fits|drifted|no device is promised twice, whatever|in parts", 6_000_001),
-    Mutant("lets a warm lease count for no quota", "core.state.state._warm",
+    Mutant("adds a warm lease to no quota's use", "core.state.state._warm",
         After("state.warm[request] = None",
         "state.accounts.add(state.leases[request], -1, expires_at)"),
         "usage drifted from the lease rows", 0),

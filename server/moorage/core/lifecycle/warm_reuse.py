@@ -1,8 +1,9 @@
 """Warm leases: lets requests take them over, and ends them for requests that need their place.
 
-A warm lease holds its place like any other, so no GPU is promised twice, and counts toward its
-tenant's quota; but no client has its token. The next similar request takes over its workload
-without a start. If a request otherwise does not fit, or exceeds its quota, warm leases end for it.
+A warm lease holds its place like any other lease, so no GPU is promised twice, and its amounts are
+part of its tenant's use; but no client has its token. The next similar request takes over its
+workload without a start. If a request otherwise does not fit, or exceeds its quota, warm leases end
+for it.
 The allocator is the only caller.
 """
 

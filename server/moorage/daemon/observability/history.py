@@ -392,7 +392,7 @@ class HistoryRing:
     def _whole(self) -> tuple[list[int], list[int]]:
         """Return, per model, the most wholly free GPUs on one node, and the nodes without a lease.
 
-        A node counts for the model of its first GPU.
+        A node belongs to the model of its first GPU.
         """
         fleet = self._state.fleet
         length = len(fleet.models)

@@ -183,7 +183,7 @@ class Replies:
     def note_waiting(self, to: Address) -> None:
         """Mark a message as waiting for the answer to a request in the queue.
 
-        The message is no longer in flight, and its waiting time does not count for the policy.
+        The message is no longer in flight, and its waiting time is not added to the policy's time.
         """
         self._gateway.park(to)
         context = self._open.get(to)
