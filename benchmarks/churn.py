@@ -76,7 +76,7 @@ def churn(
     Args:
         nodes: The node file of a trace.
         pods: One request file, in place of all beside the node file.
-        job: What to compare.
+        job: The policies and loads to compare.
         progress: Called with a name of each run.
 
     Raises:

@@ -154,18 +154,18 @@ class Client:
 
         Args:
             policy_rule_uri: The policy, `name:version-tag`.
-            inputs: What the policy itself wants to know; `{}` if it wants nothing.
+            inputs: The inputs that the policy itself reads; `{}` if it wants nothing.
             clusters: Ids of the clusters to choose from; default: all live ones.
             filter: Query that selects the clusters to choose from.
             search: Similarity query that selects them.
             parameters: Overrides of the policy's default parameters.
             settings: Overrides of the policy's default settings.
-            resources: What must fit; units as in `moorage.model.Demand`.
-            alternatives: What would do in place of `resources`, in this order; `choice` of the
-                lease says which it is.
+            resources: The demand that must fit; units as in `moorage.model.Demand`.
+            alternatives: Demands that are accepted in place of `resources`, in this order; `choice`
+                of the lease says which it is.
             lease: Terms of the lease, as in `moorage.model.LeaseTerms`; None asks for advice.
-            provision: What to start on the placement, as in `moorage.model.Provision`.
-            deadline_seconds: What one evaluation may take; default: as the policy says.
+            provision: The workload to start on the placement, as in `moorage.model.Provision`.
+            deadline_seconds: The longest time of one evaluation; default: as the policy says.
             explain: Whether the answer also has the reasons.
             dry_run: Whether the server only decides, and holds nothing.
             on_progress: Called in the event loop with each `data` that `stream` tells: the `state`

@@ -380,7 +380,8 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
 
     Args:
         endpoint: Where the socket should lead.
-        error: What `connect` raised; an ImportError: the package that SOCKS needs is missing.
+        error: The error that `connect` raised; an ImportError: the package that SOCKS needs is
+            missing.
         seconds_max: The time limit that a TimeoutError exceeded.
     """
     url = endpoint.shown

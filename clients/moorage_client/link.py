@@ -34,8 +34,8 @@ class _NotLeader(ConnectionFailed):
     """A server is a standby, and did not carry out the message.
 
     Args:
-        reason: What is known about it.
-        names_another: Whether it names a leader that is worth an immediate attempt.
+        reason: The stored answer of the standby, in words.
+        names_another: Whether the reply names a leader that is worth an immediate attempt.
     """
 
     def __init__(self, url: str, reason: str, *, names_another: bool) -> None:
@@ -126,7 +126,7 @@ class Link:
         """Send a message; return the success reply and how often it was sent.
 
         Args:
-            message: What to send.
+            message: The message to send.
             seconds_max: Seconds until the reply must be here, repetitions included.
             idempotent: Whether the message may be sent again when a socket broke before the reply.
             orphaned: Called with a reply that comes after this call ended without it.

@@ -88,7 +88,7 @@ class APIError(Exception):
     """A metrics service refused a request.
 
     Args:
-        error: What it said.
+        error: The text of the service's answer.
         status_code: HTTP status of its reply.
     """
 
@@ -314,7 +314,7 @@ class Services:
             alias: As `activate_policy`.
             policy_rule_uri: The candidate.
             percent: Of the requests, above 0 and up to 100.
-            by: What decides: the request (a repetition goes the same way), or its tenant.
+            by: Whether the request decides (a repetition goes to the same version) or its tenant.
             seed: Another seed is another draw.
         """
         body = {"policy_rule_uri": policy_rule_uri, "percent": percent, "by": by, "seed": seed}
@@ -524,7 +524,7 @@ def _unreadable(
         response: The answer.
         text: Its body.
         through: The part of messages that names the environment's proxy; may be empty.
-        error: What reading it raised.
+        error: The error of the decoder.
     """
     if response.status_code == HTTPStatus.UPGRADE_REQUIRED and text:  # It speaks TLS.
         why = text.decode(errors="replace").strip()[:500] + through

@@ -99,7 +99,7 @@ def _import(name: str, module: str) -> "Any":
 
 
 def _import_quickly(module: str) -> "Any":
-    """Import a module without the garbage collector: what is imported stays.
+    """Import a module without the garbage collector: imported modules stay.
 
     Repeated collections would take a tenth of the time of a short command.
     """

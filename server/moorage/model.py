@@ -259,7 +259,7 @@ class Provision(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         backend: The backend.
-        spec: What it starts.
+        spec: The spec of the workload.
         on_failure: What happens to the lease if the workload fails: `end` ends the lease; `requeue`
             releases its resources, and the lease waits for another place.
         attempts_max: The most starts, including the first, if a failure requeues.

@@ -39,7 +39,7 @@ class InventoryError(MoorageError, ValueError):
     Args:
         source: The file, or the name of the source.
         place: The place in the source, e.g. `items[3].status.capacity.cpu`; empty: all of it.
-        expected: What was expected, and what to do.
+        expected: The expected value, and the remedy.
     """
 
     def __init__(self, source: str, place: str, expected: str) -> None:
@@ -55,7 +55,7 @@ class Inventory:
 
     Args:
         documents: One for each cluster; an empty `id` is still to be chosen.
-        notes: What a person should know: nodes left out, devices that could not be read.
+        notes: Sentences for a person: nodes left out, devices that could not be read.
     """
 
     documents: tuple[Document, ...]

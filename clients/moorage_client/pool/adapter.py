@@ -30,7 +30,7 @@ class Checkout(dict[str, list[JsonObject]]):
     """Checked-out slots as a plain dict, `{type: [{"id", "slots"}]}`, with their transaction.
 
     Args:
-        resources: What was handed out.
+        resources: The instances that were checked out.
         transaction: Its id.
     """
 

@@ -87,7 +87,7 @@ def address_here(environment: Mapping[str, str]) -> Uds | Tcp:
     """Return the address that the environment names, else this user's own socket.
 
     Raises:
-        ValueError: What the environment names is not an address.
+        ValueError: A variable of the environment names no valid address.
     """
     for name in ENVIRONMENT:
         if text := environment.get(name, "").strip():

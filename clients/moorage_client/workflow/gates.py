@@ -220,7 +220,7 @@ def add_gates(
     Args:
         tasks: By node.
         gates: By node.
-        callbacks: What to call when a node waits, and when its gate is resolved.
+        callbacks: The functions to call when a node waits, and when its gate is resolved.
         trace: Returns the trace of the run, which gets the same events.
         is_async: Returns whether a task is an async function; its gate is then awaited.
     """

@@ -409,8 +409,8 @@ class DAG:
         """Add an edge: one node must end before the other may start.
 
         Args:
-            before: What ends.
-            after: What starts.
+            before: The node that must end.
+            after: The node that starts then.
             weight: Of the edge, for `get_edge`; None: as it was, or 1.0.
             label: Of the edge, for `get_edge`.
 
@@ -532,8 +532,8 @@ class DAGBuilder:
         """Add an edge: one node must end before the other may start. Adding it twice does nothing.
 
         Args:
-            before: What ends.
-            after: What starts.
+            before: The node that must end.
+            after: The node that starts then.
             weight: As of `DAG.add_edge`.
             label: As of `DAG.add_edge`.
 

@@ -15,7 +15,7 @@ class DynamicNodeSpec:
 
     Args:
         name: Its name, which no other node has or had.
-        task: What it runs.
+        task: The function that the node runs.
         dependencies: Nodes that it waits for.
         dependents: Nodes that wait for it; they have not started.
     """

@@ -29,7 +29,7 @@ class ProgressBar:
     ends; elsewhere it is written once, at the end.
 
     Args:
-        dag: What runs.
+        dag: The graph that runs.
         callbacks: Callbacks of the program's own, called first.
         console: Where to draw; default: stderr.
         done: Nodes that need not run, such as those of a journal.

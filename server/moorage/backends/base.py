@@ -120,7 +120,7 @@ class Order:
 
     Args:
         id: Name of the workload: the lease's id, or the name that the library's user chose.
-        spec: What to start.
+        spec: The spec of the workload to start.
         placement: Nodes and devices; empty: the backend chooses them.
         environment: Variables for the workload, e.g. the lease's id.
         timeout_seconds: Longest time until it must be ready; None: no limit.

@@ -189,7 +189,7 @@ class Allocator:
         """Handle one event.
 
         Args:
-            event: What happened.
+            event: The event that happened.
             now: Seconds since the epoch, never less than at the last call, but for `ClockSet`.
 
         Returns:

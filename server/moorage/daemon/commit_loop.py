@@ -76,7 +76,7 @@ class _Group(NamedTuple):
         turns: The turns of these facts, and turns without facts whose effects wait for them.
         facts: All of them.
         stored: Returns the seq of the last fact once all are durable.
-        began: When the ledger got them, by the monotonic clock.
+        began: The time at which the ledger got the facts, by the monotonic clock.
         checkpoint: The state with these facts, and their last seq; None: no checkpoint is due.
     """
 
@@ -93,8 +93,8 @@ class CommitLoop:
     Args:
         allocator: The core; only this loop steps it.
         ledger: Open.
-        inbox: Has the events.
-        effects: Where they go, once their facts are durable.
+        inbox: The events that the core has not processed yet.
+        effects: Carries out the effects of a step, once its facts are durable.
         tasks: Runs what goes on beside the loop.
         config: Gives the facts between checkpoints, and the grace after a stall, which is that of a
             restart.

@@ -80,7 +80,7 @@ class Inbox:
         """Queue an event for the core.
 
         Args:
-            event: What happened.
+            event: The event that happened.
             tenant: Whose client sent it; None: it is the server's own.
         """
         if type(event) in _AHEAD or (

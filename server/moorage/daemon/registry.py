@@ -29,9 +29,9 @@ class RegistryChanges:
 
     Args:
         catalog: Open, and not followed yet.
-        sandbox: Has the cells, which keep documents.
+        sandbox: The sandbox, whose cells keep documents.
         state: The core's; read only.
-        watchers: Get news of policies that fail their own examples.
+        watchers: The clients that get news of policies that fail their own examples.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class Doorman:
         settings: Limits.
         authenticate: Given the bearer token, or None if there was none, returns the caller,
             or None to refuse.
-        counts: Where refusals are counted.
+        counts: The counters of refusals.
         sessions: The connections that have a session.
         logins: The logins to the console; None: there is no console.
         on_stranger: Called with the address of each client that shows no valid token.

@@ -62,7 +62,7 @@ class Gateway:
             returns the caller, or None to refuse with 401.
         logins: The logins to the console; None: there is no console.
         on_stranger: Called with the address of each client that shows no valid token.
-        pending: As for `Doorman`.
+        pending: The same as the `pending` of `Doorman`.
 
     Attributes:
         port: The port that was bound; 0 before `start`.

@@ -102,7 +102,7 @@ class Session:
 
     Args:
         connection: Its connection, already open.
-        deliver: Where its requests go.
+        deliver: The receiver of its requests.
         settings: Its limits.
         counts: Shared with all sessions.
         turns: The turns of all sessions to read large messages.
@@ -110,7 +110,7 @@ class Session:
         drop: Starts closing the connection with a code and a reason.
 
     Attributes:
-        deliver: As given; it may change.
+        deliver: The present receiver of its requests; it may change.
         lasts: Whether it can be resumed after a lost connection.
         expiry_timer: Closes the session if it is not resumed in time.
     """

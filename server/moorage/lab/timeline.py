@@ -90,7 +90,7 @@ def of_trace(
         pods: Request file; with `timed` it also has `creation_time` and `deletion_time`.
         arrive: GPU demand as a multiple of the capacity, in the packing protocol.
         seed: Seed of the order of nodes and requests, and of the policies' random choices.
-        limit: At most this many requests; None: all.
+        limit: The largest number of requests; None: all.
         timed: Whether each request is replayed once, at its time in the trace.
         wait_seconds: How long each request may wait.
         churn: Load and durations of random requests; None: the packing protocol, or `timed`.
@@ -168,7 +168,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
     Args:
         folder: The daemon's data directory.
         seed: Seed of policies' random choices for requests whose own seed is unknown.
-        limit: At most this many requests; None: all.
+        limit: The largest number of requests; None: all.
 
     Raises:
         CommandError: There is no readable ledger, or nothing in it.

@@ -142,7 +142,7 @@ class Codec:
     """Encodes and decodes records of a closed set of kinds.
 
     Args:
-        upgrades: As `UPGRADES`.
+        upgrades: The upgrades of old facts, as `UPGRADES`.
 
     Raises:
         ValueError: A kind has older versions without an upgrade from each of them.
@@ -168,11 +168,11 @@ class Codec:
     def encode(self, fact: object) -> tuple[FactKind, bytes]:
         """Return the kind and the JSON of a fact.
 
-        It is decoded again at once: what would not come back is refused while the request that
-        caused it can still be named, not at the next start.
+        The encoded fact is decoded again at once. A fact that could not be decoded is refused now,
+        while the request that caused it can be named, not at the next start.
 
         Raises:
-            FactUnwritable: It is of no known kind, or JSON cannot hold it.
+            FactUnwritable: The fact is of no known kind, or JSON cannot hold it.
         """
         name = type(fact).__name__
         kind = self._of_record.get(type(fact))
@@ -242,10 +242,10 @@ def seal(seq: int, at: float, fact: Fact, chain: int) -> FactRow:
     """Return a fact in its stored form.
 
     Args:
-        seq: Its place.
-        at: When it was appended.
+        seq: The position of the fact.
+        at: The time at which the fact is appended.
         fact: The fact.
-        chain: Of the fact before it; 0 if it is the first.
+        chain: The chain value of the fact before it; 0 for the first fact.
 
     Raises:
         FactUnwritable: JSON cannot hold it.
@@ -272,7 +272,7 @@ def unseal(row: FactRow, place: str) -> LedgerEntry:
     """Return a stored fact.
 
     Raises:
-        LedgerCorrupt: It is not as it was written.
+        LedgerCorrupt: The row is not as it was written.
         FactUnknown: A newer release wrote it.
     """
     if not is_sealed(row):

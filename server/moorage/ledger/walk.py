@@ -31,8 +31,8 @@ class HeldFacts(NamedTuple):
     """A fact that is unchanged since it was written; its body stays on disk.
 
     Args:
-        at: When it was appended.
-        chain: As it is stored.
+        at: The time at which it was appended.
+        chain: The stored chain value.
         changes: The names that it adds and removes.
     """
 

@@ -49,7 +49,7 @@ def place(
     request asks for.
 
     Args:
-        input_data: As `eval` got it.
+        input_data: The `input_data` of `eval`.
         score: Rates each node. Of nodes with equal scores, the first by name is chosen.
         close: Whether GPUs of one NVLink group, else of one NUMA domain, are chosen if they have
             room, even if the request does not ask for it.
@@ -91,7 +91,7 @@ def fitting_scores(
 
     Args:
         fleet: The view.
-        demand: What must fit.
+        demand: The demand that must fit.
         scores: One number per node, of either sign.
 
     Raises:

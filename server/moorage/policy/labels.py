@@ -62,8 +62,8 @@ class NodeLabels:
 
         Args:
             fleet: The view; the result has one value for each of its rows.
-            cluster_data: As in `input_data`. Nodes of clusters that it lacks have no labels here;
-                the request may not use them anyway.
+            cluster_data: The `cluster_data` of `input_data`. Nodes of clusters that it lacks have
+                no labels here; the request may not use them anyway.
             read: A function of the labels alone, the same object every time: its values are cached
                 until the inventory changes. Until then, the same tuple is returned.
         """

@@ -30,7 +30,7 @@ def fleet_shares(
 
     Args:
         kinds: Kinds of request.
-        serves: Which type of node may serve which kind: `[types, kinds]`.
+        serves: Whether each type of node may serve each kind: `[types, kinds]`.
         sort_of: The type of each node.
         fleet: The nodes.
 
@@ -64,7 +64,7 @@ class KindCopies:
 
     Args:
         kinds: Kinds of request with GPUs.
-        serves: Which type of node may serve which kind: `[types, kinds]`.
+        serves: Whether each type of node may serve each kind: `[types, kinds]`.
     """
 
     def __init__(self, kinds: Sequence[RequestKind], serves: Bools) -> None:

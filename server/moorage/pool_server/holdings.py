@@ -100,7 +100,8 @@ class Holdings:
         """Check out, for a process, for a time, or both.
 
         Raises:
-            SlotsError: As `ResourcePool.checkout`; also if this machine has no such process.
+            SlotsError: The errors of `ResourcePool.checkout`; also, this machine has no process
+                with this id.
             Busy: A limit is reached.
         """
         if len(self._holdings) >= HOLDINGS_MAX:

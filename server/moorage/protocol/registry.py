@@ -39,7 +39,7 @@ class DocumentCollection(Protocol):
         """Change a document and return the new one.
 
         Args:
-            name: Its id.
+            name: The id of the cluster.
             change: Fields and their new values, by name or dotted path, also under `$set`;
                 `$unset`, `$inc` and `$push` beside them. Other fields stay.
 
@@ -137,7 +137,7 @@ class Metrics(Protocol):
         """Return the result of an aggregation pipeline over all metrics documents.
 
         Args:
-            stages: In the format of `query.parse_pipeline`.
+            stages: The stages, in the format of `query.parse_pipeline`.
 
         Raises:
             ServiceError: `bad_message` or `unsupported` naming the place; `too_large`; `busy`.

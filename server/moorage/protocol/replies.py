@@ -40,8 +40,8 @@ class Reply(Struct, frozen=True, omit_defaults=True):
 
     Args:
         success: Whether it is a success.
-        data: Of a success: the policy's return value, or the answer of the operation.
-        message: Of a failure: one sentence for a person.
+        data: The policy's return value, or the answer of the operation, if it succeeded.
+        message: One sentence for a person, if the message failed.
         details: `error` of a failure, with further data of the refusal.
         id: The id of the message.
         request: The server's id of the request.

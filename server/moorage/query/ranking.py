@@ -56,7 +56,7 @@ def nearest(
     has nothing at any path, every document is at distance 0.
 
     Args:
-        documents: What is ranked, by id.
+        documents: The documents to rank, by id.
         reference: The id of one of them, which is then left out of the answer; or a document, or
             the part of one that matters.
         weights: Weight by path, 0 and more; None takes `DEFAULT_WEIGHTS`.

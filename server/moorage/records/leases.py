@@ -50,7 +50,7 @@ class WorkloadEnd(Struct, frozen=True):
     Attributes:
         attempt: The number of the start, from 1.
         phase: `succeeded` or `failed`.
-        exit_code: Of a process; negative: a signal's number; null: not known.
+        exit_code: The exit code of a process; negative: a signal's number; null: not known.
         log_tail: The last lines of output, if it failed.
     """
 
@@ -121,7 +121,8 @@ class Lease(Sparse, frozen=True):
     Attributes:
         id: The id of the lease, and of the request that it was granted to.
         tenant: The owner of the lease.
-        placement: What the lease holds: one share per node; empty while it is `queued`.
+        placement: The resources that the lease holds: one share per node; empty while it is
+            `queued`.
         fencing: Grows with every grant; hand it to storage that must refuse earlier holders.
         ttl_seconds: The lease ends this long after its grant or last renewal.
         policy_rule_uri: The policy that placed it.

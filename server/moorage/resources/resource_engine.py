@@ -45,7 +45,7 @@ class ResourceEngine:
     """Starts resources of every backend, stores free ones, and binds acquired ones to ids.
 
     Args:
-        runners: By the name of their backend; None: the runners of the class.
+        runners: The runners, by the name of their backend; None: the runners of the class.
     """
 
     _runners: ClassVar[dict[str, Runner]] = dict(default_runners())

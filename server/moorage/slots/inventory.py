@@ -121,7 +121,7 @@ class Inventory:
         resources: `{type: [{"id", "slots"}]}`; the listed slots are free.
 
     Raises:
-        InvalidSpecification: It is malformed; the message names the place.
+        InvalidSpecification: The document is malformed; the message names the place.
     """
 
     __slots__ = ("_buckets",)
@@ -400,7 +400,7 @@ def allocate(
 
     Args:
         inventory: The inventory to take from.
-        request: Its members.
+        request: The members of the request.
         allocator: Takes the members one by one.
 
     Returns:

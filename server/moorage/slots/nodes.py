@@ -390,8 +390,8 @@ class NodeResourcePool:
         """Determine whether the pool could grant a request if nothing were checked out.
 
         Args:
-            request: As for `checkout`.
-            allow_multinode: As for `checkout`.
+            request: The request, as for `checkout`.
+            allow_multinode: Whether several nodes may be used, as for `checkout`.
 
         Raises:
             EmptyResourcePoolError: The pool has no nodes.

@@ -316,7 +316,8 @@ async def find(
     """Return the documents that match a filter, sorted and limited by its `options`.
 
     Raises:
-        ServiceError: As `read_document`; what `query` raises; the options are malformed or unknown.
+        ServiceError: As `read_document`; the errors of `query`; the options are malformed or
+            unknown.
     """
     body = await read_document(request, bodies)
     async with bodies.searches.turn(who_of(request)):
@@ -376,9 +377,9 @@ def failure(fault: ServiceError, path: str) -> Response:
     """Return the response for a failure.
 
     Args:
-        fault: Why.
-        path: Of the request: the cluster database documents its errors as `{"error": text}`, every
-            other service as `{"success": false, "message", "error": {...}}`.
+        fault: The reason of the failure.
+        path: The path of the request. The cluster database documents its errors as `{"error":
+            text}`, every other service as `{"success": false, "message", "error": {...}}`.
     """
     error: JsonObject = {**fault.details, "code": fault.code, "reason": fault.reason}
     if fault.field:

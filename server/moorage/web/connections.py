@@ -86,7 +86,7 @@ class HttpConnection(H11Protocol):
     """One connection of the HTTP port, with time limits.
 
     Args:
-        more: What uvicorn gives its protocols.
+        more: The arguments that uvicorn gives its protocols.
     """
 
     def __init__(self, connections: Connections, **more: Any) -> None:

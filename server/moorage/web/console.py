@@ -214,7 +214,7 @@ async def _enter(
     """Exchange a token for a cookie; delay the refusal of a wrong token.
 
     Args:
-        console: Has the logins.
+        console: The console, which has the logins.
         token: The given token.
         address: The caller's address.
         failing: How many refused logins of an address wait for their answer.

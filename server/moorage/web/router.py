@@ -96,7 +96,7 @@ class HttpRouter:
         tag: The group of the description that they belong to.
 
     Attributes:
-        endpoints: Those so far.
+        endpoints: The endpoints that were added so far.
     """
 
     def __init__(self, *tag: str) -> None:
@@ -129,7 +129,7 @@ class HttpRouter:
         """Add the endpoints of another router.
 
         Args:
-            other: That router.
+            other: The other router.
             guard: Called before each of these endpoints, if given.
         """
         if guard is not None:

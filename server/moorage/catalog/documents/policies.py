@@ -193,7 +193,7 @@ def make_prepared(document: Document, files: Mapping[str, bytes]) -> PreparedPol
     """Return a policy ready to be registered.
 
     Args:
-        document: As `complete_policy_document` returned it.
+        document: The document, as `complete_policy_document` returned it.
         files: The files of its `code`.
 
     Raises:

@@ -57,7 +57,7 @@ class Database:
 
     Args:
         place: Name of the catalog in messages.
-        warnings: Gets a sentence for each record that was moved away.
+        warnings: A list that gets a sentence for each record that was moved away.
         owners: The owner of each record.
         tenant: The tenant that the job is for; empty: the server itself.
     """

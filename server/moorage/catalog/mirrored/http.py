@@ -1,7 +1,7 @@
 """Calls one external service over HTTP, with a deadline, retries and a circuit breaker.
 
-`catalog.mirrored.services` is the caller. Whatever the service does (refuse, reset, stall, drip,
-lie, send too much), a request ends within its time: with the parsed answer, or with `unavailable`,
+`catalog.mirrored.services` is the caller. Even if the service refuses, resets, stalls, drips, lies
+or sends too much, a request ends within its time: with the parsed answer, or with `unavailable`,
 which names the service and its URL without credentials.
 
     WrongAnswer    the service's answer does not have its documented form; stays in this package

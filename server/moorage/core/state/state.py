@@ -101,8 +101,8 @@ class State:
         groups: The leases with anti-affinity.
         places: For each node, the leases on it, and the share that each of them holds.
         fencing: The last fencing number given out.
-        clock_moved_at: When the calendar was last set, in seconds since the epoch. A lease granted
-            before this time may overlap a reservation of another tenant.
+        clock_moved_at: The time at which the calendar was last set, in seconds since the epoch. A
+            lease granted before this time may overlap a reservation of another tenant.
         cordons: Nodes, and clusters (node ""), that operators took out of service.
         reserved: The reservations.
         identities: The machines of the nodes.
@@ -110,7 +110,7 @@ class State:
         durations: Durations of ended leases.
         gains: Counts capacity gains, and leases that may be evicted from now on; a refusal is valid
             until this changes.
-        growth: Where capacity grew since the queue last read it.
+        growth: The nodes whose capacity grew since the queue last read them.
         accounts: Use and limits of tenants and projects, warm leases included.
     """
 

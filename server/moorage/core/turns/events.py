@@ -127,7 +127,7 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         fencing: Fencing number of the grant.
-        exit_code: Of a process; None if it is not known.
+        exit_code: The exit code of a process; None if it is not known.
         log_tail: The last lines it wrote.
     """
 
@@ -187,7 +187,7 @@ class CordonAsked(msgspec.Struct, frozen=True, gc=False):
     Args:
         node: Empty: the whole cluster.
         mode: `cordon`: nothing new is placed there; `drain`: existing leases must leave, too.
-        seconds: For `drain`: how long leases there may still last; None: until they end.
+        seconds: How long leases may still last after a `drain`; None: until they end.
     """
 
     to: Address
@@ -260,8 +260,8 @@ class DryRun(msgspec.Struct, frozen=True, gc=False):
     Args:
         sees_all: Whether the answer names the leases of other tenants; otherwise it only counts
             them.
-        beside: For a release: further leases that end with it.
-        stop_seconds: For a release: longest time to stop the workload; None: not known.
+        beside: Further leases that end with the release.
+        stop_seconds: The longest time to stop the workload at a release; None: not known.
     """
 
     to: Address

@@ -57,8 +57,8 @@ class AuditLog:
     Args:
         folder: The data folder.
         keep_days: Days that the log goes back; 0: nothing is logged.
-        keep_mib: MiB of it; beyond it the oldest goes.
-        rows: Where it is in a database; None: files of the folder.
+        keep_mib: The largest size of the log in MiB; beyond it, the oldest entries are deleted.
+        rows: The rows of the log in a database; None: files of the folder.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class AuditLog:
 
         Args:
             remote: Address of the caller, without its port.
-            door: What was tried: `websocket`, `http` or `console`.
+            door: The port of the failed login: `websocket`, `http` or `console`.
         """
         now = time.time()
         if now - self._failures_since >= MINUTE_SECONDS:

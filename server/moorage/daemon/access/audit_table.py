@@ -42,7 +42,7 @@ class AuditTable:
         """Append entries as JSON lines, and delete lines that are too old or too many.
 
         Raises:
-            StorageError: They cannot be written.
+            StorageError: The lines cannot be written.
         """
 
         def link(end: AuditEnd) -> tuple[list[bytes], AuditEnd]:
@@ -101,7 +101,8 @@ def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, Ch
 
     Args:
         rows: The lines.
-        noted: What an earlier call returned as the end, which the log must still have.
+        noted: The end of the log as an earlier call returned it; the log must still have that
+            entry.
 
     Raises:
         ChainError: A line was changed, or lines are missing.

@@ -69,7 +69,7 @@ class AuditTrail:
         origin: Returns who waits for the answer at an address.
         asker: Returns where the answer to a request goes, while it is awaited.
         lease: Finds a lease, also one of the last that ended.
-        standing: As it is at the start; follows the facts from then on.
+        standing: The state of leases at the start; from then on, it follows the facts.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class _StoredLogin(msgspec.Struct, frozen=True):
     Args:
         caller: The caller whose token was exchanged.
         veiled: The token, encrypted with the cookie.
-        expires_at: When it is over, in seconds since the epoch.
+        expires_at: The end of the login, in seconds since the epoch.
     """
 
     caller: Caller

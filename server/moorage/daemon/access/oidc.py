@@ -40,8 +40,8 @@ class ClaimSettings:
     """The claims that a token must have, and those that name its holder.
 
     Args:
-        issuer: Its `iss`.
-        audience: In its `aud`.
+        issuer: The `iss` of accepted tokens.
+        audience: The text that the `aud` of accepted tokens contains.
         tenant: Claim with the tenant; `a.b` is also `b` in the object `a`.
         role: Claim with a role, or with a list of roles, of which the highest counts; may be
             dotted, too.

@@ -95,7 +95,7 @@ class TenantRates:
         requests_per_second: Messages on the WebSocket and their HTTP twins; 0: any number.
         uploads_per_minute: Policies that are published; 0: any number.
         clock: Seconds on a clock that never goes back.
-        evaluations: What its policies may burn; None: anything.
+        evaluations: The processor time that its policies may use; None: anything.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class Ownership:
     shadow on any alias: it changes no answer, and shows a tenant only the tenant's own requests.
 
     Args:
-        state: Has the leases; read only.
+        state: The core's state, which has the leases; read only.
         find_alias: Returns an alias by its name, or by a bare policy name.
         owners: Return the owners of documents.
         policy_uris: Returns all versions of policies.

@@ -119,7 +119,7 @@ class ServerTls:
             need none.
 
     Attributes:
-        context: For new connections.
+        context: The TLS context of new connections.
 
     Raises:
         OSError: A file cannot be read, or holds no certificate or key, or they do not match.

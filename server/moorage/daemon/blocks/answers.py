@@ -26,12 +26,13 @@ def read_selection(value: JsonValue, offered: Container[str], at: str) -> list[s
     """Return the clusters that a clusterAllocator's `selection` named.
 
     Args:
-        value: What it returned: `{"clusters": [documents or ids]}`.
+        value: The value that the policy returned: `{"clusters": [documents or ids]}`.
         offered: Ids of the clusters that it was given.
         at: The policy's place in the block, for errors.
 
     Raises:
-        ServiceError: It declined, or returned something else, or named others than it was given.
+        ServiceError: The policy declined, returned something else, or named clusters that it was
+            not given.
     """
     _refuse_error(value, "clusters", at)
     clusters = value.get("clusters") if isinstance(value, dict) else None
@@ -58,7 +59,7 @@ def score_data(value: JsonValue, nodes: Nodes, at: str) -> JsonObject:
         at: The policy's place in the block, for errors.
 
     Raises:
-        ServiceError: It declined (`{"error": …}`), or returned something else.
+        ServiceError: The policy declined (`{"error": …}`), or returned something else.
     """
     _refuse_error(value, "selection_score_data", at)
     data = value.get("selection_score_data") if isinstance(value, dict) else None
@@ -78,12 +79,13 @@ def read_choice(value: JsonValue, offered: Mapping[str, Nodes], at: str) -> str:
     """Return the cluster that a clusterAllocator's `post_dry_run` chose.
 
     Args:
-        value: What it returned: one of the entries that it was given, or the id of one.
+        value: The value that the policy returned: one of the entries that it was given, or the id
+            of an entry.
         offered: The nodes of each cluster that it was given.
         at: The policy's place in the block, for errors.
 
     Raises:
-        ServiceError: It declined, or returned something else.
+        ServiceError: The policy declined, or returned something else.
     """
     _refuse_error(value, "id", at)
     name = _id(value)

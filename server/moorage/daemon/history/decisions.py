@@ -62,7 +62,7 @@ class Decisions:
     """Recent decisions.
 
     Args:
-        ledger: Has the facts. This object is made before any fact is stepped.
+        ledger: The ledger, which has the facts. This object is made before any fact is stepped.
     """
 
     def __init__(self, ledger: LedgerHistory) -> None:

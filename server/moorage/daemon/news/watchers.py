@@ -177,7 +177,7 @@ class Watchers:
 
         Args:
             topic: One of `TOPICS`.
-            name: What happened.
+            name: The name of the event.
             data: Values for JSON.
             tenant: The tenant that the news is about; None: everybody.
         """

@@ -28,7 +28,7 @@ class Health:
         ledger: Open.
         commit_loop: Steps the core.
         sandbox: Runs policies.
-        mode: How policies are isolated.
+        mode: The isolation of policies.
         tasks: Know whether a background task failed.
     """
 

@@ -73,7 +73,7 @@ class HistoryFile(Generic[Sample]):
     are left out, such as a line that a crash cut short, or a line of another release.
 
     Args:
-        path: Of the file, which need not exist.
+        path: The path of the file, which need not exist.
         kind: The type of a line.
         most: Number of wanted samples.
     """
@@ -149,7 +149,7 @@ class HistoryRing:
     """Takes samples, and answers from them.
 
     Args:
-        state: What is true; read only.
+        state: The core's state; read only.
         measures: Counts refusals.
         durations: Measure grants, evaluations and commits.
         sessions: Returns how many WebSockets are open.
@@ -157,7 +157,8 @@ class HistoryRing:
 
     Attributes:
         agents: Returns the states of agents; the daemon sets it once they are known.
-        path: Of the file that has the samples for the next start; None: they end with the process.
+        path: The path of the file that has the samples for the next start; None: they end with the
+            process.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class HistoryRing:
         """Take a sample.
 
         Args:
-            at: In seconds since the epoch.
+            at: The time of the sample, in seconds since the epoch.
         """
         now = self._count()
         self._samples.append(_Sample(self._now(at), _difference(self._before, now), self._late))

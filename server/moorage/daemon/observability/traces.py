@@ -73,7 +73,7 @@ class RequestTraces:
     """Traces requests.
 
     Args:
-        spans: Where spans go; None: requests are only logged.
+        spans: The exporter of spans; None: requests are only logged.
     """
 
     def __init__(self, spans: "Spans | None") -> None:

@@ -27,7 +27,7 @@ class Consultations:
     """Consults policies.
 
     Args:
-        catalog: Has the policies.
+        catalog: The catalog, which has the policies.
         sandbox: The sandbox.
         executor: Another server that executes policies instead of the sandbox, or None.
         shadows: Candidates that are consulted, too.

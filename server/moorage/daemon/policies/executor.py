@@ -28,7 +28,7 @@ class PolicyExecutor:
     """The executor service.
 
     Args:
-        catalog: Has the executors and the policies.
+        catalog: The catalog, which has the executors and the policies.
         sandbox: Runs them.
     """
 

@@ -46,7 +46,7 @@ class FoundCandidates:
     Args:
         ids: The found ids; for a search, the best first.
         matched: Number of results before clusters that are not live were left out.
-        warnings: What could not be read, and what was therefore left out.
+        warnings: Sentences on documents that could not be read and were therefore left out.
         added: Fields that a ranking policy added to documents, such as a score, by id.
         of: The searched kind; has the documents.
         ranked: Whether it was a search, not a filter.
@@ -69,7 +69,7 @@ class Finder:
     """Finds documents.
 
     Args:
-        catalog: Has the documents and the ranking policies.
+        catalog: The catalog, which has the documents and the ranking policies.
         sandbox: Runs those.
     """
 
@@ -99,7 +99,7 @@ class Finder:
 
         Args:
             action: Filter or search.
-            body: As the client sent it, bare or in its envelope.
+            body: The body as the client sent it, bare or in its envelope.
             tenant: Whose turn is used, and on whose behalf a policy ranks.
             allowance: Limits the requests to external services.
             at: Path of the body in the message, a prefix of the fields in refusals.
@@ -107,7 +107,7 @@ class Finder:
 
         Raises:
             ServiceError: `bad_message`, `unsupported` or `too_large` naming the place in the body;
-                what the ranking policy did wrong; `busy`; `unavailable`.
+                a fault of the ranking policy; `busy`; `unavailable`.
         """
         search, uri = None, ""
         async with self._turns.turn(tenant):
@@ -214,7 +214,7 @@ def place_of(no: Refusal, at: str) -> str:
 
     Args:
         no: Why the policy was not consulted.
-        at: Where the request names the policy, beside its parameters and settings.
+        at: The place in the request that names the policy, beside its parameters and settings.
     """
     overrides = no.field.partition(".")[0] in {"parameters", "settings"}
     return f"{at}.{no.field}" if overrides else no.field

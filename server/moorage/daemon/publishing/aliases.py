@@ -58,7 +58,7 @@ class Publishing:
     Args:
         sandbox: Loads a version before it is activated.
         allocator: Knows which version an idempotency key's first request went to; read only.
-        watchers: Get changes as events of the topic `policies`.
+        watchers: The clients that get changes as events of the topic `policies`.
         failures_max: Faults in a row after which an alias falls back; 0: never.
 
     Attributes:

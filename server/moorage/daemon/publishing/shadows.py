@@ -64,7 +64,7 @@ class Side:
     """The answer of one of the two versions to a consultation.
 
     Args:
-        seconds: From the consultation to the answer.
+        seconds: The time from the consultation to the answer.
         refusal: Why it returned no usable value.
         placement: The proposed placement; empty if it proposed none.
     """

@@ -82,8 +82,8 @@ class VersionStatistics:
         Args:
             tenant: The tenant that gets the answer.
             answer: The answer for the client.
-            seconds: From admission to this answer; None if it waited in the queue.
-            now: By the monotonic clock.
+            seconds: The time from admission to this answer; None if it waited in the queue.
+            now: The present time, by the monotonic clock.
         """
         fault: Code | None = None
         match answer:

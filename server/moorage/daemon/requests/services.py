@@ -192,7 +192,7 @@ class AllocationServices:
     """`POST /allocate`, the HTTP form of an ad-hoc request, and the HTTP forms of operations.
 
     Args:
-        calls: Has the addresses of HTTP calls.
+        calls: The addresses of HTTP calls.
         websocket: Returns the address of the WebSocket.
     """
 

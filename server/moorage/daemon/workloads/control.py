@@ -138,7 +138,7 @@ class WorkloadControl:
     A defect in the order of one workload ends its lease, with the reason, and nothing else.
 
     Args:
-        backends: By the name that `provision.backend` uses.
+        backends: The backends, by the name that `provision.backend` uses.
         post: Posts an event to the core.
         tasks: Run the orders.
         progress: Called with the progress of workloads.

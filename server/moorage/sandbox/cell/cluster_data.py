@@ -182,7 +182,7 @@ class ClusterData(LazyDict):
     Args:
         fetch: Returns the packed document of a cluster, from the host if needed; None if the
             cluster has none.
-        fleet: Where `capacity` is read.
+        fleet: The fleet from which `capacity` is read.
         bytes_max: Packed bytes of the clusters that are decoded at a time.
     """
 
@@ -241,7 +241,7 @@ class ClusterEntry(LazyDict):
 
     Args:
         decoded: The list of decoded entries.
-        fleet: Where the extra `capacity` is read when it is first touched.
+        fleet: The fleet from which the extra `capacity` is read at its first use.
     """
 
     def __init__(self, cluster_id: str, blob: bytes, decoded: "_Decoded", fleet: Fleet) -> None:

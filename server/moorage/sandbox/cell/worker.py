@@ -471,7 +471,7 @@ def ids_of(value: JsonValue, keys: Mapping[str, frozenset[str]]) -> JsonValue:
     """Return ids in place of objects with an id: alone, in a list, or in an object's list.
 
     Args:
-        value: What a policy returned.
+        value: The value that a policy returned.
         keys: Keys of the given documents; keys that the policy added, such as a score, stay.
     """
     if isinstance(value, dict):

@@ -84,10 +84,10 @@ class Cell(asyncio.Protocol):
 
     Attributes:
         sent: Work in the pipe, head first.
-        head_since: When the head became the head (monotonic seconds).
+        head_since: The time at which the present head became the head, by the monotonic clock.
         slow: The head has run for longer than a few milliseconds; new work goes elsewhere.
-        demoted: It runs at idle priority.
-        retired: It gets no new work.
+        demoted: Whether it runs at idle priority.
+        retired: Whether it gets no new work.
         alive: Whether the cell was neither lost nor killed.
         worker: The worker that it runs on; empty: this machine.
     """

@@ -55,7 +55,7 @@ class CircuitBreaker:
     """Counts overruns by policy version and tenant; quick answers and time reduce the count.
 
     Args:
-        limits: Has `circuit_overruns`, and the deadline of evaluations.
+        limits: The limits, with `circuit_overruns` and the deadline of evaluations.
         counters: Counts `circuits_opened`, and `circuit_refusals` while circuits are open.
         opened: Called when a circuit opens.
     """

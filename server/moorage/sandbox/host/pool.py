@@ -1,8 +1,8 @@
-"""Assigns work to cells, and replaces cells. What happens when one dies is in `deaths`.
+"""Assigns work to cells, and replaces cells; `deaths` says what follows the death of a cell.
 
 Used by `sandbox`. Work is bound to a cell as late as possible: it waits in its policy's backlog and
-goes into a pipe when that cell is quick and has room, so a slow evaluation holds up only what was
-already behind it. Policies share nothing here but the count of cells.
+goes into a pipe when that cell is quick and has room. So a slow evaluation holds up only the work
+that already waits after it in the pipe. Policies share nothing here but the count of cells.
 """
 
 import asyncio

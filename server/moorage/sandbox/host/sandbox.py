@@ -95,7 +95,7 @@ _UNSAFE_WARNING: Final = (
 
 
 Changes = Mapping[str, JsonMapping]
-"""`settings` and `parameters`, by name; what is missing is unchanged."""
+"""`settings` and `parameters`, by name; a missing name leaves its value unchanged."""
 _NONE: Final[JsonObject] = {}
 
 
@@ -148,8 +148,8 @@ class Sandbox:
         deliver: Called with exactly one event per consultation that was not forgotten.
         limits: All limits.
         mode: `jail`, or `unsafe` for a separate process without the jail.
-        isolation: Which requests share a cell: all tenants that use a policy version, the requests
-            of one tenant, or none (a fresh cell per evaluation).
+        isolation: The requests that share a cell: all requests for a policy version, those of one
+            tenant, or none (a fresh cell per evaluation).
         circuits: Called when a policy's circuit opens.
         workers: Other machines that run cells; None: there are none.
         meter: Counts processor time of evaluations, and refuses them, except live consultations,
@@ -403,8 +403,8 @@ class Sandbox:
         """Run the policy's `management(action, data)` and return its plain value.
 
         Raises:
-            PolicyFault: It has no `management`, raised an error, overran, or its answer cannot be
-                sent; or its schema of management commands forbids the action or its data.
+            PolicyFault: The policy has no `management`, raised an error, overran, or its answer
+                cannot be sent; or its schema of management commands forbids the action or the data.
         """
         return (await self.manage_and_tell(code, tenant, action, data))[0]
 
@@ -439,8 +439,8 @@ class Sandbox:
             code: The policy.
             tenant: The tenant of the evaluation and of its context.
             input_data: The argument of `eval`: JSON data, at most `INPUT_BYTES_MAX` packed.
-            parameters: In the place of the policy's defaults.
-            settings: In the place of the policy's defaults.
+            parameters: The parameters that replace the policy's defaults.
+            settings: The settings that replace the policy's defaults.
             ids_only: Whether each object is returned as its `id`, with the keys that the policy
                 added. So the given documents need not be sent back.
             fleet: The fleet for the columns of `input_data["fleet"]`.

@@ -257,8 +257,8 @@ class FrameReader:
         limit: Longest frame in bytes; a longer one is an error before it is stored.
 
     Attributes:
-        error: Not empty once the other side sent bytes that are not a frame. Frames before it are
-            still returned, frames after it are not.
+        error: The error text, once the other side sent bytes that are not a frame; else empty.
+            Frames before it are still returned, frames after it are not.
     """
 
     def __init__(self, limit: int) -> None:

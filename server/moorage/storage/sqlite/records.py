@@ -121,7 +121,7 @@ class RecordTables:
         """Return the version of the tables, if this release reads it.
 
         Raises:
-            StorageError: This release cannot read it.
+            StorageError: This release cannot read the file.
         """
         found = self.format()
         if found and (refusal := FORMAT.refusal(found, writer_of(self._connection))):
