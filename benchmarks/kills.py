@@ -2,7 +2,7 @@
 
 A few clients (`kill_load`) request and release leases whose workloads are real processes or
 containers, as fast as the daemon answers. Again and again the daemon is killed, sometimes while it
-starts, and a new one with the same folder replaces it. At the end, every lease must be known and
+starts, and a new daemon with the same folder replaces it. At the end, every lease must be known and
 running, and its workload started once; after all releases, nothing may be left.
 
 Workloads record their own starts: each appends a line to one file. This process is a subreaper, so

@@ -77,7 +77,7 @@ class ServerLeft(ConnectionFailed):
 
 
 class TokenReplaced(ConnectionFailed):
-    """The server closed the socket, since its token ended; there is another one since."""
+    """The server closed the socket, since its token ended; another token is valid since."""
 
 
 class Connection:

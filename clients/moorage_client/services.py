@@ -1,4 +1,4 @@
-"""HTTP clients: the two for policies, and the one of the command line.
+"""HTTP clients: two for policies, and one for the command line.
 
 `ClusterClient` and `GlobalClusterMetricsClient` are the documented ones
 (docs/reference/allocation-server.md, "Policies"), name by name and message by message, for running
@@ -193,7 +193,7 @@ class Services:
         timeout: Seconds that connecting and each wait for more of a reply may take.
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else the authorities that this machine knows.
-        reconnect_seconds: How long to look for the server that writes, where one is a standby.
+        reconnect_seconds: How long to look for the leading server, if a standby answers.
     """
 
     def __init__(

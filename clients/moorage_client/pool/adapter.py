@@ -95,7 +95,7 @@ class ResourcePoolAdapter:
         Args:
             request: Members `{"type", "slots"}`.
             pid: The process that gets the slots: when it dies, all of them are returned. Default:
-                this one; 0: none, and only its time counts.
+                this process; 0: no process, so that only the time ends the checkout.
             ttl_seconds: Seconds after which it is given back in any case, unless renewed. Default:
                 without end, or what the server gives where there is no process.
             kwds: Accepted, and ignored.

@@ -233,7 +233,7 @@ class CommitLoop:
                 self._clock.beat()
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint once running ones have ended. Call it only when settled."""
+        """Write a checkpoint once earlier checkpoints have ended. Call it only when settled."""
         await asyncio.gather(*self._checkpoints)
         await self._condense()
 

@@ -1,6 +1,6 @@
 """The queue of events for the core: all parts post, only the commit loop takes.
 
-Events that end or renew leases go ahead of requests for new ones: a release behind thousands of
+Events that end or renew leases go ahead of requests for new leases: a release behind thousands of
 requests would hold back the capacity that they wait for. So do answers of policies: the longer they
 wait, the more often the fleet has changed since. Other events are taken from the tenants in turn,
 so thousands of one tenant delay no other.

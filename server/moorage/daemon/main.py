@@ -53,7 +53,7 @@ GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
 SWITCH_SECONDS: Final = 0.001
 """Seconds that a busy event loop keeps the interpreter lock from the commit thread, which needs
 it some ten times per commit. The interpreter's own 5 ms give a grant beside a flood of empty frames
-a p99 of 430 ms, this value 80 ms; a smaller one costs grants."""
+a p99 of 430 ms, this value 80 ms; a smaller value costs grants."""
 
 Register = Callable[[JsonObject, tuple[str, str] | None], tuple[str, str]]
 """Function that registers this machine. It takes a cluster document with this machine as its only

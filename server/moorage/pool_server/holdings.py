@@ -18,7 +18,7 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots import Allocation, InvalidCheckin, InvalidRequest, ResourcePool
 
 HOLDINGS_MAX: Final = 100_000
-"""At most this many checkouts of one pool at a time; further ones are refused."""
+"""The largest number of checkouts of one pool at a time; further checkouts are refused."""
 TTL_SECONDS_MAX: Final = 30 * 86_400.0
 """Most seconds that a checkout, or a renewal of it, may request."""
 

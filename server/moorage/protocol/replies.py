@@ -49,8 +49,8 @@ class Reply(Struct, frozen=True, omit_defaults=True):
         warnings: Sentences for a person.
         reasons: The reasons for the decision.
         policy_rule_uri: The version that answered, if the request named an alias.
-        revision: The answer includes all facts up to this one; for `min_revision`. Only servers
-            with PostgreSQL set it.
+        revision: The number of the last fact that the answer includes; for `min_revision`. Only
+            servers with PostgreSQL set it.
         as_of: Of a standby's answer: the last time at which it had all facts, in seconds since the
             epoch.
         leader: Of a standby's answer: the address of the leader; empty while there is none.

@@ -253,7 +253,7 @@ class DocumentStore:
             return await future
 
     async def go_on_with(self, records: RecordStore) -> None:
-        """From the next job on, use these records: the same ones, opened for writing.
+        """From the next job on, use these records: the same records, opened for writing.
 
         Raises:
             ServiceError: As in `open`.

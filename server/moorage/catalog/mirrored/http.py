@@ -39,8 +39,8 @@ REDIRECTS_MAX: Final = 2
 CONNECTIONS_MAX: Final = 16
 """Most open connections to one service; further requests wait for one, within their deadline."""
 KEEP_ALIVE_SECONDS: Final = 3.0
-"""Seconds for which an idle connection may be reused. Most servers close idle ones after five
-seconds, and a request at that moment would be lost."""
+"""Seconds for which an idle connection may be reused. Most servers close idle connections after
+five seconds, and a request at that moment would be lost."""
 FAILURES_MAX: Final = 5
 """Failures in a row after which no requests are sent to a service for a while."""
 OPEN_SECONDS_FIRST: Final = 0.25

@@ -370,6 +370,6 @@ def _no_node_has(demand: Demand, models: list[str]) -> str:
 
 
 def _binding(counts: dict[str, int], *, never: bool) -> str:
-    """Return the constraint to relax first: the one on which the closest nodes fail."""
+    """Return the constraint to relax first: the constraint that the closest nodes do not meet."""
     names = [name for name in counts if (Misfit[name.upper()] <= NEVER) == never]
     return names[-1] if names else "nodes"

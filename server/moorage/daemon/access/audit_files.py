@@ -201,7 +201,7 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
 
 
 def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
-    """Check every line of a data folder; return the number of the first one, and the end.
+    """Check every line of a data folder; return the number of the first line, and the end.
 
     Args:
         folder: The data folder.

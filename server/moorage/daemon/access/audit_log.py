@@ -70,7 +70,8 @@ class AuditLog:
         self._pending: list[bytes] = []
         """JSON lines to be written; only the thread removes them."""
         self._queued = self._written = 0
-        """Numbers of entries so far; only the thread changes the second one."""
+        """Numbers of queued and written entries so far; only the thread changes the number of
+        written ones."""
         self._held: list[AuditEntry] | None = None
         """Entries to be written after the recovered ones; None: entries are not held back."""
         self._goes_on = asyncio.Event()

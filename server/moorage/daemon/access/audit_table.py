@@ -97,7 +97,7 @@ def read_rows(rows: AuditRows, after: int = 0) -> Iterator[JsonObject]:
 
 
 def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
-    """Check every line of a database; return the number of the first one, and the end.
+    """Check every line of a database; return the number of the first line, and the end.
 
     Args:
         rows: The lines.

@@ -37,7 +37,7 @@ class _Buckets:
         """Tokens left to a tenant, and the time as of which."""
 
     def take(self, tenant: Tenant) -> float:
-        """Take a token and return 0; if there is none, return the seconds until the next one."""
+        """Take a token and return 0; if there is none, return the seconds until the next token."""
         if not self._size:
             return 0.0
         left = self.spend(tenant, 1.0)

@@ -1,7 +1,7 @@
 """TLS of both ports: the server's certificate, and the authorities of client certificates.
 
 Renewed files are in force soon after they changed: for each new connection, the context of both
-ports uses another one, made from the files as last read. Open connections stay open, unless the
+ports uses another context, made from the files as last read. Open connections stay open, unless the
 authority of the client's certificate is no longer trusted.
 """
 

@@ -237,7 +237,7 @@ class AgentStore:
         """Note that an agent has used its token, and is connected; return its key.
 
         Raises:
-            AgentStoreError: Another one used the token, or it cannot be stored.
+            AgentStoreError: Another agent used the token, or the agent cannot be stored.
         """
         key = KEY_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
         with self._change() as documents:

@@ -47,7 +47,7 @@ from moorage.records.rights import SERVER_ITSELF, Caller
 HELLO_SECONDS_MAX: Final = 10.0
 """How long an agent may take to send its hello."""
 ANSWER_SECONDS_MAX: Final = 3.0
-"""How long a connected agent may take to answer when another one shows the same key."""
+"""How long a connected agent may take to answer when another agent shows the same key."""
 BEAT_SECONDS: Final = (5.0, 10.0)
 """Shortest and longest pause between two beats of an agent, unless machines are lost soon."""
 BEATS_A_SECOND: Final = 50

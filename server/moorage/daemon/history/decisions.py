@@ -152,7 +152,7 @@ class Decisions:
     async def _window(
         self, before: LedgerPlace, wanted: JsonObject
     ) -> tuple[list[tuple[LedgerPlace, Row]], LedgerPlace | None]:
-        """Return the rows of the facts before a place, newest first, and where older ones end."""
+        """Return the rows of facts before a place, newest first, and the place of older facts."""
         top = before.seq if before.number else before.seq - 1
         top = min(top, self.ledger.last_seq)
         bottom = max(1, top - PAGE_FACTS_MAX + 1)

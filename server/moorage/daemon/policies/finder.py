@@ -32,7 +32,8 @@ T = TypeVar("T")
 SEARCHES_MAX: Final = 2
 """Searches at a time, and one per tenant: a single thread executes them."""
 SEARCHES_WAITING_MAX: Final = 1024
-"""Searches that wait for a turn. One more: the tenant with most gets `busy` for its last one."""
+"""Searches that wait for a turn. With one more, the newest waiting search of the tenant with most
+searches is refused with `busy`."""
 RANKING_SECONDS_MAX: Final = 30.0
 """Seconds that a ranking may take, waiting for a cell included; then the answer is `busy`."""
 SHOWN_CHARS_MAX: Final = 60

@@ -245,7 +245,8 @@ class Policy:
         """Return the settings and parameters that an instance has added or changed.
 
         A policy stores them as `self.settings` and `self.parameters`, as the documents say, or
-        changes the given ones in place. Only added and replaced keys count, not removed ones.
+        changes the given ones in place. Only added and replaced keys are changes; removed keys are
+        not.
         """
         policy, given = self._instances[overrides][0], self._given[overrides]
         settings, parameters = _decode(self._settings), _decode(self._parameters)
