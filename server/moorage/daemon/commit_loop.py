@@ -74,7 +74,7 @@ class _Group(NamedTuple):
 
     Args:
         turns: The turns of these facts, and turns without facts whose effects wait for them.
-        facts: All of them.
+        facts: The facts, in order.
         stored: Returns the seq of the last fact once all are durable.
         began: The time at which the ledger got the facts, by the monotonic clock.
         checkpoint: The state with these facts, and their last seq; None: no checkpoint is due.
@@ -92,7 +92,7 @@ class CommitLoop:
 
     Args:
         allocator: The core; only this loop steps it.
-        ledger: Open.
+        ledger: The open ledger.
         inbox: The events that the core has not processed yet.
         effects: Carries out the effects of a step, once its facts are durable.
         tasks: Runs what goes on beside the loop.

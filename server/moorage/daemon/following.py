@@ -49,7 +49,7 @@ class Applied:
 
     Args:
         ledger: The position up to which the facts are applied.
-        closing: Releases all of it.
+        closing: Releases all resources of this state.
     """
 
     ledger: FollowedLedger
@@ -62,7 +62,7 @@ class Follower:
     """Applies facts as the leader stores them.
 
     Args:
-        ledger: Loaded.
+        ledger: The loaded ledger.
         loaded_at: The time at which loading began, in seconds since the epoch.
 
     Attributes:

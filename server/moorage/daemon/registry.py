@@ -28,9 +28,9 @@ class RegistryChanges:
     """Follows the catalog.
 
     Args:
-        catalog: Open, and not followed yet.
+        catalog: The open catalog, which is not followed yet.
         sandbox: The sandbox, whose cells keep documents.
-        state: The core's; read only.
+        state: The core's state; read only.
         watchers: The clients that get news of policies that fail their own examples.
     """
 

@@ -126,7 +126,8 @@ class Prepared:
         reader: Serves the injected clients of policies; it has no catalog yet.
         rates: Limits of requests and processor time per tenant.
         circuits: Called when a policy's circuit opens; set later.
-        standby: The standby that this server has been, with its followed state; None: it never was.
+        standby: The standby that this server was before it led, with its followed state; None: it
+            was no standby.
     """
 
     allocator: Allocator
@@ -215,7 +216,7 @@ class Waiting:
         announce: Called with the open doors of a standby, once it has loaded the leader's state and
             can take over quickly.
         stopping: Set when the server must stop.
-        announced: `announce` was called.
+        announced: Whether `announce` was called.
     """
 
     announce: Callable[[Doors], None] = lambda _: None

@@ -29,7 +29,7 @@ class Doorman:
     """Answers the HTTP requests of the port.
 
     Args:
-        settings: Limits.
+        settings: The limits.
         authenticate: Given the bearer token, or None if there was none, returns the caller,
             or None to refuse.
         counts: The counters of refusals.

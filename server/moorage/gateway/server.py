@@ -57,7 +57,7 @@ class Gateway:
     """The WebSocket server of the daemon.
 
     Args:
-        settings: Limits.
+        settings: The limits.
         authenticate: Given the bearer token of a handshake, or None if there was none,
             returns the caller, or None to refuse with 401.
         logins: The logins to the console; None: there is no console.
@@ -259,7 +259,7 @@ class Gateway:
         """Send news to a session, if it still exists.
 
         Args:
-            session: Its id.
+            session: The id of the session.
             frame: JSON text, as made by `protocol.replies.event`.
         """
         found = self._sessions.get(session)

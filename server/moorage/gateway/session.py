@@ -104,7 +104,7 @@ class Session:
         connection: Its connection, already open.
         deliver: The receiver of its requests.
         settings: Its limits.
-        counts: Shared with all sessions.
+        counts: The counters, which all sessions share.
         turns: The turns of all sessions to read large messages.
         shares: Limits the time for small messages in one turn of the event loop.
         drop: Starts closing the connection with a code and a reason.

@@ -134,7 +134,7 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list
 
     Args:
         fleet: The view from which the scores were computed.
-        demand: How many nodes.
+        demand: The demand, whose number of nodes is chosen.
         scores: One number per node, below 0 if the demand does not fit.
 
     Returns:

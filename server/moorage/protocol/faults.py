@@ -54,11 +54,11 @@ class ServiceError(Exception):
     """A service refuses; the error has the text and the code for a failure reply.
 
     Args:
-        code: Machine-readable.
+        code: The error code, for programs.
         reason: One sentence for a person, with the field, the expected value and the remedy.
         field: The field that was wrong, as a dotted path, or empty.
         expected: The expected value, or empty.
-        details: More data.
+        details: Further data about the error.
         status: HTTP status; by default the one in `STATUS_BY_CODE`.
     """
 

@@ -141,7 +141,7 @@ def failure(
     """Write a failure reply: `message` for existing clients, `error` for machines.
 
     Args:
-        code: Machine-readable.
+        code: The error code, for programs.
         reason: One sentence for a person.
         field: The field that was wrong, or empty.
         expected: The expected value, or empty.

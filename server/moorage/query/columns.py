@@ -37,7 +37,7 @@ class Cells:
     """The values of rows, any number per row, in two arrays.
 
     Args:
-        rows: Rows there can be.
+        rows: The largest number of rows.
         hole: Marks a removed value; no value equals it.
     """
 
@@ -117,7 +117,7 @@ class Column:
     """The values of documents at one path.
 
     Args:
-        rows: Rows there can be.
+        rows: The largest number of rows.
     """
 
     def __init__(self, rows: int) -> None:

@@ -51,7 +51,7 @@ class DocumentIndex:
     afterwards.
 
     Args:
-        columns_max: Columns in memory.
+        columns_max: The largest number of columns in memory.
         cells_max: Values in all columns together, 12 bytes each; a query has the columns that it
             needs, whatever their size.
     """

@@ -60,7 +60,7 @@ def nearest(
         reference: The id of one of them, which is then left out of the answer; or a document, or
             the part of one that matters.
         weights: Weight by path, 0 and more; None takes `DEFAULT_WEIGHTS`.
-        k: Documents returned at most; None returns all.
+        k: The largest number of returned documents; None returns all.
 
     Returns:
         Ids with distances from 0 (alike) to 1; the same distances in the order of the ids.

@@ -437,7 +437,7 @@ class RecordStore(Protocol):
         """Run `work` in a transaction and return its result; an error undoes all its changes.
 
         Args:
-            work: Reads and writes records.
+            work: A function that reads and writes records.
             durable: False: a power cut may undo the change within some seconds.
 
         Raises:

@@ -45,7 +45,7 @@ class Connections:
     """Counts all connections of a port, and closes idle ones.
 
     Args:
-        most: How many there may be.
+        most: The largest number of connections.
     """
 
     def __init__(self, most: int = CONNECTIONS_MAX) -> None:

@@ -30,7 +30,7 @@ class HttpEndpoint:
     """A path, and the function that answers requests for it.
 
     Args:
-        path: Names in braces are parameters.
+        path: The path of the endpoint; names in braces are parameters.
         handler: The function; its docstring is the description.
         summary: The description in a few words; empty: `/openapi.json` leaves the endpoint out.
         tags: Groups of the description that it belongs to.

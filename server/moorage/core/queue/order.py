@@ -488,7 +488,7 @@ class WaitingQueue:
 
         Args:
             limits: Returns the classes that are not served now.
-            before: The line to stop at; None: yield all lines.
+            before: The line before which to stop; None: yield all lines.
         """
         seen: dict[int, ClassLines] = {}
         last = None if before is None else self._rank(before)

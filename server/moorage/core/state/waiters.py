@@ -112,7 +112,7 @@ class WaiterLine:
     """Waiters that differ only in age.
 
     Attributes:
-        waiters: Oldest first.
+        waiters: The waiters, oldest first.
         since: Arrival of the first of them, in seconds since the epoch.
         refused_at: `WaitingQueue.changes` when they did not fit even without reserved nodes.
         looked_at: `WaitingQueue.changes` when they did not fit beside reserved and excluded nodes.

@@ -185,7 +185,7 @@ class CordonAsked(msgspec.Struct, frozen=True, gc=False):
     """An operator takes a cluster or a node out of service, or puts it back.
 
     Args:
-        node: Empty: the whole cluster.
+        node: The node; empty: the whole cluster.
         mode: `cordon`: nothing new is placed there; `drain`: existing leases must leave, too.
         seconds: How long leases may still last after a `drain`; None: until they end.
     """

@@ -31,8 +31,8 @@ class NamedToken(msgspec.Struct, frozen=True):
         role: Decides what its holder may do.
         tenant: Owner of the leases and policies that its holder works with.
         created_at: The time of its creation, in seconds since the epoch.
-        expires_at: Likewise; None: it does not expire.
-        revoked_at: Likewise; None: it is not revoked.
+        expires_at: The end of the token, in seconds since the epoch; None: it does not expire.
+        revoked_at: The time of its revocation, in seconds since the epoch; None: it is not revoked.
     """
 
     name: str

@@ -68,7 +68,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
         digest: SHA-256 of its key, in hexadecimal.
         joined_at: The time at which it joined, in seconds since the epoch.
         changed_at: The time at which it last connected or disconnected, in seconds since the epoch.
-        connected: Whether it is.
+        connected: Whether the agent is connected.
         address: The address from which the agent last connected.
         unheard_seconds: How long its workloads run without a connection; 0: no limit.
         revoked: Whether its key is refused.

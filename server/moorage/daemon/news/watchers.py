@@ -88,12 +88,12 @@ class Watchers:
     Args:
         push: Sends news to a session, or counts it as missed there.
         lease: Finds a lease, also one of the last that ended.
-        leases: All that hold something.
+        leases: The leases that hold resources.
         map_news: Sends topic `map`.
         shape_news: Sends topic `shapes`.
 
     Attributes:
-        progress, lease: As given.
+        progress, lease: The arguments of these names.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class Health:
 
     Args:
         gateway: Listens until the daemon stops.
-        ledger: Open.
+        ledger: The open ledger.
         commit_loop: Steps the core.
         sandbox: Runs policies.
         mode: The isolation of policies.

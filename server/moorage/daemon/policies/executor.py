@@ -29,7 +29,7 @@ class PolicyExecutor:
 
     Args:
         catalog: The catalog, which has the executors and the policies.
-        sandbox: Runs them.
+        sandbox: Runs the policies.
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:

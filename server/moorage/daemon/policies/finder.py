@@ -71,7 +71,7 @@ class Finder:
 
     Args:
         catalog: The catalog, which has the documents and the ranking policies.
-        sandbox: Runs those.
+        sandbox: Runs the ranking policies.
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:

@@ -90,7 +90,7 @@ class Replies:
     Attributes:
         fail: Called with a defect, which ends the process.
         traces: The traces of `followers`.
-        asker: Returns the address that waits for the answer to a request; None: none does.
+        asker: Returns the address that waits for the answer to a request; None: no address waits.
     """
 
     def __init__(

@@ -154,7 +154,7 @@ class InputData(LazyDict):
 
     Args:
         given: The items; `LATER` stands for values that are made later.
-        extras: Likewise.
+        extras: Values that are found by key but are not items, with `LATER` likewise.
         later: Makes the value of an item or extra.
     """
 

@@ -90,7 +90,7 @@ class Policy:
         uri: The policy gets it as `rule_id`.
         files: Archive-relative path to content.
         entry: File with the policy class, usually `function.py`.
-        clients: Added to every settings dict.
+        clients: The clients that are added to every settings dict.
 
     Attributes:
         faults: Why the policy cannot be used; empty if it can.
