@@ -456,7 +456,7 @@ class Client:
         """Send any message of the protocol and return the `data` of its reply.
 
         Args:
-            message: With its `op`, without an `id`.
+            message: The message, with its `op` and without an `id`.
             idempotent: Whether the message may be sent again when a socket broke before the reply.
 
         Raises:

@@ -74,7 +74,8 @@ class Link:
     Args:
         endpoints: The servers' addresses, with credentials.
         reconnect_seconds: After a socket broke, how long to try to open another and repeat.
-        on_lost: Called with the reason where a call has to be repeated, once until it succeeds.
+        on_lost: Called with the reason when a call has to be repeated, but not again until a call
+            succeeds.
     """
 
     def __init__(

@@ -313,7 +313,7 @@ class Services:
         Args:
             alias: As `activate_policy`.
             policy_rule_uri: The candidate.
-            percent: Of the requests, above 0 and up to 100.
+            percent: The share of requests that the candidate gets, above 0 and up to 100.
             by: Whether the request decides (a repetition goes to the same version) or its tenant.
             seed: Another seed is another draw.
         """
@@ -406,7 +406,8 @@ class Services:
     def _call(self, method: str, path: str, body: JsonMapping | None = None) -> JsonValue:
         """Send a request to the leader; return the answer.
 
-        It is sent again where it was not carried out, or would change nothing more.
+        The request is sent again if it was not carried out, or if a repetition would change nothing
+        more.
         """
         give_up_at = time.monotonic() + self._reconnect_seconds
         is_led = False

@@ -42,7 +42,7 @@ def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
 
     Raises:
         InventoryError: A source cannot be read, names no cluster where none was given, or lists a
-            node that another one lists too.
+            node that another source lists, too.
     """
     documents: list[tuple[str, Document]] = []
     notes: list[str] = []

@@ -16,7 +16,7 @@ class DynamicNodeSpec:
     Args:
         name: Its name, which no other node has or had.
         task: The function that the node runs.
-        dependencies: Nodes that it waits for.
+        dependencies: The nodes for which this node waits.
         dependents: Nodes that wait for it; they have not started.
     """
 

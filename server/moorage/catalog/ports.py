@@ -124,7 +124,8 @@ class Freshness(Protocol):
             searching: Whether a search for clusters follows, which may need external requests, too.
 
         Returns:
-            Warnings about data that could not be read, and what is missing therefore.
+            Warnings about data that could not be read, and about the data that are missing
+            therefore.
 
         Raises:
             ServiceError: `unavailable` naming the service, or `unknown_policy`.

@@ -81,7 +81,7 @@ class Inbox:
 
         Args:
             event: The event that happened.
-            tenant: Whose client sent it; None: it is the server's own.
+            tenant: The tenant whose client sent the event; None: it is the server's own.
         """
         if type(event) in _AHEAD or (
             isinstance(event, CancelAsked) and event.request not in self._requests

@@ -44,7 +44,7 @@ class Deliver(Protocol):
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> Taking:
-        """Handle a request; its reply has the `warnings`. On the hot path.
+        """Handle a request; its reply has the `warnings`. Runs on the hot path.
 
         Returns:
             None if the request was accepted. A future if it was refused because of a limit: the

@@ -269,7 +269,7 @@ class Ledger(LedgerHistory, Protocol):
         """Store facts that rebuild the state as of `seq`; durable when this returns.
 
         It is encoded and written in pieces, so that appends continue meanwhile. The newest two
-        stay. A crash in the middle leaves the older ones as they were.
+        checkpoints stay. A crash in the middle leaves the older ones as they were.
 
         Args:
             seq: The seq of an appended fact, not older than the last checkpoint's.

@@ -225,7 +225,8 @@ def tightest_gpus(
             needs.
 
     Returns:
-        bool `[nodes, devices]`: the able GPUs with the least free milli, of equals the lowest.
+        bool `[nodes, devices]`: the able GPUs with the least free milli; of equal GPUs, those with
+        the lowest index.
     """
     free = np.where(able, gpu_free, GPU_MILLI + 1)
     order = np.argsort(free, axis=1, kind="stable")[:, : demand.gpus]

@@ -127,7 +127,7 @@ class Lease(Sparse, frozen=True):
         ttl_seconds: The lease ends this long after its grant or last renewal.
         policy_rule_uri: The policy that placed it.
         reason: Why it is queued, ending or ended, or which of its machines is lost.
-        notice: The notice that it must give way, if any.
+        notice: The notice that the lease must end for another request, if any.
         workload: The workload on the placement.
         token: The secret that lets a client renew and release the lease.
         project: The tenant's project to whose use the lease is added.

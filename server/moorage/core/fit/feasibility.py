@@ -68,8 +68,8 @@ class _Tally:
         version: The `Fleet.version` at which the reasons were found.
         reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is not a candidate.
         counts: Number of nodes per reason, int64 `[reasons]`.
-        never: For a demand that can never fit: the largest that could, and helpful changes of the
-            request; valid for this layout.
+        never: The largest demand that could fit, and helpful changes of the request, if the demand
+            can never fit; valid for this layout.
         refusal: The resulting refusal if the nodes of `reserved` are reserved; valid until a reason
             changes.
     """

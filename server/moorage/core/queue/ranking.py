@@ -252,7 +252,8 @@ class Ranking:
 
         Args:
             row: The row of the class.
-            since: Arrival of the first that the wake has not visited, in seconds since the epoch.
+            since: Arrival of the first waiter that the wake has not visited, in seconds since the
+                epoch.
             number: Sequence number among equal arrivals.
             oldest: Arrival of the first of all ready waiters.
         """

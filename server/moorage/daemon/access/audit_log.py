@@ -113,7 +113,7 @@ class AuditLog:
         return self._lines.last_seq()
 
     def note_all(self, entries: Sequence[AuditEntry]) -> None:
-        """Queue entries, in order. On the hot path."""
+        """Queue entries, in order. Runs on the hot path."""
         if self._thread is None or not entries:
             return
         held = self._held

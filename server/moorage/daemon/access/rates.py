@@ -112,7 +112,7 @@ class TenantRates:
         self._uploads = _Buckets(uploads_per_minute, MINUTE_SECONDS, clock)
 
     def refusal(self, tenant: Tenant) -> Refusal | None:
-        """Return why a request exceeds its tenant's rate, or None. On the hot path."""
+        """Return why a request exceeds its tenant's rate, or None. Runs on the hot path."""
         wait = self._requests.take(tenant)
         if not wait:
             return None

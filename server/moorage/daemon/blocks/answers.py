@@ -1,6 +1,6 @@
 """Checks the answers of a block's policies: shapes, ids, scores, nodes.
 
-`daemon.blocks.placement` lets nothing that a policy returned go further unless it passed here.
+`daemon.blocks.placement` uses a value that a policy returned only after a check here.
 Values only.
 """
 

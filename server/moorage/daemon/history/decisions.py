@@ -75,7 +75,7 @@ class Decisions:
         self._number = 0
 
     def observe_step(self, event: Event, turn: Turn) -> None:
-        """Note refusals of this step. On the hot path."""
+        """Note refusals of this step. Runs on the hot path."""
         ask: Ask | None = None
         if isinstance(event, Asked):
             ask = event.ask

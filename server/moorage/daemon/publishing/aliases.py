@@ -43,7 +43,7 @@ from moorage.records.policies import ShadowComparison
 from moorage.sandbox.host.sandbox import Sandbox
 
 SELF: Final = "moored"
-"""Recorded as the author of changes that the server itself makes to an alias."""
+"""The recorded author of changes that the server itself makes to an alias."""
 _SHARE_BYTES: Final = 8
 _FINDING_CHARS_MAX: Final = 300
 Noting = Callable[[Response, float | None, float], None]

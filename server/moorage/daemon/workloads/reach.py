@@ -1,8 +1,8 @@
 """Finds the candidate nodes on which a backend can start a workload.
 
 Admission asks it for requests with a `provision`: a backend that starts on certain nodes or in
-certain clusters only, as `local` does on its own machine, would refuse what a policy put anywhere
-else, once it is leased.
+certain clusters only, as `local` does on its own machine, would refuse a workload that a policy
+placed anywhere else, after the lease was granted.
 """
 
 from collections.abc import Mapping

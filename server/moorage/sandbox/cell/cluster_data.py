@@ -268,7 +268,7 @@ class ClusterEntry(LazyDict):
     def fold(self) -> None:
         """Drop the decoded values, unless the policy could notice that they are made again.
 
-        It could if it changed them, or holds a part of them.
+        The policy could tell if it changed the values, or holds a part of them.
         """
         if dict.keys(self) != _UNREAD.keys():
             return

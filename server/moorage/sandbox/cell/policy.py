@@ -87,8 +87,8 @@ class Policy:
     """One loaded policy version.
 
     Args:
-        uri: The policy gets it as `rule_id`.
-        files: Archive-relative path to content.
+        uri: The URI of the policy, which gets it as `rule_id`.
+        files: The content of each file, by its path in the archive.
         entry: File with the policy class, usually `function.py`.
         clients: The clients that are added to every settings dict.
 

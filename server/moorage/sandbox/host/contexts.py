@@ -65,7 +65,7 @@ class Contexts:
         """Load the contexts from the disk, each with its version.
 
         Args:
-            contexts: All of them; version 0 if none was noted.
+            contexts: All contexts; version 0 if none was noted.
             beyond: Changes from now on get higher versions than this. Clients may know versions
                 that a crash lost before they were on disk; no other context may get such a version.
         """

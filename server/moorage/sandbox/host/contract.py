@@ -93,8 +93,9 @@ class PolicyCode:
     """One policy version as the registry stores it. The server never compiles or parses it.
 
     Args:
-        files: Archive-relative path to content. `function.py` is the entry; every other `.py`
-            file is importable from it by its dotted path. A leading `code/` is ignored.
+        files: The content of each file, by its path in the archive. `function.py` is the entry;
+            every other `.py` file is importable from it by its dotted path. A leading `code/` is
+            ignored.
         settings: Default settings of the policy document.
         parameters: Default parameters of the policy document.
         guard: Applies its schemas; None if it has none.
@@ -167,7 +168,7 @@ class HostServices(Protocol):
             method: `read_cluster(id)`, `execute_query(query)`; `get_cluster(id)`,
                 `query_clusters(query | None)`; `get_block(id)`, `query_blocks(query | None)`. Ids
                 are validated before they arrive here.
-            arguments: Positional, exactly as many as named above.
+            arguments: The positional arguments, as many as the method has above.
 
         Raises:
             CallRefusedError: The service refused. The stub then returns `(False, message)` or

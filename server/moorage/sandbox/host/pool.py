@@ -475,8 +475,8 @@ class CellPool(CellsAndDeaths):
 def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
     """Return whether an answer would be refused in any state of the fleet.
 
-    Then the policy or the worker is at fault; the evaluation is repeated where the daemon is, which
-    shows which of them.
+    Then the policy or the worker is at fault; the evaluation is repeated on the machine of the
+    daemon, which shows which of both is at fault.
     """
     guard = work.code.guard
     if guard is not None and work.judged and guard.judge(value) is not None:

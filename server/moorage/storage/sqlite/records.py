@@ -137,7 +137,7 @@ class RecordTables:
         return int(self._execute(SQL["last_number"]).fetchone()[0])
 
     def numbered(self, after: int, last: int) -> list[SqlRow]:
-        """Return records, with their kinds, after a number and up to another."""
+        """Return the records numbered above `after` and up to `last`, with their kinds."""
         return self._execute(SQL["numbers"], (after, last)).fetchall()
 
 
