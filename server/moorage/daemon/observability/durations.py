@@ -47,7 +47,7 @@ class _Histogram:
         self._by_uri: dict[str, _Series] = {}
 
     def observe(self, uri: str, seconds: float) -> None:
-        """Count one duration of a policy, or of another label, in its bucket. Runs on the hot path."""
+        """Count one duration of a policy or another label in its bucket. Runs on the hot path."""
         series = self._by_uri.get(uri) or self._find(uri)
         series.counts[bisect_left(self.bounds, seconds)] += 1
         series.seconds += seconds
