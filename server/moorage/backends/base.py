@@ -197,7 +197,7 @@ def exit_code(code: int) -> int:
 Listener = Callable[[WorkloadReport], None]
 """A function that the backend calls with a report at every change of a workload.
 
-It may be called in any thread, must not block, and must not raise."""
+A listener may be called in any thread, must not block, and must not raise."""
 
 
 NO_NODE: Final = ""

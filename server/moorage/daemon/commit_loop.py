@@ -152,7 +152,7 @@ class CommitLoop:
     async def follow_calendar(self) -> None:
         """Move all deadlines if the calendar was set while no server ran.
 
-        This must be called before any event is stepped.
+        No event may be stepped before this call.
         """
         before = max(self._ledger.last_seq - 1, 0)
         last = await self._ledger.read(before, 1)
@@ -260,8 +260,8 @@ class CommitLoop:
     def _hand_over(self) -> None:
         """Give the facts of the next turns to the ledger, unless more facts should join them.
 
-        They wait while the ledger has a group and more facts may come soon: each group costs a
-        sync. No facts come if no policy decides and no event is queued.
+        These facts wait while the ledger has a group and more facts may come soon: each group costs
+        a sync. No facts come if no policy decides and no event is queued.
         """
         more = bool(self._inbox) or self._allocator.undecided > 0
         if not self._turns or len(self._groups) >= (1 if more else GROUPS_MAX):

@@ -56,8 +56,9 @@ it some ten times per commit. The interpreter's own 5 ms give a grant beside a f
 a p99 of 430 ms, this value 80 ms; a smaller value costs grants."""
 
 Register = Callable[[JsonObject, tuple[str, str] | None], tuple[str, str]]
-"""Function that registers this machine. It takes a cluster document with this machine as its only
-node, and the cluster and node id of an earlier registration, if any; it returns such ids."""
+"""Function that registers this machine. The function takes a cluster document with this machine as
+its only node, and the cluster and node id of an earlier registration, if any; it returns such
+ids."""
 Stock = Callable[[str, str, Register], None]
 """Called with the URL of the HTTP port, the server's own token, and the `Register` function."""
 

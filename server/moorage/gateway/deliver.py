@@ -54,8 +54,8 @@ class Deliver(Protocol):
         A session's requests without `id` come strictly in order, each after the previous one was
         accepted. Requests with `id` may come concurrently with them and with one another. The
         coroutine must return in bounded time, even if the session is gone: requests that a client
-        sent before it left still count. It is cancelled only if the gateway stops and it has not
-        returned in time.
+        sent before it left still count. The call is cancelled only if the gateway stops and the
+        call has not returned in time.
         """
 
     def drop_session(self, session: SessionId, caller: Caller) -> None:

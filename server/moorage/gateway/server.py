@@ -1,7 +1,7 @@
 """The WebSocket server: owns the sessions, delivers each answer to its session, stops cleanly.
 
-The daemon makes one, starts it, answers through `tell` and closes it. It runs on the current event
-loop; all of its methods are called from that loop.
+The daemon makes one, starts it, answers through `tell` and closes it. The gateway runs on the
+current event loop; all of its methods are called from that loop.
 """
 
 import asyncio
@@ -188,8 +188,8 @@ class Gateway:
     async def drain(self, *, patient: bool = True) -> None:
         """Accept no new sessions and requests, and send all replies that are due.
 
-        Later messages are answered `shutting_down`. It takes at most `drain_seconds_max`, or no
-        time without patience. A second call does nothing.
+        Later messages are answered `shutting_down`. This wait takes at most `drain_seconds_max`, or
+        no time without patience. A second call does nothing.
         """
         if self._server is None or self._draining:
             return

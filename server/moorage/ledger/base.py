@@ -231,7 +231,7 @@ class Ledger(LedgerHistory, Protocol):
     async def open(self) -> Recovery:
         """Lock the ledger, verify it, and return its contents.
 
-        Its cost depends on the checkpoint and the facts after it, not on the whole history.
+        The cost depends on the checkpoint and the facts after it, not on the whole history.
 
         Raises:
             LedgerLocked: Another process has the ledger open.
@@ -268,8 +268,8 @@ class Ledger(LedgerHistory, Protocol):
     async def checkpoint(self, seq: int, facts: Iterable[Fact]) -> None:
         """Store facts that rebuild the state as of `seq`; durable when this returns.
 
-        It is encoded and written in pieces, so that appends continue meanwhile. The newest two
-        checkpoints stay. A crash in the middle leaves the older ones as they were.
+        The checkpoint is encoded and written in pieces, so that appends continue meanwhile. The
+        newest two checkpoints stay. A crash in the middle leaves the older ones as they were.
 
         Args:
             seq: The seq of an appended fact, not older than the last checkpoint's.

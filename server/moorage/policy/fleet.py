@@ -72,8 +72,8 @@ class Fleet(NodeInventory):
     def imagined(self) -> "Fleet":
         """Return a copy of this fleet, to try `take` and `give` on it.
 
-        The copy has its own free amounts. It shares everything else with this fleet, so do not
-        change the inventory of either.
+        The copy has its own free amounts. The copy shares everything else with this fleet, so do
+        not change the inventory of either fleet.
         """
         other = copy(self)
         other.cpu_free, other.memory_free = self.cpu_free.copy(), self.memory_free.copy()

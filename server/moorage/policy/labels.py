@@ -44,8 +44,8 @@ _SAME: Final = {
 class NodeLabels:
     """The labels of all nodes, read from the documents once per inventory.
 
-    A policy makes one in its constructor. It is a cache: labels are part of the inventory, so a
-    changed label changes `FleetView.layout`, which clears the cache.
+    A policy makes one in its constructor. This object is a cache: labels are part of the inventory,
+    so a changed label changes `FleetView.layout`, which clears the cache.
     """
 
     def __init__(self) -> None:

@@ -552,7 +552,7 @@ def operation_of(body: bytes) -> str:
 def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
     """Return a warning for each field of a message that has no meaning.
 
-    These are unknown fields, and resources that request nothing.
+    Ignored fields are unknown fields, and resources that request nothing.
 
     Args:
         frame: The text of the message.

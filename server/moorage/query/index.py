@@ -47,8 +47,8 @@ class _ColumnEntry:
 class DocumentIndex:
     """An index of documents by id.
 
-    It belongs to one thread. Documents are stored, not copied: the caller must not change them
-    afterwards.
+    The index belongs to one thread. Documents are stored, not copied: the caller must not change
+    them afterwards.
 
     Args:
         columns_max: The largest number of columns in memory.

@@ -1,8 +1,8 @@
 """Ranks documents by similarity to a reference, for searches without a ranking policy.
 
 The distance is Gower's (Biometrics 27, 1971, "A general coefficient of similarity and some of its
-properties"): per path a distance from 0 to 1, then their weighted mean. It takes numbers and texts,
-and no unit weighs more than another.
+properties"): per path a distance from 0 to 1, then their weighted mean. The distance takes numbers
+and texts, and no unit weighs more than another.
 """
 
 from collections.abc import Mapping

@@ -31,7 +31,7 @@ class GpuHistory(Struct):
 class Quantiles(Struct):
     """Half of the durations within a point were at most `p50`, 99 of 100 at most `p99`.
 
-    They are interpolated between the bounds of histogram buckets; null: no duration.
+    The values are interpolated between the bounds of histogram buckets; null: no duration.
     """
 
     p50: list[float | None]

@@ -112,11 +112,11 @@ class NoticeAnswer(Struct, frozen=True):
 class Lease(Sparse, frozen=True):
     """A lease. Only the reply to its owner has its `token`.
 
-    It ends at `expires_at`, by the server's clock, unless it is renewed. A `queued` lease that
-    pauses after a failure is placed again at `retry_at`; 0 and absent: no pause. `ttl_max_seconds`
-    is present if the lease can last no longer, since a reservation or drain of its nodes begins
-    then. `choice` is present if the request had `alternatives`: 0 is `resources` itself.
-    `lost_devices`: UUIDs of GPUs of the lease that are no longer on its nodes.
+    The lease ends at `expires_at`, by the server's clock, unless it is renewed. A `queued` lease
+    that pauses after a failure is placed again at `retry_at`; 0 and absent: no pause.
+    `ttl_max_seconds` is present if the lease can last no longer, since a reservation or drain of
+    its nodes begins then. `choice` is present if the request had `alternatives`: 0 is `resources`
+    itself. `lost_devices`: UUIDs of GPUs of the lease that are no longer on its nodes.
 
     Attributes:
         id: The id of the lease, and of the request that it was granted to.

@@ -163,7 +163,8 @@ class ResourceEngine:
         started.
 
         Raises:
-            BackendError: The resource was not fit and could not be ended. It keeps its slot.
+            BackendError: The resource was not fit and could not be ended. The resource keeps its
+                slot.
         """
         await self._store.release(id)
 
@@ -206,7 +207,7 @@ class ResourceEngine:
         """End the resource of an id. The caller that has waited longest gets its slot.
 
         Raises:
-            BackendError: The resource could not be ended. It keeps its slot.
+            BackendError: The resource could not be ended. The resource keeps its slot.
         """
         await self._store.end(id)
 

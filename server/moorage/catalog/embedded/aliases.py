@@ -237,7 +237,7 @@ class Aliases:
 
         Args:
             name: The result of `alias_name`.
-            change: Takes the present alias, or None, and returns the new one. It runs in the
+            change: Takes the present alias, or None, and returns the new one. `change` runs in the
                 store's thread, one change at a time; an error leaves the alias unchanged.
 
         Raises:

@@ -161,7 +161,7 @@ class Database:
     def tally(self) -> None:
         """Compare the number of records of each kind with the stored number.
 
-        It also reads the kinds that a start does not read otherwise.
+        The comparison also reads the kinds that a start does not read otherwise.
 
         Raises:
             ServiceError: `unavailable`: records are missing.

@@ -108,9 +108,9 @@ class ServiceReply:
 class Breaker:
     """The circuit breaker of a service: decides whether requests may be sent.
 
-    It is closed until `FAILURES_MAX` failures in a row, then open for a while. Then one request
-    probes the service, and its outcome closes or opens the breaker again. All times are of one
-    monotonic clock.
+    A breaker is closed until `FAILURES_MAX` failures in a row, then open for a while. Then one
+    request probes the service, and its outcome closes or opens the breaker again. All times are of
+    one monotonic clock.
     """
 
     failures: int = 0

@@ -1,8 +1,8 @@
 """Decides whether a demand can fit before any policy runs, and explains a refusal.
 
 `Feasibility` remembers one node that fits per class of demand (the witness) and the classes that
-fit nowhere, so that thousands of identical requests cost one check of the fleet. It only caches:
-all verdicts come from `Fleet.feasible` and `Fleet.misfits`.
+fit nowhere, so that thousands of identical requests cost one check of the fleet. `Feasibility` only
+caches: all verdicts come from `Fleet.feasible` and `Fleet.misfits`.
 """
 
 from dataclasses import dataclass

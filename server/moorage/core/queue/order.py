@@ -1,8 +1,8 @@
 """The order of the queue: priority, then fair share, then age; similar waiters are checked once.
 
-An index of the waiters in `State.waiting` that do not pause. It is built at start and updated with
-each change, made here or by another server. When capacity grows, `Backfill` asks it which waiters
-are next; nothing is polled.
+An index of the waiters in `State.waiting` that do not pause. The order is built at start and
+updated with each change, made here or by another server. When capacity grows, `Backfill` asks it
+which waiters are next; nothing is polled.
 """
 
 import heapq

@@ -472,8 +472,8 @@ class Ranking:
     ) -> int | None:
         """Return the oldest class whose first waiter a grant overtakes.
 
-        That waiter came earlier, has no lower priority, and is not overdue yet. It might fit on one
-        of the nodes if they were empty; or it exceeds a quota that the grant uses, too.
+        That waiter came earlier, has no lower priority, and is not overdue yet. The waiter might
+        fit on one of the nodes if they were empty, or it exceeds a quota that the grant uses, too.
 
         Args:
             nodes: The granted nodes.

@@ -1,4 +1,4 @@
-"""Events: inputs of the core from outside. They are never stored.
+"""Events: inputs of the core from outside. Events are never stored.
 
 A closed union of frozen records. Time is never read here: `step` is given `now`.
 """

@@ -1,8 +1,8 @@
 """Logins to the console: cookies, each exchanged for a token. Both ports read them.
 
-They are stored, so that they outlast a server, and other servers on the same database know them.
-The stored data gives no access: it has the digest of a cookie, and its token in a form from which
-only the cookie restores it.
+The logins are stored, so that they outlast a server, and other servers on the same database know
+them. The stored data gives no access: it has the digest of a cookie, and its token in a form from
+which only the cookie restores it.
 """
 
 import hashlib

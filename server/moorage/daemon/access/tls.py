@@ -14,8 +14,8 @@ from weakref import WeakSet
 import structlog
 
 LOOK_SECONDS: Final = 2.0
-"""Seconds between two checks of the files. They are read once two checks find them equal, since a
-renewal writes one file after the other."""
+"""Seconds between two checks of the files. The files are read once two checks find them equal,
+since a renewal writes one file after the other."""
 
 _ADVICE: Final = b"This port speaks TLS: use https://, or wss:// for the WebSocket.\n"
 _PLAIN: Final = (

@@ -69,8 +69,8 @@ Sample = TypeVar("Sample")
 class HistoryFile(Generic[Sample]):
     """A file of JSON lines, one sample each; at most twice as many lines as wanted samples.
 
-    It calls the disk: from a thread of its own, not from the event loop. Lines that cannot be read
-    are left out, such as a line that a crash cut short, or a line of another release.
+    The methods use the disk, so call them in a thread, not on the event loop. Lines that cannot be
+    read are left out, such as a line that a crash cut short, or a line of another release.
 
     Args:
         path: The path of the file, which need not exist.

@@ -1,9 +1,9 @@
 """Inert modules, which take the place of missing libraries.
 
 Existing policies import libraries that they never use, or use only with a network. So the import
-succeeds, and a use of the library raises an error with the reason. These are not uses: subclassing,
-decorating, annotating, and catching exceptions; nor calls while the policy is loaded or
-constructed, since their results may never be needed.
+succeeds, and a use of the library raises an error with the reason. The following are not uses:
+subclassing, decorating, annotating, and catching exceptions; nor calls while the policy is loaded
+or constructed, since their results may never be needed.
 
 `cell.imports` finds these modules; `cell.policy` marks the loading of a policy with `loading`.
 """
@@ -113,8 +113,8 @@ for _use in (
 class _Base(Exception):  # noqa: N818  # Of all inert classes: a policy may catch any of them.
     """Base of all inert classes: lets a policy make instances of its own subclasses.
 
-    It does so only while the policy is loaded or constructed. Later, it raises the error that the
-    library is missing.
+    The base does so only while the policy is loaded or constructed. Later, it raises the error that
+    the library is missing.
     """
 
     def __init__(self, *args: object, **kwargs: Any) -> None:

@@ -3,9 +3,9 @@
 `consult` is synchronous and cheap; its one outcome arrives later through `deliver`, on the same
 thread. Nothing in here compiles, parses or imports policy source: that happens behind the wall.
 
-For cells to see the true fleet, the daemon must change `fleet` only on the loop's thread. It must
-also call `settle` for every `Proposed` of a request with a lease, right after the step that decided
-about it and before that step's effects are carried out.
+For cells to see the true fleet, the daemon must change `fleet` only on the loop's thread. The
+daemon must also call `settle` for every `Proposed` of a request with a lease, right after the step
+that decided about it and before that step's effects are carried out.
 """
 
 import asyncio
@@ -258,9 +258,10 @@ class Sandbox:
     def ask_aside(self, consult: Consult, code: PolicyCode) -> "asyncio.Future[JsonValue]":
         """Consult a shadow policy about the same request; its answer has no effect.
 
-        It runs at low priority in a separate cell per tenant, whatever the isolation: its answers
-        for one tenant must not show another tenant's requests. It has its own contexts, and sees
-        the same fleet as live policies, except for their unsettled proposals.
+        The evaluation runs at low priority in a separate cell per tenant, whatever the isolation:
+        its answers for one tenant must not show another tenant's requests. The evaluation has its
+        own contexts, and sees the same fleet as live policies, except for their unsettled
+        proposals.
 
         Returns:
             A future of the policy's value, or of a `PolicyFault`.

@@ -136,7 +136,7 @@ class Documents(_Frame, tag=5):
 
 
 class KeepDocuments(_Frame, tag=7):
-    """Order the cell to drop some cached documents, then to cache others. It has no answer.
+    """Order the cell to drop some cached documents, then to cache others. This frame has no answer.
 
     `stale` names clusters whose cached documents or answers have changed; None: all clusters.
     `kind` is the method that returned the items, or `DOCUMENTS`.
