@@ -11,8 +11,8 @@ only the name reveals it. An address cannot be rebound, so the address that the 
 accepted, too.
 * `Origin` is where the page comes from (RFC 6454, 7). Browsers send it with WebSockets and with all
 requests that change something; programs rarely do. An `Origin` is ours if it names the same server
-as `Host`, or the port of our pages. `null`, a page that hides its origin, is not ours. *
-`Sec-Fetch-Site` (W3C, Fetch Metadata) gives the same information for requests without `Origin`:
+as `Host`, or the port of our pages. `null`, a page that hides its origin, is not ours.
+* `Sec-Fetch-Site` (W3C, Fetch Metadata) gives the same information for requests without `Origin`:
 images, links, frames. `same-site` is another port of this machine, and so another origin.
 
 The port in `Host` does not count: tunnels change it, and it protects nothing. A request without
