@@ -56,7 +56,7 @@ class LedgerWalk:
         lost: Facts whose loss was accepted before.
         mark: The last seq that the ledger recorded as written.
         fencing: The numbers that are reserved.
-        fencing_seen: The highest number in what can be read.
+        fencing_seen: The highest fencing number in the readable facts.
         unread: Whether parts of the file were unreadable, so that more may be lost than is known.
     """
 

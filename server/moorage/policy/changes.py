@@ -5,7 +5,7 @@ Called by authors' policies inside a cell:
     def eval(self, parameters, input_data, context):
         return place(input_data, lambda fleet, demand: fleet.free_gpu_milli())
 
-`choice` has the steps that these are made of, for policies that need something in between.
+`choice` has the steps of these functions, for policies that need to change a step.
 """
 
 from collections.abc import Callable, Mapping

@@ -380,7 +380,7 @@ class Ranking:
         return self.first(rows[np.isfinite(self._classes["oldest"][rows])], many)
 
     def is_any_over(self, tenant: int | None) -> bool:
-        """Return whether any class, or any of one tenant, exceeds its quota."""
+        """Return whether any class, or any class of one tenant, exceeds its quota."""
         live = np.isfinite(self._classes["since"])
         if tenant is not None:
             live &= self._classes["tenant"] == tenant

@@ -47,7 +47,7 @@ from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 IN_FLIGHT_MAX: Final = 64
 """Requests to one candidate that are not answered or compared yet, at most."""
 SAMPLES_MAX: Final = 50
-"""Latest differences that a report shows, at most."""
+"""The largest number of latest differences in a report."""
 LATENCIES_MAX: Final = 1024
 """Latest latencies from which percentiles are computed."""
 NOT_ASKED: Final = frozenset({Code.BUSY, Code.SHUTTING_DOWN, Code.UNAVAILABLE})

@@ -59,7 +59,8 @@ class VersionStatistics:
         self._codes: Counter[str] = Counter()
         """Codes of these faults."""
         self.bearable = 0
-        """Faults in a row that were in vain: at fewer, no fallback was possible."""
+        """The value of `consecutive` at the last attempt of a fallback that was not possible; 0:
+        none."""
         self.failing: set[Tenant] = set()
         """Tenants whose requests have failed since the last good answer."""
         self._used: OrderedDict[Tenant, float] = OrderedDict()

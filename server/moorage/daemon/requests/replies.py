@@ -47,7 +47,7 @@ class ReplyContext(msgspec.Struct, frozen=True):
         note: Counts the outcome, if the message named an alias.
         admitted_at: Time of admission by the monotonic clock, for `note`.
         streams: Whether the client wants the progress of the ask.
-        complete: Adds what the core does not know to its answer.
+        complete: Adds fields to the core's answer that the core does not know.
     """
 
     message_id: MessageId

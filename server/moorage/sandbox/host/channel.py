@@ -2,7 +2,7 @@
 
 `pool` makes cells and gives them work; a cell reports the outcome to its owner. On uvloop the
 Protocol interface over a connected socket is nearly twice as fast as `add_reader`, hence this
-shape. Nothing here trusts the other end: the first byte that does not fit kills it.
+shape. Nothing here trusts the other end: the first byte that does not fit kills the cell.
 """
 
 import asyncio

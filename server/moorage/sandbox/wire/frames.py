@@ -186,7 +186,7 @@ class PolicyLoaded(_Frame, tag=19):
 class Result(_Frame, tag=20):
     """The policy's returned value as JSON text, its changed context, and its printed output.
 
-    Of `management` also the settings and parameters that it changed, as JSON text of an object.
+    After `management`, also the settings and parameters that it changed, as JSON text of an object.
     """
 
     nonce: int
