@@ -127,7 +127,7 @@ class Prepared:
         rates: Limits of requests and processor time per tenant.
         circuits: Called when a policy's circuit opens; set later.
         standby: The standby that this server was before it led, with its followed state; None: it
-            was no standby.
+            was not a standby.
     """
 
     allocator: Allocator
