@@ -135,7 +135,7 @@ class Addresses:
 
         Args:
             error: The last address's error.
-            tried: The outcomes of the attempts of one round, if all failed.
+            tried: What the attempts of one round ended in, where all failed.
         """
         if len(self._said) <= 1 and not self.several:
             return error

@@ -154,20 +154,20 @@ class Client:
 
         Args:
             policy_rule_uri: The policy, `name:version-tag`.
-            inputs: The inputs that the policy itself reads; `{}` if it wants nothing.
+            inputs: What the policy itself wants to know; `{}` if it wants nothing.
             clusters: Ids of the clusters to choose from; default: all live ones.
             filter: Query that selects the clusters to choose from.
             search: Similarity query that selects them.
             parameters: Overrides of the policy's default parameters.
             settings: Overrides of the policy's default settings.
-            resources: The demand that must fit; units as in `moorage.model.Demand`.
-            alternatives: Demands that are accepted in place of `resources`, in this order; `choice`
-                of the lease says which it is.
+            resources: What must fit; units as in `moorage.model.Demand`.
+            alternatives: What would do in place of `resources`, in this order; `choice` of the
+                lease says which it is.
             lease: Terms of the lease, as in `moorage.model.LeaseTerms`; None asks for advice.
-            provision: The workload to start on the placement, as in `moorage.model.Provision`.
-            deadline_seconds: The longest time of one evaluation; default: as the policy says.
-            explain: Whether the answer also has the reasons.
-            dry_run: Whether the server only decides, and holds nothing.
+            provision: What to start on the placement, as in `moorage.model.Provision`.
+            deadline_seconds: What one evaluation may take; default: as the policy says.
+            explain: Also give the reasons.
+            dry_run: Decide, but hold nothing.
             on_progress: Called in the event loop with each `data` that `stream` tells: the `state`
                 and, in the queue, the `position` and, where known, `expected_at`.
             timeout: Seconds until the answer must be here, beyond `deadline_seconds` and the
@@ -226,11 +226,11 @@ class Client:
             ttl_seconds: The GPUs are free this long after this process died.
             wait_seconds: How long to wait for it in the queue.
             priority: Higher goes first.
-            preemptible: Whether the lease may be ended early for a request of higher priority.
+            preemptible: It may be ended early for a request of higher priority.
             idempotency_key: Take over the lease that this key was granted earlier, if any.
             ttl_seconds_min: So short will do, too, where others reserved its nodes after that.
-            cancel_when_lost: Whether the block is cancelled when the lease is lost; False only sets
-                `held.lost`, for blocks that call `held.check()` themselves.
+            cancel_when_lost: Cancel the block when the lease is lost; False only sets `held.lost`,
+                for blocks that call `held.check()` themselves.
             on_progress: As `ask`.
             timeout: As `ask`.
             **request: The other arguments of `ask`.
@@ -456,8 +456,8 @@ class Client:
         """Send any message of the protocol and return the `data` of its reply.
 
         Args:
-            message: The message, with its `op` and without an `id`.
-            idempotent: Whether the message may be sent again when a socket broke before the reply.
+            message: With its `op`, without an `id`.
+            idempotent: It may be sent again when a socket broke before its reply came.
 
         Raises:
             MoorageError: As `ask`.

@@ -77,7 +77,7 @@ class ServerLeft(ConnectionFailed):
 
 
 class TokenReplaced(ConnectionFailed):
-    """The server closed the socket, since its token ended; another token is valid since."""
+    """The server closed the socket, since its token ended; there is another one since."""
 
 
 class Connection:
@@ -380,8 +380,7 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
 
     Args:
         endpoint: Where the socket should lead.
-        error: The error that `connect` raised; an ImportError: the package that SOCKS needs is
-            missing.
+        error: What `connect` raised; an ImportError: the package that SOCKS needs is missing.
         seconds_max: The time limit that a TimeoutError exceeded.
     """
     url = endpoint.shown

@@ -37,8 +37,8 @@ class ProtocolViolated(ConnectionFailed):
 
     Args:
         url: The URL that was tried.
-        reason: The failure in words, for a person.
-        other_port: Whether the answer says for what the port is used; `reason` then says it, too.
+        reason: What went wrong, for a person.
+        other_port: It says what its port is for, and the reason has it.
     """
 
     def __init__(self, url: str, reason: str, *, other_port: bool = False) -> None:
@@ -59,7 +59,7 @@ class AddressesFailed(ConnectionFailed):
 
     Args:
         said: The outcome at each address, for a person.
-        final: Whether another attempt would end likewise.
+        final: Another attempt would end likewise.
     """
 
     def __init__(self, said: Mapping[str, str], *, final: bool = False) -> None:
@@ -76,7 +76,7 @@ class SettingRefused(MoorageError):
 
     Args:
         setting: Its name: an argument's, or a variable's.
-        expected: The fault of the setting, and the expected value.
+        expected: What is wrong, and what is expected.
     """
 
     def __init__(self, setting: str, expected: str) -> None:

@@ -17,7 +17,7 @@ def home(remedy: str) -> Path:
     """Return the home folder.
 
     Args:
-        remedy: The remedy if there is no home folder, in words.
+        remedy: What to do where there is none.
 
     Raises:
         HomeMissing: There is neither `HOME` nor an entry in the system's list of users.

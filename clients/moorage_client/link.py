@@ -34,8 +34,8 @@ class _NotLeader(ConnectionFailed):
     """A server is a standby, and did not carry out the message.
 
     Args:
-        reason: The stored answer of the standby, in words.
-        names_another: Whether the reply names a leader that is worth an immediate attempt.
+        reason: What is known about it.
+        names_another: Whether it names a leader that is worth an immediate attempt.
     """
 
     def __init__(self, url: str, reason: str, *, names_another: bool) -> None:
@@ -48,7 +48,7 @@ class _Call:
     """A message that needs a reply.
 
     Args:
-        idempotent: Whether the message may be sent again when a socket broke before the reply.
+        idempotent: It may be sent again when a socket broke before its reply came.
         orphaned: Called with a reply that comes after the call ended without it.
 
     Attributes:
@@ -74,8 +74,7 @@ class Link:
     Args:
         endpoints: The servers' addresses, with credentials.
         reconnect_seconds: After a socket broke, how long to try to open another and repeat.
-        on_lost: Called with the reason when a call has to be repeated, but not again until a call
-            succeeds.
+        on_lost: Called with the reason where a call has to be repeated, once until it succeeds.
     """
 
     def __init__(
@@ -127,9 +126,9 @@ class Link:
         """Send a message; return the success reply and how often it was sent.
 
         Args:
-            message: The message to send.
+            message: What to send.
             seconds_max: Seconds until the reply must be here, repetitions included.
-            idempotent: Whether the message may be sent again when a socket broke before the reply.
+            idempotent: It may be sent again when a socket broke before its reply came.
             orphaned: Called with a reply that comes after this call ended without it.
             on_progress: Called with how far the request is, also after the reply.
 

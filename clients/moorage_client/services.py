@@ -1,4 +1,4 @@
-"""HTTP clients: two for policies, and one for the command line.
+"""HTTP clients: the two for policies, and the one of the command line.
 
 `ClusterClient` and `GlobalClusterMetricsClient` are the documented ones
 (docs/reference/allocation-server.md, "Policies"), name by name and message by message, for running
@@ -88,7 +88,7 @@ class APIError(Exception):
     """A metrics service refused a request.
 
     Args:
-        error: The text of the service's answer.
+        error: What it said.
         status_code: HTTP status of its reply.
     """
 
@@ -193,7 +193,7 @@ class Services:
         timeout: Seconds that connecting and each wait for more of a reply may take.
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else the authorities that this machine knows.
-        reconnect_seconds: How long to look for the leading server, if a standby answers.
+        reconnect_seconds: How long to look for the server that writes, where one is a standby.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Services:
         Args:
             alias: `name:word`, or a bare policy name for its `stable`; made where there is none.
             policy_rule_uri: A registered version of that policy.
-            force: Whether a version that fails as the alias's shadow is accepted.
+            force: Also a version that fails as the alias's shadow.
         """
         body: JsonObject = {"policy_rule_uri": policy_rule_uri}
         body |= {"force": True} if force else {}  # Earlier servers do not know the field.
@@ -313,8 +313,8 @@ class Services:
         Args:
             alias: As `activate_policy`.
             policy_rule_uri: The candidate.
-            percent: The share of requests that the candidate gets, above 0 and up to 100.
-            by: Whether the request decides (a repetition goes to the same version) or its tenant.
+            percent: Of the requests, above 0 and up to 100.
+            by: What decides: the request (a repetition goes the same way), or its tenant.
             seed: Another seed is another draw.
         """
         body = {"policy_rule_uri": policy_rule_uri, "percent": percent, "by": by, "seed": seed}
@@ -406,8 +406,7 @@ class Services:
     def _call(self, method: str, path: str, body: JsonMapping | None = None) -> JsonValue:
         """Send a request to the leader; return the answer.
 
-        The request is sent again if it was not carried out, or if a repetition would change nothing
-        more.
+        It is sent again where it was not carried out, or would change nothing more.
         """
         give_up_at = time.monotonic() + self._reconnect_seconds
         is_led = False
@@ -525,7 +524,7 @@ def _unreadable(
         response: The answer.
         text: Its body.
         through: The part of messages that names the environment's proxy; may be empty.
-        error: The error of the decoder.
+        error: What reading it raised.
     """
     if response.status_code == HTTPStatus.UPGRADE_REQUIRED and text:  # It speaks TLS.
         why = text.decode(errors="replace").strip()[:500] + through

@@ -29,7 +29,7 @@ def state_folder(remedy: str) -> Path:
     """Return the folder of clients: `XDG_STATE_HOME`/moorage, else in the home folder.
 
     Args:
-        remedy: The remedy if there is no home folder, in words.
+        remedy: What to do where there is no home folder.
 
     Raises:
         HomeMissing: This user has no home folder.

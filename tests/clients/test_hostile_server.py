@@ -220,7 +220,7 @@ def run_command(words: tuple[str, ...], *, as_json: bool, seconds: float = 5.0) 
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run([*shared, *given])
     said, noted = out.buffer.getvalue().decode(errors="replace"), err.getvalue()
-    passes_on = words[0] in {"logs", "exec", "run"}  # As it is, to what is not a terminal.
+    passes_on = words[0] in {"logs", "exec", "run"}  # As it is, to what is no terminal.
     assert "Traceback" not in noted, noted
     assert "a defect of moorage" not in said + noted, noted
     for text in (noted, *([] if passes_on else [said])):

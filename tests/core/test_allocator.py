@@ -273,7 +273,7 @@ def test_a_reused_key_with_another_demand_is_refused() -> None:
     for other in (Demand(gpus=2), Demand(gpus=1, nodes=2), Demand(gpus=1, cpu_milli=9)):
         (answer,) = answers(hand.ask(ask("r3", other, terms=keyed)))
         assert answer.code is Code.IDEMPOTENCY_MISMATCH
-    # The lease of a request that started nothing does not answer one that wants something started.
+    # The lease of a request that started nothing is no answer to one that wants something started.
     (answer,) = answers(
         hand.ask(replace(ask("r4", ONE, terms=keyed), provision=Provision("memory")))
     )

@@ -177,7 +177,7 @@ WARNED: Broken = {
     # Schemas.
     "policy_input_schema: expected an object with one entry": document(policy_input_schema="x"),
 }
-"""What is not a reason to refuse a policy: it is registered, and its author is warned."""
+"""What is no reason to refuse a policy: it is registered, and its author is warned."""
 
 ANSWER_SECONDS_MAX = 30
 """How long the bystander waits for one answer: a daemon that stands still does not pass."""

@@ -97,7 +97,7 @@ def test_a_filter_finds_the_same_clusters_over_socket_and_http(server):
     body = {"policy_rule_uri": SEEN, "inputs": {}, "filter": BOTH}
     answer = server.http.post("/allocate", json=body).json()
     assert answer["data"]["clusters"] == ["east", "south"]
-    # The draining one is found, and is not a candidate.
+    # The draining one is found, and is no candidate.
     assert search_ids(server, "/api/filter-data", filtering()) == sorted(DOCUMENTS)
     assert candidates_seen(server, filter=filtering()) == ["east", "north", "south", "west"]
 

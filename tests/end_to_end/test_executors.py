@@ -92,7 +92,7 @@ def test_faults_of_a_policy_at_an_executor_are_reported(pair, policy, code, says
     for _ in range(6):
         error = decides.ask(policy)["error"]
         assert (error["code"], says in error["reason"]) == (code, True), error
-    assert decides.ask("shows:1-x")["success"], "a failing policy is not a failing service"
+    assert decides.ask("shows:1-x")["success"], "a failing policy is no failing service"
 
 
 def test_management_of_policies_that_run_elsewhere_is_refused(pair):

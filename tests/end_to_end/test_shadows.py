@@ -148,7 +148,7 @@ def test_a_candidate_with_a_failing_shadow_needs_force(side):
     assert f"{RAISES} fails as the shadow of side:stable: {failed} policy_error" in refused.stderr
     assert "--force" in refused.stderr
     assert side.http.get("/policy-alias/side").json()["data"]["policy_rule_uri"] == FIRST
-    assert activate(side, RAISES, "--alias", "other").returncode == 0, "there it is not a shadow"
+    assert activate(side, RAISES, "--alias", "other").returncode == 0, "there it is no shadow"
     side.http.delete("/policy-alias/side:other").raise_for_status()
     assert activate(side, RAISES, "--force").stdout == f"side:stable -> {RAISES}\n"
 

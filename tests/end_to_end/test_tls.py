@@ -260,8 +260,8 @@ def test_a_certificate_and_a_token_are_both_required(tmp_path: Path, ours: Autho
             return said
 
         assert shows(ours.context("ann"), known) == {200}
-        assert shows(ours.context("ann"), {}) == {401}, "a certificate alone is not a caller"
-        assert shows(ours.context("admin"), {}) == {401}, "and its name is not a role"
+        assert shows(ours.context("ann"), {}) == {401}, "a certificate alone is no caller"
+        assert shows(ours.context("admin"), {}) == {401}, "and its name is no role"
         for context in (ours.context(), old, ours.context("ann", by=stranger)):
             assert shows(context, known) == {"no connection"}
 

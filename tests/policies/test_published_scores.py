@@ -1,7 +1,7 @@
 """The policies of the ATC'23 comparison against slow implementations of their definitions.
 
-FGD has a file of its own. The definitions are those of the original simulator, computed in whole
-numbers. The largest node of that simulator, with 8 GPUs and 128 cores, sets the scale.
+FGD has a file of its own. The definitions are those of the original simulator, in whole numbers:
+8 GPUs and 128 cores are its largest node.
 """
 
 import pytest

@@ -86,7 +86,7 @@ async def test_a_websocket_is_sent_to_the_right_port_and_nothing_is_logged(site,
     answer = caught.value.response
     assert (answer.status_code, answer.headers["Connection"]) == (426, "close")
     assert b"connect the WebSocket to port 8765" in answer.body
-    assert "WebSocket" not in caplog.text, "what uvicorn lacks is not news for an operator"
+    assert "WebSocket" not in caplog.text, "what uvicorn lacks is no news for an operator"
     await server.close()
 
 

@@ -63,7 +63,7 @@ _CHANGE: Final = frozenset({"field", "asked", "fits"})
 """Fields of a change that would make a request fit."""
 
 _FAR_SECONDS: Final = 1e12
-"""Largest time to show, some thirty thousand years from now; a larger number is not a time."""
+"""Largest time to show, some thirty thousand years from now; a larger number is no time."""
 
 _MISSING: Final[Mapping[str, str]] = {
     Code.UNKNOWN_POLICY: (

@@ -42,7 +42,7 @@ FOLLOW_SECONDS: Final = 10.0
 END_SECONDS_MAX: Final = 30.0
 """Longest time between the end of a workload and the end of its lease, in seconds."""
 LEAVE_SECONDS: Final = 2.0
-"""Seconds after a first Ctrl-C; a second Ctrl-C after this time exits at once."""
+"""Seconds after a first Ctrl-C from which on the next one exits at once."""
 _OVER: Final = frozenset({"succeeded", "failed", "stopped"})
 _STARTS_AGAIN: Final = frozenset({"failing", "queued"})
 """States of a lease whose workload failed and has attempts left."""

@@ -42,7 +42,7 @@ def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
 
     Raises:
         InventoryError: A source cannot be read, names no cluster where none was given, or lists a
-            node that another source lists, too.
+            node that another one lists too.
     """
     documents: list[tuple[str, Document]] = []
     notes: list[str] = []
@@ -66,7 +66,7 @@ def read(source: str, cluster_id: str = "") -> Inventory:
     Args:
         source: As the package's docstring has it.
         cluster_id: Id for a cluster whose source knows none; empty: that of its file's name, or
-            empty if it is not a file.
+            empty if it is no file.
 
     Raises:
         InventoryError: It cannot be read.

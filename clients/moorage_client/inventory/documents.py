@@ -55,7 +55,7 @@ class Inventory:
 
     Args:
         documents: One for each cluster; an empty `id` is still to be chosen.
-        notes: Sentences for a person: nodes left out, devices that could not be read.
+        notes: What a person should know: nodes left out, devices that could not be read.
     """
 
     documents: tuple[Document, ...]

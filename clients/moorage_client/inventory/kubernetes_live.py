@@ -83,7 +83,7 @@ def follow_cluster(source: str, cluster_id: str, *, watch: bool) -> Iterator[IO[
     """Yield the JSON lines about a cluster that `moorage.backends.kubernetes.follow` prints.
 
     Raises:
-        InventoryError: The client of Kubernetes is not installed, or the cluster has no id.
+        InventoryError: What that needs is not installed, or the cluster has no id.
     """
     if any(find_spec(name) is None for name in ("aiohttp", "kubernetes")):
         raise InventoryError(source, "", f"the extra kubernetes: {install_command('kubernetes')}")

@@ -31,7 +31,7 @@ class TableError(InventoryError):
         path: The file.
         line: Its line, from 1; 0 if the whole file is meant.
         column: The column's name; empty if the whole line is meant.
-        expected: The value that was expected there.
+        expected: What was expected there.
     """
 
     def __init__(self, path: Path, line: int, column: str, expected: str) -> None:

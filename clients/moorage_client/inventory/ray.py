@@ -55,7 +55,7 @@ def dashboard_inventory(source: str, url: str, cluster_id: str) -> Inventory:
         cluster_id: Id of the cluster, since Ray has none; empty: still to be chosen.
 
     Raises:
-        InventoryError: Nothing answers there, or something that is not a Ray dashboard.
+        InventoryError: Nothing answers there, or something that is no Ray dashboard.
         SettingRefused: No header can carry the cluster's token.
     """
     url = (url or URL_DEFAULT).rstrip("/")

@@ -30,7 +30,7 @@ class Checkout(dict[str, list[JsonObject]]):
     """Checked-out slots as a plain dict, `{type: [{"id", "slots"}]}`, with their transaction.
 
     Args:
-        resources: The instances that were checked out.
+        resources: What was handed out.
         transaction: Its id.
     """
 
@@ -55,7 +55,7 @@ class ResourcePoolAdapter:
         timeout: Seconds until an answer must be here.
 
     Raises:
-        ValueError: That is not an address.
+        ValueError: That is no address.
     """
 
     def __init__(self, address: str | None = None, timeout: float = SECONDS_MAX) -> None:
@@ -95,7 +95,7 @@ class ResourcePoolAdapter:
         Args:
             request: Members `{"type", "slots"}`.
             pid: The process that gets the slots: when it dies, all of them are returned. Default:
-                this process; 0: no process, so that only the time ends the checkout.
+                this one; 0: none, and only its time counts.
             ttl_seconds: Seconds after which it is given back in any case, unless renewed. Default:
                 without end, or what the server gives where there is no process.
             kwds: Accepted, and ignored.
@@ -196,7 +196,7 @@ class _UnixConnection(HTTPConnection):
         self._address = address
 
     def connect(self) -> None:
-        self._address.check()  # What answers in a stranger's folder is not a pool of ours.
+        self._address.check()  # What answers in a stranger's folder is no pool of ours.
         self.sock = socket.socket(socket.AF_UNIX)  # Closed with the connection, connected or not.
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._address.path))

@@ -88,7 +88,7 @@ def address_here(environment: Mapping[str, str]) -> Uds | Tcp:
     """Return the address that the environment names, else this user's own socket.
 
     Raises:
-        ValueError: A variable of the environment names no valid address.
+        ValueError: What the environment names is no address.
     """
     for name in ENVIRONMENT:
         if text := environment.get(name, "").strip():

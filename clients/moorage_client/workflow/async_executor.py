@@ -80,8 +80,8 @@ class AsyncDAGExecutor(AsyncResourceAwareExecutor):
         max_workers: Most tasks at a time, on the loop or on threads; default: all ready tasks.
         costs: Decide which ready node starts first.
         callbacks: Functions to call when nodes start and end.
-        fail_fast: Whether the successors of a failed node are skipped.
-        enable_tracing: Whether a trace is recorded.
+        fail_fast: Skip the successors of a failed node.
+        enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on.
     """
 
@@ -229,7 +229,7 @@ class _AsyncRun:
         )
         error = self._execution.open(node)
         if error is not None:
-            # Not from within the loop of `_pump`: a graph of such nodes is not a stack of calls.
+            # Not from within the loop of `_pump`: a graph of such nodes is no stack of calls.
             self._loop.call_soon(self._end, node, None, error)
         elif self._kinds[node.name] == _ON_LOOP:
             self._await(node, self._tasks[node.name]())

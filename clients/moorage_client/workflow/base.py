@@ -56,8 +56,8 @@ class BaseExecutor:
         costs: The duration of each node, in any unit, 1.0 by default. Among ready nodes, the node
             with the most expensive path to an end starts first.
         callbacks: Functions to call when nodes start and end.
-        fail_fast: Whether the successors of a failed node are skipped; otherwise they run.
-        enable_tracing: Whether a trace is recorded, in `ExecutionResult.trace`.
+        fail_fast: Skip the successors of a failed node; otherwise they run nevertheless.
+        enable_tracing: Record a trace, in `ExecutionResult.trace`.
         max_workers: Most tasks on threads at a time; by default as many as the graph has nodes,
             but no more than 32 or, on large machines, four per core.
         timeouts: Longest time of an attempt in seconds: one number, or numbers by name.

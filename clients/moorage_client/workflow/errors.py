@@ -31,7 +31,7 @@ class PoolBroken(WorkflowError):  # noqa: N818  # As `TaskStopped`.
     """A process of the pool in `run_in` ended, so the pool can call no more tasks."""
 
 
-class TaskStopped(WorkflowError):  # noqa: N818  # It is not an error of the task.
+class TaskStopped(WorkflowError):  # noqa: N818  # It is no error of the task.
     """The run was cancelled; `current_node().check()` raises this error."""
 
 

@@ -202,7 +202,7 @@ class Execution:
 
         Args:
             node: The node that ended.
-            result: The result of `close`; None makes it ready for another attempt.
+            result: What `close` returned; None makes it ready for another attempt.
         """
         skipped: list[int] = []
         if result is None and not self.cancelled:
@@ -504,7 +504,7 @@ class Execution:
 
         Args:
             node: The node whose task ended.
-            value: The value that its task returned.
+            value: What its task returned.
             error: Why it did not return.
 
         Returns:

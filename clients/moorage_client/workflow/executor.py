@@ -80,8 +80,8 @@ class DAGExecutor(ResourceAwareExecutor):
         max_workers: Most tasks at a time; default: all ready tasks.
         costs: Decide which ready node starts first.
         callbacks: Functions to call when nodes start and end.
-        fail_fast: Whether the successors of a failed node are skipped.
-        enable_tracing: Whether a trace is recorded.
+        fail_fast: Skip the successors of a failed node.
+        enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on.
     """
 
@@ -135,10 +135,9 @@ class DynamicExecutor(DAGExecutor):
             returned: it returns the nodes to add and to remove, or None. Nodes that were added may
             have one, too. Where it raises, or the graph cannot change so, the node has failed.
         max_workers: Tasks that run at a time; default: 32.
-        callbacks: The functions to call when nodes start and end; `on_dynamic_expand` when the
-            graph changed.
-        fail_fast: Whether the successors of a failed node are skipped.
-        enable_tracing: Whether a trace is recorded.
+        callbacks: What to call as nodes come and go; `on_dynamic_expand` when the graph changed.
+        fail_fast: Skip the successors of a failed node.
+        enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on, but no `journal`.
     """
 

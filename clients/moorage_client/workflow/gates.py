@@ -1,6 +1,6 @@
 """Gates: nodes that wait until a person, or a program, approves them.
 
-A gate is not part of a graph: the caller gives it to an executor, `gates={"deploy":
+A gate is no part of a graph: the caller gives it to an executor, `gates={"deploy":
 ApprovalGate()}`, and any thread may resolve it. A node waits at its gate after its predecessors
 have ended. A task may also call a gate's `wait_sync` itself.
 """
@@ -220,7 +220,7 @@ def add_gates(
     Args:
         tasks: By node.
         gates: By node.
-        callbacks: The functions to call when a node waits, and when its gate is resolved.
+        callbacks: What to call when a node waits, and when its gate is resolved.
         trace: Returns the trace of the run, which gets the same events.
         is_async: Returns whether a task is an async function; its gate is then awaited.
     """

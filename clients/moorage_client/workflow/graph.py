@@ -102,7 +102,7 @@ class Shape:
         """Return, by number, the cost of the most expensive path from each node to an end.
 
         Args:
-            costs: By name, in any one unit; 1.0 if it has none. Names that are not nodes are
+            costs: By name, in any one unit; 1.0 if it has none. Names that are no nodes are
                 ignored, so that one table serves many graphs.
 
         Raises:
@@ -126,7 +126,7 @@ class Shape:
             what: The argument that has them.
 
         Raises:
-            GraphError: One is not a node; the message has the nearest one.
+            GraphError: One is no node; the message has the nearest one.
         """
         strangers = [name for name in names if name not in self.numbers]
         if not strangers:
@@ -394,8 +394,7 @@ class DAG:
             nodes: Names, or `(name, payload)`, or `(name, payload, metadata)`.
 
         Raises:
-            GraphError: A name is empty or taken, or an item of `nodes` has none of these forms;
-                nothing changed.
+            GraphError: A name is empty or taken, or one of them is no node; nothing changed.
         """
         given = _nodes_of(nodes)
         successors = dict(self._successors)
@@ -409,8 +408,8 @@ class DAG:
         """Add an edge: one node must end before the other may start.
 
         Args:
-            before: The node that must end.
-            after: The node that starts then.
+            before: What ends.
+            after: What starts.
             weight: Of the edge, for `get_edge`; None: as it was, or 1.0.
             label: Of the edge, for `get_edge`.
 
@@ -532,13 +531,13 @@ class DAGBuilder:
         """Add an edge: one node must end before the other may start. Adding it twice does nothing.
 
         Args:
-            before: The node that must end.
-            after: The node that starts then.
+            before: What ends.
+            after: What starts.
             weight: As of `DAG.add_edge`.
             label: As of `DAG.add_edge`.
 
         Raises:
-            GraphError: One of them was not added, or the weight is not a finite number.
+            GraphError: One of them was not added, or the weight is no finite number.
         """
         for name in (before, after):
             if name not in self._successors:

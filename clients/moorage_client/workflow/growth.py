@@ -15,8 +15,8 @@ class DynamicNodeSpec:
 
     Args:
         name: Its name, which no other node has or had.
-        task: The function that the node runs.
-        dependencies: The nodes for which this node waits.
+        task: What it runs.
+        dependencies: Nodes that it waits for.
         dependents: Nodes that wait for it; they have not started.
     """
 

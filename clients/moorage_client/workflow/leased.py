@@ -42,7 +42,7 @@ LEASES_LOST_MAX: Final = 3
 CLOSE_SECONDS_MAX: Final = 30.0
 """Seconds that `close` waits for leases to be released; others end by their TTL."""
 PROBLEMS_MAX: Final = 1000
-"""The largest number of failed releases that `problems` lists; later ones are left out."""
+"""Failed releases that `problems` lists, the first ones."""
 
 _SHARES: Final = {"gpu": "gpu", "cpu": "cpu", "cpu_slots": "cpu", "memory_mb": "memory_mb"}
 _MILLI: Final = UNITS // 1000

@@ -35,7 +35,7 @@ def draw_timeline(result: ExecutionResult, path: str | Path) -> None:
     ran, they are put together by node of the fleet.
 
     Args:
-        result: The result of an executor.
+        result: What an executor returned.
         path: The file; `.svg`, `.png` and whatever else matplotlib can write.
 
     Raises:

@@ -107,7 +107,7 @@ class ResourcePool:
         """Acquire amounts; wait until they are available.
 
         Args:
-            requirements: The amounts to acquire, all at once.
+            requirements: What to acquire, all of it at once.
             timeout: Seconds to wait at most; None: without end.
             node_name: For whom, as the timeline shows it.
 
@@ -383,7 +383,7 @@ class Holding:
 
     Args:
         pool: Whose resources.
-        requirements: The amounts to hold.
+        requirements: What to hold.
         timeout: Seconds to wait at most; None: without end.
         node_name: For whom, as the timeline shows it.
     """

@@ -29,7 +29,7 @@ class ProgressBar:
     ends; elsewhere it is written once, at the end.
 
     Args:
-        dag: The graph that runs.
+        dag: What runs.
         callbacks: Callbacks of the program's own, called first.
         console: Where to draw; default: stderr.
         done: Nodes that need not run, such as those of a journal.
@@ -48,7 +48,7 @@ class ProgressBar:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),  # In names, `[/x]` is not markup.
+            TextColumn("{task.description}", markup=False),  # Names are names: `[/x]` is no markup.
             console=console or Console(stderr=True),
         )
         self._bar = self._progress.add_task("", total=len(dag), completed=done)

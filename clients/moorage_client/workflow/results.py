@@ -78,9 +78,9 @@ class ExecutionResult:
         timed_out: Nodes that ran out of time.
         cancelled: Nodes that were cancelled.
         total_duration_seconds: Of the whole run.
-        trace: The events of the run with their times, if `enable_tracing` was set.
+        trace: What happened when, if `enable_tracing` was set.
         resource_timeline: That of the pool, which other runs may have used too.
-        callback_errors: Errors of callbacks that made no node fail.
+        callback_errors: What callbacks raised that fails no node.
     """
 
     node_results: dict[str, NodeResult] = field(repr=False)

@@ -140,8 +140,7 @@ class Schedule:
     ) -> int | None:
         """Return the best blocked node, which then queues for a grant.
 
-        That is the best node, unless another node has been passed over `PASSED_MAX` times for its
-        size.
+        That is the best one, unless another has been passed over `PASSED_MAX` times for its size.
 
         Args:
             eligible: Returns whether a group may queue at all.

@@ -40,7 +40,7 @@ def release_devices() -> list[int]:
     Only where `EFORMER_KILL_VFIO=1` allows it: the processes may be anybody's.
 
     Returns:
-        The ids of the released devices.
+        Their ids.
     """
     killed = []
     for folder in Path("/proc").glob("[0-9]*/fd"):

@@ -17,7 +17,7 @@ class Deadline:
     """The moment at which a wait ends.
 
     Args:
-        seconds: The time from now to the deadline.
+        seconds: From now.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -46,8 +46,7 @@ def value(ref: RayValue, seconds: float, awaited: str) -> RayValue:
     """Return the value of a reference.
 
     Raises:
-        SliceTimeoutError: The value has not come within `seconds`; the message names what was
-            `awaited`.
+        SliceTimeoutError: It has not come within `seconds`; the message names what was `awaited`.
     """
     try:
         return ray.get(ref, timeout=max(0.0, seconds))

@@ -121,7 +121,7 @@ class Inventory:
         resources: `{type: [{"id", "slots"}]}`; the listed slots are free.
 
     Raises:
-        InvalidSpecification: The document is malformed; the message names the place.
+        InvalidSpecification: It is malformed; the message names the place.
     """
 
     __slots__ = ("_buckets",)

@@ -73,7 +73,7 @@ def parse_specification(document: JsonValue) -> Specification:
     """Parse the description of a flat pool, in any of the layouts.
 
     Raises:
-        InvalidSpecification: The document is wrong; the message names the place.
+        InvalidSpecification: It is wrong; the message names the place.
     """
     body = unwrap(document)
     if isinstance(body.get("nodes"), list):
@@ -111,11 +111,11 @@ def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, .
     """Read instances by type.
 
     Args:
-        document: A list of instances for each type, or their number.
+        document: For each type a list of instances, or their number.
         at: The place of `document`, for messages.
 
     Raises:
-        InvalidSpecification: The document is wrong; the message names the place.
+        InvalidSpecification: It is wrong; the message names the place.
     """
     resources = {}
     for kind, listed in _mapping(document, at).items():

@@ -301,7 +301,7 @@ async def test_an_external_service_hides_embedded_documents(site, open_place, tm
 async def test_changes_of_the_registry_are_followed(site, open_place):
     site.clusters["asleep"] = cluster("asleep", status="maintenance")
     catalog = await open_place.open(site, "clusters", cluster_refresh_seconds=0.05)
-    assert open_place.changes == []  # What the start found is not a change.
+    assert open_place.changes == []  # What the start found is no change.
     assert catalog.memory.live_ids() == ("a", "b")
     version, _ = read(catalog, "a")
     site.clusters = {"a": cluster("a", gpus=3), "c": cluster("c")}

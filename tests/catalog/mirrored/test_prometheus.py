@@ -295,7 +295,7 @@ async def until(http, is_so):
             last = answer.json().get("data")
             if last is not None and is_so(last):
                 return last
-            await asyncio.sleep(0.05)  # Metrics are not events: a client can only look again.
+            await asyncio.sleep(0.05)  # Metrics are no events: a client can only look again.
 
 
 async def until_up(http, value):

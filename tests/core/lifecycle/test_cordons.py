@@ -60,7 +60,7 @@ def test_a_cordoned_node_gets_no_leases_until_uncordoned(hand: Hand) -> None:
     hand.see(nodes(2, 1, "c"))  # Its document knows nothing of it.
     assert offered_nodes(hand) == ["n001"]
     hand.propose(hand.ask(ask("bold", ONE)), place("n000", "0"))
-    assert not hand.allocator.state.leases, "a proposal of it is refused"
+    assert not hand.allocator.state.leases, "a proposal of it counts for nothing"
     hand.grant(ask("first", ONE), place("n001", "0"))
     assert consults(hand.ask(ask("waits", ONE, wait=60.0))) == []
     assert consults(cordon(hand, "uncordon", "n000")) == ["waits"], "it is served at once"
@@ -76,7 +76,7 @@ def test_a_cordon_of_a_cluster_holds_for_later_nodes(hand: Hand) -> None:
     assert offered_nodes(hand) == ["n000", "n001"]
     cordon(hand, "uncordon", "n002")
     assert len(offered_nodes(hand)) == 3
-    assert reply(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "twice is not an error"
+    assert reply(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "twice is no error"
 
 
 def test_a_drain_moves_requeueable_leases_and_notifies_the_others(hand: Hand) -> None:

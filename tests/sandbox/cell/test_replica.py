@@ -187,7 +187,7 @@ def test_a_granted_proposal_marks_no_row_as_changed():
     link.settled.append("r1")
     link.frame()
     assert link.replica.fleet.version == version
-    link.settled.append("r1")  # A second word about it is not news.
+    link.settled.append("r1")  # A second word about it is no news.
     truth.give(share)
     link.frame()
     assert link.replica.fleet.version == version + 1

@@ -179,7 +179,7 @@ async def test_cpu_time_of_evaluations_is_counted_for_their_tenant(make_bench):
     assert meter.seconds[bob] < 0.1
     assert meter.seconds[eve] < 0.1, "no tenant pays for the load of a policy"
     await bench.refusal(code, {"burn": 0.1, "exit": True}, tenant=eve)
-    assert meter.seconds[eve] >= 0.1, "a crash is not a way around it"
+    assert meter.seconds[eve] >= 0.1, "a crash is no way around it"
 
 
 async def test_the_cpu_time_of_a_stopped_evaluation_is_counted(make_bench):

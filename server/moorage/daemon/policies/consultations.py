@@ -27,7 +27,7 @@ class Consultations:
     """Consults policies.
 
     Args:
-        catalog: The catalog, which has the policies.
+        catalog: Has the policies.
         sandbox: The sandbox.
         executor: Another server that executes policies instead of the sandbox, or None.
         shadows: Candidates that are consulted, too.

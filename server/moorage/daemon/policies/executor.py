@@ -28,8 +28,8 @@ class PolicyExecutor:
     """The executor service.
 
     Args:
-        catalog: The catalog, which has the executors and the policies.
-        sandbox: Runs the policies.
+        catalog: Has the executors and the policies.
+        sandbox: Runs them.
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:

@@ -32,8 +32,7 @@ T = TypeVar("T")
 SEARCHES_MAX: Final = 2
 """Searches at a time, and one per tenant: a single thread executes them."""
 SEARCHES_WAITING_MAX: Final = 1024
-"""Searches that wait for a turn. With one more, the newest waiting search of the tenant with most
-searches is refused with `busy`."""
+"""Searches that wait for a turn. One more: the tenant with most gets `busy` for its last one."""
 RANKING_SECONDS_MAX: Final = 30.0
 """Seconds that a ranking may take, waiting for a cell included; then the answer is `busy`."""
 SHOWN_CHARS_MAX: Final = 60
@@ -47,7 +46,7 @@ class FoundCandidates:
     Args:
         ids: The found ids; for a search, the best first.
         matched: Number of results before clusters that are not live were left out.
-        warnings: Sentences on documents that could not be read and were therefore left out.
+        warnings: What could not be read, and what was therefore left out.
         added: Fields that a ranking policy added to documents, such as a score, by id.
         of: The searched kind; has the documents.
         ranked: Whether it was a search, not a filter.
@@ -70,8 +69,8 @@ class Finder:
     """Finds documents.
 
     Args:
-        catalog: The catalog, which has the documents and the ranking policies.
-        sandbox: Runs the ranking policies.
+        catalog: Has the documents and the ranking policies.
+        sandbox: Runs those.
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
@@ -100,15 +99,15 @@ class Finder:
 
         Args:
             action: Filter or search.
-            body: The body as the client sent it, bare or in its envelope.
+            body: As the client sent it, bare or in its envelope.
             tenant: Whose turn is used, and on whose behalf a policy ranks.
             allowance: Limits the requests to external services.
             at: Path of the body in the message, a prefix of the fields in refusals.
-            candidates: Whether only live clusters are ranked and returned.
+            candidates: Accept only live clusters, selected before the ranking.
 
         Raises:
             ServiceError: `bad_message`, `unsupported` or `too_large` naming the place in the body;
-                a fault of the ranking policy; `busy`; `unavailable`.
+                what the ranking policy did wrong; `busy`; `unavailable`.
         """
         search, uri = None, ""
         async with self._turns.turn(tenant):
@@ -215,7 +214,7 @@ def place_of(no: Refusal, at: str) -> str:
 
     Args:
         no: Why the policy was not consulted.
-        at: The place in the request that names the policy, beside its parameters and settings.
+        at: Where the request names the policy, beside its parameters and settings.
     """
     overrides = no.field.partition(".")[0] in {"parameters", "settings"}
     return f"{at}.{no.field}" if overrides else no.field

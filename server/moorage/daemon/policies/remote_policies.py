@@ -52,7 +52,7 @@ class RemotePolicies:
     Args:
         service: The HTTP service of the executor.
         executor: The id of the executor.
-        catalog: The catalog, which has the documents that a policy gets.
+        catalog: Has the documents that a policy is given.
         fleet: Returns what is free; read only.
         deliver: Called with exactly one event per consultation that was not forgotten.
         tasks: Run the executions.

@@ -58,7 +58,7 @@ class RayExecutor:
 
         Args:
             remote_fn: A function, or Ray's remote function.
-            accelerator_config: The accelerator on which the function runs.
+            accelerator_config: What it runs on.
             *args: Positional arguments of the function.
             _fn_args: The same, as a tuple.
             _settings: Bounds of all waits; without, the environment has them.
@@ -96,7 +96,7 @@ class RayExecutor:
 
         Args:
             remote_fn: A function, or Ray's remote function.
-            accelerator_config: The accelerator on which the function runs.
+            accelerator_config: What it runs on.
             flatten: Whether the results are one list, rather than a list for each slice.
             _fn_args: Positional arguments of the function.
             _settings: Bounds of all waits; without, the environment has them.
@@ -128,7 +128,7 @@ class RayExecutor:
 
         Args:
             remote_fn: A function, or Ray's remote function.
-            accelerator_config: The accelerator on which the function runs.
+            accelerator_config: What it runs on.
             max_retries_preemption: How often it may be preempted.
             max_retries_failure: How often it may fail.
             _fn_args: Positional arguments of the function.
@@ -136,7 +136,7 @@ class RayExecutor:
             **kwargs: Keyword arguments of the function.
 
         Raises:
-            RetriesExhaustedError: The function was preempted, or failed, as often as allowed.
+            RetriesExhaustedError: It was preempted, or failed, that often.
         """
         settings = _settings or SliceSettings.from_environment()
         attempt = functools.partial(
@@ -169,7 +169,7 @@ class RayExecutor:
 
         Args:
             remote_fn: A function, or Ray's remote function.
-            accelerator_config: The accelerator on which the function runs.
+            accelerator_config: What it runs on.
             max_retries_preemption: How often it may be preempted, or find too few slices.
             max_retries_failure: How often it may fail.
             flatten: Whether the results are one list, rather than a list for each slice.
@@ -178,7 +178,7 @@ class RayExecutor:
             **kwargs: Keyword arguments of the function.
 
         Raises:
-            RetriesExhaustedError: The function was preempted, or failed, as often as allowed.
+            RetriesExhaustedError: It was preempted, or failed, that often.
         """
         settings = _settings or SliceSettings.from_environment()
         job = SliceJob(accelerator_config, settings)
