@@ -24,7 +24,7 @@ PIECE_FACTS: Final = 200
 
 
 class FollowedLedger(StoredHistory):
-    """`ledger.base.LedgerHistory`, as far as its facts were taken. Read the contract there.
+    """`ledger.base.LedgerHistory`, as far as its facts were taken. The interface has the contract.
 
     Args:
         facts: The facts, in a database that another process writes.

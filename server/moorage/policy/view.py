@@ -36,7 +36,7 @@ class FleetView:
     """A policy's view of the fleet.
 
     All columns of `Fleet` are attributes of the view (`cpu_free`, `gpu_free`, `node_ids`, …);
-    see there for shapes and units. The columns cannot be written.
+    `Fleet` has their shapes and units. The columns cannot be written.
 
     Args:
         fleet: The fleet, or a cell's replica of it.

@@ -142,7 +142,7 @@ class RecordTables:
 
 
 class SqliteRecords:
-    """Implements `storage.base.RecordStore` on a file. See there for the contract.
+    """Implements `storage.base.RecordStore` on a file. The interface has the contract.
 
     Args:
         path: The file; a missing file is created, a missing folder is not.
