@@ -102,7 +102,7 @@ class PostgresFollowedFacts(_Reader):
 
 
 class PostgresFollowedRecords(_Reader):
-    """Reads a `storage.base.RecordStore` that another server writes. The interface has the contract."""
+    """Reads a `storage.base.RecordStore` of another server. The interface has the contract."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "catalog follower")
