@@ -76,7 +76,7 @@ def churn(
     Args:
         nodes: The node file of a trace.
         pods: One request file, in place of all beside the node file.
-        job: What to compare.
+        job: The policies and loads to compare.
         progress: Called with a name of each run.
 
     Raises:
@@ -148,7 +148,7 @@ def run(
         pods: The trace from which requests are drawn.
         how: How requests come and go.
         seed: Seed of all random numbers.
-        queued: As in `ChurnJob`.
+        queued: Whether requests without room wait, as in `ChurnJob`.
         later: As `arrivals` takes it.
 
     Raises:

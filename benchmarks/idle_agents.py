@@ -71,7 +71,7 @@ class IdleAgent:
             beating.cancel()
 
     async def _beat(self, connection: Any, seconds: float) -> None:
-        await asyncio.sleep(random.uniform(0, seconds))  # It is no secret.
+        await asyncio.sleep(random.uniform(0, seconds))  # It is not a secret.
         for number in range(1 << 60):
             beat: wire.Report = wire.AgentBeat(time.monotonic())
             if number % BEATS_A_MEASUREMENT == 0:
@@ -91,7 +91,7 @@ def _node(number: int) -> dict[str, Any]:
 
 def _metrics() -> wire.AgentMetrics:
     def some() -> float:
-        return random.uniform(0, 100)  # It is no secret.
+        return random.uniform(0, 100)  # It is not a secret.
 
     gpu = ("usedMem", "freeMem", "totalMem", "memUtilization", "cudaUtilization", "temperature")
     groups = {

@@ -2,7 +2,7 @@
 
 A few clients (`kill_load`) request and release leases whose workloads are real processes or
 containers, as fast as the daemon answers. Again and again the daemon is killed, sometimes while it
-starts, and a new one with the same folder replaces it. At the end, every lease must be known and
+starts, and a new daemon with the same folder replaces it. At the end, every lease must be known and
 running, and its workload started once; after all releases, nothing may be left.
 
 Workloads record their own starts: each appends a line to one file. This process is a subreaper, so
@@ -116,7 +116,7 @@ def kills(
             raise
     except CommandError as error:
         raise CommandError(
-            f"{error}\nThe ledger, the log and the list of starts are in {folder}"
+            f"{error}\nThe ledger, the server's log and the list of workload starts are in {folder}"
         ) from error
     shutil.rmtree(folder)
     return figures

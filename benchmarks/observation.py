@@ -37,7 +37,7 @@ CONNECTIONS: Final = 4
 WINDOW: Final = 8
 PERCENT_MAX: Final = 3.0
 SETTLE_SECONDS: Final = 1.5 * GATHER_SECONDS_MAX
-"""Wait after a block, so that the writing of its last audit entries counts for it."""
+"""Wait after a block, so that the time for its last audit entries is measured with this block."""
 _MEDIAN_ERROR: Final = 1.253 / 1.349
 """Standard error of a median, in quartile distances over the root of the number of values."""
 

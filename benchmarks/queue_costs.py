@@ -54,7 +54,7 @@ OWNER: Final = SessionId("owner")
 
 PAIRS: Final = 2_000
 WARM_PAIRS: Final = 200
-"""Requests before the first that counts."""
+"""Number of requests before the first measured request."""
 
 
 class _Queue:

@@ -117,7 +117,7 @@ def _lease(number: int) -> Lease:
 
 
 def first_lease() -> dict[str, Any]:
-    """Measure `moored demo` up to its first lease, compared with a Python with the same imports."""
+    """Measure `moored demo` up to its first lease, and a Python process that only imports."""
     base, first = [], []
     for _ in range(STARTS):
         started = time.perf_counter()

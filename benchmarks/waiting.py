@@ -2,7 +2,7 @@
 
 The jobs of a trace, with their own times and durations, go through the production allocator and its
 queue on a fleet that is small enough for them to wait. Each order is played with backfill, as in
-the daemon's queue, and strictly: then no job starts before the one ahead of it. The orders are:
+the daemon's queue, and strictly: then no job starts before the job ahead of it. The orders are:
 
 - first_come: by age alone.
 - largest: jobs with more GPUs have the higher priority.

@@ -64,7 +64,7 @@ def test_a_full_stdout_ends_in_one_line(words):
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_a_closed_reader_of_stdout_is_no_error(words):
+def test_a_closed_reader_of_stdout_is_not_an_error(words):
     name, *rest = words
     reading, writing = os.pipe()
     os.close(reading)
@@ -114,7 +114,9 @@ def hiding(tmp_path):
     return os.environ | {"PYTHONPATH": str(tmp_path)}
 
 
-def test_a_file_that_hides_a_standard_module_is_named_and_skipped(hiding, tmp_path):
+def test_a_warning_names_a_file_that_hides_a_standard_module_and_the_file_is_skipped(
+    hiding, tmp_path
+):
     done = run([program("moored"), "doctor", "--config", "none.toml"], env=hiding)
     said = done.stderr.splitlines()
     places = ["enum.py", "json/__init__.py", "random.py", "signal.py", "types.py"]

@@ -48,7 +48,7 @@ class FaultHistory:
 
     Args:
         sent: Keys of all requests, and when each was sent.
-        grants: In the order of the answers; a request that is sent again has several.
+        grants: The grants, in the order of the answers; a request that is sent again has several.
         released_at: When the release of each lease was first sent.
         releases: Answered releases.
         refusals: Refusals that must not happen, as sentences.

@@ -56,7 +56,7 @@ class Load:
     """A number of clients, each a task.
 
     Attributes:
-        history: What they saw.
+        history: The answers that the clients saw.
     """
 
     def __init__(self, target: Target, clients: int, seed: int) -> None:

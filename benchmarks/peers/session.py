@@ -44,7 +44,7 @@ class Peer:
         group: Group of peers that runs together.
         title: Title in the table.
         decides: Description of what it decides.
-        stores: What survives a crash after the client has its answer.
+        stores: The data that survive a crash after the client has its answer.
         install: The command that installs what it needs.
         version: Returns the version; empty if a program is missing.
         run: Runs the peer with a fleet until the block ends.

@@ -1,6 +1,6 @@
 """Slurm: eight slurmd share the GPUs of the fleet, with an `salloc` for each placement.
 
-All of it runs as one user, without root, cgroup or accounts. The GPUs of the fleet are on eight
+All programs run as one user, without root, cgroup or accounts. The GPUs of the fleet are on eight
 large nodes: each node needs its own slurmd, and a node without one would take seconds for each job.
 """
 

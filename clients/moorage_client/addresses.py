@@ -115,9 +115,9 @@ class Addresses:
             ours, theirs = urlsplit(by.url), urlsplit(leader)
             theirs.port  # noqa: B018  # Reading it verifies it.
         except ValueError:
-            return "which is no URL"
+            return "which is not a URL"
         if not theirs.hostname or not leader.isprintable():
-            return "which is no URL"
+            return "which is not a URL"
         if theirs.scheme.lower() != ours.scheme.lower():
             return f"which is not followed: it is not {ours.scheme}://; name it yourself"
         if theirs.username is not None:

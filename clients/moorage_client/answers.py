@@ -109,7 +109,7 @@ def read_object(value: JsonValue) -> JsonObject:
     """Return a JSON object.
 
     Raises:
-        UnreadableError: The value is no JSON object.
+        UnreadableError: The value is not a JSON object.
     """
     if not isinstance(value, dict):
         raise UnreadableError(f"expected an object, got {_start(value)}")

@@ -23,10 +23,10 @@ class Request(TypedDict, total=False):
         settings: Overrides of the policy's default settings.
         resources: The demand; fields and units as in `moorage.model.Demand`.
         alternatives: Acceptable demands in place of `resources`, the preferred first.
-        provision: What to start on the placement, as in `moorage.model.Provision`.
+        provision: The workload to start on the placement, as in `moorage.model.Provision`.
         deadline_seconds: Time limit of one evaluation; default: the policy's own.
-        explain: Also give the reasons.
-        dry_run: Decide, but hold nothing.
+        explain: Whether the answer also has the reasons.
+        dry_run: Whether the server only decides, and holds nothing.
     """
 
     inputs: JsonValue

@@ -302,7 +302,7 @@ def read_token_file(path: str) -> str | None:
         with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123  # pathlib is slow to import.
             token = file.read(TOKEN_CHARS_MAX + 1).strip()
     except (OSError, ValueError) as error:
-        cause = getattr(error, "strerror", None) or "it is no text"
+        cause = getattr(error, "strerror", None) or "it is not text"
         raise SettingRefused(TOKEN_FILE_VARIABLE, f"cannot read {path}: {cause}") from error
     if len(token) > TOKEN_CHARS_MAX:
         raise SettingRefused(TOKEN_FILE_VARIABLE, f"{path} is longer than any token")

@@ -23,7 +23,7 @@ class ConnectionFailed(MoorageError):
 
     Args:
         url: The URL that was tried.
-        reason: What went wrong, for a person.
+        reason: The failure in words, for a person.
     """
 
     def __init__(self, url: str, reason: str) -> None:
@@ -110,7 +110,7 @@ class RequestRefused(MoorageError):
         code: Machine-readable; one of `moorage.model.Code`, or a newer server's own.
         reason: One sentence for a person.
         field: The field of the request that was wrong, or empty.
-        expected: What was expected there, or empty.
+        expected: The value that was expected there, or empty.
         details: All other data of the refusal.
         request: The server's id of the request, for `moorage why`; empty when it gave none.
     """

@@ -22,7 +22,7 @@ class LeaseGuard:
         acquire: Requests the lease.
         keep: Starts renewing the lease; calls back on another thread when it is lost.
         release: Releases the lease; raises `LeaseLost` if it had ended by itself.
-        cancel_when_lost: Cancel the block when the lease is lost.
+        cancel_when_lost: Whether the block is cancelled when the lease is lost.
     """
 
     def __init__(

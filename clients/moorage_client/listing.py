@@ -90,4 +90,4 @@ def _rows(value: JsonValue) -> list[JsonValue]:
 
 
 def _mark(value: JsonValue) -> str | None:
-    return read_as(str | None, value)  # type: ignore[arg-type]  # A union is no class.
+    return read_as(str | None, value)  # type: ignore[arg-type]  # A union is not a class.

@@ -236,7 +236,7 @@ class Services:
         self._request_data("POST", "/websocket-ticket")
 
     def publish_policy(self, document: JsonMapping) -> str:
-        """Register a policy; return its URI. Registering the same content again is no error.
+        """Register a policy; return its URI. Registering the same content again is not an error.
 
         `warnings` then has possible mistakes of the author.
         """
@@ -516,7 +516,7 @@ def _unreadable(
     through: str,
     error: Exception,
 ) -> ConnectionFailed:
-    """Return our error for an answer that is no JSON.
+    """Return our error for an answer that is not JSON.
 
     Args:
         shown: URL of the server.

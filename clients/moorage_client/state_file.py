@@ -46,7 +46,7 @@ class StateFile:
         path: The file; a missing file counts as empty.
         key: The key of all objects in the file.
         what: Name of the objects, for errors.
-        remedy: What to do if the file has other contents.
+        remedy: The remedy if the file has other contents, in words.
     """
 
     def __init__(self, path: Path, key: str, what: str, remedy: str) -> None:

@@ -433,11 +433,11 @@ export interface LargestNode {
 /**
  * A lease. Only the reply to its owner has its `token`.
  *
- * It ends at `expires_at`, by the server's clock, unless it is renewed. A `queued` lease that
- * pauses after a failure is placed again at `retry_at`; 0 and absent: no pause. `ttl_max_seconds`
- * is present if the lease can last no longer, since a reservation or drain of its nodes begins
- * then. `choice` is present if the request had `alternatives`: 0 is `resources` itself.
- * `lost_devices`: UUIDs of GPUs of the lease that are no longer on its nodes.
+ * The lease ends at `expires_at`, by the server's clock, unless it is renewed. A `queued` lease
+ * that pauses after a failure is placed again at `retry_at`; 0 and absent: no pause.
+ * `ttl_max_seconds` is present if the lease can last no longer, since a reservation or drain of
+ * its nodes begins then. `choice` is present if the request had `alternatives`: 0 is `resources`
+ * itself. `lost_devices`: UUIDs of GPUs of the lease that are no longer on its nodes.
  */
 export interface LeaseAnswer {
   /** The id of the lease, and of the request that it was granted to. */
@@ -445,7 +445,7 @@ export interface LeaseAnswer {
   state: "active" | "ended" | "ending" | "failing" | "granted" | "queued" | "starting" | "warm";
   /** The owner of the lease. */
   tenant: string;
-  /** What the lease holds: one share per node; empty while it is `queued`. */
+  /** The resources that the lease holds: one share per node; empty while it is */
   placement: ShareObject[];
   /** Seconds since the epoch. */
   granted_at: number;
@@ -463,14 +463,14 @@ export interface LeaseAnswer {
   /** Seconds since the epoch. */
   retry_at?: number;
   lost_devices?: string[];
-  /** The notice that it must give way, if any. */
+  /** The notice that the lease must end for another request, if any. */
   notice?: NoticeAnswer;
   /** The workload on the placement. */
   workload?: WorkloadAnswer;
   /** The secret that lets a client renew and release the lease. */
   token?: string;
   ttl_max_seconds?: number;
-  /** The tenant's project whose quota the lease counts for. */
+  /** The tenant's project to whose use the lease is added. */
   project?: string;
 }
 
@@ -512,7 +512,7 @@ export interface LeaseRequest {
   notice_seconds?: number;
   /** A repeated request with the same key gets the same lease. Expected: a string of 1 to 128 characters. */
   idempotency_key?: string;
-  /** The tenant's project whose quota the lease counts for. Expected: a string of 1 to 128 characters. */
+  /** The tenant's project to whose use the lease is added. Expected: a string of 1 to 128 characters. */
   project?: string;
   /** Shortest acceptable TTL if a reservation begins earlier; 0: never shorten. Expected: a number of seconds between 0 and 604800. */
   ttl_seconds_min?: number;
@@ -1218,7 +1218,7 @@ export interface WorkloadEnd {
   /** Seconds since the epoch. */
   at: number;
   nodes: NodeName[];
-  /** Of a process; negative: a signal's number; null: not known. */
+  /** The exit code of a process; negative: a signal's number; null: not known. */
   exit_code: number | null;
   /** The last lines of output, if it failed. */
   log_tail: string[];

@@ -58,7 +58,7 @@ class _Results(_Waiting):
             os.dup2(null, _STDOUT)  # The interpreter writes the rest there as it ends.
             os.close(null)
             if isinstance(error, BrokenPipeError):
-                raise SystemExit(0) from None  # The reader has seen enough, which is no failure.
+                raise SystemExit(0) from None  # The reader has seen enough, which is not a failure.
             sys.stderr.write(f"{self._program}: cannot write the result: {error.strerror}\n")
             raise SystemExit(EXIT_UNWRITABLE) from None
 
@@ -99,7 +99,7 @@ def _import(name: str, module: str) -> "Any":
 
 
 def _import_quickly(module: str) -> "Any":
-    """Import a module without the garbage collector: what is imported stays.
+    """Import a module without the garbage collector: imported modules stay.
 
     Repeated collections would take a tenth of the time of a short command.
     """

@@ -40,7 +40,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False):
         memory_mib: Memory of the device; 0 when unknown.
         link_group: Devices of a node with the same name are joined by NVLink; empty: none.
         numa: NUMA domain, -1 when unknown.
-        exclusive: The device can only be taken whole.
+        exclusive: Whether the device can only be taken whole.
     """
 
     id: str
@@ -174,8 +174,8 @@ Placement = tuple[Share, ...]
 
 
 OVERTAKEN_MAX: Final = 1_000
-"""How often later requests of the same or a lower priority may overtake a waiter. After that it is
-first in its priority; fair share no longer counts."""
+"""How often later requests of the same or a lower priority may overtake a waiter. A waiter that was
+overtaken this often goes before the others of its priority, whatever their fair shares are."""
 REQUEUE_PAUSE_SECONDS: Final = 1.0
 """Default pause before the second start of a workload."""
 REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
@@ -230,7 +230,7 @@ class LeaseTerms(msgspec.Struct, frozen=True, gc=False):
         notice_seconds: The least time between the notice and the end.
         idempotency_key: A repeated request of the tenant with the same key gets the same lease;
             empty: no key.
-        project: The tenant's project whose quota the lease counts for; empty: none.
+        project: The tenant's project to whose use the lease is added; empty: none.
         ttl_seconds_min: Shortest acceptable TTL if a reservation begins earlier; 0: never shorten.
         anti_affinity: Keeps the lease away from other leases of its group; None: no group.
     """
@@ -259,7 +259,7 @@ class Provision(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         backend: The backend.
-        spec: What it starts.
+        spec: The spec of the workload.
         on_failure: What happens to the lease if the workload fails: `end` ends the lease; `requeue`
             releases its resources, and the lease waits for another place.
         attempts_max: The most starts, including the first, if a failure requeues.

@@ -21,7 +21,7 @@ class SettingKind:
     """The kind of a setting: its accepted values.
 
     Args:
-        expected: In words, for errors and the table.
+        expected: The accepted values in words, for errors and the table.
         read: Turns text, or a value of TOML, into the setting; ValueError refuses it.
     """
 
@@ -34,7 +34,7 @@ class Setting:
     """The declaration of a setting beside its type and its default.
 
     Args:
-        about: What it does, for operators.
+        about: The effect of the setting, for operators.
         flag: Its flag of `moored serve`; empty if it has none.
         default: Its default as an operator would write it.
         name: Its key in the TOML file, and the attribute that it becomes.

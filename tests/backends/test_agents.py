@@ -143,7 +143,9 @@ async def test_orders_of_a_replaced_server_are_ignored(world: World) -> None:
     assert list(world.there) == ["a"]
 
 
-async def test_metrics_count_as_heartbeats_and_a_hanging_driver_delays_none(world: World) -> None:
+async def test_metrics_count_as_heartbeats_and_a_hanging_driver_delays_no_heartbeat(
+    world: World,
+) -> None:
     hangs, measured = threading.Event(), threading.Event()
 
     def measure() -> Measurement:

@@ -126,7 +126,7 @@ async def test_without_fallback_only_spot_is_tried(aws, backend):
     assert len(aws.requests("RunInstances")) == 1
 
 
-async def test_the_next_cheapest_type_is_tried_if_the_spec_names_none(aws, backend):
+async def test_the_next_cheapest_type_is_tried_if_the_spec_names_no_type(aws, backend):
     aws.refuse(
         "RunInstances",
         "InsufficientInstanceCapacity",
@@ -361,7 +361,7 @@ async def test_of_two_instances_with_one_name_the_ready_one_stays(aws, backend):
     assert only(aws, "a")["InstanceId"] == stored["InstanceId"]
 
 
-async def test_a_start_cancelled_during_the_launch_leaves_nothing(aws, backend):
+async def test_a_start_cancelled_during_the_launch_leaves_nothing_behind(aws, backend):
     launching = threading.Event()
 
     def slowly(_: dict[str, str]) -> bool:

@@ -40,7 +40,7 @@ def test_the_cheapest_type_that_fits_comes_first(catalogue, wanted, cheapest):
     assert catalogue.fitting(**wanted)[0].name == cheapest
 
 
-def test_cpu_demands_get_types_without_gpus_and_huge_demands_get_none(catalogue):
+def test_cpu_demands_get_types_without_gpus_and_huge_demands_get_no_type(catalogue):
     assert not any(each.gpus for each in catalogue.fitting(vcpus=4))
     assert catalogue.fitting(gpus=9) == []
     assert catalogue.fitting(gpu_model="A1") == []
@@ -82,7 +82,7 @@ def test_a_refresh_that_fails_leaves_the_list_as_it_was(aws, tmp_path):
 
 def test_a_broken_list_names_its_file(tmp_path):
     (tmp_path / "catalogue-eu-west-1.json").write_text("[]")
-    with pytest.raises(BackendError, match=r"catalogue-eu-west-1\.json is no catalogue"):
+    with pytest.raises(BackendError, match=r"catalogue-eu-west-1\.json is not a catalogue"):
         load(tmp_path, "eu-west-1")
-    with pytest.raises(BackendError, match="no region of AWS"):
+    with pytest.raises(BackendError, match="not a region of AWS"):
         load(tmp_path, "../eu")

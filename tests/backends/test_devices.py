@@ -95,13 +95,13 @@ def test_without_nvml_each_id_counts_as_a_device():
 
 
 NVML = '''
-"""What NVML says of the cards that a file names, one a line: `a`, or `a b c`, instances of a."""
+"""What NVML says of the GPUs that a file names, one a line: `a`, or `a b c`, instances of a."""
 import pathlib
 class NVMLError(Exception): pass
 class NVMLError_NotFound(NVMLError): pass
 _seen = []
 def nvmlInit():
-    _seen[:] = pathlib.Path(__file__).with_name("cards").read_text().split("\\n")
+    _seen[:] = pathlib.Path(__file__).with_name("gpus").read_text().split("\\n")
 def nvmlShutdown(): _seen.clear()
 def nvmlDeviceGetCount(): return len(_seen)
 def nvmlDeviceGetHandleByIndex(index): return _seen[index].split()
@@ -113,14 +113,14 @@ def nvmlDeviceGetMigDeviceHandleByIndex(handle, number): return handle[number + 
 
 
 @pytest.fixture
-def cards(tmp_path, monkeypatch):
-    """Set the cards that this machine has."""
+def set_gpus(tmp_path, monkeypatch):
+    """Set the GPUs that this machine has."""
     (tmp_path / "pynvml.py").write_text(NVML)
     monkeypatch.syspath_prepend(tmp_path)
     look_again()
 
     def have(*names: str) -> None:
-        (tmp_path / "cards").write_text("\n".join(names))
+        (tmp_path / "gpus").write_text("\n".join(names))
 
     yield have
     sys.modules.pop("pynvml", None)
@@ -143,13 +143,13 @@ def devices_after_restart(**held) -> Devices:
 
 
 @pytest.mark.parametrize("nvml", [True, False])
-def test_a_gpu_with_another_uuid_runs_no_workload(cards, nvml):
-    """The test runs once with NVML, which maps names to cards, and once with documents alone."""
+def test_a_gpu_with_another_uuid_runs_no_workload(set_gpus, nvml):
+    """The test runs once with NVML, which maps names to GPUs, and once with documents alone."""
     if nvml:
-        cards("aaa", "bbb", "ccc", "ddd")
+        set_gpus("aaa", "bbb", "ccc", "ddd")
     devices = devices_after_restart(old=Devices([], {}).take(order_by_uuid("old", ("2", "ccc"))))
     if nvml:
-        cards("aaa", "ccc", "ddd")
+        set_gpus("aaa", "ccc", "ddd")
     with pytest.raises(BackendError, match="GPU 1 of this machine is in use by the workload old"):
         devices.take(order_by_uuid("new", ("1", "ccc")))
     devices.take(order_by_uuid("beside", ("2", "ddd")))
@@ -157,36 +157,36 @@ def test_a_gpu_with_another_uuid_runs_no_workload(cards, nvml):
     devices.take(order_by_uuid("new", ("1", "ccc")))
 
 
-def test_an_order_without_uuids_cannot_use_a_busy_card(cards):
-    cards("aaa", "bbb", "ccc")
+def test_a_start_order_without_gpu_uuids_cannot_use_a_busy_gpu(set_gpus):
+    set_gpus("aaa", "bbb", "ccc")
     devices = devices_after_restart(old=Devices([], {}).take(order("old", "n", "2")))
-    cards("ccc", "aaa", "bbb")
+    set_gpus("ccc", "aaa", "bbb")
     with pytest.raises(BackendError, match="GPU 0 of this machine is in use by the workload old"):
         devices.take(order("new", "n", "0"))
     devices.take(order("new", "n", "2"))
 
 
-def test_a_card_is_named_by_its_current_index(cards):
-    cards("bbb", "aaa")
+def test_a_workload_gets_the_current_index_of_its_gpu(set_gpus):
+    set_gpus("bbb", "aaa")
     devices = Devices([], {})
     binding = devices.take(order_by_uuid("stale", ("0", "aaa")))
     assert binding.environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert devices.environment("stale") == {}
-    cards("aaa", "bbb")
+    set_gpus("aaa", "bbb")
     assert devices.environment("stale")["CUDA_VISIBLE_DEVICES"] == "0", "what is run beside it"
-    cards("bbb")
+    set_gpus("bbb")
     assert devices.environment("stale") == {}, "it is gone, and no other is meant"
     with pytest.raises(BackendError, match="GPU 0 of c/n is GPU-aaa, which this machine does not"):
         devices.take(order_by_uuid("other", ("0", "aaa")))
 
 
-def test_a_mig_instance_is_identified_by_its_uuid(cards):
-    cards("xxx a b", "yyy")
+def test_a_mig_instance_is_identified_by_its_uuid(set_gpus):
+    set_gpus("xxx a b", "yyy")
     devices = Devices([], {})
     binding = devices.take(order_by_uuid("old", ("0:1", "xxx/b")))
     assert binding.environment["CUDA_VISIBLE_DEVICES"] == "MIG-b"
     assert binding.environment["NVIDIA_VISIBLE_DEVICES"] == "0:1"
-    cards("yyy", "xxx b a")
+    set_gpus("yyy", "xxx b a")
     devices = devices_after_restart(old=binding)
     for name, uuid in (("1:0", "xxx/b"), ("1", "xxx")):
         with pytest.raises(BackendError, match="is in use by the workload old"):
@@ -194,11 +194,11 @@ def test_a_mig_instance_is_identified_by_its_uuid(cards):
     devices.take(order_by_uuid("new", ("1:1", "xxx/a")))
 
 
-def test_shares_of_a_card_are_counted_under_all_its_names(cards):
-    cards("aaa", "bbb")
+def test_shares_of_a_gpu_are_counted_under_all_its_names(set_gpus):
+    set_gpus("aaa", "bbb")
     devices = Devices([], {})
     devices.take(order_by_uuid("one", ("0", "aaa"), milli=600))
-    cards("bbb", "aaa")
+    set_gpus("bbb", "aaa")
     with pytest.raises(BackendError, match="in use by the workload one"):
         devices.take(order_by_uuid("two", ("1", "aaa"), milli=500))
     devices.take(order_by_uuid("two", ("1", "aaa"), milli=400))

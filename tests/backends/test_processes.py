@@ -189,7 +189,7 @@ async def test_the_spec_can_set_cuda_device_order(backend, tmp_path):
 async def test_a_lease_with_too_many_processors_is_refused(backend):
     held = Share(ClusterId("lab"), NodeId("here"))
     spec = ProcessResourceSpec(command=["true"], cpu_count=60_000)
-    with pytest.raises(UnsupportedSpecError, match="this machine does not have that"):
+    with pytest.raises(UnsupportedSpecError, match="does not have the requested resources"):
         await backend.start(Order("a", spec, (held,)))
 
 
@@ -258,7 +258,7 @@ async def test_exec_has_the_limits_and_folder_of_its_workload(backend, tmp_path)
     assert done.output.split() == [str(512 * 1024), str(tmp_path / "here" / "below")]
 
 
-async def test_a_missing_workdir_is_named(backend):
+async def test_the_error_names_a_missing_workdir(backend):
     with pytest.raises(BackendError, match="its workdir /no/such: No such file"):
         await backend.start(Order("a", ProcessResourceSpec(command=["true"], workdir="/no/such")))
 
@@ -292,7 +292,7 @@ async def test_an_unknown_limit_is_refused_by_name(backend, limits, field):
 
 async def test_a_limit_with_too_many_processors_is_refused(backend):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
-    with pytest.raises(UnsupportedSpecError, match="this machine does not have that"):
+    with pytest.raises(UnsupportedSpecError, match="does not have the requested resources"):
         await backend.control("a", {"cpu_count": 60_000})
 
 

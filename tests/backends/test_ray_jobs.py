@@ -155,7 +155,7 @@ async def test_a_killed_actor_leaves_nothing_of_its_job(backend, ray_world):
     await asyncio.to_thread(until, lambda: not stays())
 
 
-async def test_a_job_without_its_gpu_leaves_nothing(backend, ray_world):
+async def test_a_job_without_its_gpu_leaves_no_placement_group(backend, ray_world):
     stranger = await ray_world.stranger(0)
     try:
         whole = share(ray_world, 0, "0", "1", "2", "3")

@@ -138,8 +138,8 @@ def test_a_resource_engine_can_use_kinds_of_other_distributions(site: Path) -> N
     ("before", "after", "reason"),
     [
         ("from dataclasses", "import no_such_module\nfrom dataclasses", "No module named"),
-        ("KIND = SlurmKind()", "KIND = SlurmKind", "is no BackendKind named slurm"),
-        ('name = "slurm"', 'name = "other"', "is no BackendKind named slurm"),
+        ("KIND = SlurmKind()", "KIND = SlurmKind", "is not a BackendKind named slurm"),
+        ('name = "slurm"', 'name = "other"', "is not a BackendKind named slurm"),
         ("slurm_partition:", "partition:", "its setting partition must begin with slurm_"),
     ],
 )

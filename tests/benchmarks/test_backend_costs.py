@@ -16,7 +16,7 @@ pytestmark = pytest.mark.heavy
     ("reset_command", "times"),
     [(None, 5), (["true"], 20)],  # Without one, each release starts it again.
 )
-def test_cycles_of_a_warm_process_cost_little_and_leave_nothing(reset_command, times):
+def test_warm_restarts_of_a_process_are_cheap_and_leave_nothing_behind(reset_command, times):
     spec = ProcessResourceSpec(
         command=["sleep", "100000"], cpu_count=1, reset_command=reset_command
     )

@@ -27,7 +27,7 @@ def play_kills(*words: str) -> dict:
 
 
 @pytest.mark.heavy
-def test_kills_leave_no_process_behind_and_start_none_twice():
+def test_after_kills_no_process_is_left_and_no_workload_started_twice():
     figures = play_kills("--kills", "4")
     assert figures["kills"] == 4
     assert figures["leases_granted"] >= 8
@@ -35,7 +35,9 @@ def test_kills_leave_no_process_behind_and_start_none_twice():
 
 
 @pytest.mark.heavy
-def test_kills_leave_no_container_behind_and_start_none_twice(container_engine, container_image):
+def test_after_kills_no_container_is_left_and_no_workload_started_twice(
+    container_engine, container_image
+):
     figures = play_kills("--kills", "3", "--category", "container", "--image", container_image)
     assert figures["workloads_started"] >= 4
     assert container_engine.containers(all=True) == []

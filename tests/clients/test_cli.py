@@ -126,7 +126,7 @@ def test_each_refusal_has_its_exit_code(shell, policy, code, exit_code):
     assert ("Similar: first:1-x" in spoken.stderr) is (code == "unknown_policy")
 
 
-def test_a_missing_server_is_named_with_a_remedy(shell, nowhere):
+def test_the_error_for_a_missing_server_names_its_url_and_a_remedy(shell, nowhere):
     done = shell("leases", "--url", nowhere)
     assert (done.returncode, done.stdout) == (4, "")
     assert nowhere in done.stderr
@@ -334,7 +334,7 @@ def ran(harbour):
     return [each for each in harbour.heard if "policy_rule_uri" in each]
 
 
-def test_run_takes_an_existing_policy_unless_one_is_named(shell, harbour):
+def test_run_takes_an_existing_policy_unless_the_user_names_a_policy(shell, harbour):
     harbour.registered = ["mine:1-x", "other:1-x"]
     done = shell("run", "--", "true")
     assert [each["policy_rule_uri"] for each in ran(harbour)] == ["best_fit:1.0-stable", "mine:1-x"]

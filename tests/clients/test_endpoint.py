@@ -86,7 +86,7 @@ def test_this_machine_is_reached_without_a_proxy(site, shell, harbour, monkeypat
         dashboard_inventory("ray", site.url, "")
 
 
-def test_a_proxy_that_fails_is_named(shell, proxy_url):
+def test_the_error_names_a_proxy_that_fails(shell, proxy_url):
     shell.environment |= {
         "MOORAGE_HTTP_URL": "http://moorage.example:8080",
         "MOORAGE_URL": "ws://moorage.example:8765",
@@ -320,7 +320,7 @@ def test_an_error_about_an_unknown_authority_names_the_option_for_its_file(secur
 
 
 @each_side
-def test_a_file_without_the_authority_is_named(secure_shell, command, tmp_path):
+def test_the_error_names_a_file_without_the_authority(secure_shell, command, tmp_path):
     file = tmp_path / "other.pem"
     file.write_bytes(certificate("another")[1].public_bytes(serialization.Encoding.PEM))
     given = secure_shell("--ca-file", str(file), *command).stderr
@@ -387,7 +387,7 @@ def test_an_explicit_authority_overrides_the_environment(
     ("content", "reason"),
     [(None, "MOORAGE_CA_FILE: cannot read"), ("nothing\n", "no certificate in PEM format")],
 )
-def test_a_file_of_authorities_that_cannot_be_used_is_named(
+def test_the_error_says_why_a_file_of_authorities_cannot_be_used(
     secure_shell, tmp_path, command, content, reason
 ):
     file = tmp_path / "ca.pem"
@@ -451,7 +451,7 @@ def test_a_token_file_is_read_each_time(tmp_path: Path, monkeypatch: pytest.Monk
     file.write_text("marked\r\n", encoding="utf-8-sig")
     assert bearer_of(endpoint) == "marked"
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(SettingRefused, match="it is no text"):
+    with pytest.raises(SettingRefused, match="it is not text"):
         bearer_of(endpoint)
     file.unlink()
     with pytest.raises(SettingRefused, match="No such file"):

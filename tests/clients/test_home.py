@@ -87,7 +87,7 @@ def test_without_a_home_no_kubeconfig_is_there(homeless):
     assert "Traceback" not in named.stderr
 
 
-def test_an_agent_needs_a_home_only_where_no_folder_is_named(homeless, tmp_path):
+def test_an_agent_needs_a_home_only_if_no_folder_is_given(homeless, tmp_path):
     wrong = homeless("moored", "agent")
     assert wrong.returncode == 2
     assert wrong.stderr == "moored: --data: expected a folder: this user has no home folder\n"

@@ -127,7 +127,7 @@ def test_fields_missing_at_ray_yield_a_note_or_an_error(dashboard):
         (b'{"data": {"result": {"result": [7]}}}', r"\[0\]: expected a node"),
     ],
 )
-def test_a_server_that_is_no_dashboard_is_named(dashboard, raw, said):
+def test_the_error_names_a_server_that_is_not_a_dashboard(dashboard, raw, said):
     dashboard.raw = raw
     with pytest.raises(InventoryError, match=said) as caught:
         import_document(dashboard)

@@ -67,7 +67,7 @@ def test_an_untestable_policy_is_a_usage_error(tmp_path):
     done = moorage("policy", "test", policy, "--requests", broken, "--json", expect=2)
     assert "request 0: " in json.loads(done.stdout)["message"]
     nan = moorage("policy", "test", policy, "--parameters", '{"score": NaN}', expect=2)
-    assert "NaN and Infinity are no JSON" in nan.stderr
+    assert "NaN and Infinity are not JSON" in nan.stderr
     missing = moorage("policy", "test", tmp_path / "none.py", expect=2)
     assert "cannot read" in missing.stderr
 

@@ -90,10 +90,10 @@ def test_a_planted_link_empties_no_file(tmp_path):
         pytest.param(os.mkfifo, id="pipe"),
     ],
 )
-def test_a_file_that_is_no_socket_stays(tmp_path, make):
+def test_a_file_that_is_not_a_socket_stays(tmp_path, make):
     path = tmp_path / "precious"
     make(path)
-    assert f"{path}: is no socket" in refusal(tmp_path, "--address", f"uds:{path}")
+    assert f"{path}: is not a socket" in refusal(tmp_path, "--address", f"uds:{path}")
     assert path.is_symlink() or path.exists()
 
 

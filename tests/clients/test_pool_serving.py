@@ -270,7 +270,7 @@ def test_processes_never_hold_the_same_slot(pool_server, tmp_path):
 
 
 class Flood(BaseHTTPRequestHandler):
-    """A server that is no pool, and whose answer does not end."""
+    """A server that is not a pool, and whose answer does not end."""
 
     def do_GET(self):
         self.send_response(200)

@@ -16,7 +16,7 @@ def test_every_exit_code_is_explained_in_the_words_of_the_help():
         assert f"| {int(code)} | {meaning} |" in TEXT
 
 
-def test_every_command_is_named():
+def test_the_readme_names_every_command():
     top = typer.main.get_command(app).commands
     groups = {"": top, "policy ": top["policy"].commands, "pool ": top["pool"].commands}
     for group, commands in groups.items():
@@ -26,7 +26,7 @@ def test_every_command_is_named():
             assert f"`{group}{name}" in TEXT
 
 
-def test_every_setting_is_named():
+def test_the_readme_names_every_setting():
     sources = Path(moorage_client.__file__).parent.rglob("*.py")
     used = {
         word

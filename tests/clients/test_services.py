@@ -70,7 +70,7 @@ def test_the_cluster_client_answers_in_tuples_and_never_raises(registry, monkeyp
     assert (found, message.startswith("Error occurred: ")) == (False, True)
 
 
-def test_an_answer_of_a_proxy_is_named_as_such(registry):
+def test_the_error_says_that_an_answer_came_from_a_proxy(registry):
     registry.answers["POST /clusters/query"] = (502, b"<html><title>502 Bad Gateway</title></html>")
     with (
         Services(registry.url) as services,

@@ -50,7 +50,7 @@ def test_a_given_token_overrides_the_stored_one(
 
 
 @pytest.mark.parametrize("content", ["", "no JSON", "[]", '{"logins": 5}', '{"logins": {"a": 5}}'])
-def test_a_file_that_cannot_be_read_is_no_login(folder: Path, content: str) -> None:
+def test_a_file_that_cannot_be_read_is_not_a_login(folder: Path, content: str) -> None:
     folder.mkdir()
     (folder / "logins.json").write_text(content)
     assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)[0]) is None

@@ -50,7 +50,7 @@ def test_source_names_its_encoding(tmp_path: Path, text: str) -> None:
     assert "AIOSv1PolicyRule" not in held or held["AIOSv1PolicyRule"].name == "Grüße"  # type: ignore[attr-defined]  # Of the text above.
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "p.py"
     for content in (SOURCE.encode("latin-1"), b"# coding: x\n", b"\x7fELF\0\xff"):
         file.write_bytes(content)

@@ -53,7 +53,7 @@ def test_defaults_are_as_documented() -> None:
     assert config.data_dir == Path("/home/ann/.local/state/moored")
 
 
-def test_a_home_is_needed_only_where_no_folder_is_named(
+def test_a_home_is_needed_only_if_no_folder_is_given(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def unknown(number: int) -> None:
@@ -302,7 +302,7 @@ LINKS = {
 and Docker a container with a link to one called moorage."""
 
 
-def test_service_variables_of_kubernetes_are_no_settings() -> None:
+def test_service_variables_of_kubernetes_are_not_settings() -> None:
     config = Config.load({}, HOME | LINKS)
     assert (config.port, config.http_port) == (8765, 8080)
     assert service_links(HOME | LINKS) == set(LINKS)
@@ -519,7 +519,7 @@ def test_an_invalid_cluster_id_is_refused(given: str) -> None:
         Config.load({}, HOME | {"MOORAGE_KUBERNETES_CLUSTERS": given})
 
 
-def test_variables_of_an_agent_are_no_settings() -> None:
+def test_variables_of_an_agent_are_not_settings() -> None:
     """An agent loads a configuration, too."""
     names = {each.envvar for each in get_command(agent).params if isinstance(each.envvar, str)}
     assert "MOORAGE_AGENT_DATA" in names

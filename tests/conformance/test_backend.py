@@ -518,7 +518,7 @@ async def test_stops_at_the_same_time_all_return(bench, backend):
     assert await bench.left() == 0
 
 
-async def test_a_start_that_takes_too_long_raises_and_leaves_nothing(bench, backend):
+async def test_a_start_that_takes_too_long_raises_and_leaves_nothing_behind(bench, backend):
     with pytest.raises(TimeoutError):
         await backend.start(Order("a", bench.slow(), timeout_seconds=0.3))
     assert await bench.left() == 0
@@ -526,7 +526,7 @@ async def test_a_start_that_takes_too_long_raises_and_leaves_nothing(bench, back
         await backend.status("a")
 
 
-async def test_a_start_that_fails_half_way_says_why_and_leaves_nothing(bench, backend):
+async def test_a_start_that_fails_half_way_says_why_and_leaves_nothing_behind(bench, backend):
     spec, reason = bench.failing()
     with pytest.raises(BackendError, match=reason):
         await backend.start(Order("a", spec))

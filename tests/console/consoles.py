@@ -75,7 +75,7 @@ def enter(page: Any, url: str, token: str) -> None:
 
 
 def is_refusal(said: Any) -> bool:
-    """Return whether the browser reports a refusal; lost connections are no refusal."""
+    """Return whether the browser reports a refusal; lost connections are not a refusal."""
     return said.type == "error" and "Content Security Policy" in said.text
 
 

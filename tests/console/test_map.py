@@ -136,7 +136,7 @@ def small(small_server: Seeded) -> Iterator[Seeded]:
     say(small_server, {"op": "uncordon", "cluster": "east", "node": "east-n0000"})
 
 
-def test_a_node_out_of_service_that_others_hold_is_named(page: Any, small: Seeded) -> None:
+def test_the_map_lists_a_node_out_of_service_that_others_hold(page: Any, small: Seeded) -> None:
     """The node has no idle slot whose colour would show that it takes no new leases."""
     small.ask(8)
     say(small, {"op": "cordon", "cluster": "east", "node": "east-n0000"})

@@ -193,7 +193,7 @@ def test_the_log_says_why_a_sign_in_failed(chromium: Any, console: str, running:
         assert "this browser did not begin the sign-in" in running.log.read_text()
 
 
-def test_a_silent_issuer_is_named_to_the_person(chromium: Any) -> None:
+def test_the_sign_in_page_says_that_the_issuer_is_silent(chromium: Any) -> None:
     environment = {
         "MOORAGE_OIDC_ISSUER": "http://127.0.0.1:1",
         "MOORAGE_OIDC_AUDIENCE": "moorage",

@@ -147,7 +147,9 @@ def test_missing_objects_have_an_error_page(page: Any, console_server: Any) -> N
     page.get_by_text("The queue is empty.").wait_for()
 
 
-def test_why_lists_decisions_and_opens_one_with_its_fleet(page: Any, console_server: Any) -> None:
+def test_the_page_why_lists_decisions_and_opens_one_with_its_fleet(
+    page: Any, console_server: Any
+) -> None:
     page.goto(f"{console_server.console}/why")
     table = by(page, "table", "Decisions")
     table.get_by_role("link", name=console_server.refused).wait_for()

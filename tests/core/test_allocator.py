@@ -229,7 +229,7 @@ def test_a_policy_is_not_blamed_for_a_changed_inventory() -> None:
     assert answer.code is Code.POLICY_UNSOUND, "now it knew"
 
 
-def test_a_waiter_behind_an_undecided_head_is_not_consulted() -> None:
+def test_a_waiter_after_an_undecided_head_is_not_consulted() -> None:
     hand = full(gpus=2)
     hand.ask(ask("head", Demand(gpus=2), wait=600.0))
     hand.see(nodes(1, 2, name="d"))  # The head is being consulted about d now.

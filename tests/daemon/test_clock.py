@@ -66,7 +66,7 @@ def test_a_missing_heartbeat_shows_that_the_loop_stalled(machine, clock):
     assert clock.stood_still_seconds == 0.0
 
 
-def test_sleep_of_the_machine_shifts_the_date_and_is_no_stall(machine, clock):
+def test_sleep_of_the_machine_shifts_the_date_and_is_not_a_stall(machine, clock):
     machine.date += 8 * 3_600.0  # As on Linux: the monotonic clock stops while it sleeps.
     machine.run(BEAT_SECONDS)
     assert clock.stood_still_seconds == 0.0
@@ -92,7 +92,7 @@ def test_a_calendar_set_while_no_server_ran_is_detected(machine, record, hours):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"boot": "another", "started_at": 0}'])
-def test_after_a_restart_of_the_machine_a_calendar_behind_the_ledger_is_detected(
+def test_after_a_restart_of_the_machine_a_calendar_earlier_than_the_ledger_is_detected(
     machine, record, tmp_path, text
 ):
     (tmp_path / CALENDAR).write_text(text)

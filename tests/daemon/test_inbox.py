@@ -43,7 +43,7 @@ def test_events_of_leases_and_decisions_go_first_in_order():
     assert inbox.requests(TENANT) == 0
 
 
-def test_a_cancellation_stays_behind_its_request():
+def test_a_cancellation_stays_after_its_request_in_the_inbox():
     inbox = Inbox()
     first, other = request("a"), request("b")
     early = CancelAsked(TO, RequestId("a"), TENANT)

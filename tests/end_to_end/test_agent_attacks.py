@@ -147,9 +147,9 @@ def test_a_deep_or_binary_frame_cuts_only_its_own_connection(fleet: Fleet) -> No
 
 
 def test_huge_measurements_are_left_out_and_a_device_needs_no_uuid(fleet: Fleet) -> None:
-    card = {"modelName": "T4", "memory": 16_000}
+    gpu = {"modelName": "T4", "memory": 16_000}
     with dial(fleet, fleet.token()) as raw:
-        join(fleet, raw, "huge", gpus={"count": 1, "gpus": [card]})
+        join(fleet, raw, "huge", gpus={"count": 1, "gpus": [gpu]})
         groups = {"memory": {"used": 1.7e308, "total": 3.0}}
         gpus = [{"gpu_id": 1e308, "power": 2.0}]
         raw.send(wire.encode(wire.AgentMetrics(groups, gpus, {"": "used"}, 1.0)))
@@ -186,7 +186,10 @@ FOLDERS = {
         wire.AgentFolder(6, FIRST.addresses, "boot 2"),
         wire.AgentWelcome,
     ),
-    "other cards while it runs": (wire.AgentFolder(5, ("02:cc",), FIRST.boot), wire.AgentWelcome),
+    "other network cards while it runs": (
+        wire.AgentFolder(5, ("02:cc",), FIRST.boot),
+        wire.AgentWelcome,
+    ),
     "unknown": (wire.AgentFolder(), wire.AgentWelcome),
     "earlier release": (None, wire.AgentWelcome),
 }
@@ -241,7 +244,9 @@ def test_an_agents_reports_on_a_workload_are_bounded(fleet: Fleet) -> None:
         assert len(json.dumps(fleet.server.status(lease))) < 60_000
 
 
-def test_a_command_that_writes_a_lot_is_bounded_and_delays_none(fleet: Fleet, tmp_path: Path):
+def test_a_command_that_writes_a_lot_is_bounded_and_delays_no_other_request(
+    fleet: Fleet, tmp_path: Path
+):
     with fleet.apart(tmp_path) as wordy:
         wordy.agent("box", wordy.token())
         lease = wordy.ask("head -c 104857600 /dev/zero | tr '\\0' x; echo end; sleep 1000")
@@ -360,7 +365,7 @@ def test_an_agent_takes_its_name_and_its_cluster_over_from_other_tenants(apart: 
         assert names(apart, apart.cluster) == {"box", "y"}
 
 
-def test_an_agent_that_a_full_cluster_refuses_is_named_the_remedy(apart: Fleet) -> None:
+def test_an_agent_that_a_full_cluster_refuses_is_told_the_remedy(apart: Fleet) -> None:
     squats = [{"id": f"n{number}"} for number in range(NODES_PER_CLUSTER_MAX)]
     assert register(apart, "of-ann", apart.cluster, *squats)[0] == 201
     token = apart.token()

@@ -174,7 +174,7 @@ def test_a_gang_with_the_servers_own_machine_ends_as_a_whole(mixed_fleet: Fleet,
     assert own_pids(mixed_fleet, lease) == {}
 
 
-def test_a_gang_that_fails_on_one_node_leaves_nothing(fleet: Fleet) -> None:
+def test_a_gang_that_fails_on_one_node_leaves_nothing_behind(fleet: Fleet) -> None:
     spec = {"category": "service", "command": ["sh", "-c", "[ $RANK = 0 ] || exit 4; sleep 1000"]}
     wait_end(fleet, fleet.ask("", nodes=2, spec=spec))
 

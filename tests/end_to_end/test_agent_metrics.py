@@ -17,7 +17,7 @@ from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy
 
-Cards = Callable[..., None]
+SetUse = Callable[..., None]
 
 NVML = '''
 """GPUs a and b; `users.json` says which processes run there and how busy it is."""
@@ -51,8 +51,8 @@ def nvmlDeviceGetComputeRunningProcesses(handle):
 
 
 @pytest.fixture
-def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
-    """Set how the simulated cards are used."""
+def set_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetUse:
+    """Set how the simulated GPUs are used."""
     folder = tmp_path / "nvml"
     folder.mkdir()
     (folder / "pynvml.py").write_text(NVML)
@@ -94,8 +94,8 @@ def gpu_of(fleet: Fleet, **more) -> str:
     return lease_of(fleet, **more)["placement"][0]["gpus"][0]
 
 
-def test_metrics_have_the_documented_shape(fleet: Fleet, cards: Cards) -> None:
-    cards(a={"used": 250, "busy": 60})
+def test_metrics_have_the_documented_shape(fleet: Fleet, set_use: SetUse) -> None:
+    set_use(a={"used": 250, "busy": 60})
     fleet.agent("box", fleet.token())
     until(lambda: node_metrics(fleet))
     tree = node_metrics(fleet)
@@ -110,22 +110,22 @@ def test_metrics_have_the_documented_shape(fleet: Fleet, cards: Cards) -> None:
     assert metrics(fleet)["cluster"]["gpu"]["totalFreeMem"] == 1750
 
 
-def test_policies_see_metrics_of_agents(fleet: Fleet, cards: Cards) -> None:
-    cards(a={"busy": 90}, b={"busy": 5})
+def test_policies_see_metrics_of_agents(fleet: Fleet, set_use: SetUse) -> None:
+    set_use(a={"busy": 90}, b={"busy": 5})
     fleet.agent("box", fleet.token())
     until(lambda: node_metrics(fleet).get("gpus"))
     assert gpu_of(fleet, policy_rule_uri="least_loaded:1.0-stable") == "1"
 
 
-def test_a_gpu_in_use_by_others_is_not_leased(fleet: Fleet, cards: Cards) -> None:
-    cards(a={"pids": [os.getpid()], "used": 300})
+def test_a_gpu_in_use_by_others_is_not_leased(fleet: Fleet, set_use: SetUse) -> None:
+    set_use(a={"pids": [os.getpid()], "used": 300})
     fleet.agent("box", fleet.token())
     (busy,) = fleet.node("box")["busy"]
     assert (busy["id"], busy["uuid"]) == ("0", f"GPU-{fleet.cluster}-a")
-    check_use_by_others(fleet, cards, "box")
+    check_use_by_others(fleet, set_use, "box")
 
 
-def check_use_by_others(fleet: Fleet, cards: Cards, node: str) -> None:
+def check_use_by_others(fleet: Fleet, set_use: SetUse, node: str) -> None:
     """Check that the first of two GPUs is leased only once this process uses it no more."""
     (busy,) = fleet.node(node)["busy"]
     assert f"(process {os.getpid()}, 300 MiB), which no lease started" in busy["reason"]
@@ -133,24 +133,24 @@ def check_use_by_others(fleet: Fleet, cards: Cards, node: str) -> None:
     demand = {"clusters": [fleet.cluster], "resources": {"gpus": 1}}
     refused = fleet.server.ask(**demand, lease={"ttl_seconds": 9})
     assert refused["error"]["code"] == "no_capacity"
-    cards()
+    set_use()
     until(lambda: "busy" not in fleet.node(node))
     assert gpu_of(fleet) == "0"
 
 
-def test_processes_of_a_lease_do_not_count_as_use_by_others(fleet: Fleet, cards: Cards) -> None:
+def test_processes_of_a_lease_do_not_count_as_use_by_others(fleet: Fleet, set_use: SetUse) -> None:
     fleet.agent("box", fleet.token())
     spec = {"category": "process", "command": ["sleep", "1000"]}
     lease = lease_of(fleet, 2, provision={"backend": "local", "spec": spec})
     until(lambda: fleet.state(lease) == "active")
-    cards(a={"pids": [1], "busy": 77}, b={"pids": [1]})
+    set_use(a={"pids": [1], "busy": 77}, b={"pids": [1]})
     until(lambda: node_metrics(fleet).get("gpus", [{}])[0].get("cudaUtilization") == 77)
     assert "busy" not in fleet.node("box")
     assert fleet.server.release(lease)["success"]
     until(lambda: len(fleet.node("box").get("busy", ())) == 2)
 
 
-@pytest.mark.usefixtures("cards")
+@pytest.mark.usefixtures("set_use")
 def test_metrics_of_a_lost_machine_are_stale_and_are_removed_with_it(fleet, monkeypatch):
     agent = fleet.agent("box", fleet.token())
     monkeypatch.delenv("PYTHONPATH")  # It would have the same GPUs.
@@ -165,8 +165,8 @@ def test_metrics_of_a_lost_machine_are_stale_and_are_removed_with_it(fleet, monk
     assert node_metrics(fleet, "other")
 
 
-def test_the_servers_own_machine_reports_like_an_agent(tmp_path: Path, cards: Cards):
-    cards(a={"pids": [os.getpid()], "used": 300, "busy": 60})
+def test_the_servers_own_machine_reports_like_an_agent(tmp_path: Path, set_use: SetUse):
+    set_use(a={"pids": [os.getpid()], "used": 300, "busy": 60})
     with serve_fleet(tmp_path, "--here") as fleet:
         fleet.cluster = this_node()
         until(lambda: node_metrics(fleet, fleet.cluster).get("gpus"))
@@ -174,4 +174,4 @@ def test_the_servers_own_machine_reports_like_an_agent(tmp_path: Path, cards: Ca
         assert tree["gpus"][0]["cudaUtilization"] == 60
         assert (tree["memory"]["freeMem"] > 0, tree["stale"]) == (True, False)
         until(lambda: "busy" in fleet.node(fleet.cluster))
-        check_use_by_others(fleet, cards, fleet.cluster)
+        check_use_by_others(fleet, set_use, fleet.cluster)

@@ -67,7 +67,7 @@ def test_lists_refuse_unknown_states_and_filters(server):
     assert fleet["error"]["code"] == "bad_message"
 
 
-def test_unknown_clusters_are_named_and_do_not_stop_the_rest(server):
+def test_a_warning_names_unknown_clusters_and_the_known_clusters_are_used(server):
     reply = server.ask(resources={"gpus": 1}, clusters=["nowhere", "west"])
     assert reply["data"]["cluster_id"] == "west"
     assert reply["warnings"] == ["Unknown clusters were left out: nowhere (there are east, west)."]
@@ -89,7 +89,7 @@ def test_a_grant_is_explained(server):
     assert "first_fit:1.0-stable proposed east/east-0" in why["data"]["reason"]
 
 
-def test_a_request_without_an_id_cannot_be_cancelled_by_the_name_none(server):
+def test_a_request_without_an_id_cannot_be_cancelled_by_the_text_none(server):
     filled = hold(server, clusters=["east"], resources={"gpus": 4, "nodes": 2})["lease"]
     lease = {"ttl_seconds": 60, "wait_seconds": 60}
     with server.socket() as socket:

@@ -88,7 +88,7 @@ BROKEN: Broken = {
     # Documents.
     "JSON": b"{",
     "body: expected a JSON object": b"[]",
-    "the body is no JSON: ": b'{"code": "\xff"}',
+    "the body is not JSON: ": b'{"code": "\xff"}',
     "Missing required fields: name, version, release_tag (or": document(policy_rule_uri=None),
     "release_tag: expected x, as in policy_rule_uri": document(release_tag="y"),
     "name: expected a text": document(name=7),

@@ -89,7 +89,7 @@ def test_a_failing_example_is_shown(push, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("list.json", "[]", "is no PolicyRule document"),
+        ("list.json", "[]", "is not a PolicyRule document"),
         ("empty.json", "{}", "has no `code`"),
         ("broken.json", "{", "is not JSON"),
         ("gone.json", None, "cannot read"),

@@ -126,7 +126,7 @@ def manage(server: Server, action: str, data: dict | None = None):
 BAD_SWAPS = [
     ("old", "ContextConflict", "changed meanwhile"),
     ("big", "ValueError", "at most"),
-    ("odd", "TypeError", "no plain JSON"),
+    ("odd", "TypeError", "not plain JSON"),
     ("list", "TypeError", "must be a dict"),
     ("text", "TypeError", "that read() returned, not str"),
 ]

@@ -87,7 +87,7 @@ BROKEN = [
 ]
 
 
-def test_a_broken_file_changes_no_token_and_is_named(first):
+def test_a_broken_file_changes_no_token_and_the_log_names_its_fault(first):
     file, server = first
     with server.socket(bearer="old") as old:
         for text, setting, reason in BROKEN:
@@ -108,7 +108,7 @@ def test_a_broken_file_changes_no_token_and_is_named(first):
             old.recv(30)
 
 
-def test_changes_of_other_settings_are_named_and_need_a_restart(first):
+def test_the_log_names_changed_settings_that_need_a_restart(first):
     file, server = first
     before = len(lines(server, "settings_need_restart"))
     file.write_text('candidates_max = 7\nray_cluster = "rays"\n' + WITHOUT_OLD)

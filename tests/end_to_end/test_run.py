@@ -215,7 +215,7 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         ([INT, INT], True),
     ],
 )
-def test_a_run_ended_by_a_signal_leaves_nothing(server, environment, sent, late, tmp_path):
+def test_a_run_ended_by_a_signal_leaves_nothing_behind(server, environment, sent, late, tmp_path):
     """The command waits for its workload to end, even after a second signal."""
     pid, ending = tmp_path / "pid", tmp_path / "ending"
     script = f"trap 'touch {ending}; sleep 0.5; exit' TERM; echo $$ > {pid}; "

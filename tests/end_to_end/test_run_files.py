@@ -48,7 +48,7 @@ def test_files_of_a_run_are_fetched(fleet: Fleet, tmp_path: Path, place: str) ->
     assert sorted(each.name for each in out.iterdir()) == ["a", "empty", "raw"]
     for name in ("link", "folder"):
         assert f"not fetched: {name}: it is a link" in done.stderr
-    assert "not fetched: pipe: it is no plain file" in done.stderr
+    assert "not fetched: pipe: it is not a plain file" in done.stderr
     full = fleet.server.moorage(*words, "--", "true")
     assert "expected an empty folder" in full.stderr
 

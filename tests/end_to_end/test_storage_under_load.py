@@ -193,7 +193,7 @@ def test_a_full_disk_of_the_database_loses_no_lease(postgres, disk: Path, tmp_pa
         postgres.execute("DROP TABLESPACE small")
 
 
-def test_a_backup_onto_a_full_disk_leaves_nothing(disk: Path, tmp_path: Path):
+def test_a_backup_onto_a_full_disk_leaves_nothing_behind(disk: Path, tmp_path: Path):
     data = tmp_path / "data"
     with serving(data) as server:
         server.fill(FLEET)

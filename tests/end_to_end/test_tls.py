@@ -353,7 +353,7 @@ def test_incomplete_tls_settings_are_refused(change: dict[str, str]) -> None:
         (2, "empty", "expected certificates as PEM"),
     ],
 )
-def test_wrong_certificate_files_are_named(
+def test_the_error_names_a_wrong_certificate_file(
     tmp_path: Path, place: int, name: str, sentence: str
 ) -> None:
     authority = Authority(tmp_path / "ours")

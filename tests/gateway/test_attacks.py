@@ -321,7 +321,7 @@ async def test_after_a_storm_of_disconnecting_clients_the_next_one_is_served(por
     assert port.gateway.stats().in_flight == 0
 
 
-async def test_clients_that_disconnect_during_a_request_leave_nothing(port):
+async def test_clients_that_disconnect_during_a_request_leave_no_session(port):
     storm = await asyncio.gather(*(port.attacker() for _ in range(100)))
     for number, attacker in enumerate(storm):
         await attacker.write(asks(attacker, 50) + asks(attacker, 1)[: number % 40])

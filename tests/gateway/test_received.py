@@ -140,7 +140,7 @@ async def test_large_messages_are_freed_after_they_are_taken(port):
     assert held < len(message)
 
 
-async def test_messages_right_behind_a_large_one_arrive_complete(port):
+async def test_messages_that_directly_follow_a_large_message_arrive_complete(port):
     await port.client()
     attacker = await port.attacker()
     sizes = [1_000_000, 70_000, 10, 300_000, 70_000, 40_000, 1_000_000, 10]

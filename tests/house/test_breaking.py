@@ -80,7 +80,7 @@ BREAKS = [
 
 
 @pytest.mark.parametrize(("change", "named"), BREAKS)
-def test_each_breaking_change_is_named(breaking, new, change, named: str) -> None:
+def test_the_check_reports_each_breaking_change(breaking, new, change, named: str) -> None:
     change(new)
     found = list(breaking.asyncapi_breaks(asyncapi("1.0"), new))
     assert any(named in each for each in found), found
@@ -109,7 +109,7 @@ def test_additions_break_nothing(breaking, new, change) -> None:
     assert list(breaking.asyncapi_breaks(asyncapi("1.0"), new)) == []
 
 
-def test_a_removed_path_is_named(breaking, root: Path) -> None:
+def test_the_check_reports_a_removed_path(breaking, root: Path) -> None:
     path = root / "tools" / "released" / "openapi.json"
     old = json.loads(path.read_text())
     new = deepcopy(old)

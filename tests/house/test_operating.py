@@ -116,7 +116,7 @@ def test_no_systemd_unit_hides_devices_from_workloads(root: Path) -> None:
 def test_systemd_rates_the_exposure_of_the_unit_as_low(root: Path, name: str, tenths: int) -> None:
     """Exposure is rated from 0 to 10; the rest is due to network, namespaces and workloads."""
     unit = root / "deploy" / "systemd" / f"{name}.service"
-    # 0 is no exposure, and over 50 counts as medium.
+    # 0 is not an exposure, and over 50 counts as medium.
     command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={tenths}", unit]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout.rstrip().rpartition("\n")[2]

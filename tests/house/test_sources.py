@@ -179,13 +179,13 @@ def test_every_module_has_a_docstring(sources) -> None:
     assert silent == []
 
 
-def test_modules_are_named_by_nouns(sources) -> None:
+def test_module_names_are_not_vague(sources) -> None:
     vague = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py"}
     assert [each.name for each in sources if Path(each.name).name in vague] == []
 
 
 def test_each_test_checks_something(tests) -> None:
-    """A test calls or asserts something, and the assertion is no constant."""
+    """A test calls or asserts something, and the assertion is not a constant."""
     idle = [
         f"{each.name}:{node.lineno}: {node.name}"
         for each in tests

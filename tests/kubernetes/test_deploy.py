@@ -289,7 +289,7 @@ async def test_the_backend_needs_exactly_the_rights_that_it_has(
     }
 
 
-async def test_without_the_right_to_create_a_start_fails_at_once_and_leaves_nothing(
+async def test_without_the_right_to_create_a_start_fails_at_once_and_leaves_nothing_behind(
     plane_with_roles: Plane, account: Path, tmp_path: Path
 ) -> None:
     plane_with_roles.create(*dra_node("n1", 4))

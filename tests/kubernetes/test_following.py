@@ -120,7 +120,9 @@ def test_gpus_in_use_by_others_are_not_granted(world: World) -> None:
     assert len(world.lease(3).placement[0].gpus) == 3
 
 
-def test_a_cordoned_drained_or_tainted_node_keeps_its_leases_and_gets_none(world: World) -> None:
+def test_a_cordoned_drained_or_tainted_node_keeps_its_leases_and_gets_no_new_lease(
+    world: World,
+) -> None:
     world.plane.create(node("n1", gpus=4))
     world.until(lambda: world.free("n1") == 4000, "the node is there")
     held = world.lease()

@@ -266,7 +266,7 @@ def test_non_json_values_are_refused_before_storage(inputs: Any):
 
 
 def test_invalid_rows_are_refused():
-    with pytest.raises(FactUnwritable, match="Refusal cannot be stored: it is no member of `Fact`"):
+    with pytest.raises(FactUnwritable, match="Refusal cannot be stored: it is not a member of"):
         FACTS.encode(Refusal(Code.BUSY, "no fact"))
 
 
@@ -274,12 +274,12 @@ def test_an_unknown_kind_in_a_checkpoint_is_never_skipped():
     part = b'{"kind":"teleported","version":3,"fact":{}}'
     with pytest.raises(FactUnknown, match="the part of here is of kind 'teleported', version 3"):
         list(FACTS.unpack(part, "here", "the part"))
-    with pytest.raises(LedgerCorrupt, match="the part holds a line that is no fact"):
+    with pytest.raises(LedgerCorrupt, match="the part holds a line that is not a fact"):
         list(FACTS.unpack(b'{"kind":"ended"}', "here", "the part"))
 
 
 def test_a_known_version_with_another_shape_is_damage():
-    with pytest.raises(LedgerCorrupt, match=r"fact 3 is no 'renewed' of version 1.*lease"):
+    with pytest.raises(LedgerCorrupt, match=r"fact 3 is not a 'renewed' of version 1.*lease"):
         FACTS.decode("renewed", 1, b'{"expires_at":1.0}', "here", "fact 3")
 
 
@@ -314,7 +314,7 @@ def test_old_versions_are_upgraded_when_read(version: int, body: bytes, fact: Mo
 
 
 def test_an_upgrade_that_does_not_fit_is_damage():
-    with pytest.raises(LedgerCorrupt, match="fact 1 is no 'moored' of version 2"):
+    with pytest.raises(LedgerCorrupt, match="fact 1 is not a 'moored' of version 2"):
         MOORED.decode("moored", 2, b'{"nowhere":1}', "here", "fact 1")
 
 

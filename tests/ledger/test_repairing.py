@@ -106,7 +106,7 @@ async def test_a_missing_catalog_is_found(path: Path):
         ("UPDATE checkpoint_part SET body = x'00' WHERE checkpoint = 1", "as of fact 50 is dama"),
     ],
 )
-async def test_a_damaged_old_fact_is_named_and_costs_only_its_history(
+async def test_a_check_reports_a_damaged_old_fact_and_a_repair_loses_only_its_history(
     path: Path, statement: str, finding: str
 ):
     facts = await write_and_kill(path)

@@ -195,7 +195,7 @@ async def test_no_query_scans_the_whole_history(
     assert all(step.startswith("SEARCH ") for step in plan), plan
 
 
-async def test_a_file_that_is_no_database_is_left_unchanged(path: Path):
+async def test_a_file_that_is_not_a_database_is_left_unchanged(path: Path):
     spoil(path, b"not a database, but long enough to look at" * 100)
     before = contents(path)
     with pytest.raises(LedgerCorrupt, match=r"file is not a database.*from a backup"):
@@ -222,7 +222,7 @@ async def test_a_newer_format_is_refused(path: Path):
         walk(path)
 
 
-async def test_an_unwritable_path_is_named(tmp_path: Path):
+async def test_the_error_for_an_unwritable_path_asks_for_a_writable_directory(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match="directory that this user may write to"):
         await StoredLedger(SqliteFacts(tmp_path / "file" / "ledger.sqlite")).open()

@@ -79,7 +79,7 @@ def test_work_without_gpus_avoids_nodes_with_gpus():
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
-def test_a_fleet_without_gpus_is_no_error(gpus):
+def test_a_fleet_without_gpus_is_not_an_error(gpus):
     assert choose([node("a", gpus=0)], Demand(gpus, cpu_milli=1)) == (None if gpus else "a")
 
 

@@ -265,9 +265,9 @@ def test_many_states_have_the_same_values_as_one_by_one():
     walked = RequestStreams(kinds, np.ones((1, 2)), 8, 1)
     chance = np.random.default_rng(1)
     cpu, gpus = chance.integers(0, 40, 90) * 1000, chance.choice([0, 1000, 700], (90, 8))
-    sorts = np.zeros(90, np.int64)
-    together = walked.fill(sorts, cpu, gpus)
-    alone = [walked.fill(sorts[:1], cpu[n : n + 1], gpus[n : n + 1])[0] for n in range(90)]
+    types = np.zeros(90, np.int64)
+    together = walked.fill(types, cpu, gpus)
+    alone = [walked.fill(types[:1], cpu[n : n + 1], gpus[n : n + 1])[0] for n in range(90)]
     assert together.tolist() == alone
 
 

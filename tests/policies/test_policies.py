@@ -130,7 +130,7 @@ def test_the_answer_has_exactly_the_documented_keys(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_proposal_for_a_demand_without_gpus_names_none(name):
+def test_a_proposal_for_a_demand_without_gpus_names_no_gpus(name):
     value = ask(new_policy(name), fleet_with(node("a", gpus=0)), Demand(cpu_milli=2000))
     assert value == {"cluster_id": "c", "node_id": "a", "gpus": []}
 

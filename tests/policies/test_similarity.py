@@ -53,7 +53,7 @@ def with_registry():
     return policy
 
 
-def test_a_reference_that_is_no_candidate_is_read_from_the_registry():
+def test_a_reference_that_is_not_a_candidate_is_read_from_the_registry():
     others = [document for document in DOCUMENTS if document["id"] != "big"]
     found = rank(others, with_registry(), like="big", weights={"gpus.count": 1})
     assert found == ["mid", "small", "tiny"]

@@ -101,7 +101,7 @@ def test_copying_the_changes_since_a_version_updates_a_replica(walk: Walk) -> No
     assert walk.fleet.changed_since(walk.fleet.version) == []
 
 
-def test_a_reader_too_far_behind_must_read_everything() -> None:
+def test_a_reader_that_missed_too_many_changes_must_read_everything() -> None:
     fleet = fleet_of(one(Gpu("0")))
     version = fleet.version
     for _ in range(CHANGES_MAX):
@@ -178,7 +178,7 @@ def test_a_topology_takes_the_smallest_group_that_suffices() -> None:
         (Demand(memory_mib=8_192), Misfit.MEMORY_BUSY),
     ],
 )
-def test_the_first_constraint_that_fails_is_named(demand: Demand, misfit: Misfit) -> None:
+def test_a_misfit_is_the_first_constraint_that_fails(demand: Demand, misfit: Misfit) -> None:
     fleet = fleet_of(one(Gpu("0", "T4", 16_000, exclusive=True), Gpu("1", "T4", 16_000)))
     fleet.take(Share(ClusterId("c"), NodeId("n"), ("0",), 1000, 1_000, 1_000))
     assert Misfit(int(fleet.misfits(demand)[0])) is misfit

@@ -113,7 +113,7 @@ def test_a_reader_that_missed_a_changed_layout_must_read_everything():
     assert fleet.changed_since(fleet.version) == []
     fleet.touch(0)
     fleet.put(one("a", nodes=5))
-    assert fleet.rows_since(version) == [6], "a repeated part is no change"
+    assert fleet.rows_since(version) == [6], "a repeated part is not a change"
     assert fleet.spliced_since(layout) == ["a"]
     fleet.install([one("a")])
     assert fleet.spliced_since(layout) is None

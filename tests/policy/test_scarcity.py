@@ -58,8 +58,8 @@ def copies_of(kind, model, cpu, gpus):
 
 
 def prices_of(kinds, view):
-    serves, sort_of = node_sorts(kinds, view)
-    return ScarcityPrices(kinds, KindCopies(kinds, serves), sort_of, view)
+    serves, type_of = node_sorts(kinds, view)
+    return ScarcityPrices(kinds, KindCopies(kinds, serves), type_of, view)
 
 
 @given(kinds=KINDS, states=STATES)

@@ -155,23 +155,23 @@ def test_nodes_are_distinguished_by_the_kinds_that_they_serve():
         RequestKind(0),
         RequestKind(0, 1, models=("A", "B")),
     ]
-    serves, sort_of = node_sorts(kinds, view_of(["A"], ["B"], ["A!"], ["C"], [], ["A", "B"]))
-    assert serves[sort_of].tolist()[:4] == [
+    serves, type_of = node_sorts(kinds, view_of(["A"], ["B"], ["A!"], ["C"], [], ["A", "B"]))
+    assert serves[type_of].tolist()[:4] == [
         [True, True, True, True],
         [False, True, True, True],
         [True, False, True, True],
         [False, True, True, False],
     ]
-    assert sort_of[5] == sort_of[0]
-    assert serves[sort_of[4], 2]
+    assert type_of[5] == type_of[0]
+    assert serves[type_of[4], 2]
 
 
-def test_the_number_of_sorts_of_nodes_is_bounded():
-    models = [f"M{number}" for number in range(room.SORTS_MAX + 6)]
+def test_the_number_of_node_types_is_bounded():
+    models = [f"M{number}" for number in range(room.NODE_TYPES_MAX + 6)]
     kinds = [RequestKind(0, 1, models=(model,)) for model in models]
-    serves, sort_of = node_sorts(kinds, view_of(*([model] for model in models)))
-    assert serves.shape == (room.SORTS_MAX, len(kinds))
-    assert sort_of.max() == room.SORTS_MAX - 1
+    serves, type_of = node_sorts(kinds, view_of(*([model] for model in models)))
+    assert serves.shape == (room.NODE_TYPES_MAX, len(kinds))
+    assert type_of.max() == room.NODE_TYPES_MAX - 1
 
 
 def test_tightest_gpus_agree_with_pick_gpus():

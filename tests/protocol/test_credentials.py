@@ -35,5 +35,5 @@ def test_a_token_is_read_from_the_header(headers, found):
         ["Bearer a", "Bearer a"], [basic(b"u:a"), "Bearer a"],
     ],
 )  # fmt: skip
-def test_an_empty_or_repeated_header_is_no_token(headers):
+def test_an_empty_or_repeated_header_is_not_a_token(headers):
     assert token_of(headers)[1] is False

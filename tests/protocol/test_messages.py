@@ -117,7 +117,7 @@ def test_a_near_miss_gets_a_suggestion() -> None:
 # Missing fields ------------------------------------------------------------------------------
 
 
-def test_all_missing_fields_are_named_at_once() -> None:
+def test_one_error_names_all_missing_fields() -> None:
     error = refusal_of("{}")
     assert error.reason == (
         "Missing required fields: adhoc, policy_rule_uri, inputs. An operation names `op` instead,"
@@ -153,7 +153,7 @@ def test_null_and_empty_count_as_missing_where_a_value_is_required(value: Any) -
     ]
 
 
-def test_a_missing_inner_field_is_named_with_its_path() -> None:
+def test_the_error_names_the_path_of_a_missing_inner_field() -> None:
     error = refusal_of('{"op": "whatif", "request": {"policy_rule_uri": "p"}}')
     assert (error.code, error.field) == (Code.MISSING_FIELDS, "request.inputs")
     assert refusal_of(text(provision={"spec": {}})).field == "provision.backend"
@@ -473,7 +473,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("changes", "field", "expected"), WRONG)
-def test_a_wrong_field_is_named_with_the_expected_type(
+def test_the_error_names_a_wrong_field_and_the_expected_type(
     changes: dict[str, Any], field: str, expected: str
 ) -> None:
     error = refusal_of(text(**{"id": 9, **changes}))

@@ -34,7 +34,7 @@ NAMES = ["AND", "OR", "NOT", "IN", "LIKE", "$in", "$nin", "$exists", "$regex", "
 
 
 @pytest.mark.parametrize("name", [*OPERATORS, *FOLDS, *NAMES])
-def test_every_operator_is_named(name):
+def test_the_readme_names_every_operator(name):
     words = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     assert re.search(rf"[` ]{re.escape(name)}[` ]", words)
 

@@ -160,7 +160,7 @@ async def test_a_backend_runs_commands_and_reads_output_or_refuses_both(place, e
             await one.logs()
 
 
-async def test_a_failed_start_names_the_reason_and_leaves_nothing(place, engine):
+async def test_a_failed_start_names_the_reason_and_leaves_nothing_behind(place, engine):
     with pytest.raises(BackendError, match=place.why):
         await engine.acquire("a", place.bad, place.name)
     assert await engine.monitor() == {}

@@ -264,7 +264,7 @@ async def test_a_failure_in_start_keeps_the_others_and_holds_no_slot(engine, wor
     assert await counts(engine) == (3, 3, 0)
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing(engine, workshop):
+async def test_a_start_that_is_cancelled_leaves_nothing_behind(engine, workshop):
     workshop.seconds = 60
     task = await begin(engine.start(Spec(), size=3))
     assert await counts(engine) == (3, 0, 3), "what is being made counts"
@@ -586,7 +586,7 @@ async def test_a_service_that_stopped_answering_is_ended_and_not_handed_out(tmp_
 
 async def test_a_limit_above_the_size_of_the_machine_is_refused():
     spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=4096)
-    with pytest.raises(BackendError, match=r"this machine does not have that: .*cpus"):
+    with pytest.raises(BackendError, match=r"does not have the requested resources: .*cpus"):
         await ResourceEngine.acquire("a", spec)
     assert await ResourceEngine.monitor() == {}
 
@@ -596,7 +596,7 @@ async def test_processors_are_not_assigned_twice():
     spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=count)
     await ResourceEngine.acquire("all of them", spec)
     one = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=1)
-    with pytest.raises(BackendError, match="does not have that at present"):
+    with pytest.raises(BackendError, match="does not have the requested resources free now"):
         await ResourceEngine.acquire("one more", one)
     await ResourceEngine.end("all of them")
     await ResourceEngine.acquire("one more", one)

@@ -360,7 +360,7 @@ asyncio.run(call)
         ("ResourceEngine.acquire('a', PodResourceSpec(), 'k8s')", "kubernetes", "kubernetes"),
     ],
 )
-def test_missing_extras_are_named(tmp_path, call, without, extra):
+def test_the_error_names_a_missing_extra(tmp_path, call, without, extra):
     ran = subprocess.run(
         [sys.executable, "-c", _WITHOUT, call, without],
         cwd=tmp_path,

@@ -116,7 +116,7 @@ def test_a_mutant_is_played_and_then_removed() -> None:
         ("_shares", r"found: moorage.*, moorage\."),
     ],
 )
-def test_a_missing_function_is_named(name: str, complaint: str) -> None:
+def test_the_error_names_a_missing_function(name: str, complaint: str) -> None:
     with pytest.raises(DoesNotApply, match=complaint), play_mutant(name, Body("pass")):
         pass
 

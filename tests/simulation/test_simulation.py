@@ -109,7 +109,7 @@ def test_the_laws_hold_if_waiters_are_overtaken_only_a_few_times(first: int, end
 
 
 @seeds(REBUILT)
-def test_the_laws_hold_while_cards_come_and_go(first: int, end: int) -> None:
+def test_the_laws_hold_while_gpus_come_and_go(first: int, end: int) -> None:
     moved, lost = 0, 0
     for seed in range(first, end):
         facts = [f for f in run(seed, EVENTS).ledger if isinstance(f, Moved)]

@@ -25,7 +25,7 @@ def test_every_example_works_as_described(ready, monkeypatch):
 
 
 @pytest.mark.parametrize("of", [SlicePoolManager, RayExecutor])
-def test_every_method_is_named(of):
+def test_the_readme_names_every_method(of):
     methods = [name for name in vars(of) if not name.startswith("_")]
     aliases = {"autoscale_execute", "autoscale_execute_resumable"}
     assert [

@@ -53,7 +53,7 @@ def test_a_failed_task_reports_its_reason(error, text):
 
 
 @pytest.mark.parametrize("code", [None, 0, False])
-def test_a_task_that_exits_with_0_returns_none(code):
+def test_a_task_that_exits_with_0_returns_the_value_none(code):
     assert reporting(sys.exit)(code) is None
 
 
@@ -65,7 +65,7 @@ def test_a_picklable_exception_is_raised_unchanged():
     assert reporting(divmod)(7, 2) == (3, 1)
 
 
-def test_a_task_ended_by_ray_is_no_error_of_the_user():
+def test_a_task_ended_by_ray_is_not_an_error_of_the_user():
     error = SystemExit(1)
     error.ray_terminate_msg = "The process receives a SIGTERM."
     with pytest.raises(SystemExit):

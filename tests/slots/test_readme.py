@@ -21,7 +21,7 @@ def test_every_example_works_as_described():
 
 
 @pytest.mark.parametrize("pool", [ResourcePool, NodeResourcePool])
-def test_every_method_of_a_pool_is_named(pool):
+def test_the_readme_names_every_method_of_a_pool(pool):
     methods = [name for name in vars(pool) if not name.startswith("_")]
     few = {"types", "nodes", "empty"}  # Their names say it.
     assert [name for name in methods if name not in few and name not in README.read_text()] == []

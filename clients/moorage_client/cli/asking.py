@@ -116,7 +116,7 @@ _TtlMin = Annotated[
         help="Shortest acceptable seconds if a reservation begins earlier",
     ),
 ]
-_Project = Annotated[str, _of_lease(help="Project whose quota it counts for")]
+_Project = Annotated[str, _of_lease(help="Project to whose use the lease is added")]
 
 
 def requirement(text: str) -> JsonObject:
@@ -140,7 +140,7 @@ def json_object(text: str | None, option: str) -> JsonValue:
     """Return the JSON object in an option's value: text, `@file` or `@-` (stdin).
 
     Raises:
-        typer.BadParameter: The value is no JSON object.
+        typer.BadParameter: The value is not a JSON object.
     """
     if text is None:
         return None

@@ -90,7 +90,7 @@ def _discover(issuer: str, ca_file: str) -> JsonObject:
     url = issuer.rstrip("/") + _DISCOVERY
     failed, found = ask_issuer(url, ca_file)
     if failed is not None or found.get("issuer") != issuer:
-        raise SignInFailed(f"{url} is no discovery document of {issuer}")
+        raise SignInFailed(f"{url} is not a discovery document of {issuer}")
     if not found.get("device_authorization_endpoint") or not found.get("token_endpoint"):
         raise SignInFailed(f"{issuer} offers no sign-in by device code; use a token instead")
     return found

@@ -422,7 +422,7 @@ def _explain_place(error: ConnectionFailed) -> None:
             note(f"Check the addresses in {option}, and whether servers run there.")
         case ProtocolViolated(url=url):
             option = "--http-url" if url.startswith("http") else "--url"
-            note(f"The program at {url} is no Moorage server of this version; check {option}.")
+            note(f"The program at {url} is not a Moorage server of this version; check {option}.")
         case ConnectionFailed(url=url) if url.startswith(("uds:", "tcp:")):
             note("Serve a pool with `moorage pool serve`, or give its address with --address.")
         case ConnectionFailed(url=url):

@@ -201,7 +201,7 @@ def document_of(path: Path) -> JsonObject:
     if path.suffix == ".json":
         document = read_json(path)
         if not isinstance(document, dict):
-            raise typer.BadParameter(f"{path} is no PolicyRule document (a JSON object)")
+            raise typer.BadParameter(f"{path} is not a PolicyRule document (a JSON object)")
         if not document.get("code"):
             raise typer.BadParameter(
                 f"{path} has no `code`; put the code there, or push the directory with {path} and "
@@ -211,7 +211,7 @@ def document_of(path: Path) -> JsonObject:
     beside = path / DOCUMENT
     document = read_json(beside) if beside.is_file() else {}
     if not isinstance(document, dict):
-        raise typer.BadParameter(f"{beside} is no PolicyRule document (a JSON object)")
+        raise typer.BadParameter(f"{beside} is not a PolicyRule document (a JSON object)")
     return {"type": "python_class_v1", **document, **_code(path)}
 
 

@@ -45,7 +45,7 @@ def run(command: str, job: JsonObject) -> JsonObject:
     try:
         packed = json.dumps(job, allow_nan=False).encode()
     except ValueError as error:
-        raise typer.BadParameter("NaN and Infinity are no JSON; use a number or null") from error
+        raise typer.BadParameter("NaN and Infinity are not JSON; use a number or null") from error
     with subprocess.Popen(  # noqa: S603  # Our own program.
         launch.command(PROGRAM, command),
         stdin=subprocess.PIPE,

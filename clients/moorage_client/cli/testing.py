@@ -65,8 +65,8 @@ def test_first(path: Path, document: JsonMapping, done: str, *, quiet: bool, for
         path: The author's file or folder, or the URI of a policy on a server.
         document: The policy's PolicyRule document.
         done: The action after a success, in a word such as `registered`.
-        quiet: Only print faults that stop it, as one JSON document.
-        force: Continue even if the policy is not sound.
+        quiet: Whether to print only faults that stop the action, as one JSON document.
+        force: Whether to continue even if the policy is not sound.
 
     Raises:
         typer.Exit: The policy is not sound.

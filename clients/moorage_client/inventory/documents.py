@@ -39,7 +39,7 @@ class InventoryError(MoorageError, ValueError):
     Args:
         source: The file, or the name of the source.
         place: The place in the source, e.g. `items[3].status.capacity.cpu`; empty: all of it.
-        expected: What was expected, and what to do.
+        expected: The expected value, and the remedy.
     """
 
     def __init__(self, source: str, place: str, expected: str) -> None:

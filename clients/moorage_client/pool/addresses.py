@@ -12,7 +12,8 @@ from typing import Final
 from moorage.protocol.origins import is_loopback
 
 ENVIRONMENT: Final = ("MOORAGE_POOL_ADDRESS", "CANARY_RESOURCE_POOL_ADDR")
-"""Variables that name the address; the first one set counts. The second is the documented one."""
+"""Variables that name the address; the first variable that is set is used. The second is the
+documented one."""
 
 _PORT_MAX: Final = 65535
 

@@ -68,7 +68,7 @@ class BaseExecutor:
             then is left behind on a daemon thread, and holds its resources until it ends.
         journal: Stores which nodes have completed, so that a later run continues from there.
         gates: Gates of nodes, by name; such a node waits until it is approved. Meanwhile it holds
-            its resources, and the wait counts for its `timeouts`.
+            its resources, and its `timeouts` include the wait.
         run_in: A `ProcessPoolExecutor` that runs the tasks, for tasks that compute in Python; the
             threads of the executor then only wait. Tasks and their results must be picklable. In
             such a task `current_node()` does not work, but the variables of
@@ -78,7 +78,7 @@ class BaseExecutor:
 
     Raises:
         WorkflowError: A number is invalid or out of its range; the message names it.
-        ResourceError: A requirement is no `ResourceRequirements` (a ValueError).
+        ResourceError: A requirement is not a `ResourceRequirements` (a ValueError).
         GraphError: `timeouts` or `retries` name a node that does not exist (a ValueError).
     """
 

@@ -32,7 +32,7 @@ from moorage_client.workflow.schedule import Schedule
 from moorage_client.workflow.tracing import EventType, ExecutionTrace
 
 CALLBACK_ERRORS_MAX: Final = 1000
-"""Exceptions of callbacks stored in a result, the first ones."""
+"""The largest number of exceptions of callbacks in a result; later exceptions are dropped."""
 
 _ENDS: Final = {
     NodeStatus.COMPLETED: EventType.NODE_COMPLETED,

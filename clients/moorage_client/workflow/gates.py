@@ -42,7 +42,7 @@ class ApprovalGate:
         auto_approve: Whether the gate is approved from the start.
 
     Raises:
-        WorkflowError: The timeout is no number of seconds.
+        WorkflowError: The timeout is not a number of seconds.
     """
 
     def __init__(self, timeout: float | None = None, auto_approve: bool = False) -> None:

@@ -120,7 +120,8 @@ class Pool(Protocol):
         """Call `wake` once, when another run frees resources.
 
         Returns:
-            False if there were more releases meanwhile: check again first.
+            False if resources were released since `releases` was read. `wake` is then not
+            registered: look for a free node once more before you wait.
         """
 
     def unwatch(self, wake: Callable[[], None]) -> None:

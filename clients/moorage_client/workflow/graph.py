@@ -567,7 +567,8 @@ def _nodes_of(nodes: Iterable[NodeGiven]) -> list[tuple[str, Payload, Payload]]:
         raise GraphError(f"add_nodes takes a list of nodes, not the text {nodes!r}")
     rows = [(each,) if isinstance(each, str) else tuple(each) for each in nodes]
     if wrong := [row for row in rows if not 1 <= len(row) <= len(("name", "payload", "metadata"))]:
-        raise GraphError(f"{wrong[0]!r} is no name, (name, payload) or (name, payload, metadata)")
+        forms = "a name, (name, payload) or (name, payload, metadata)"
+        raise GraphError(f"{wrong[0]!r} is not {forms}")
     return [(*row, None, None)[:3] for row in rows]
 
 
@@ -576,7 +577,7 @@ def _edges_of(edges: Iterable[EdgeGiven]) -> list[tuple[str, str, float | None, 
     rows: list[tuple[Any, ...]] = [tuple(each) for each in edges]
     least, most = len(("before", "after")), len(("before", "after", "weight", "label"))
     if wrong := [row for row in rows if not least <= len(row) <= most]:
-        raise GraphError(f"{wrong[0]!r} is no edge (before, after, weight, label)")
+        raise GraphError(f"{wrong[0]!r} is not an edge (before, after, weight, label)")
     return [(*row, None, None)[:most] for row in rows]
 
 

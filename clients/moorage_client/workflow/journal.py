@@ -100,7 +100,7 @@ class RunJournal:
         path: The file. If it does not exist, it is created, readable for its owner only.
 
     Raises:
-        JournalError: The file cannot be read or written, is no journal, or is open in another
+        JournalError: The file cannot be read or written, is not a journal, or is open in another
             program.
     """
 

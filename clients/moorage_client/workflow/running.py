@@ -150,7 +150,7 @@ def current_node() -> RunningNode:
     """Return the node whose task calls this.
 
     Raises:
-        WorkflowError: The caller is no task of a workflow.
+        WorkflowError: The caller is not a task of a workflow.
     """
     node = _current.get(None)
     if node is None:

@@ -120,7 +120,7 @@ class Order:
 
     Args:
         id: Name of the workload: the lease's id, or the name that the library's user chose.
-        spec: What to start.
+        spec: The spec of the workload to start.
         placement: Nodes and devices; empty: the backend chooses them.
         environment: Variables for the workload, e.g. the lease's id.
         timeout_seconds: Longest time until it must be ready; None: no limit.
@@ -197,7 +197,7 @@ def exit_code(code: int) -> int:
 Listener = Callable[[WorkloadReport], None]
 """A function that the backend calls with a report at every change of a workload.
 
-It may be called in any thread, must not block, and must not raise."""
+A listener may be called in any thread, must not block, and must not raise."""
 
 
 NO_NODE: Final = ""

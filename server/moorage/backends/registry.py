@@ -258,7 +258,7 @@ def _load(point: importlib.metadata.EntryPoint) -> BackendKind[Any]:
     except Exception as error:  # noqa: BLE001  # Foreign code may raise anything.
         return BrokenKind(point.name, f"{type(error).__name__}: {error}")
     if not isinstance(kind, BackendKind) or kind.name != point.name:
-        return BrokenKind(point.name, f"{point.value} is no BackendKind named {point.name}")
+        return BrokenKind(point.name, f"{point.value} is not a BackendKind named {point.name}")
     for name in read_settings(kind.settings):
         if not name.startswith(f"{kind.name}_"):
             return BrokenKind(point.name, f"its setting {name} must begin with {kind.name}_")

@@ -82,9 +82,9 @@ def _fields_off_default(part: Any) -> JsonObject:
 def pool_key(spec: BaseResourceSpec, backend: str) -> str:
     """Return the name of the pool for resources of this spec and backend.
 
-    It starts with `category:title|backend`, for people, and ends with a digest of every field. So
-    specs share a pool if and only if they mean the same, however they are written. Values that JSON
-    cannot express count by their `repr`.
+    The key starts with `category:title|backend`, for people, and ends with a digest of every field.
+    So specs share a pool if and only if they mean the same, however they are written. Values that
+    JSON cannot express count by their `repr`.
     """
     document = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
     with contextlib.suppress(KeyError, ValueError):  # No such field, or another meaning.

@@ -22,7 +22,7 @@ class LoadResult:
     """The times of one run.
 
     Args:
-        seconds: From the first message sent to the last reply.
+        seconds: The time from the first sent message to the last reply.
         latencies: Seconds from a message to its reply, in the order of the messages.
         replies: The replies, in the same order.
     """
@@ -55,8 +55,8 @@ async def drive(
     Args:
         url: URL of the WebSocket.
         messages: JSON texts; message i goes over connection i mod `connections`.
-        connections: At most this many sockets.
-        window: At most this many messages under way per socket; 1: wait for each reply.
+        connections: The largest number of sockets.
+        window: The largest number of messages without a reply per socket; 1: wait for each reply.
         progress: Called with 1 for each reply.
 
     Raises:

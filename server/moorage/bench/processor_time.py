@@ -1,6 +1,7 @@
 """Measures the processor time of a program and its child processes, from Linux's counters.
 
-It varies less than rates on a machine that other users share. `bench` measures it around a load.
+Processor time varies less than rates on a machine that other users share. `bench` measures it
+around a load.
 """
 
 import contextlib

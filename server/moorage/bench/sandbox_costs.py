@@ -5,7 +5,7 @@ are measured on one core: a wake-up on another core costs tens of microseconds o
 which depends on its host and not on the jail. `bare_*` is an echo over the same kind of socket, on
 one core and on any; the rest of a latency is Moorage's own.
 
-What two calls of an injected client add depends on what the cell has been sent
+The cost of two calls of an injected client depends on the documents that the cell already has
 (`sandbox.host.cell_sync`), so each case is measured by itself, on a cell of its own, in a fleet of
 `CLUSTERS`:
 

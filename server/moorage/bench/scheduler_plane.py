@@ -1,8 +1,8 @@
 """Runs etcd, an API server and kube-scheduler on loopback, for `moored bench kubernetes`.
 
-It runs no controllers and no kubelets: the benchmark only needs pods that are bound to nodes. The
-programs are in the folder that `KUBEBUILDER_ASSETS` names, on the `PATH`, or where the tests have
-built them.
+The plane runs no controllers and no kubelets: the benchmark only needs pods that are bound to
+nodes. The programs are in the folder that `KUBEBUILDER_ASSETS` names, on the `PATH`, or where the
+tests have built them.
 """
 
 import os

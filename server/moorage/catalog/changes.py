@@ -11,7 +11,8 @@ class ClusterPut:
 
     Args:
         cluster: The fields of the document that placement uses.
-        live: Whether its `status` allows it as a candidate; False: from now on it is none.
+        live: Whether its `status` allows it as a candidate; False: from now on the cluster is no
+            candidate.
     """
 
     cluster: Cluster

@@ -62,7 +62,7 @@ class Policies(PolicyDocuments, Protocol):
         """
 
     async def register(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:
-        """Store a policy. Storing the same policy again is no error.
+        """Store a policy. Storing the same policy again is not an error.
 
         Args:
             prepared: The result of `prepare`.
@@ -103,7 +103,7 @@ class Freshness(Protocol):
 
         Args:
             uri: URI of the request's policy.
-            cluster_ids: Clusters that the request names, known or not; None: all live ones.
+            cluster_ids: Clusters that the request names, known or not; None: all live clusters.
         """
 
     async def fetch(
@@ -118,13 +118,14 @@ class Freshness(Protocol):
 
         Args:
             uri: URI of the request's policy; empty: no policy is needed.
-            cluster_ids: Clusters that the request names; None: all live ones.
+            cluster_ids: Clusters that the request names; None: all live clusters.
             allowance: The external requests that may be sent: first for an unknown policy, then for
                 unknown clusters, then for metrics. Outdated data may be left to a later request.
             searching: Whether a search for clusters follows, which may need external requests, too.
 
         Returns:
-            Warnings about data that could not be read, and what is missing therefore.
+            Warnings about data that could not be read, and about the data that are missing
+            therefore.
 
         Raises:
             ServiceError: `unavailable` naming the service, or `unknown_policy`.
@@ -160,10 +161,10 @@ class Catalog:
     following: FollowedRecords | None = None
 
     async def lead(self, records: RecordStore) -> "Catalog | None":
-        """Return a catalog that writes these records, which this one has followed until now.
+        """Return a catalog that writes the records that this catalog has followed until now.
 
         Returns:
-            The catalog; None if a part mirrors a service: then open a new one.
+            The catalog; None if a part mirrors a service: then open a new catalog.
 
         Raises:
             ServiceError: `unavailable`: the records cannot be opened.

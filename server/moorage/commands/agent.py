@@ -247,7 +247,7 @@ def _store(data: Path | None, config: Path | None) -> "Iterator[tuple[AgentStore
     from moorage.daemon.agents.agent_store import AgentStore, AgentStoreError  # noqa: PLC0415  # As in serve.
 
     if not settings.storage and not settings.data_dir.is_dir():
-        fail(f"{settings.data_dir} is no data folder of a server", EXIT_USAGE)
+        fail(f"{settings.data_dir} is not a data folder of a server", EXIT_USAGE)
     refuse_root(settings.data_dir)
     with fail_on(AgentStoreError, StorageError, OSError):
         rows = open_storage(settings.storage, settings.data_dir).agents()

@@ -86,7 +86,7 @@ def audit_verify(
 
 @contextlib.contextmanager
 def _rows(settings: Config) -> Iterator[AuditRows | None]:
-    """Yield the log's lines from the database; None if they are in files of the data folder."""
+    """Yield the log's lines from the database; None if the log is in files of the data folder."""
     rows = open_storage(settings.storage, settings.data_dir).audit()
     try:
         yield rows

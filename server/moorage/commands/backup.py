@@ -22,8 +22,8 @@ def backup(
 ) -> None:
     """Copy ledger, catalog, tokens, agents and secret of a server, and check the copy.
 
-    The server may be running. The copy is a data folder. It contains secrets, so only its owner
-    can read it.
+    The server may be running. The copy is a data folder. The copy contains secrets, so only its
+    owner can read the copy.
     """
     settings = load_config({"data_dir": data}, config)
     from moorage.commands.folder_copies import back_up  # noqa: PLC0415  # As in serve.

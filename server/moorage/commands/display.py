@@ -163,7 +163,7 @@ def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_jso
         names: The benchmarks; empty: all but those that must be named.
         nodes: Node file of a trace.
         pods: Request file of the trace.
-        as_json: Print one JSON document.
+        as_json: Whether to print one JSON document.
     """
     from moorage.bench.grants import BENCHMARKS, ON_REQUEST  # noqa: PLC0415  # The others start in half the time.
 

@@ -1,7 +1,7 @@
 """`moored doctor`: finds out what works on this machine, and why something does not.
 
-It builds the sandbox layers, writes a fact in the data directory, and listens on the ports.
-`access_examination` examines access.
+The examination builds the sandbox layers, writes a fact in the data directory, and listens on the
+ports. `access_examination` examines access.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """`moored serve --here`: registers this machine, and publishes the shipped policies.
 
-`daemon.main` calls it in a thread before the daemon reports that it is ready. It publishes policies
-as any client does.
+`daemon.main` calls it in a thread before the daemon reports that it is ready. The command publishes
+policies as any client does.
 """
 
 from pathlib import Path

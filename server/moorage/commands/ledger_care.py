@@ -75,9 +75,9 @@ def _refuse_renamed_file(data: Path) -> None:
     for file in sorted(data.iterdir()):
         if file.name != LEDGER_FILE and file.suffix != ".new" and is_ledger(file):
             raise LedgerError(
-                f"{data / LEDGER_FILE} is no ledger, but {file.name} beside it is one. Nothing was "
-                f"changed. Rename {file.name}, and the files whose names begin with its name, to "
-                f"{LEDGER_FILE}, or move it elsewhere."
+                f"{data / LEDGER_FILE} is not a ledger, but {file.name} beside it is one. Nothing "
+                f"was changed. Rename {file.name}, and the files whose names begin with its name, "
+                f"to {LEDGER_FILE}, or move it elsewhere."
             )
 
 

@@ -1,6 +1,6 @@
 """Finds the process that listens at a port, and its open files, for `moored doctor`.
 
-It asks the kernel. A server could report its folder itself, but not to a client without a
+This module asks the kernel. A server could report its folder itself, but not to a client without a
 certificate, and it would report it to every stranger.
 """
 

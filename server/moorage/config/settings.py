@@ -136,7 +136,8 @@ class Config:
         Setting(
             whole(1, 1_000_000),
             "How often later requests of the same or a lower priority may overtake a waiter. "
-            "After that it is first in its priority; fair share no longer counts.",
+            "After that, the waiter goes before the others of its priority, whatever the fair "
+            "shares are.",
         ),
     ] = OVERTAKEN_MAX
     host: Annotated[

@@ -155,7 +155,7 @@ def from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -
 
 
 def service_links(environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the variables that a Service or container named `moorage` sets: they are no settings.
+    """Return the variables that a Service or container named `moorage` sets: they are not settings.
 
     Sources: https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
     and https://docs.docker.com/engine/network/links/#environment-variables

@@ -1,7 +1,7 @@
-"""The allocator: a state machine without I/O. It takes events and returns facts and effects.
+"""The allocator: a state machine without I/O that takes events, and returns facts and effects.
 
 The daemon is the only caller. The allocator passes each event to `requests`, `leases`, `warm_reuse`
-or another part. It reads no clock and draws no random numbers.
+or another part. The allocator reads no clock and draws no random numbers.
 """
 
 import math
@@ -189,7 +189,7 @@ class Allocator:
         """Handle one event.
 
         Args:
-            event: What happened.
+            event: The event that happened.
             now: Seconds since the epoch, never less than at the last call, but for `ClockSet`.
 
         Returns:

@@ -30,10 +30,10 @@ def encode(
     """Write an answer as one reply.
 
     Args:
-        answer: What the core answered.
+        answer: The answer of the core.
         message_id: The request's own `id`, echoed.
         request: The server's id of the request, for `why`; empty if there is none.
-        warnings: What the caller should know beside the answer.
+        warnings: Sentences that the caller should know beside the answer.
         version: The version of the policy that decided, where the request named an alias.
         workload: What its backend last said of the workload of a lease, where that starts or runs.
         token: The token of a lease; empty where it is not known.
@@ -94,10 +94,10 @@ def lease_answer(
     """Return a lease in the form of the protocol.
 
     Args:
-        lease: As the core knows it.
+        lease: The lease, as the core knows it.
         workload: What its backend last said of its workload; more than the core knows as long as
             that starts.
-        token: For its owner.
+        token: The token of the lease, for its owner.
         ttl_max_seconds: See `LeaseNews`.
         lost: See `LeaseNews`.
     """

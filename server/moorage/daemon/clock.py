@@ -78,9 +78,9 @@ class CalendarRecord:
     """Detects by a file that the machine's calendar was set while no server ran.
 
     Args:
-        folder: Of the server's data; None: the facts may be those of a server elsewhere, whose
-            calendar is another one.
-        calendar: As that of `Clock`.
+        folder: The server's data folder; None: the facts may be those of a server elsewhere, with
+            another calendar.
+        calendar: The calendar of the machine, as that of `Clock`.
         running: Returns the seconds since the machine started.
     """
 
@@ -98,8 +98,8 @@ class CalendarRecord:
         """Return the seconds by which the calendar was set since the last fact; 0: none known.
 
         Args:
-            last_at: When the last fact was durable. With no record since the machine start, only a
-                calendar that is behind it shows.
+            last_at: The time at which the last fact was durable. With no record since the machine
+                start, only a calendar that is behind it shows.
         """
         now, moved = self._calendar(), 0.0
         with suppress(OSError, ValueError, KeyError, TypeError):  # The file may be incomplete.

@@ -74,9 +74,9 @@ class _Group(NamedTuple):
 
     Args:
         turns: The turns of these facts, and turns without facts whose effects wait for them.
-        facts: All of them.
+        facts: The facts, in order.
         stored: Returns the seq of the last fact once all are durable.
-        began: When the ledger got them, by the monotonic clock.
+        began: The time at which the ledger got the facts, by the monotonic clock.
         checkpoint: The state with these facts, and their last seq; None: no checkpoint is due.
     """
 
@@ -92,9 +92,9 @@ class CommitLoop:
 
     Args:
         allocator: The core; only this loop steps it.
-        ledger: Open.
-        inbox: Has the events.
-        effects: Where they go, once their facts are durable.
+        ledger: The open ledger.
+        inbox: The events that the core has not processed yet.
+        effects: Carries out the effects of a step, once its facts are durable.
         tasks: Runs what goes on beside the loop.
         config: Gives the facts between checkpoints, and the grace after a stall, which is that of a
             restart.
@@ -150,7 +150,10 @@ class CommitLoop:
             await self._idle.wait()
 
     async def follow_calendar(self) -> None:
-        """Move all deadlines if the calendar was set while no server ran. The first call."""
+        """Move all deadlines if the calendar was set while no server ran.
+
+        No event may be stepped before this call.
+        """
         before = max(self._ledger.last_seq - 1, 0)
         last = await self._ledger.read(before, 1)
         moved = self._calendar.calendar_shift(last[0].at) if last else 0.0
@@ -230,7 +233,7 @@ class CommitLoop:
                 self._clock.beat()
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint once running ones have ended. Call it only when settled."""
+        """Write a checkpoint once earlier checkpoints have ended. Call it only when settled."""
         await asyncio.gather(*self._checkpoints)
         await self._condense()
 
@@ -257,8 +260,8 @@ class CommitLoop:
     def _hand_over(self) -> None:
         """Give the facts of the next turns to the ledger, unless more facts should join them.
 
-        They wait while the ledger has a group and more facts may come soon: each group costs a
-        sync. No facts come if no policy decides and no event is queued.
+        These facts wait while the ledger has a group and more facts may come soon: each group costs
+        a sync. No facts come if no policy decides and no event is queued.
         """
         more = bool(self._inbox) or self._allocator.undecided > 0
         if not self._turns or len(self._groups) >= (1 if more else GROUPS_MAX):

@@ -30,7 +30,7 @@ class Daemon:
 
     Args:
         doors: The two ports, open.
-        agents: Has the machines with agents, and the server's own.
+        agents: The machines with agents, and the server's own machine.
         trust: Whether this server still leads and should continue to.
         closing: Closes everything that is open, the ports first.
     """

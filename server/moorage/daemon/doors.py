@@ -1,6 +1,6 @@
 """The two ports of a server, WebSocket and HTTP, and who may connect; open on a standby, too.
 
-`daemon.start` makes them; what is behind them changes when the server leads.
+`daemon.start` makes them; the handlers behind the ports change when the server leads.
 """
 
 import os
@@ -53,8 +53,8 @@ class Doors:
         trusts: Returns whether answers over HTTP may leave.
 
     Attributes:
-        port: Of the WebSocket; 0 before it is open.
-        http_port: Of HTTP.
+        port: The port of the WebSocket; 0 before it is open.
+        http_port: The port of HTTP.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Doors:
         """Listen; if the ports are open already, route requests to these parts from now on.
 
         Args:
-            services: Of HTTP.
-            deliver: Of the WebSocket.
-            agents: Where agents of machines go.
+            services: The services behind HTTP.
+            deliver: The receiver of the WebSocket's messages.
+            agents: The receiver of connections from agents of machines.
             goes_on: As `Gateway.change` takes it.
 
         Raises:

@@ -38,7 +38,7 @@ class EffectCarrier:
 
     Args:
         workloads: Starts and stops the workloads of leases.
-        requests: Has the addresses that wait for the answer to each open request.
+        requests: The addresses that wait for the answer to each open request.
         check: Called before each effect; raises if this server no longer leads.
         decisions: Stores refusals; its ledger has the decisions that the core has forgotten.
         trail: Writes the caller of each fact to the audit log.

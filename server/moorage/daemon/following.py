@@ -48,8 +48,8 @@ class Applied:
     """The state that a standby has applied; when the standby leads, it continues with this state.
 
     Args:
-        ledger: How far the facts are applied.
-        closing: Releases all of it.
+        ledger: The position up to which the facts are applied.
+        closing: Releases all resources of this state.
     """
 
     ledger: FollowedLedger
@@ -62,8 +62,8 @@ class Follower:
     """Applies facts as the leader stores them.
 
     Args:
-        ledger: Loaded.
-        loaded_at: When loading began, in seconds since the epoch.
+        ledger: The loaded ledger.
+        loaded_at: The time at which loading began, in seconds since the epoch.
 
     Attributes:
         as_of: Time up to which all facts are known, in seconds since the epoch.
@@ -165,7 +165,7 @@ class Reads(Inbox):
     """Answers read requests at once; on a standby, other events have no effect.
 
     Args:
-        ledger: Has what the allocator has forgotten.
+        ledger: The ledger, which has the facts that the allocator has forgotten.
         replies: Returns where answers go.
     """
 

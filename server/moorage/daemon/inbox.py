@@ -1,6 +1,6 @@
 """The queue of events for the core: all parts post, only the commit loop takes.
 
-Events that end or renew leases go ahead of requests for new ones: a release behind thousands of
+Events that end or renew leases go ahead of requests for new leases: a release behind thousands of
 requests would hold back the capacity that they wait for. So do answers of policies: the longer they
 wait, the more often the fleet has changed since. Other events are taken from the tenants in turn,
 so thousands of one tenant delay no other.
@@ -80,8 +80,8 @@ class Inbox:
         """Queue an event for the core.
 
         Args:
-            event: What happened.
-            tenant: Whose client sent it; None: it is the server's own.
+            event: The event that happened.
+            tenant: The tenant whose client sent the event; None: it is the server's own.
         """
         if type(event) in _AHEAD or (
             isinstance(event, CancelAsked) and event.request not in self._requests

@@ -53,11 +53,12 @@ GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
 SWITCH_SECONDS: Final = 0.001
 """Seconds that a busy event loop keeps the interpreter lock from the commit thread, which needs
 it some ten times per commit. The interpreter's own 5 ms give a grant beside a flood of empty frames
-a p99 of 430 ms, this value 80 ms; a smaller one costs grants."""
+a p99 of 430 ms, this value 80 ms; a smaller value costs grants."""
 
 Register = Callable[[JsonObject, tuple[str, str] | None], tuple[str, str]]
-"""Function that registers this machine. It takes a cluster document with this machine as its only
-node, and the cluster and node id of an earlier registration, if any; it returns such ids."""
+"""Function that registers this machine. The function takes a cluster document with this machine as
+its only node, and the cluster and node id of an earlier registration, if any; it returns such
+ids."""
 Stock = Callable[[str, str, Register], None]
 """Called with the URL of the HTTP port, the server's own token, and the `Register` function."""
 
@@ -78,11 +79,13 @@ def serve(
         read: Reads them again; raises `ConfigError`.
         file: The TOML file with settings.
         stock: Fills the catalog before the ready line, in a thread.
-        links: Environment variables of service links, which are no settings.
+        links: Environment variables of service links, which are not settings.
     """
     configure_log(config, log)
     if links:
-        finding = "ignored: a Service or a container of this name set them, so they are no settings"
+        finding = (
+            "ignored: a Service or a container of this name set them, so they are not settings"
+        )
         structlog.get_logger("moored").info(
             "service_links", variables=sorted(links), finding=finding
         )

@@ -1,7 +1,7 @@
 """Runs work beside the daemon: a separate program that decides on its own core and cells.
 
-The console's playground and what-ifs start it. It has no variables of this process, runs behind all
-that serves, and ends at its time.
+The console's playground and what-ifs start it. The program has no variables of this process, runs
+at low priority, and ends when its time is over.
 """
 
 import asyncio

@@ -28,10 +28,10 @@ class RegistryChanges:
     """Follows the catalog.
 
     Args:
-        catalog: Open, and not followed yet.
-        sandbox: Has the cells, which keep documents.
-        state: The core's; read only.
-        watchers: Get news of policies that fail their own examples.
+        catalog: The open catalog, which is not followed yet.
+        sandbox: The sandbox, whose cells keep documents.
+        state: The core's state; read only.
+        watchers: The clients that get news of policies that fail their own examples.
     """
 
     def __init__(

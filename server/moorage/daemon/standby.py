@@ -59,13 +59,15 @@ class Reading(NamedTuple):
 
 
 class Standby:
-    """Waits until this server leads; meanwhile it answers as `Deliver` and `AgentDoor` must.
+    """Waits until this server leads; until then it is the `Deliver` and `AgentDoor` of the server.
+
+    It answers some reads, and refers all other requests and agents to the leader.
 
     Args:
         rollout: The setting of that name.
 
     Attributes:
-        leads: This server leads now.
+        leads: Whether this server leads now.
         reading: The parts that answer reads; None: the state is not loaded, or outdated.
         followed: The applied state, with which it continues when it leads; None: there is none.
     """

@@ -126,7 +126,8 @@ class Prepared:
         reader: Serves the injected clients of policies; it has no catalog yet.
         rates: Limits of requests and processor time per tenant.
         circuits: Called when a policy's circuit opens; set later.
-        standby: The standby that this server has been, with its followed state; None: it never was.
+        standby: The standby that this server was before it led, with its followed state; None: it
+            was not a standby.
     """
 
     allocator: Allocator
@@ -215,7 +216,7 @@ class Waiting:
         announce: Called with the open doors of a standby, once it has loaded the leader's state and
             can take over quickly.
         stopping: Set when the server must stop.
-        announced: `announce` was called.
+        announced: Whether `announce` was called.
     """
 
     announce: Callable[[Doors], None] = lambda _: None
@@ -815,7 +816,11 @@ async def _run_core(
     requests: RequestParts,
     trust: Trust,
 ) -> CommitLoop:
-    """Run the core from now on; update it before the first request."""
+    """Run the core from now on.
+
+    Before the first request, the core gets what changed while no server ran: the calendar, the
+    registered clusters, and the quotas and half-life of the configuration.
+    """
     allocator, inbox, tasks = stores.allocator, core.inbox, core.tasks
     replies, state = requests.replies, allocator.state
     trail = AuditTrail(stores.audit, replies.origin, replies.asker, state.lease, Standing.of(state))

@@ -1,8 +1,8 @@
 """Decides whether this server still leads: if not, it sends no answers and no orders.
 
 A server that was paused does not notice it. By the clock, the server sees that its last heartbeat
-is too old, and sends another before anything else. The database then says whether another server
-leads.
+is too old, and sends another heartbeat before it does anything else. The database then says whether
+another server leads.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Trust:
             self._until = 0.0
 
     def holds(self) -> bool:
-        """Return whether this server leads; renew a late heartbeat first. On the hot path."""
+        """Return whether this server leads; renew a late heartbeat first. Runs on the hot path."""
         return time.monotonic() < self._until or self._renew()
 
     def check(self) -> None:

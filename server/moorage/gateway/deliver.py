@@ -44,7 +44,7 @@ class Deliver(Protocol):
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> Taking:
-        """Handle a request; its reply has the `warnings`. On the hot path.
+        """Handle a request; its reply has the `warnings`. Runs on the hot path.
 
         Returns:
             None if the request was accepted. A future if it was refused because of a limit: the
@@ -54,8 +54,8 @@ class Deliver(Protocol):
         A session's requests without `id` come strictly in order, each after the previous one was
         accepted. Requests with `id` may come concurrently with them and with one another. The
         coroutine must return in bounded time, even if the session is gone: requests that a client
-        sent before it left still count. It is cancelled only if the gateway stops and it has not
-        returned in time.
+        sent before it left still count. The call is cancelled only if the gateway stops and the
+        call has not returned in time.
         """
 
     def drop_session(self, session: SessionId, caller: Caller) -> None:

@@ -29,10 +29,10 @@ class Doorman:
     """Answers the HTTP requests of the port.
 
     Args:
-        settings: Limits.
+        settings: The limits.
         authenticate: Given the bearer token, or None if there was none, returns the caller,
             or None to refuse.
-        counts: Where refusals are counted.
+        counts: The counters of refusals.
         sessions: The connections that have a session.
         logins: The logins to the console; None: there is no console.
         on_stranger: Called with the address of each client that shows no valid token.

@@ -1,7 +1,7 @@
 """The WebSocket server: owns the sessions, delivers each answer to its session, stops cleanly.
 
-The daemon makes one, starts it, answers through `tell` and closes it. It runs on the current event
-loop; all of its methods are called from that loop.
+The daemon makes one, starts it, answers through `tell` and closes it. The gateway runs on the
+current event loop; all of its methods are called from that loop.
 """
 
 import asyncio
@@ -57,12 +57,12 @@ class Gateway:
     """The WebSocket server of the daemon.
 
     Args:
-        settings: Limits.
+        settings: The limits.
         authenticate: Given the bearer token of a handshake, or None if there was none,
             returns the caller, or None to refuse with 401.
         logins: The logins to the console; None: there is no console.
         on_stranger: Called with the address of each client that shows no valid token.
-        pending: As for `Doorman`.
+        pending: The same as the `pending` of `Doorman`.
 
     Attributes:
         port: The port that was bound; 0 before `start`.
@@ -188,8 +188,8 @@ class Gateway:
     async def drain(self, *, patient: bool = True) -> None:
         """Accept no new sessions and requests, and send all replies that are due.
 
-        Later messages are answered `shutting_down`. It takes at most `drain_seconds_max`, or no
-        time without patience. A second call does nothing.
+        Later messages are answered `shutting_down`. This wait takes at most `drain_seconds_max`, or
+        no time without patience. A second call does nothing.
         """
         if self._server is None or self._draining:
             return
@@ -259,7 +259,7 @@ class Gateway:
         """Send news to a session, if it still exists.
 
         Args:
-            session: Its id.
+            session: The id of the session.
             frame: JSON text, as made by `protocol.replies.event`.
         """
         found = self._sessions.get(session)

@@ -4,8 +4,8 @@ The gateway makes one per connection. Every message gets a number; a message wit
 given the next place in the line of replies, and its reply waits there for the replies before it. A
 reply to a message with `id` goes out as soon as it is known.
 
-Nothing is dropped and nothing grows without bound: unanswered and unwritten messages count against
-`inflight_max`, and at that limit the session stops reading until some are gone.
+Nothing is dropped and nothing grows without bound: at `inflight_max` unanswered and unwritten
+messages, the session stops reading until some of these messages are gone.
 """
 
 import asyncio
@@ -102,15 +102,15 @@ class Session:
 
     Args:
         connection: Its connection, already open.
-        deliver: Where its requests go.
+        deliver: The receiver of its requests.
         settings: Its limits.
-        counts: Shared with all sessions.
+        counts: The counters, which all sessions share.
         turns: The turns of all sessions to read large messages.
         shares: Limits the time for small messages in one turn of the event loop.
         drop: Starts closing the connection with a code and a reason.
 
     Attributes:
-        deliver: As given; it may change.
+        deliver: The present receiver of its requests; it may change.
         lasts: Whether it can be resumed after a lost connection.
         expiry_timer: Closes the session if it is not resumed in time.
     """

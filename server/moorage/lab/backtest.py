@@ -48,8 +48,8 @@ class BacktestJob:
         ledger: A daemon's data directory.
         arrive: GPU demand as a multiple of the capacity, unless `timed` or `churn` is set.
         seed: Seed of all random choices.
-        limit: At most this many requests are replayed; None: all.
-        timed: Replay a trace by its own times.
+        limit: The largest number of requests to replay; None: all.
+        timed: Whether a trace is replayed by its own times.
         churn: The load if requests of a trace arrive and end (`lab.churn`); 0: they do not end.
         stays: The distribution of their durations.
         wait_seconds: How long requests of a trace may wait.
@@ -97,7 +97,8 @@ class BacktestRun:
         waited: Number of requests that were granted after a wait.
         waited_seconds_mean: Mean wait of all granted requests.
         refused_percent: GPU milli of the requests without a lease, in percent of all requested.
-        sizes: By size of request: asked, granted, and the mean wait of the granted ones.
+        sizes: For each size of request, how many were asked and granted, and the mean wait of
+            granted requests.
         refusals: Number of requests without a lease, by code.
         samples: Allocation and fragmentation while the requests came.
     """

@@ -2,8 +2,8 @@
 
 `policy_test` sends its text into the jail as the entry of a policy whose
 own entry is then called `rule_under_test`. The profiler evaluates that module with a trace
-function, and its `management` returns the time per line. Time inside libraries counts for the line
-that called them.
+function, and its `management` returns the time per line. Time inside a library is added to the line
+that called the library.
 """
 
 import importlib

@@ -73,9 +73,9 @@ class PolicyTestJob:
             policy that ranks or places blocks. Empty: the built-in requests.
         clusters: Cluster documents; empty: the built-in ones.
         seed: The seeds of all requests are derived from it.
-        profile: Measure the time per line even if the policy is fast.
+        profile: Whether to measure the time per line even if the policy is fast.
         mode: The isolation, as in `moored serve --sandbox`.
-        examples_suffice: Test a policy that has examples on these examples alone.
+        examples_suffice: Whether a policy that has examples is tested on these examples alone.
     """
 
     policy: JsonObject

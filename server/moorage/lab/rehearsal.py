@@ -80,7 +80,7 @@ class Rehearsal:
             would answer in a random order, and its circuit never opens.
         hash_seed: Seed of the cells' text hashes, so that the order of sets is reproducible, too.
         services: Services for the clients of policies; None: the rehearsal's own catalog.
-        attacked: See `Sandbox.start`.
+        attacked: Whether another sandbox has just withstood the attacks, as in `Sandbox.start`.
 
     Attributes:
         allocator: The core. Its state may be read.

@@ -4,10 +4,10 @@ A trace of the openb kind is replayed either in the published packing protocol (
 departures, demand beyond the capacity), or by the times that it has itself, or as requests that
 come and go (`lab.churn`).
 
-A ledger has facts, not all requests. It has the requests that waited as they were sent. Of requests
-that were granted at once, it has the granted amounts, number of nodes and duration, but no models,
-memory per GPU, topology, inputs or candidates. It has no requests that were refused at once, and no
-advice.
+A ledger has facts, not all requests. A request that waited is in the ledger as it was sent. Of a
+request that was granted at once, the ledger has only the granted amounts, the number of nodes and
+the duration; the models, memory per GPU, topology, inputs and candidates are lost. Requests that
+were refused at once, and requests for advice, are not in the ledger.
 """
 
 import asyncio
@@ -90,8 +90,8 @@ def of_trace(
         pods: Request file; with `timed` it also has `creation_time` and `deletion_time`.
         arrive: GPU demand as a multiple of the capacity, in the packing protocol.
         seed: Seed of the order of nodes and requests, and of the policies' random choices.
-        limit: At most this many requests; None: all.
-        timed: Replay by the trace's own times, each request once.
+        limit: The largest number of requests; None: all.
+        timed: Whether each request is replayed once, at its time in the trace.
         wait_seconds: How long each request may wait.
         churn: Load and durations of random requests; None: the packing protocol, or `timed`.
 
@@ -168,7 +168,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
     Args:
         folder: The daemon's data directory.
         seed: Seed of policies' random choices for requests whose own seed is unknown.
-        limit: At most this many requests; None: all.
+        limit: The largest number of requests; None: all.
 
     Raises:
         CommandError: There is no readable ledger, or nothing in it.

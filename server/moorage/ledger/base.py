@@ -60,7 +60,7 @@ class LedgerCorrupt(LedgerError):  # noqa: N818  # As LedgerLocked.
 
     Args:
         place: The ledger, as its owner calls it.
-        finding: What is wrong, and where.
+        finding: The damage and its place, in words.
     """
 
     def __init__(self, place: str, finding: str) -> None:
@@ -121,7 +121,7 @@ class LedgerEntry:
 
     Args:
         seq: Its number in the history, from 1, without gaps.
-        at: When it was appended, in seconds since the epoch.
+        at: The time at which it was appended, in seconds since the epoch.
     """
 
     seq: int
@@ -177,7 +177,7 @@ class LedgerHistory(Protocol):
         """Return the facts about one lease, request or cluster, oldest first.
 
         Args:
-            subject: Its id.
+            subject: The id of the lease, request or cluster.
             after: Seq of the last entry of the page before; 0 for the first page.
             limit: Entries on the page, at most `PAGE_FACTS_MAX`. Only an empty page means that
                 there are no more: a page also ends at `PAGE_BYTES_MAX`.
@@ -195,8 +195,8 @@ class LedgerHistory(Protocol):
         """Return the facts after a seq, oldest first; errors as `history`.
 
         Args:
-            after: As in `history`.
-            limit: As in `history`.
+            after: The position to read from, as in `history`.
+            limit: The largest number of facts, as in `history`.
             kind: Facts of other kinds may be left out, but not the first and the last of the page.
         """
 
@@ -231,14 +231,14 @@ class Ledger(LedgerHistory, Protocol):
     async def open(self) -> Recovery:
         """Lock the ledger, verify it, and return its contents.
 
-        Its cost depends on the checkpoint and the facts after it, not on the whole history.
+        The cost depends on the checkpoint and the facts after it, not on the whole history.
 
         Raises:
-            LedgerLocked: Another process has it.
+            LedgerLocked: Another process has the ledger open.
             LedgerCorrupt: The stored data is damaged.
             FactUnknown: A newer release wrote the checkpoint. (Later facts are read as
                 `Recovery.facts` is iterated.)
-            LedgerError: It cannot be opened, or is open already.
+            LedgerError: The ledger cannot be opened, or is open already.
         """
 
     def append(
@@ -251,10 +251,10 @@ class Ledger(LedgerHistory, Protocol):
         is cancelled may have stored its facts.
 
         Args:
-            facts: In order. Empty: only wait for earlier calls.
+            facts: The facts, in order. Empty: only wait for earlier calls.
             at: Now, in seconds since the epoch.
-            lone: The facts are few, and the caller has nothing else to do: on a quick disk, they
-                are durable before the call returns.
+            lone: Whether the facts are few, and the caller has no other work meanwhile. On a quick
+                disk, they are then durable before `append` returns.
 
         Returns:
             The seq of the last fact.
@@ -268,12 +268,12 @@ class Ledger(LedgerHistory, Protocol):
     async def checkpoint(self, seq: int, facts: Iterable[Fact]) -> None:
         """Store facts that rebuild the state as of `seq`; durable when this returns.
 
-        It is encoded and written in pieces, so that appends continue meanwhile. The newest two
-        stay. A crash in the middle leaves the older ones as they were.
+        The checkpoint is encoded and written in pieces, so that appends continue meanwhile. The
+        newest two checkpoints stay. A crash in the middle leaves the older ones as they were.
 
         Args:
             seq: The seq of an appended fact, not older than the last checkpoint's.
-            facts: What replay needs instead of the facts 1 to `seq`.
+            facts: The facts that a replay needs instead of the facts 1 to `seq`.
 
         Raises:
             FactUnwritable: A fact is not plain JSON; no checkpoint was made.

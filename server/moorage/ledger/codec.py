@@ -142,7 +142,7 @@ class Codec:
     """Encodes and decodes records of a closed set of kinds.
 
     Args:
-        upgrades: As `UPGRADES`.
+        upgrades: The upgrades of old facts, as `UPGRADES`.
 
     Raises:
         ValueError: A kind has older versions without an upgrade from each of them.
@@ -168,16 +168,16 @@ class Codec:
     def encode(self, fact: object) -> tuple[FactKind, bytes]:
         """Return the kind and the JSON of a fact.
 
-        It is decoded again at once: what would not come back is refused while the request that
-        caused it can still be named, not at the next start.
+        The encoded fact is decoded again at once. A fact that could not be decoded is refused now,
+        while the request that caused it can be named, not at the next start.
 
         Raises:
-            FactUnwritable: It is of no known kind, or JSON cannot hold it.
+            FactUnwritable: The fact is of no known kind, or JSON cannot hold it.
         """
         name = type(fact).__name__
         kind = self._of_record.get(type(fact))
         if kind is None:
-            raise FactUnwritable(name, "it is no member of `Fact` with an entry in `KINDS`")
+            raise FactUnwritable(name, "it is not a member of `Fact` with an entry in `KINDS`")
         try:
             body = self._encode(fact)
             same = self._decoders[kind.name].decode(body) == fact
@@ -208,7 +208,8 @@ class Codec:
                 record = self._upgrades[kind, step](record)
             return msgspec.convert(record, known.record)
         except (msgspec.MsgspecError, RecursionError, LookupError, TypeError) as no:
-            raise LedgerCorrupt(place, f"{where} is no {kind!r} of version {version}: {no}") from no
+            finding = f"{where} is not a {kind!r} of version {version}: {no}"
+            raise LedgerCorrupt(place, finding) from no
 
     def pack(self, facts: Iterable[object]) -> bytes:
         """Return facts as lines of JSON that carry their kinds and versions.
@@ -227,7 +228,7 @@ class Codec:
             try:
                 read = _decode_line(line)
             except msgspec.MsgspecError as no:
-                raise LedgerCorrupt(place, f"{where} holds a line that is no fact: {no}") from no
+                raise LedgerCorrupt(place, f"{where} holds a line that is not a fact: {no}") from no
             yield self.decode(read.kind, read.version, bytes(read.fact), place, where)
 
 
@@ -241,10 +242,10 @@ def seal(seq: int, at: float, fact: Fact, chain: int) -> FactRow:
     """Return a fact in its stored form.
 
     Args:
-        seq: Its place.
-        at: When it was appended.
+        seq: The position of the fact.
+        at: The time at which the fact is appended.
         fact: The fact.
-        chain: Of the fact before it; 0 if it is the first.
+        chain: The chain value of the fact before it; 0 for the first fact.
 
     Raises:
         FactUnwritable: JSON cannot hold it.
@@ -271,7 +272,7 @@ def unseal(row: FactRow, place: str) -> LedgerEntry:
     """Return a stored fact.
 
     Raises:
-        LedgerCorrupt: It is not as it was written.
+        LedgerCorrupt: The row is not as it was written.
         FactUnknown: A newer release wrote it.
     """
     if not is_sealed(row):

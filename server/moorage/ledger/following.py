@@ -24,10 +24,10 @@ PIECE_FACTS: Final = 200
 
 
 class FollowedLedger(StoredHistory):
-    """`ledger.base.LedgerHistory`, as far as its facts were taken. Read the contract there.
+    """`ledger.base.LedgerHistory`, as far as its facts were taken. The interface has the contract.
 
     Args:
-        facts: In a database that another process writes.
+        facts: The facts, in a database that another process writes.
     """
 
     def __init__(self, facts: FollowedFacts) -> None:
@@ -55,7 +55,7 @@ class FollowedLedger(StoredHistory):
         """Read the newest checkpoint and the facts after it.
 
         Raises:
-            LedgerError: It cannot be read.
+            LedgerError: The ledger cannot be read.
         """
         recovered, loaded = await asyncio.to_thread(self._load)
         while piece := await asyncio.to_thread(lambda: list(islice(recovered, PIECE_FACTS))):

@@ -22,14 +22,14 @@ def check_links(
     """Check that facts follow one another, and that each is linked to the one before.
 
     Args:
-        rows: In order, each with a correct checksum.
+        rows: The rows, in order, each with a correct checksum.
         after: The seq of the fact before them.
         chain: Its chain; None if that fact was deleted.
         lost: Facts that may be missing: their loss was accepted.
         place: The ledger, for messages.
 
     Raises:
-        LedgerCorrupt: They do not follow one another, or are not linked.
+        LedgerCorrupt: The rows do not follow one another, or are not linked.
     """
     before = after
     for row in rows:

@@ -46,7 +46,7 @@ class MemoryStorage:
 
 
 class MemoryLedger:
-    """`ledger.base.Ledger` in memory. Read the contract there.
+    """`ledger.base.Ledger` in memory. The interface has the contract.
 
     Args:
         storage: The storage of an earlier ledger; None: an empty one.

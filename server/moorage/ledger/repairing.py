@@ -141,7 +141,7 @@ def _contents(found: LedgerWalk, rows: Sequence[HeldFacts]) -> LedgerContents:
 
 
 def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
-    """Replace a damaged ledger with its readable rest. Keep a copy of that first.
+    """Replace a damaged ledger with its readable rest. Copy the damaged file before.
 
     Raises:
         LedgerError: A file cannot be written.

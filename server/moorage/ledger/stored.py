@@ -37,7 +37,7 @@ class _Opened(NamedTuple):
 
 
 class StoredLedger(StoredHistory):
-    """`ledger.base.Ledger` in a database. Read the contract there.
+    """`ledger.base.Ledger` in a database. The interface has the contract.
 
     Args:
         store: The facts in that database.

@@ -31,8 +31,8 @@ class HeldFacts(NamedTuple):
     """A fact that is unchanged since it was written; its body stays on disk.
 
     Args:
-        at: When it was appended.
-        chain: As it is stored.
+        at: The time at which it was appended.
+        chain: The stored chain value.
         changes: The names that it adds and removes.
     """
 
@@ -49,14 +49,14 @@ class LedgerWalk:
 
     Attributes:
         findings: Faults, one sentence with the place for each.
-        unknown: Facts of a newer release: they are no damage, and must not be dropped.
+        unknown: Facts of a newer release: they are not damage, and must not be dropped.
         rows: The undamaged facts, in order.
         checkpoints: The undamaged checkpoints, newest first, with their parts.
         pruned: The last fact that was deleted on purpose.
         lost: Facts whose loss was accepted before.
         mark: The last seq that the ledger recorded as written.
         fencing: The numbers that are reserved.
-        fencing_seen: The highest number in what can be read.
+        fencing_seen: The highest fencing number in the readable facts.
         unread: Whether parts of the file were unreadable, so that more may be lost than is known.
     """
 

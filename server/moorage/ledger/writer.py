@@ -47,7 +47,7 @@ class GroupCommit:
     """The writing thread. Jobs become durable in the order in which they were submitted.
 
     Args:
-        store: Open; nothing else commits to it.
+        store: The open store; nothing else commits to it.
         settled: Called on the loop after every transaction, before the futures of its jobs are
             resolved, with the jobs and its failure or None.
     """

@@ -5,7 +5,7 @@ Called by authors' policies inside a cell:
     def eval(self, parameters, input_data, context):
         return place(input_data, lambda fleet, demand: fleet.free_gpu_milli())
 
-`choice` has the steps that these are made of, for policies that need something in between.
+`choice` has the steps of these functions, for policies that need to change a step.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,10 +49,10 @@ def place(
     request asks for.
 
     Args:
-        input_data: As `eval` got it.
+        input_data: The `input_data` of `eval`.
         score: Rates each node. Of nodes with equal scores, the first by name is chosen.
-        close: Choose GPUs of one NVLink group, else of one NUMA domain, if the node has room there,
-            even if the request does not ask for it.
+        close: Whether GPUs of one NVLink group, else of one NUMA domain, are chosen if they have
+            room, even if the request does not ask for it.
         gang: `pack` chooses the nodes of a gang in one cluster if one has room, `spread` in as many
             racks as possible.
 
@@ -91,7 +91,7 @@ def fitting_scores(
 
     Args:
         fleet: The view.
-        demand: What must fit.
+        demand: The demand that must fit.
         scores: One number per node, of either sign.
 
     Raises:
@@ -134,7 +134,7 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list
 
     Args:
         fleet: The view from which the scores were computed.
-        demand: How many nodes.
+        demand: The demand, whose number of nodes is chosen.
         scores: One number per node, below 0 if the demand does not fit.
 
     Returns:

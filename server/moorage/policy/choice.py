@@ -28,7 +28,7 @@ def read_demand(input_data: JsonMapping) -> Demand | None:
     """Return the demand: the request's `resources`, or the same keys in its `inputs`.
 
     Args:
-        input_data: As `eval` got it.
+        input_data: The `input_data` of `eval`.
 
     Returns:
         None if neither has a demand, or if a value in `inputs` is invalid (text for a number, a
@@ -66,10 +66,11 @@ def read_demand(input_data: JsonMapping) -> Demand | None:
 def print_scores(most: int = 5) -> None:
     """Print the best nodes of each choice by score, with their free amounts.
 
-    Call it once, when a policy is tried: what policies print is shown beside their answers.
+    Call it once, when a policy is tried: text that a policy prints is shown beside the policy's
+    answer.
 
     Args:
-        most: At most this many nodes.
+        most: The largest number of nodes.
     """
     _Printed.nodes = most
 
@@ -220,10 +221,12 @@ def tightest_gpus(
     Args:
         demand: The demand that each node would take.
         gpu_free: Free milli of every GPU: `[nodes, devices]`.
-        able: Which GPUs could serve the demand; on every node as many as it asks for, or more.
+        able: The GPUs that could serve the demand; on every node at least as many as the demand
+            needs.
 
     Returns:
-        bool `[nodes, devices]`: the able GPUs with the least free milli, of equals the lowest.
+        bool `[nodes, devices]`: the able GPUs with the least free milli; of equal GPUs, those with
+        the lowest index.
     """
     free = np.where(able, gpu_free, GPU_MILLI + 1)
     order = np.argsort(free, axis=1, kind="stable")[:, : demand.gpus]

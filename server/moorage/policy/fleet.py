@@ -72,8 +72,8 @@ class Fleet(NodeInventory):
     def imagined(self) -> "Fleet":
         """Return a copy of this fleet, to try `take` and `give` on it.
 
-        The copy has its own free amounts. It shares everything else with this fleet, so do not
-        change the inventory of either.
+        The copy has its own free amounts. The copy shares everything else with this fleet, so do
+        not change the inventory of either fleet.
         """
         other = copy(self)
         other.cpu_free, other.memory_free = self.cpu_free.copy(), self.memory_free.copy()
@@ -151,7 +151,7 @@ class Fleet(NodeInventory):
         """Return which nodes could take the part of `demand` for one node now: bool `[rows]`.
 
         Args:
-            demand: What must fit on the node.
+            demand: The demand that must fit on the node.
             rows: Index of the rows to judge (slice, or array of row numbers); all by default.
         """
         fits: Bools = self.cpu_free[rows] >= demand.cpu_milli
@@ -167,7 +167,7 @@ class Fleet(NodeInventory):
 
         Args:
             row: The node.
-            demand: What must fit there.
+            demand: The demand that must fit on the node.
             columns: Devices which must all be among those that could serve it now.
         """
         if (

@@ -44,8 +44,8 @@ _SAME: Final = {
 class NodeLabels:
     """The labels of all nodes, read from the documents once per inventory.
 
-    A policy makes one in its constructor. It is a cache: labels are part of the inventory, so a
-    changed label changes `FleetView.layout`, which clears the cache.
+    A policy makes one in its constructor. This object is a cache: labels are part of the inventory,
+    so a changed label changes `FleetView.layout`, which clears the cache.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class NodeLabels:
 
         Args:
             fleet: The view; the result has one value for each of its rows.
-            cluster_data: As in `input_data`. Nodes of clusters that it lacks have no labels here;
-                the request may not use them anyway.
+            cluster_data: The `cluster_data` of `input_data`. Nodes of clusters that it lacks have
+                no labels here; the request may not use them anyway.
             read: A function of the labels alone, the same object every time: its values are cached
                 until the inventory changes. Until then, the same tuple is returned.
         """

@@ -70,7 +70,8 @@ class Matching:
     def meets(self, inventory: NodeInventory, row: int, where: tuple[Requirement, ...]) -> bool:
         """Return whether one node meets all of `where`.
 
-        It reads the labels of this node alone, since thousands of demands may be checked for it.
+        This method reads the labels of this node alone, since thousands of demands may be checked
+        for it.
         """
         cluster, node = inventory.node_ids[row]
         labels: Mapping[str, str] = {**inventory.labels[row], CLUSTER_KEY: cluster, NODE_KEY: node}

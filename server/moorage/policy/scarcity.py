@@ -30,8 +30,8 @@ def fleet_shares(
 
     Args:
         kinds: Kinds of request.
-        serves: Which sort of node may serve which kind: `[sorts, kinds]`.
-        sort_of: The sort of each node.
+        serves: Whether each type of node may serve each kind: `[types, kinds]`.
+        sort_of: The type of each node.
         fleet: The nodes.
 
     Returns:
@@ -42,12 +42,12 @@ def fleet_shares(
     # Nodes that are equal when they are empty, and how many GPUs are on such nodes.
     shape = np.stack([sort_of, devices, fleet.cpu_total, fleet.memory_total], 1)
     shapes, nodes = np.unique(shape, axis=0, return_counts=True)
-    sort, gpus, cpu, memory = shapes.T
+    node_type, gpus, cpu, memory = shapes.T
     all_gpus = max(1, int(devices.sum()))
-    served = np.bincount(sort, nodes * gpus, minlength=len(serves)) @ serves
+    served = np.bincount(node_type, nodes * gpus, minlength=len(serves)) @ serves
     fitting = [
         (nodes * gpus)[
-            serves[sort, number]
+            serves[node_type, number]
             & (gpus >= kind.gpus)
             & (cpu >= kind.cpu_milli)
             & (memory >= kind.memory_mib)
@@ -64,7 +64,7 @@ class KindCopies:
 
     Args:
         kinds: Kinds of request with GPUs.
-        serves: Which sort of node may serve which kind: `[sorts, kinds]`.
+        serves: Whether each type of node may serve each kind: `[types, kinds]`.
     """
 
     def __init__(self, kinds: Sequence[RequestKind], serves: Bools) -> None:
@@ -81,7 +81,7 @@ class KindCopies:
         """Return the copies of each kind on nodes in some states: `[states, kinds]`.
 
         Args:
-            sorts: Sort of each node: `[states]`.
+            sorts: Type of each node: `[states]`.
             cpu: Free CPU milli: `[states]`.
             gpus: Free milli of every GPU, 0 to 1000: `[states, devices]`.
         """
@@ -110,7 +110,7 @@ class ScarcityPrices:
     Args:
         kinds: Kinds of request with GPUs, their weights as shares of all requests.
         copies: Counts copies of the same kinds.
-        sort_of: The sort of each node.
+        sort_of: The type of each node.
         fleet: The nodes.
 
     Attributes:
@@ -123,7 +123,7 @@ class ScarcityPrices:
     def __init__(
         self, kinds: Sequence[RequestKind], copies: KindCopies, sort_of: Ints, fleet: FleetView
     ) -> None:
-        self._copies, self._sort_of = copies, sort_of
+        self._copies, self._type_of = copies, sort_of
         self._worths = np.array([kind.weight * kind.milli for kind in kinds])
         gpus = int((fleet.gpu_total > 0).sum())
         self._copies_k = max(1.0, gpus / self.GPUS_PER_COPY)
@@ -151,6 +151,6 @@ class ScarcityPrices:
 
     def _count(self, fleet: FleetView, rows: Ints) -> None:
         gpus = np.maximum(fleet.gpu_free[rows], 0)
-        now = self._copies.count(self._sort_of[rows], fleet.cpu_free[rows], gpus)
+        now = self._copies.count(self._type_of[rows], fleet.cpu_free[rows], gpus)
         self._copies_free += now.sum(0) - self._held[rows].sum(0, dtype=np.int64)
         self._held[rows] = now

@@ -53,8 +53,8 @@ class SchemaError(ValueError):
 
     Args:
         path: The place, as a dotted path; list elements as `[3]`.
-        expected: What was expected there.
-        found: What is there instead.
+        expected: The value that was expected there.
+        found: The value that is there instead.
     """
 
     def __init__(self, path: str, expected: str, found: str) -> None:
@@ -146,7 +146,8 @@ class FieldSchema:
         """Return the value with defaults filled in for missing parts.
 
         Raises:
-            SchemaError: Its path starts at this value; the caller adds the place.
+            SchemaError: The value is invalid. The path in the error starts at this value; the
+                caller adds the place.
         """
         budget.spend(1)
         if not any(_is_a(value, kind) for kind in self.kinds) or not self._allows(value, budget):

@@ -34,15 +34,15 @@ class RequestStreams:
     whole free GPU beyond the first. So `size >= size_of(kind)` says whether a kind's GPUs fit, for
     shares and for several whole GPUs alike.
 
-    `_next[sort, stream, position, size level, cpu level]` is the position of the first request,
+    `_next[type, stream, position, size level, cpu level]` is the position of the first request,
     from `position` on, that a node with this room might fit. Position `length` is the end: a
     request of nothing.
 
     Args:
         kinds: The kinds of request in the streams.
-        weights: How frequent each kind is on each sort of node: `[sorts, kinds]`.
+        weights: How frequent each kind is on each type of node: `[types, kinds]`.
         width: Number of GPUs of the largest node.
-        seed: Seed of the streams, the same for every sort.
+        seed: Seed of the streams, the same for every type of node.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RequestStreams:
         """Return A, the expected fill, of some node states, in milli.
 
         Args:
-            sorts: Sort of each node: `[states]`.
+            sorts: Type of each node: `[states]`.
             cpu: Free CPU milli: `[states]`.
             gpus: Free milli of every GPU, 0 to 1000: `[states, devices]`.
         """

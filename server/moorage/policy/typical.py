@@ -21,8 +21,8 @@ KINDS_MAX: Final = 512
 KIND_CHARACTERS_MAX: Final = 200
 """A request is counted if its description has at most this many characters."""
 
-SORTS_MAX: Final = 64
-"""At most this many sorts of node; further ones count as the first sort."""
+NODE_TYPES_MAX: Final = 64
+"""At most this many types of node; nodes of further types are treated as of the first type."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,16 @@ def mix(kinds: Sequence[RequestKind]) -> list[RequestKind]:
 def node_sorts(
     kinds: Sequence[RequestKind], fleet: FleetView
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Return which kinds each sort of node may serve, and the sort of each node.
+    """Return which kinds of request each type of node may serve, and the type of each node.
 
-    A sort depends on the GPU model and on whether the GPUs may be shared, not on amounts. A node
-    with mixed GPUs has the sort of its first GPU.
+    A type depends on the GPU model and on whether the GPUs may be shared, not on amounts. A node
+    with mixed GPUs has the type of its first GPU.
 
     Returns:
-        bool `[sorts, kinds]`, and int64 `[nodes]`.
+        bool `[types, kinds]`, and int64 `[nodes]`.
     """
-    sorts: dict[tuple[bool, ...], int] = {}
-    sort_of = np.zeros(len(fleet), np.int64)
+    types: dict[tuple[bool, ...], int] = {}
+    type_of = np.zeros(len(fleet), np.int64)
     for code, model in enumerate(fleet.models):
         for alone in (False, True):
             these = (fleet.gpu_model[:, 0] == code) & (fleet.gpu_exclusive[:, 0] == alone)
@@ -107,10 +107,10 @@ def node_sorts(
                 )
                 for kind in kinds
             )
-            if len(sorts) < SORTS_MAX:
-                sorts.setdefault(serves, len(sorts))
-            sort_of[these] = sorts.get(serves, 0)
-    return np.array(list(sorts) or [(True,) * len(kinds)], np.bool_), sort_of
+            if len(types) < NODE_TYPES_MAX:
+                types.setdefault(serves, len(types))
+            type_of[these] = types.get(serves, 0)
+    return np.array(list(types) or [(True,) * len(kinds)], np.bool_), type_of
 
 
 class MixLearner:

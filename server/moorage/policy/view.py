@@ -36,7 +36,7 @@ class FleetView:
     """A policy's view of the fleet.
 
     All columns of `Fleet` are attributes of the view (`cpu_free`, `gpu_free`, `node_ids`, …);
-    see there for shapes and units. They cannot be written.
+    `Fleet` has their shapes and units. The columns cannot be written.
 
     Args:
         fleet: The fleet, or a cell's replica of it.
@@ -97,7 +97,7 @@ class FleetView:
         return value
 
     def __dir__(self) -> list[str]:
-        """Return the names of all that a policy may read, those of the fleet included."""
+        """Return the names of all attributes that a policy may read, also those of the fleet."""
         return [each for each in {*super().__dir__(), *dir(self._fleet)} if each not in _CHANGING]
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """The program that `moorage pool serve` executes; its only argument is its job, as JSON.
 
-It prints one line of JSON when it answers requests, and exits with 2 if it cannot serve.
+The program prints one line of JSON when it answers requests, and exits with 2 if it cannot serve.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Records the holders of a served pool's slots, and when each hold ends.
 
-A checkout may name a process and a time. It ends when the process dies or when the time is up,
-whichever comes first. All of this code runs in one event loop.
+A checkout may name a process and a time. The holding ends when the process dies or when the time is
+up, whichever comes first. All of this code runs in one event loop.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots import Allocation, InvalidCheckin, InvalidRequest, ResourcePool
 
 HOLDINGS_MAX: Final = 100_000
-"""At most this many checkouts of one pool at a time; further ones are refused."""
+"""The largest number of checkouts of one pool at a time; further checkouts are refused."""
 TTL_SECONDS_MAX: Final = 30 * 86_400.0
 """Most seconds that a checkout, or a renewal of it, may request."""
 
@@ -100,7 +100,8 @@ class Holdings:
         """Check out, for a process, for a time, or both.
 
         Raises:
-            SlotsError: As `ResourcePool.checkout`; also if this machine has no such process.
+            SlotsError: The errors of `ResourcePool.checkout`; also, this machine has no process
+                with this id.
             Busy: A limit is reached.
         """
         if len(self._holdings) >= HOLDINGS_MAX:

@@ -157,7 +157,7 @@ def _remove_stale_socket(path: Path) -> None:
     """Remove the socket of a killed server; the caller has the lock, and no server answers.
 
     Raises:
-        OSError: The file is no socket, or another program's socket.
+        OSError: The file is not a socket, or another program's socket.
     """
     try:
         seen = path.lstat()
@@ -165,7 +165,7 @@ def _remove_stale_socket(path: Path) -> None:
         return
     if not stat.S_ISSOCK(seen.st_mode):
         raise OSError(
-            errno.EEXIST, "is no socket, and was not changed; give another path", str(path)
+            errno.EEXIST, "is not a socket, and was not changed; give another path", str(path)
         )
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)  # noqa: FBT003  # The socket module's own signature.

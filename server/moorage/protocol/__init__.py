@@ -8,5 +8,5 @@ package does the reverse. `messages`: the messages of clients. `replies`: the re
     ├── BadMessage    the server could not read a client's message
     └── BadReply      a client could not read the server's
 
-`protocol.faults.ServiceError` is no part of that tree: services raise it, and no reading does.
+`protocol.faults.ServiceError` is not part of that tree: services raise it, and no reading does.
 """

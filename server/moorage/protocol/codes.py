@@ -35,7 +35,9 @@ CODES: Final[dict[Code, str]] = {
     Code.POLICY_TIMEOUT: "The policy exceeded its time limit.",
     Code.POLICY_CRASHED: "The policy's process died, or did something that the sandbox forbids.",
     Code.POLICY_MEMORY: "The policy exceeded its memory limit.",
-    Code.POLICY_BAD_OUTPUT: "The policy's answer is no placement, no JSON, or against its schema.",
+    Code.POLICY_BAD_OUTPUT: (
+        "The policy's answer is not JSON, is not a placement, or is against its schema."
+    ),
     Code.POLICY_UNSOUND: "The policy proposed resources that do not exist or do not fit.",
     Code.POLICY_DECLINED: "The policy returned no placement, so there is nothing to lease.",
     Code.CANCELLED: "The request was cancelled while it waited.",

@@ -82,5 +82,5 @@ def read_subprotocols(headers: Sequence[str]) -> tuple[str, str] | None:
 def _password(given: str) -> str:
     try:
         return base64.b64decode(given, validate=True).decode().partition(":")[2]
-    except (binascii.Error, ValueError):  # Also text that is no UTF-8.
+    except (binascii.Error, ValueError):  # Also text that is not UTF-8.
         return ""

@@ -1,7 +1,7 @@
 """Explains why a message could not be read, so that its author can correct it.
 
-`messages` calls `diagnose` if typed decoding failed. It reads the message a second time, so that
-the fast path needs no explanations.
+`messages` calls `diagnose` if typed decoding failed. The diagnosis reads the message a second time,
+so that the fast path needs no explanations.
 """
 
 import difflib

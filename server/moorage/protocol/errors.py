@@ -19,12 +19,12 @@ class BadMessage(ProtocolError):  # noqa: N818  # The term of the wire, as in th
     """A message cannot be read; the error has all data for the failure reply.
 
     Args:
-        code: Machine-readable.
+        code: The error code, for programs.
         reason: One sentence for a person, naming the field.
         field: Path of the wrong field, e.g. `resources.gpus`; empty for the whole message.
         expected: The expected value.
         id: The message's own `id`, if it could be read.
-        details: More data for the `error` object, e.g. `missing`.
+        details: Further data for the `error` object, e.g. `missing`.
     """
 
     def __init__(

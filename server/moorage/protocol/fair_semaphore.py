@@ -22,8 +22,9 @@ class FairSemaphore:
     """Gives a limited number of callers a turn; all others wait.
 
     Args:
-        at_once_max: At most this many turns at a time; of several, a tenant may hold all but one.
-        waiting_max: At most this many callers wait; None: no limit.
+        at_once_max: The largest number of turns at a time; if it is above 1, a tenant may hold all
+            turns but one.
+        waiting_max: The largest number of callers that wait; None: no limit.
         busy: The refusal of a further caller: the words that follow the number of waiters.
         rests: Whether a turn stays taken for as long again as it was held, so that this work gets
             at most half of the event loop's time.

@@ -1,8 +1,8 @@
 """The exception for a refusal by a service, for `web` and for the packages behind it.
 
 `catalog` and the daemon raise it, `web` turns it into a failure body and a status; the gateway may
-turn it into a failure reply. It has the same fields as `Refusal` of the core, since this layer is
-below the core and cannot use that class.
+turn it into a failure reply. A `ServiceError` has the same fields as `Refusal` of the core, since
+this layer is below the core and cannot use that class.
 """
 
 from collections.abc import Mapping
@@ -54,11 +54,11 @@ class ServiceError(Exception):
     """A service refuses; the error has the text and the code for a failure reply.
 
     Args:
-        code: Machine-readable.
+        code: The error code, for programs.
         reason: One sentence for a person, with the field, the expected value and the remedy.
         field: The field that was wrong, as a dotted path, or empty.
         expected: The expected value, or empty.
-        details: More data.
+        details: Further data about the error.
         status: HTTP status; by default the one in `STATUS_BY_CODE`.
     """
 

@@ -496,8 +496,8 @@ def decode(frame: str | bytes) -> Message:
         frame: The text of the message.
 
     Raises:
-        BadMessage: It is not JSON, not an object, or no message of the protocol. The error names
-            the field and the expected value. No other error is raised.
+        BadMessage: The text is not JSON, not an object, or not a message of the protocol. The error
+            names the field and the expected value. No other error is raised.
     """
     text = _text(frame)
     return _read(text, _kind_of(text))[0]
@@ -552,7 +552,7 @@ def operation_of(body: bytes) -> str:
 def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
     """Return a warning for each field of a message that has no meaning.
 
-    These are unknown fields, and resources that request nothing.
+    Ignored fields are unknown fields, and resources that request nothing.
 
     Args:
         frame: The text of the message.

@@ -10,8 +10,8 @@ reveal such requests:
 only the name reveals it. An address cannot be rebound, so the address that the request came to is
 accepted, too.
 * `Origin` is where the page comes from (RFC 6454, 7). Browsers send it with WebSockets and with all
-requests that change something; programs rarely do. It is ours if it names the same server as
-`Host`, or the port of our pages. `null`, a page that hides its origin, is not ours.
+requests that change something; programs rarely do. An `Origin` is ours if it names the same server
+as `Host`, or the port of our pages. `null`, a page that hides its origin, is not ours.
 * `Sec-Fetch-Site` (W3C, Fetch Metadata) gives the same information for requests without `Origin`:
 images, links, frames. `same-site` is another port of this machine, and so another origin.
 
@@ -96,7 +96,7 @@ class Origins:
         for host in hosts:
             place = _place("", host, 0)
             if place is None or not _is_ours(place.name, names):
-                reason = f"Host: {host!r} is no name of this server; a web page may have sent it"
+                reason = f"Host: {host!r} is not a name of this server; a web page may have sent it"
                 return Foreign("host", reason, "allowed_hosts")
         for origin in origins:
             if not self._may_ask(origin, hosts, names):

@@ -39,7 +39,7 @@ class DocumentCollection(Protocol):
         """Change a document and return the new one.
 
         Args:
-            name: Its id.
+            name: The id of the cluster.
             change: Fields and their new values, by name or dotted path, also under `$set`;
                 `$unset`, `$inc` and `$push` beside them. Other fields stay.
 
@@ -114,7 +114,7 @@ class Metrics(Protocol):
         """Store the metrics of the cluster `document["clusterId"]`, even of an unknown cluster.
 
         Returns:
-            The document with all spellings of its fields, and whether it is the first one.
+            The document with all spellings of its fields, and whether there was no document before.
         """
 
     async def get(self, cluster_id: str) -> Document:
@@ -137,7 +137,7 @@ class Metrics(Protocol):
         """Return the result of an aggregation pipeline over all metrics documents.
 
         Args:
-            stages: In the format of `query.parse_pipeline`.
+            stages: The stages, in the format of `query.parse_pipeline`.
 
         Raises:
             ServiceError: `bad_message` or `unsupported` naming the place; `too_large`; `busy`.
@@ -157,8 +157,7 @@ class BlockDocuments(Protocol):
     async def put_metrics(self, document: Document) -> tuple[Document, bool]:
         """Store the metrics of the block `document["blockId"]`, even of an unknown block.
 
-        Returns:
-            The document, and whether it is the first one.
+        Returns: The document, and whether there was no document before.
         """
 
     async def get(self, kind: BlockKind, block_id: str) -> Document:
@@ -169,8 +168,7 @@ class BlockDocuments(Protocol):
     ) -> tuple[Document, bool]:
         """Change a document, as cluster documents; missing metrics are created.
 
-        Returns:
-            The document, and whether it is the first one.
+        Returns: The document, and whether there was no document before.
 
         Raises:
             ServiceError: `not_found` where there is no such block; `bad_message`, `too_large`.

@@ -40,8 +40,8 @@ class Reply(Struct, frozen=True, omit_defaults=True):
 
     Args:
         success: Whether it is a success.
-        data: Of a success: the policy's return value, or the answer of the operation.
-        message: Of a failure: one sentence for a person.
+        data: The policy's return value, or the answer of the operation, if it succeeded.
+        message: One sentence for a person, if the message failed.
         details: `error` of a failure, with further data of the refusal.
         id: The id of the message.
         request: The server's id of the request.
@@ -49,8 +49,8 @@ class Reply(Struct, frozen=True, omit_defaults=True):
         warnings: Sentences for a person.
         reasons: The reasons for the decision.
         policy_rule_uri: The version that answered, if the request named an alias.
-        revision: The answer includes all facts up to this one; for `min_revision`. Only servers
-            with PostgreSQL set it.
+        revision: The number of the last fact that the answer includes; for `min_revision`. Only
+            servers with PostgreSQL set it.
         as_of: Of a standby's answer: the last time at which it had all facts, in seconds since the
             epoch.
         leader: Of a standby's answer: the address of the leader; empty while there is none.
@@ -141,7 +141,7 @@ def failure(
     """Write a failure reply: `message` for existing clients, `error` for machines.
 
     Args:
-        code: Machine-readable.
+        code: The error code, for programs.
         reason: One sentence for a person.
         field: The field that was wrong, or empty.
         expected: The expected value, or empty.

@@ -47,8 +47,8 @@ class Filter:
     Args:
         match_type: The kind of documents to search.
         condition: The condition on these documents.
-        companions: Conditions on other documents, by their kind, in the order to ask them; what
-            they find limits the answer (`restrict`). Without a hit, nothing is found.
+        companions: Conditions on other documents, by their kind, in the order to ask them; the
+            documents that they find limit the answer (`restrict`). Without a hit, nothing is found.
     """
 
     match_type: MatchType
@@ -90,7 +90,7 @@ def parse_filter(body: JsonValue, at: str = "") -> Filter:
         at: The place of the body, with which the paths in errors start.
 
     Raises:
-        QueryError: It is malformed, refused or too large.
+        QueryError: The query is malformed, refused or too large.
     """
     given, at = _open(body, at)
     return _filter(given, at)
@@ -107,7 +107,7 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
         at: The place of the body, with which the paths in errors start.
 
     Raises:
-        QueryError: It is malformed, refused or too large.
+        QueryError: The query is malformed, refused or too large.
     """
     given, at = _open(body, at)
     check_keys(given, ("matchType", "rankingPolicyRule"), at)

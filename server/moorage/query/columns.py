@@ -1,9 +1,9 @@
 """The values of an index's documents at one path, in arrays, for `index` and `ranking`.
 
-A column answers a leaf for all rows at once. It stores the smallest and the largest number of a
-row, which suffice for `<` and `>`. It stores each distinct number and text as a cell (row, value),
-for equality and patterns. Rows with values that arrays cannot store exactly (integers beyond 2**53,
-objects, lists within lists) are marked; for them the index reads the document.
+A column answers a leaf for all rows at once. A column stores the smallest and the largest number of
+a row, which suffice for `<` and `>`. A column also stores each distinct number and text as a cell
+(row, value), for equality and patterns. Rows with values that arrays cannot store exactly (integers
+beyond 2**53, objects, lists within lists) are marked; for them the index reads the document.
 """
 
 from bisect import bisect_left, bisect_right
@@ -37,7 +37,7 @@ class Cells:
     """The values of rows, any number per row, in two arrays.
 
     Args:
-        rows: Rows there can be.
+        rows: The largest number of rows.
         hole: Marks a removed value; no value equals it.
     """
 
@@ -117,7 +117,7 @@ class Column:
     """The values of documents at one path.
 
     Args:
-        rows: Rows there can be.
+        rows: The largest number of rows.
     """
 
     def __init__(self, rows: int) -> None:

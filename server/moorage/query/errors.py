@@ -16,8 +16,8 @@ class QueryError(Exception):
 
     Args:
         path: The place inside the query, e.g. `filter.clusterQuery.conditions[2].operator`.
-        expected: What was expected there.
-        reason: What was found instead, or why it is refused.
+        expected: The value that was expected there.
+        reason: The value that was found instead, or the reason of the refusal.
         code: `bad_message`; `unsupported`: the query is valid Mongo but refused; `too_large`.
     """
 

@@ -6,7 +6,7 @@ Look-around, back references and flags within the pattern are refused. `parse` c
 
 A pattern becomes a tree, the tree a machine with free moves, and the machine a deterministic table
 by the subset construction. That step can grow exponentially, so it is counted and refused where it
-takes more than `EXPRESSION_WORK_MAX`; what is left reads each character of a text once.
+takes more than `EXPRESSION_WORK_MAX`; the remaining expression reads each character of a text once.
 """
 
 from collections.abc import Iterable
@@ -64,10 +64,10 @@ def expression(text: str, options: str, place: str) -> Expression:
     Args:
         text: The pattern, of at most `PATTERN_CHARS_MAX` characters.
         options: `i` to ignore the case of the letters a to z, or empty.
-        place: Where the query says it, for errors.
+        place: The place of the expression in the query, for errors.
 
     Raises:
-        QueryError: It is malformed, not in the safe part, or too costly.
+        QueryError: The expression is malformed, not in the safe part, or too costly.
     """
     tree = _Reader(text, options == "i", place).whole()
     machine = _Machine(place)
@@ -186,7 +186,7 @@ class _Reader:
             self.at += 1
             return _CLASSES[character]
         if not character or character.isalnum():
-            self._refuse(f"is no escape: \\{character}", Code.UNSUPPORTED)
+            self._refuse(f"is not an escape: \\{character}", Code.UNSUPPORTED)
         self.at += 1
         return _only(character)
 
@@ -207,7 +207,7 @@ class _Reader:
         self.at += 1
         last = self._one()
         low, high = first[0][0], last[-1][1]
-        # A class such as \d is no end of a range.
+        # A class such as \d is not the end of a range.
         if first != ((low, low),) or last != ((high, high),) or low > high:
             self._refuse("ends a range without a start")
         return ((low, high),)

@@ -47,11 +47,11 @@ class _ColumnEntry:
 class DocumentIndex:
     """An index of documents by id.
 
-    It belongs to one thread. Documents are stored, not copied: the caller must not change them
-    afterwards.
+    The index belongs to one thread. Documents are stored, not copied: the caller must not change
+    them afterwards.
 
     Args:
-        columns_max: Columns in memory.
+        columns_max: The largest number of columns in memory.
         cells_max: Values in all columns together, 12 bytes each; a query has the columns that it
             needs, whatever their size.
     """

@@ -62,7 +62,7 @@ def parse_condition(query: JsonValue, at: str = "query") -> Condition:
         at: The place of the query, with which the paths in errors start.
 
     Raises:
-        QueryError: It is malformed, refused or too large.
+        QueryError: The condition is malformed, refused or too large.
     """
     return Parser().condition(query, at)
 

@@ -61,7 +61,8 @@ class TransitionRow(dict[str, int]):
 
     Args:
         starts: Code points at which a class of characters starts, ascending, the first one 0.
-        following: What follows by class; characters that no row tells apart are one class.
+        following: The next state, by class of character; characters that no row tells apart are one
+            class.
     """
 
     def __init__(self, starts: Sequence[int], following: Sequence[int]) -> None:
@@ -113,7 +114,7 @@ class Expression:
         """Return the positions of the texts in which the pattern occurs.
 
         Args:
-            texts: In their order, in which neighbours begin alike.
+            texts: The texts in an order in which neighbours begin alike.
             shared: For each text, the length of the prefix that it shares with the previous text;
                 the prefix is not read again.
         """

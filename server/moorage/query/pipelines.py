@@ -34,7 +34,7 @@ class Pipeline:
     """A parsed list of stages.
 
     Args:
-        stages: In their order.
+        stages: The stages, in their order.
         at: The place of the list, for errors.
     """
 
@@ -71,7 +71,7 @@ def parse_pipeline(stages: JsonValue, at: str = "pipeline") -> Pipeline:
         at: The place of the list, with which the paths in errors start.
 
     Raises:
-        QueryError: It is malformed, refused or too large.
+        QueryError: The pipeline is malformed, refused or too large.
     """
     listed = a_list(stages, at, "a list of stages", STAGES_MAX, least=0)
     parser, read = Parser(), list[Stage]()

@@ -1,8 +1,8 @@
 """Ranks documents by similarity to a reference, for searches without a ranking policy.
 
 The distance is Gower's (Biometrics 27, 1971, "A general coefficient of similarity and some of its
-properties"): per path a distance from 0 to 1, then their weighted mean. It takes numbers and texts,
-and no unit weighs more than another.
+properties"): per path a distance from 0 to 1, then their weighted mean. The distance takes numbers
+and texts, and no unit weighs more than another.
 """
 
 from collections.abc import Mapping
@@ -56,11 +56,11 @@ def nearest(
     has nothing at any path, every document is at distance 0.
 
     Args:
-        documents: What is ranked, by id.
+        documents: The documents to rank, by id.
         reference: The id of one of them, which is then left out of the answer; or a document, or
             the part of one that matters.
         weights: Weight by path, 0 and more; None takes `DEFAULT_WEIGHTS`.
-        k: Documents returned at most; None returns all.
+        k: The largest number of returned documents; None returns all.
 
     Returns:
         Ids with distances from 0 (alike) to 1; the same distances in the order of the ids.

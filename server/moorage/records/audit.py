@@ -9,7 +9,7 @@ class AuditEntry(msgspec.Struct, gc=False, omit_defaults=True):
     """One entry; the log gives it a number and the hash of the chain.
 
     Args:
-        at: When it happened, in seconds since the epoch.
+        at: The time of the event, in seconds since the epoch.
         what: The action, e.g. `lease.granted`.
         who: Tenant of the caller; `moored` for the server itself, empty if it is unknown.
         role: Role of the caller.

@@ -31,7 +31,7 @@ class GpuHistory(Struct):
 class Quantiles(Struct):
     """Half of the durations within a point were at most `p50`, 99 of 100 at most `p99`.
 
-    They are interpolated between the bounds of histogram buckets; null: no duration.
+    The values are interpolated between the bounds of histogram buckets; null: no duration.
     """
 
     p50: list[float | None]
@@ -123,7 +123,7 @@ class History(Struct, kw_only=True):
     have the largest value. `grants` and `refusals` count events within the point.
 
     Attributes:
-        at: When each point ends.
+        at: The time at which each point ends.
         minutes: How many minutes each point has.
         models: GPUs by model; models with few GPUs are summed up as `other`.
         tenants: GPU milli held by tenant; `warm` is held for warm reuse. A caller that may not see
@@ -132,7 +132,7 @@ class History(Struct, kw_only=True):
         grant: Time from a request to its grant.
         evaluation: Time that a policy took for one evaluation.
         commit: Time to make one group of facts durable.
-        loop_seconds: How late the server's event loop was at most.
+        loop_seconds: The largest delay of the server's event loop.
         refusals: Failure replies by code.
         events: The latest events of the fleet and of policies that you may see, newest first.
     """

@@ -50,7 +50,7 @@ class WorkloadEnd(Struct, frozen=True):
     Attributes:
         attempt: The number of the start, from 1.
         phase: `succeeded` or `failed`.
-        exit_code: Of a process; negative: a signal's number; null: not known.
+        exit_code: The exit code of a process; negative: a signal's number; null: not known.
         log_tail: The last lines of output, if it failed.
     """
 
@@ -112,24 +112,25 @@ class NoticeAnswer(Struct, frozen=True):
 class Lease(Sparse, frozen=True):
     """A lease. Only the reply to its owner has its `token`.
 
-    It ends at `expires_at`, by the server's clock, unless it is renewed. A `queued` lease that
-    pauses after a failure is placed again at `retry_at`; 0 and absent: no pause. `ttl_max_seconds`
-    is present if the lease can last no longer, since a reservation or drain of its nodes begins
-    then. `choice` is present if the request had `alternatives`: 0 is `resources` itself.
-    `lost_devices`: UUIDs of GPUs of the lease that are no longer on its nodes.
+    The lease ends at `expires_at`, by the server's clock, unless it is renewed. A `queued` lease
+    that pauses after a failure is placed again at `retry_at`; 0 and absent: no pause.
+    `ttl_max_seconds` is present if the lease can last no longer, since a reservation or drain of
+    its nodes begins then. `choice` is present if the request had `alternatives`: 0 is `resources`
+    itself. `lost_devices`: UUIDs of GPUs of the lease that are no longer on its nodes.
 
     Attributes:
         id: The id of the lease, and of the request that it was granted to.
         tenant: The owner of the lease.
-        placement: What the lease holds: one share per node; empty while it is `queued`.
+        placement: The resources that the lease holds: one share per node; empty while it is
+            `queued`.
         fencing: Grows with every grant; hand it to storage that must refuse earlier holders.
         ttl_seconds: The lease ends this long after its grant or last renewal.
         policy_rule_uri: The policy that placed it.
         reason: Why it is queued, ending or ended, or which of its machines is lost.
-        notice: The notice that it must give way, if any.
+        notice: The notice that the lease must end for another request, if any.
         workload: The workload on the placement.
         token: The secret that lets a client renew and release the lease.
-        project: The tenant's project whose quota the lease counts for.
+        project: The tenant's project to whose use the lease is added.
     """
 
     id: Annotated[str, ESSENTIAL]

@@ -99,9 +99,10 @@ class SpecPool:
         backend: The name of the resources' backend.
         spec: The spec of the resources.
         runner: The runner that starts and ends the resources.
-        free: Free resources; the one released last is used first, since its caches are warm.
+        free: Free resources; the resource that was released last is used first, since its caches
+            are warm.
         claims: The claims that have a slot.
-        waiters: The claims without a slot; the first one has waited longest.
+        waiters: The claims without a slot; the first claim has waited longest.
         moving: The number of resources that are being reset or ended.
         stuck: Resources that could not be ended; they count, since they may still run.
         closed: Whether the engine was closed; resources that come back are then ended.

@@ -45,7 +45,7 @@ class ResourceEngine:
     """Starts resources of every backend, stores free ones, and binds acquired ones to ids.
 
     Args:
-        runners: By the name of their backend; None: the runners of the class.
+        runners: The runners, by the name of their backend; None: the runners of the class.
     """
 
     _runners: ClassVar[dict[str, Runner]] = dict(default_runners())
@@ -96,7 +96,7 @@ class ResourceEngine:
 
         Raises:
             ValueError: There is no such backend, or an argument is invalid.
-            TypeError: The runner has no such argument, or `spec` is no spec.
+            TypeError: The runner has no such argument, or `spec` is not a spec.
             BackendError: A resource could not be started; the started ones are free.
             TimeoutError: A resource was not ready in time; the started ones are free.
         """
@@ -138,7 +138,7 @@ class ResourceEngine:
         Raises:
             ValueError: There is no such backend, the id has a resource of another spec, or an
                 argument is invalid.
-            TypeError: `spec` is no spec.
+            TypeError: `spec` is not a spec.
             BackendError: The resource could not be started.
             TimeoutError: The start took too long, or no resource was released in time.
             EngineClosedError: The engine was closed during the call.
@@ -155,7 +155,7 @@ class ResourceEngine:
 
     @_OnClassToo
     async def release(self, /, id: str) -> None:  # noqa: A002  # The documented name.
-        """Return the resource of an id to the store. An id without a resource is no error.
+        """Return the resource of an id to the store. An id without a resource is not an error.
 
         The resource is reset first, as `reset` does; if its class, a user's own, has no reset, its
         status decides. A resource that is not fit is ended, and its slot goes to the id that has
@@ -163,7 +163,8 @@ class ResourceEngine:
         started.
 
         Raises:
-            BackendError: The resource was not fit and could not be ended. It keeps its slot.
+            BackendError: The resource was not fit and could not be ended. The resource keeps its
+                slot.
         """
         await self._store.release(id)
 
@@ -206,7 +207,7 @@ class ResourceEngine:
         """End the resource of an id. The caller that has waited longest gets its slot.
 
         Raises:
-            BackendError: The resource could not be ended. It keeps its slot.
+            BackendError: The resource could not be ended. The resource keeps its slot.
         """
         await self._store.end(id)
 
@@ -230,7 +231,7 @@ class ResourceEngine:
 
         Raises:
             ValueError: The category is one of Moorage's own.
-            TypeError: `runner` is no runner.
+            TypeError: `runner` is not a runner.
         """
         if not category or category in BUILT_IN:
             raise ValueError(f"category: expected one of your own; {category!r} is Moorage's")

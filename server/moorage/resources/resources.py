@@ -136,7 +136,7 @@ class Runner(Protocol):
         arguments of its own, which `ResourceEngine.start` passes on.
 
         Raises:
-            TimeoutError: It was not ready in time.
+            TimeoutError: The resource was not ready in time.
         """
 
     async def end_resource(self, resource: BaseResource) -> None:

@@ -1,7 +1,7 @@
 """The store of `ResourceEngine`: carries out the decisions of `pools`, under one lock.
 
-Its methods may be called from any event loop and any thread. A resource is started in the loop of
-its first caller; no code awaits under the lock.
+The methods of the store may be called from any event loop and any thread. A resource is started in
+the loop of its first caller; no code awaits under the lock.
 """
 
 import asyncio

@@ -116,7 +116,7 @@ class Reservations:
     """The reservations for the slices that a pool lacks.
 
     Args:
-        shape: What a slice is made of.
+        shape: The shape of each slice.
         settings: The pause between requests to the autoscaler, and the time limit of a slice's
             start.
         held: Number of slices that the pool has already.

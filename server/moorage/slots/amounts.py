@@ -34,7 +34,7 @@ def exact(slots: Any) -> Amount | None:
         slots: An int or a float; anything else, NaN, infinity, a negative number, more than
             `SLOTS_MAX` and more than `DECIMALS_MAX` digits behind the point are no such number.
     """
-    if type(slots) is int:  # bool is no number here.
+    if type(slots) is int:  # bool is not a number here.
         return Amount(slots * _UNITS) if 0 <= slots <= SLOTS_MAX else None
     if not isinstance(slots, float) or not math.isfinite(slots) or not 0 <= slots <= SLOTS_MAX:
         return None

@@ -176,7 +176,7 @@ class Inventory:
         """Set the free slots of an instance; a larger number also raises its total.
 
         Raises:
-            InvalidSpecification: `slots` is no number of slots, or there is no such instance.
+            InvalidSpecification: `slots` is not a number of slots, or there is no such instance.
         """
         place = self._buckets[kind].by_id.get(name) if kind in self._buckets else None
         free = check_slots(slots, f"resources.{kind} {name}")
@@ -342,7 +342,7 @@ class Allocator:
             ResourceUnavailable: No instance has that many; the message has the request and the free
                 slots.
             UnknownResourceType: There is no such type.
-            InvalidRequest: `slots` is no number of slots.
+            InvalidRequest: `slots` is not a number of slots.
         """
         return {"id": inventory.take(rtype, _positive(slots)), "slots": slots}
 
@@ -400,7 +400,7 @@ def allocate(
 
     Args:
         inventory: The inventory to take from.
-        request: Its members.
+        request: The members of the request.
         allocator: Takes the members one by one.
 
     Returns:
@@ -492,7 +492,7 @@ def check_slots(slots: Any, at: str) -> Amount:
     """Return an assigned number of slots, or refuse it.
 
     Raises:
-        InvalidSpecification: The value is no number of slots.
+        InvalidSpecification: The value is not a number of slots.
     """
     amount = exact(slots)
     if amount is None:

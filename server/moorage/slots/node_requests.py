@@ -30,7 +30,7 @@ class NodeRequest:
         self.exclusive = exclusive
 
     def add(self, type: str, count: int = 1, slots: Slots = 1) -> Self:  # noqa: A002  # As elsewhere.
-        """Add `count` members of `slots` each to the request."""
+        """Add `count` members to the request, each of which asks for `slots` slots."""
         if isinstance(count, bool) or not 0 <= count <= MEMBERS_MAX:
             raise InvalidRequest(f"count: expected a number from 0 to {MEMBERS_MAX}: {count!r}")
         self.members += parse_request([{"type": type, "slots": slots}]) * count

@@ -193,7 +193,8 @@ class NodeResourcePool:
 
         Raises:
             ResourceUnavailable: There is no such node.
-            InvalidSpecification: `count` is no count, or an instance to be removed is checked out.
+            InvalidSpecification: `count` is not a count, or an instance that would be removed is
+                checked out.
         """
         rows = documents(count_instances(count, type))
         self._resize(node_id, lambda have: have.update({type: copy.deepcopy(rows)}))
@@ -209,7 +210,7 @@ class NodeResourcePool:
 
         Raises:
             ResourceUnavailable: There is no such node, or no such type.
-            InvalidSpecification: `slots` is no number of slots, or an instance has more slots
+            InvalidSpecification: `slots` is not a number of slots, or an instance has more slots
                 checked out.
         """
         self._change_slots(type, lambda _: slots, node_id)
@@ -389,8 +390,8 @@ class NodeResourcePool:
         """Determine whether the pool could grant a request if nothing were checked out.
 
         Args:
-            request: As for `checkout`.
-            allow_multinode: As for `checkout`.
+            request: The request, as for `checkout`.
+            allow_multinode: Whether several nodes may be used, as for `checkout`.
 
         Raises:
             EmptyResourcePoolError: The pool has no nodes.

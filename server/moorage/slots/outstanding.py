@@ -45,7 +45,7 @@ class Held(NamedTuple):
 class Allocation(dict[str, list[JsonObject]]):
     """The result of a checkout, `{type: [{"id", "slots"}]}`, and its number.
 
-    It is a plain dict in every other respect.
+    The allocation is a plain dict in every other respect.
 
     Args:
         resources: The slots that were checked out.

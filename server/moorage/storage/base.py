@@ -108,7 +108,7 @@ class Leader(NamedTuple):
 
     Args:
         epoch: A number that grows with each change of the leader.
-        since: When the server became the leader, in Unix seconds.
+        since: The time at which the server became the leader, in Unix seconds.
     """
 
     seat: Seat
@@ -437,7 +437,7 @@ class RecordStore(Protocol):
         """Run `work` in a transaction and return its result; an error undoes all its changes.
 
         Args:
-            work: Reads and writes records.
+            work: A function that reads and writes records.
             durable: False: a power cut may undo the change within some seconds.
 
         Raises:
@@ -568,7 +568,7 @@ class SharedNames(Protocol):
     """
 
     def agree(self, subject: str, proposal: str) -> str:
-        """Return the name that all servers use for a subject: what the first one proposed."""
+        """Return the name that all servers use for a subject: the first server's proposal."""
 
     def agreed(self, subject: str) -> list[str]:
         """Return the names of all subjects that begin with `subject`."""

@@ -243,7 +243,7 @@ def ticket_routes(tickets: Tickets, console: Console | None) -> HttpRouter:
 
     Args:
         tickets: Issues tickets.
-        console: Has the logins to the console; None: there is no console.
+        console: The console, which has its logins; None: there is no console.
     """
     router = HttpRouter("about")
 

@@ -170,7 +170,7 @@ def _values_max(body: bytes) -> int:
 def _check(body: bytes) -> JsonValue:
     """Decode a large body, unless it would need too much memory or time."""
     if is_deeper(body, LEVELS_MAX):
-        reason = f"the body is no JSON: more than {LEVELS_MAX} arrays and objects within another"
+        reason = f"the body is not JSON: more than {LEVELS_MAX} arrays and objects within another"
         raise ServiceError(Code.BAD_JSON, reason, expected="one JSON value in UTF-8")
     if has_more_values(body, most := _values_max(body)):
         raise _too_large_inside(f"at most {most} values in {len(body)} bytes")
@@ -206,7 +206,7 @@ def _decode(body: bytes, decode: Callable[[bytes], JsonValue]) -> JsonValue:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ServiceError(
-            Code.BAD_JSON, f"the body is no JSON: {error}", expected="one JSON value in UTF-8"
+            Code.BAD_JSON, f"the body is not JSON: {error}", expected="one JSON value in UTF-8"
         ) from error
     return value
 
@@ -268,7 +268,7 @@ async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
     """Read and return a body; refuse one that is not a JSON object.
 
     Raises:
-        ServiceError: As `BodyReader.read_json`; `bad_message`: it is no JSON object.
+        ServiceError: As `BodyReader.read_json`; `bad_message`: it is not a JSON object.
     """
     value = await bodies.read_json(request)
     if not isinstance(value, dict):
@@ -316,7 +316,8 @@ async def find(
     """Return the documents that match a filter, sorted and limited by its `options`.
 
     Raises:
-        ServiceError: As `read_document`; what `query` raises; the options are malformed or unknown.
+        ServiceError: As `read_document`; the errors of `query`; the options are malformed or
+            unknown.
     """
     body = await read_document(request, bodies)
     async with bodies.searches.turn(who_of(request)):
@@ -376,9 +377,9 @@ def failure(fault: ServiceError, path: str) -> Response:
     """Return the response for a failure.
 
     Args:
-        fault: Why.
-        path: Of the request: the cluster database documents its errors as `{"error": text}`, every
-            other service as `{"success": false, "message", "error": {...}}`.
+        fault: The reason of the failure.
+        path: The path of the request. The cluster database documents its errors as `{"error":
+            text}`, every other service as `{"success": false, "message", "error": {...}}`.
     """
     error: JsonObject = {**fault.details, "code": fault.code, "reason": fault.reason}
     if fault.field:

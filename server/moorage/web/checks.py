@@ -157,7 +157,7 @@ def is_read(method: str, path: str) -> bool:
     """Return whether a request only reads documents, so that a standby can answer it.
 
     Args:
-        method: Of the request.
+        method: The method of the request.
         path: Template of its route, such as `/policy/{uri}`.
     """
     return path.endswith(_POSTED) if method not in _READING else path not in _OF_THE_WRITER

@@ -6,8 +6,8 @@ block the port for all clients.
 
 A connection is *busy* from the head of a request to the last byte of its answer, else *idle*. When
 there are too many, the one that has been idle for longest is closed. At most `RESERVED_MAX` fewer
-connections than the limit may be busy. So there is always an idle one to close, and health checks
-are always answered.
+connections than the limit may be busy. So when a health check opens a connection, there is always
+an idle connection to close instead, and the health check is answered.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Connections:
     """Counts all connections of a port, and closes idle ones.
 
     Args:
-        most: How many there may be.
+        most: The largest number of connections.
     """
 
     def __init__(self, most: int = CONNECTIONS_MAX) -> None:
@@ -86,7 +86,7 @@ class HttpConnection(H11Protocol):
     """One connection of the HTTP port, with time limits.
 
     Args:
-        more: What uvicorn gives its protocols.
+        more: The arguments that uvicorn gives its protocols.
     """
 
     def __init__(self, connections: Connections, **more: Any) -> None:

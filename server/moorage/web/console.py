@@ -207,7 +207,7 @@ async def _enter(
     """Exchange a token for a cookie; delay the refusal of a wrong token.
 
     Args:
-        console: Has the logins.
+        console: The console, which has the logins.
         token: The given token.
         address: The caller's address.
         failing: How many refused logins of an address wait for their answer.
@@ -229,7 +229,7 @@ async def _enter(
         failing[address] -= 1
         if not failing[address]:
             del failing[address]
-    raise ServiceError(Code.UNAUTHORIZED, "this is no token of this server", field="token")
+    raise ServiceError(Code.UNAUTHORIZED, "this is not a token of this server", field="token")
 
 
 def _describe(request: Request, console: Console, login: Login | None) -> dict[str, object]:

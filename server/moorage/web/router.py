@@ -30,7 +30,7 @@ class HttpEndpoint:
     """A path, and the function that answers requests for it.
 
     Args:
-        path: Names in braces are parameters.
+        path: The path of the endpoint; names in braces are parameters.
         handler: The function; its docstring is the description.
         summary: The description in a few words; empty: `/openapi.json` leaves the endpoint out.
         tags: Groups of the description that it belongs to.
@@ -96,7 +96,7 @@ class HttpRouter:
         tag: The group of the description that they belong to.
 
     Attributes:
-        endpoints: Those so far.
+        endpoints: The endpoints that were added so far.
     """
 
     def __init__(self, *tag: str) -> None:
@@ -129,7 +129,7 @@ class HttpRouter:
         """Add the endpoints of another router.
 
         Args:
-            other: That router.
+            other: The other router.
             guard: Called before each of these endpoints, if given.
         """
         if guard is not None:

@@ -373,10 +373,10 @@ def operation(
 
     Args:
         answer: The type of the answer.
-        body: The type of the body, or a tuple of types, the first of which describes it; None: no
-            body.
-        statuses: Statuses of its answers, the usual one first.
-        bare: The answer has no envelope `{"success": true, "data"}`.
+        body: The type of the body, or a tuple of alternative types; the docstring of the first type
+            becomes the description. None: the endpoint has no body.
+        statuses: HTTP statuses of a successful answer, the usual one first.
+        bare: Whether the answer has no envelope `{"success": true, "data"}`.
         refusals: Whether the description lists each status of a refusal, with its codes.
     """
     schema = _schema(answer)

@@ -178,7 +178,7 @@ class _OnlyFor:
 class _Drained:
     """Answers requests that are cancelled when the server closes, without logging tracebacks.
 
-    It also replaces answers that must not be sent.
+    This application also replaces answers that must not be sent.
     """
 
     def __init__(self, app: ASGIApp, trusts: Callable[[], bool]) -> None:

@@ -191,11 +191,11 @@ class StandbyServices:
 
     Args:
         authenticate: See `WebServices`.
-        pending: As above.
-        readiness: As above.
+        pending: See `WebServices`.
+        readiness: See `WebServices`.
         refusal: Returns the refusal of all other requests.
-        metrics_text: As above.
-        audit: As above.
+        metrics_text: See `WebServices`.
+        audit: See `WebServices`.
     """
 
     authenticate: Callable[[str | None], Caller | None]

@@ -261,7 +261,9 @@ async def test_specs_of_the_local_backend_become_pods(world, spec, said):
         }
 
 
-async def test_each_tenant_has_a_namespace_and_a_missing_one_is_named(fresh_plane, tmp_path):
+async def test_each_tenant_has_a_namespace_and_the_error_names_a_missing_namespace(
+    fresh_plane, tmp_path
+):
     world = World(fresh_plane, tmp_path, "gpu-{tenant}")
     fresh_plane.create(node("n1"))
     order = on(simulated_spec(), share("n1"))

@@ -108,8 +108,8 @@ def test_mig_instances_are_taken_whole_and_name_their_parent() -> None:
 def test_devices_that_cannot_be_allocated_are_skipped() -> None:
     cut = mig(0, 0, "MIG-1") | {"consumesCounters": [{"counterSet": "gpu-0"}]}
     sick = gpu(1, "GPU-sick") | {"taints": [{"key": "ecc", "effect": "NoExecute"}]}
-    card = {"name": "nic-0", "attributes": {"rdma": {"bool": True}}}
-    found = published_devices(resource_slice("n1", [gpu(0, "GPU-0"), cut, sick, card]))
+    network_card = {"name": "nic-0", "attributes": {"rdma": {"bool": True}}}
+    found = published_devices(resource_slice("n1", [gpu(0, "GPU-0"), cut, sick, network_card]))
     assert [each["id"] for each in found] == ["GPU-0"]
 
 

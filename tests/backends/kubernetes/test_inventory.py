@@ -277,7 +277,7 @@ async def test_an_expired_token_is_read_again(fresh_plane: Plane, tmp_path: Path
         assert await connection.call("GET", "/api/v1/nodes")
 
 
-async def test_unreadable_or_unreachable_clusters_are_named(tmp_path: Path) -> None:
+async def test_the_error_names_an_unreadable_or_unreachable_cluster(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="nowhere"):
         await ClusterConnection.open(tmp_path / "nowhere")
     file = tmp_path / "kubeconfig"

@@ -99,7 +99,7 @@ def test_a_cluster_without_nodes_is_valid():
         ({"nodes": {"nodeData": {}}}, "nodes.nodeData"),
     ],
 )
-def test_wrong_fields_of_the_document_are_named(change, field):
+def test_the_error_names_a_wrong_field_of_the_document(change, field):
     with pytest.raises(ServiceError) as caught:
         read_cluster_document({**document(node("n")), **change})
     assert (caught.value.code, caught.value.field) == (Code.BAD_MESSAGE, field)
@@ -128,7 +128,7 @@ def test_wrong_fields_of_the_document_are_named(change, field):
         ({"labels": {"a": []}}, "labels.a"),
     ],
 )
-def test_wrong_fields_of_a_node_are_named_with_its_place(change, path):
+def test_the_error_names_a_wrong_field_of_a_node_and_the_nodes_position(change, path):
     with pytest.raises(ServiceError) as caught:
         cluster_model(document(node("node-0"), {**node("node-1"), **change}))
     assert caught.value.field == f"nodes.nodeData[1].{path}"
@@ -163,7 +163,7 @@ def test_clusters_with_a_live_status_are_candidates(status):
 
 
 @pytest.mark.parametrize("status", ["", "down", "draining", "maintenance", 1])
-def test_clusters_with_other_statuses_are_no_candidates(status):
+def test_clusters_with_other_statuses_are_not_candidates(status):
     assert not is_live({"status": status})
 
 

@@ -127,7 +127,7 @@ def test_the_digest_covers_files_and_defaults_and_nothing_else():
     assert len({digest, *(record.ref.digest for record in others)}) == 5
 
 
-def test_differing_fields_are_named():
+def test_a_comparison_names_the_differing_fields():
     old = prepare(description="one", policy_settings={"s": 1}).document
     described = prepare(description="two", policy_settings={"s": 1}).document
     assert differing_fields(old, old, policy_only=False) == []

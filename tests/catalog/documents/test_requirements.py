@@ -43,9 +43,9 @@ def test_installed_or_inapplicable_requirements_are_met(line):
     [
         ("numpy>=99", f"is not the version that policies get, numpy {np.__version__}"),
         ("numpy==0.1", f"is not the version that policies get, numpy {np.__version__}"),
-        ("numpy>=", "is no requirement that pip would take"),
-        ("numpy --hash=sha256:00", "is no requirement that pip would take"),
-        ("numpy, msgspec", "is no requirement that pip would take"),
+        ("numpy>=", "is not a requirement that pip would take"),
+        ("numpy --hash=sha256:00", "is not a requirement that pip would take"),
+        ("numpy, msgspec", "is not a requirement that pip would take"),
         (
             "numpy" * 300 + ">=1",
             "is not available to policies, and the server installs nothing for them",
@@ -70,7 +70,7 @@ def test_a_requirement_may_name_the_policys_own_files_and_folders():
     assert find_unmet("it\n", **files) == [Unmet(1, "it")]
 
 
-def test_a_byte_order_mark_is_no_part_of_a_name():
+def test_a_byte_order_mark_is_not_part_of_a_name():
     assert not find_unmet(b"\xef\xbb\xbfnumpy\n")
 
 

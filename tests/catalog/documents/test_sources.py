@@ -330,7 +330,7 @@ async def test_no_proxy_of_the_environment_is_used(server, host, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["/secret", "/secret.zip", "/secret.bin"])
-async def test_downloaded_content_that_is_no_policy_is_not_quoted(host, path):
+async def test_downloaded_content_that_is_not_a_policy_is_not_quoted(host, path):
     fetcher = CodeSources(hosts=HERE)
     code = host.replace("://", "://user:word@") + path
     fault = refusal(fetcher.files, code, await fetcher.fetch(code))

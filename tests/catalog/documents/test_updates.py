@@ -71,7 +71,7 @@ def test_paths_reach_into_lists():
         ({"$set": {".".join("a" * 33): 1}}, "$set." + ".".join("a" * 33)),
     ],
 )
-def test_wrong_changes_are_named(change, field):
+def test_the_error_names_the_field_of_a_wrong_change(change, field):
     with pytest.raises(ServiceError) as caught:
         apply_change(OLD, change)
     assert (caught.value.code, caught.value.field) == (Code.BAD_MESSAGE, field)

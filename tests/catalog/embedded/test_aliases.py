@@ -63,7 +63,7 @@ def test_fallbacks_are_good_versions_then_untried_never_failing_ones() -> None:
     assert ways(untried)[0] == "r:6-x", "its last answer was good"
 
 
-def test_a_version_with_changed_content_is_no_good_fallback() -> None:
+def test_a_version_with_changed_content_is_not_a_proven_fallback() -> None:
     """A version whose content changed and that has had no request counts as untried."""
     alias = swap(Alias("r:stable", "r:1-x"), "r:2-x", "good", "old")
     assert (alias.former, alias.former_digest) == ("r:1-x", "old")

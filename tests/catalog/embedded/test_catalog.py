@@ -378,7 +378,7 @@ async def test_all_documents_are_there_after_a_restart(open_place):
     assert open_place.changes == []
 
 
-async def test_a_damaged_record_is_named_at_start(open_place):
+async def test_a_warning_at_start_names_a_damaged_record(open_place):
     await open_place.catalog.clusters.create(cluster("c1"))
     await open_place.catalog.close()
     open_place.place.spoil(b'{"id": 7}')

@@ -106,7 +106,7 @@ async def test_close_finishes_accepted_jobs_and_refuses_later_ones(tmp_path):
     assert caught.value.code is Code.SHUTTING_DOWN
 
 
-async def test_files_that_are_no_catalog_are_refused(tmp_path):
+async def test_files_that_are_not_a_catalog_are_refused(tmp_path):
     (tmp_path / "text.db").write_text("not a database, but long enough to look at" * 50)
     with pytest.raises(ServiceError) as caught:
         await DocumentStore.open(SqliteRecords(tmp_path / "text.db"))

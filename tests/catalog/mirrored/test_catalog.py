@@ -178,7 +178,7 @@ async def have(catalog, names=None, uri=URI):
 # An ask and its requests -------------------------------------------------------------------------
 
 
-async def test_a_request_causes_two_queries_and_the_next_one_none(site, open_place):
+async def test_a_request_causes_two_queries_and_the_next_request_causes_no_query(site, open_place):
     names = [f"c{number:04}" for number in range(300)]
     site.clusters = {name: cluster(name) for name in names}
     site.metrics = {name: metrics(name) for name in names}
@@ -410,7 +410,7 @@ async def test_metrics_that_cannot_be_read_are_null_and_not_awaited_twice(site, 
     assert read(catalog, "a")[1]["cluster_metrics"]
 
 
-async def test_metrics_that_cannot_be_used_count_as_none(site, open_place):
+async def test_a_cluster_with_unusable_metrics_has_no_metrics(site, open_place):
     site.metrics["a"] = {"clusterId": "a", "nodes": 7}
     catalog = await open_place.open(site, "clusters metrics")
     (warning,) = await have(catalog)

@@ -59,7 +59,7 @@ def test_an_answer_in_an_unknown_form_is_an_error(status, body, what):
 
 def test_documents_are_objects_of_bounded_size_and_depth():
     assert document_of(b'{"a":1}') == {"a": 1}
-    with pytest.raises(WrongAnswer, match="no object"):
+    with pytest.raises(WrongAnswer, match="not an object"):
         document_of(b"[]")
     with pytest.raises(WrongAnswer, match="more than"):
         document_of(b" " * (DOCUMENT_BYTES_MAX + 1))
@@ -73,8 +73,8 @@ def test_documents_are_objects_of_bounded_size_and_depth():
         object_of(b"[]", "a block")
 
 
-def test_skipped_documents_are_named_by_id_or_number():
+def test_skipped_documents_are_reported_by_id_or_number():
     left_out = {}
     leave_out(left_out, {"id": "x" * 300}, "id", 0, "y" * 400)
-    leave_out(left_out, None, "id", 3, "it is no object")
-    assert left_out == {"x" * 253: "y" * 300, "document 3": "it is no object"}
+    leave_out(left_out, None, "id", 3, "it is not an object")
+    assert left_out == {"x" * 253: "y" * 300, "document 3": "it is not an object"}

@@ -124,7 +124,7 @@ async def test_a_round_sends_a_fixed_number_of_queries(small, catalog):
     assert await catalog.metrics.query({"clusterId": "lab"}) == []
 
 
-async def test_values_that_are_no_finite_numbers_are_left_out(small, catalog):
+async def test_values_that_are_not_finite_numbers_are_left_out(small, catalog):
     values = ("NaN", "+Inf", "1e3", "x", "1e300")
     rows = [(device(str(gpu)), value) for gpu, value in enumerate(values)]
     small.vectors["DCGM_FI_DEV_GPU_UTIL"] = vector(*rows)

@@ -335,7 +335,7 @@ async def test_one_invalid_document_does_not_affect_the_others(faulty, service):
     assert "twice" in read.left_out["twin"]
 
 
-async def test_json_too_deep_to_be_read_is_no_answer(faulty, service):
+async def test_json_too_deep_to_be_read_is_not_a_valid_answer(faulty, service):
     faulty.behave = answer("[" * 100_000 + "]" * 100_000)
     assert "an unexpected form of JSON" in await unavailable(
         ClusterRegistry(service).everything({}, "")

@@ -60,7 +60,7 @@ WAIT = 60  # Seconds that nothing here takes; a bound for what would hang.
         ({"requirements": {"a": {"gpu": 1}}}, r"requirements\['a'\].*ResourceRequirements"),
     ],
 )
-def test_wrong_arguments_are_named_before_anything_runs(kind, argument, said):
+def test_an_error_names_a_wrong_argument_before_anything_runs(kind, argument, said):
     with pytest.raises(WorkflowError, match=said):
         kind(graph("a"), ResourcePool({"gpu": 1}), **argument)
 
@@ -293,7 +293,7 @@ def test_a_run_on_a_shared_pool_takes_turns_with_other_callers(kind):
 
 
 @both
-def test_a_large_node_does_not_starve_behind_small_ones(kind):
+def test_a_large_node_does_not_starve_while_small_nodes_start(kind):
     small = [f"small-{number}" for number in range(100)]
     dag = graph("large", *small)
     pool = ResourcePool({"gpu": 2})

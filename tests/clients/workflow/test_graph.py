@@ -135,7 +135,7 @@ def test_a_deep_graph_has_every_order():
     assert list(pickle.loads(pickle.dumps(dag))) == names  # noqa: S301  # Our own.
 
 
-def test_nodes_and_edges_are_added_all_or_none():
+def test_either_all_given_nodes_and_edges_are_added_or_none_of_them():
     dag = DAG()
     assert dag.add_nodes(["a", ("b", 1), ("c", 2, {"team": "x"})]) == ["a", "b", "c"]
     assert (dag.get_payload("b"), dag.get_metadata("c")) == (1, {"team": "x"})

@@ -102,7 +102,7 @@ def test_an_expander_that_raises_fails_its_node():
 
 
 @pytest.mark.parametrize("fail_fast", [True, False])
-def test_nodes_added_behind_a_failed_node_are_skipped_only_with_fail_fast(fail_fast):
+def test_added_successors_of_a_failed_node_are_skipped_only_with_fail_fast(fail_fast):
     failed = threading.Event()
 
     def fail():

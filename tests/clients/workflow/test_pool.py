@@ -130,7 +130,7 @@ async def test_coroutines_wait_in_order():
     assert order == list(range(20))
 
 
-async def test_a_cancelled_waiter_leaves_the_line_to_those_behind_it():
+async def test_after_a_cancelled_waiter_the_next_waiters_are_served():
     pool = ResourcePool({"gpu": 2})
     pool.acquire(gpu(1))
     large = asyncio.create_task(pool.acquire_async(gpu(2)))

@@ -63,7 +63,7 @@ def test_the_example_with_a_server_runs(tmp_path):
     assert re.search(r"GPUs [01]\n", shown)
 
 
-def test_every_argument_and_every_file_is_named():
+def test_the_readme_names_every_argument_and_every_file():
     words = set(re.findall(r"`(\w+)`", TEXT))
     arguments = set(inspect.signature(ResourceAwareExecutor).parameters)
     assert arguments - words == {"dag", "resource_pool"}

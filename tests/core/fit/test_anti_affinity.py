@@ -63,7 +63,7 @@ def test_the_first_lease_excludes_later_ones_from_its_zone() -> None:
     assert shut(hand.ask(apart("second"))) == {"n0", "n1"}
 
 
-def test_a_node_without_a_zone_shares_none() -> None:
+def test_a_node_without_a_zone_shares_a_zone_with_no_other_node() -> None:
     hand = fleet()
     hand.grant(apart("first", topology="zone"), place("n3", "0"))
     assert shut(hand.ask(apart("second", topology="zone"))) == {"n3"}
@@ -100,7 +100,7 @@ def test_a_waiter_is_woken_on_another_node_of_the_zone() -> None:
     assert share.node_id == "n1"
 
 
-def test_a_waiter_behind_many_of_a_blocked_group_is_woken() -> None:
+def test_a_waiter_after_many_waiters_of_a_blocked_group_is_woken() -> None:
     hand = fleet()
     for n in range(4):
         hand.grant(apart(f"web{n}"), place(f"n{n}", "0"))

@@ -192,7 +192,7 @@ def test_the_cache_is_bounded() -> None:
         (Demand(cpu_milli=64_000), "cpu_busy"),
     ],
 )
-def test_the_binding_constraint_is_named(demand: Demand, binding: str) -> None:
+def test_a_refusal_names_the_binding_constraint(demand: Demand, binding: str) -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("r", Demand(gpus=1, cpu_milli=1)), place("n000", "0"))

@@ -58,7 +58,7 @@ def test_a_refusal_names_the_smallest_helpful_change(
     json.dumps(no.details)
 
 
-def test_without_a_single_helpful_change_the_largest_amounts_are_named() -> None:
+def test_without_a_single_helpful_change_a_refusal_names_the_largest_amounts() -> None:
     no = refusal(fleet(), Demand(gpus=9, cpu_milli=70_000))
     assert no.details["fits_if"] == []
     assert (no.details["largest"]["gpus"], no.details["largest"]["cpu_milli"]) == (8, 64_000)
@@ -76,7 +76,7 @@ def test_a_misspelt_model_suggests_the_nearest(model: str, meant: str) -> None:
     assert f"(did you mean {meant}?)" in reason if meant else "did you mean" not in reason
 
 
-def test_other_clusters_are_named_as_a_change() -> None:
+def test_a_refusal_names_other_clusters_as_a_helpful_change() -> None:
     no = refusal(fleet(), Demand(gpus=1, models=("A100",)), candidates=(ClusterId("h"),))
     assert [each["field"] for each in no.details["fits_if"]] == ["resources.models", "clusters"]
 

@@ -54,7 +54,7 @@ def test_requests_of_other_tenants_are_only_counted(hand: Hand) -> None:
     assert freed_by_release(hand, "on n000", sees_all=True)["then_fit"] == ["theirs"]
 
 
-def test_a_gang_behind_the_head_does_not_take_its_nodes(hand: Hand) -> None:
+def test_a_gang_after_the_head_does_not_take_the_nodes_of_the_head(hand: Hand) -> None:
     """The head needs three nodes of `c`, where two are free; a node of another cluster is freed."""
     hand.see(nodes(1, 2, "d"))
     elsewhere = {"cluster_id": "d", "node_id": "n000", "gpus": ["0", "1"]}

@@ -262,7 +262,7 @@ def stop(hand: Hand, name: str) -> Any:
     return hand.step(WorkloadStopped(RequestId(name), fencing))
 
 
-def test_warm_leases_count_for_their_tenants_quota(hand: Hand) -> None:
+def test_warm_leases_are_added_to_the_use_under_their_tenants_quota(hand: Hand) -> None:
     """Four workloads of one GPU, each of its own kind, under a quota of two: two GPUs at most."""
     allow(hand, "ann", gpus(2), project="night")
     allow(hand, "ann", gpus(3))
@@ -281,7 +281,7 @@ def test_warm_leases_count_for_their_tenants_quota(hand: Hand) -> None:
     check(hand.allocator.state)
 
 
-def test_as_few_warm_leases_end_as_a_quota_needs(hand: Hand) -> None:
+def test_only_as_many_warm_leases_end_as_a_quota_requires(hand: Hand) -> None:
     allow(hand, "ann", gpus(4))
     hold(hand, "ann", "held", "0", "1")
     keep_warm(hand, "ann", "a", "2")

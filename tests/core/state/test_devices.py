@@ -50,7 +50,7 @@ def of(facts: list[Fact]) -> list[Moved]:
     return [fact for fact in facts if isinstance(fact, Moved)]
 
 
-def test_a_card_that_falls_off_the_bus_moves_those_behind_it():
+def test_a_gpu_that_falls_off_the_bus_moves_the_gpus_after_it():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc", "ddd"))
     hold(hand, "first", "0", "1")
@@ -117,7 +117,7 @@ def test_a_new_device_at_a_lost_index_stays_with_the_lease():
     check(hand.allocator.state)
 
 
-def test_a_leased_card_moved_to_another_machine_is_not_free():
+def test_a_leased_gpu_moved_to_another_machine_is_not_free():
     hand = Hand()
     hand.see(both(lab("aaa", "bbb"), lab("ddd", node="n2")))
     hold(hand, "holder", "1")
@@ -147,7 +147,7 @@ def test_mig_instances_and_their_gpu_exclude_each_other():
     assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
 
 
-def test_a_replaced_card_does_not_belong_to_the_lease():
+def test_a_replaced_gpu_does_not_belong_to_the_lease():
     hand = Hand()
     hand.see(lab("aaa", "bbb"))
     hold(hand, "holder", "0", "1")
@@ -244,12 +244,12 @@ def test_devices_are_the_same_after_a_replay():
 @pytest.mark.parametrize("seed", range(6))
 def test_no_device_is_promised_twice_however_documents_change(seed):
     rng, hand = random.Random(seed), Hand()
-    cards = [f"card{number}" for number in range(7)]
+    uuids = [f"gpu{number}" for number in range(7)]
     names = itertools.count()
     for _ in range(40):
-        rng.shuffle(cards)
+        rng.shuffle(uuids)
         cut = rng.randint(0, 6)
-        hand.see(both(lab(*cards[:cut]), lab(*cards[cut : rng.randint(cut, 7)], node="n2")))
+        hand.see(both(lab(*uuids[:cut]), lab(*uuids[cut : rng.randint(cut, 7)], node="n2")))
         for node in ("n1", "n2"):
             can = [gpu for gpu, milli in free(hand, node).items() if milli >= 500]
             if can and rng.random() < 0.6:

@@ -54,7 +54,7 @@ def test_two_nodes_of_a_cluster_with_one_machine_count_once() -> None:
     assert twins(hand) == {"a/n001": "a/n000"}
 
 
-def test_a_node_without_identity_is_no_duplicate() -> None:
+def test_a_node_without_identity_is_not_a_duplicate() -> None:
     hand = Hand()
     hand.see(machines("a", (), ()))
     hand.see(machines("b", (), ()))

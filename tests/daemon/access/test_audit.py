@@ -296,7 +296,7 @@ def test_the_next_start_recovers_entries_of_a_failed_start(tmp_path: Path) -> No
     assert [each["what"] for each in read_lines(tmp_path)] == ["right.refused"]
 
 
-def test_an_entry_that_is_no_unicode_text_stops_no_other(tmp_path: Path) -> None:
+def test_an_entry_that_is_not_unicode_text_stops_no_other_entry(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     log.note_all([entry(1, why="half a \ud800 pair"), entry(2)])
     log.note(AuditEntry(1.0, "x", about={"number": 1 << 70}))

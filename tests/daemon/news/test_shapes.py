@@ -143,7 +143,7 @@ def test_counted_shapes_are_bounded_and_the_most_frequent_stay():
     assert request.most(ANN)[0][0] == Demand(gpus=5)
 
 
-def test_the_nodes_with_most_stranded_capacity_are_named():
+def test_a_row_names_the_nodes_with_most_stranded_capacity():
     gpus = tuple(Gpu(str(number), "A") for number in range(4))
     names = ("n0", "n1", "n2", "n3", "n4")
     fleet = fleet_of([Node(NodeId(name), 32_000, 100_000, gpus) for name in names])

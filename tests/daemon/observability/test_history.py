@@ -162,7 +162,7 @@ def test_a_sample_counts_ending_leases_and_whole_gpus() -> None:
     assert own.agents is None
 
 
-def test_a_cluster_without_a_node_in_service_is_named_with_its_reason() -> None:
+def test_the_history_names_a_cluster_without_a_node_in_service_and_the_reason() -> None:
     it = Watched()
     assert it.ring.answer(ALL, 60, 1).now.clusters_out == []
     apply(it.allocator.state, Cordoned(ClusterId("c"), NodeId("n"), 1.0, Tenant("ops"), "fans"))

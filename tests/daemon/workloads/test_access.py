@@ -207,7 +207,7 @@ async def test_a_wait_ends_with_its_session_and_lookups_end_with_the_last_wait(s
     assert not any(vars(readers)[each] for each in vars(readers) if each != "lost")
 
 
-async def test_a_reader_behind_the_output_is_answered_at_once(silent):
+async def test_a_reader_that_has_not_read_all_output_is_answered_at_once(silent):
     first = silent.read()
     await silent.wait_looks(2)
     silent.go.touch()

@@ -121,7 +121,7 @@ def test_rare_hangs_at_a_low_rate_never_open_the_breaker(circuits):
         now += FORGIVEN_SECONDS / LIMIT + 1.0  # It hung for a second, which forgives nothing.
 
 
-def test_time_passing_during_a_hang_does_not_cancel_overruns():
+def test_the_duration_of_a_hang_forgives_no_overruns():
     limits = Limits(circuit_overruns=LIMIT, evaluation_seconds=FORGIVEN_SECONDS)
     circuits = CircuitBreaker(limits, Counter(), lambda _circuit: None)
     stopped = [circuits.overran(work(), times * FORGIVEN_SECONDS) for times in range(1, LIMIT + 1)]

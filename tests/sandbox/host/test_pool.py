@@ -44,7 +44,7 @@ return input_data["inputs"]["n"]
     assert counters["resent"] > 0
 
 
-async def test_a_deadline_is_named_by_the_request_the_policy_or_the_server(make_bench):
+async def test_the_request_the_policy_or_the_server_sets_the_deadline(make_bench):
     limits = Limits(evaluation_seconds=5.0, evaluation_seconds_max=0.4, circuit_overruns=0)
     bench = await make_bench(limits=limits)
     plain = bench.policy("import time\ntime.sleep(input_data['inputs']['for'])\nreturn 1")
@@ -300,7 +300,7 @@ return list(seen)
 """
 
 
-async def test_no_request_waits_forever_behind_a_slow_policy(make_bench):
+async def test_no_request_waits_forever_for_a_slow_policy(make_bench):
     limits = Limits(
         evaluation_seconds=5.0, queue_seconds=0.2, cells_per_policy_max=1, pipeline_max=1
     )
@@ -313,7 +313,7 @@ async def test_no_request_waits_forever_behind_a_slow_policy(make_bench):
     assert "too slow for so many requests" in refused[0].refusal.reason
 
 
-async def test_a_request_behind_a_slow_evaluation_starts_after_its_answer(make_bench):
+async def test_a_request_starts_after_the_answer_of_a_slow_evaluation_before_it(make_bench):
     limits = Limits(
         evaluation_seconds=20.0, demote_seconds=0.01, cells_per_policy_max=1, pipeline_max=1
     )

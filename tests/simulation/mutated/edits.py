@@ -169,7 +169,7 @@ def _is_more(pattern: Any) -> bool:
 
 
 def _hole(pattern: Any) -> str:
-    """Return the name of a placeholder in a pattern; "" if the expression is no placeholder."""
+    """Return the name of a placeholder in a pattern; "" if the expression is not a placeholder."""
     name = pattern.id if isinstance(pattern, ast.Name) else ""
     return name if name == ANYTHING or (len(name) == 1 and name.isupper()) else ""
 

@@ -93,16 +93,16 @@ def change_zones(rng: Random, one: Cluster) -> Cluster:
     return replace(one, nodes=tuple(replace(each, zone=rng.choice(zones)) for each in one.nodes))
 
 
-Card = tuple[Gpu, DeviceId]
+GpuOnNode = tuple[Gpu, DeviceId]
 
 
-def _with_cards(one: Node, cards: list[Card]) -> Node:
+def _with_gpus(one: Node, pairs: list[GpuOnNode]) -> Node:
     """Return the node with these devices, named by their positions in the list."""
-    uuids = dict.fromkeys(uuid for _, device in cards for uuid in device if uuid)
+    uuids = dict.fromkeys(uuid for _, device in pairs for uuid in device if uuid)
     return replace(
         one,
-        gpus=tuple(replace(gpu, id=str(at)) for at, (gpu, _) in enumerate(cards)),
-        devices=tuple(device for _, device in cards),
+        gpus=tuple(replace(gpu, id=str(at)) for at, (gpu, _) in enumerate(pairs)),
+        devices=tuple(device for _, device in pairs),
         identity=tuple(f"{DEVICE}{uuid.lower()}" for uuid in uuids),
     )
 
@@ -112,38 +112,38 @@ def with_uuids(one: Cluster, numbers: Iterator[int]) -> Cluster:
     return replace(
         one,
         nodes=tuple(
-            _with_cards(node, [(gpu, DeviceId(f"GPU-{next(numbers)}")) for gpu in node.gpus])
+            _with_gpus(node, [(gpu, DeviceId(f"GPU-{next(numbers)}")) for gpu in node.gpus])
             for node in one.nodes
         ),
     )
 
 
 def rebuilt(rng: Random, before: Cluster, numbers: Iterator[int]) -> Cluster:
-    """Return the cluster after a change of its cards."""
+    """Return the cluster after a change of its GPUs."""
     nodes = {each.id: each for each in before.nodes if rng.random() < 0.9}
     hands = {name: [*zip(each.gpus, each.devices, strict=True)] for name, each in nodes.items()}
-    for cards in hands.values():
+    for pairs in hands.values():
         deed = rng.choice(["", "", "lose", "swap", "add", "move", "shuffle", "divide", "unite"])
-        at = rng.randrange(len(cards)) if cards else 0
-        if deed in {"lose", "move"} and cards:
-            card = cards.pop(at)
-            if deed == "move" and not card[1].parent:
-                rng.choice(list(hands.values())).insert(0, card)
-        elif deed == "swap" and cards:
-            cards[at] = (cards[at][0], DeviceId(f"GPU-{next(numbers)}"))
-        elif deed == "add" and len(cards) < 4:
-            cards.insert(at, (gpu(rng, 0, 1, "T4"), DeviceId(f"GPU-{next(numbers)}")))
+        at = rng.randrange(len(pairs)) if pairs else 0
+        if deed in {"lose", "move"} and pairs:
+            pair = pairs.pop(at)
+            if deed == "move" and not pair[1].parent:
+                rng.choice(list(hands.values())).insert(0, pair)
+        elif deed == "swap" and pairs:
+            pairs[at] = (pairs[at][0], DeviceId(f"GPU-{next(numbers)}"))
+        elif deed == "add" and len(pairs) < 4:
+            pairs.insert(at, (gpu(rng, 0, 1, "T4"), DeviceId(f"GPU-{next(numbers)}")))
         elif deed == "shuffle":
-            rng.shuffle(cards)
-        elif deed == "divide" and cards and not cards[at][1].parent:
-            whole, device = cards.pop(at)
+            rng.shuffle(pairs)
+        elif deed == "divide" and pairs and not pairs[at][1].parent:
+            whole, device = pairs.pop(at)
             parts = [DeviceId(f"MIG-{n}-{device.uuid}", device.uuid) for n in range(2)]
-            cards += [(replace(whole, exclusive=True), part) for part in parts]
-        elif deed == "unite" and cards and (parent := cards[at][1].parent):
-            whole = cards[at][0]
-            cards[:] = [each for each in cards if each[1].parent != parent]
-            cards.append((whole, DeviceId(parent)))
-    return replace(before, nodes=tuple(_with_cards(nodes[name], hands[name]) for name in nodes))
+            pairs += [(replace(whole, exclusive=True), part) for part in parts]
+        elif deed == "unite" and pairs and (parent := pairs[at][1].parent):
+            whole = pairs[at][0]
+            pairs[:] = [each for each in pairs if each[1].parent != parent]
+            pairs.append((whole, DeviceId(parent)))
+    return replace(before, nodes=tuple(_with_gpus(nodes[name], hands[name]) for name in nodes))
 
 
 def anti_affinity(rng: Random) -> AntiAffinity:

@@ -645,7 +645,7 @@ class Model:
         if before is not None:
             law(lease.attempt == before.attempt + 1, "starts are counted", lease, before)
             same = (lease.expires_at, lease.asked_at) == (self.expires[lease.id], before.asked_at)
-            law(same, "a new place is no new time", lease, before)
+            law(same, "a new place is not a new time", lease, before)
         else:
             law(lease.attempt == 1, "starts are counted", lease)
             until = now + lease.terms.ttl_seconds

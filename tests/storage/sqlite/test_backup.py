@@ -145,7 +145,7 @@ def test_an_existing_target_is_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "catalog.mark", "ledger.fencing", "lease_secret"])
-def test_a_damaged_folder_is_refused_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+def test_a_damaged_folder_is_refused_and_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
     copy = tmp_path / "copy"
     back_up(write_folder(tmp_path / "data"), copy)
     (copy / name).write_bytes(b"x" * 10)

@@ -51,7 +51,7 @@ def test_a_holder_without_a_name_in_the_file_is_reported_as_another_process(tmp_
     lock.release()
 
 
-def test_a_missing_directory_is_named(tmp_path: Path):
+def test_the_error_names_the_lock_file_in_a_missing_directory(tmp_path: Path):
     with pytest.raises(StorageError, match=r"cannot make .*missing/ledger.sqlite.lock"):
         WriterLock(tmp_path / "missing" / "ledger.sqlite").acquire()
 

@@ -63,7 +63,7 @@ def test_a_mark_has_the_last_written_value(path: Path):
 
 
 @pytest.mark.parametrize("byte", range(0, 36, 5))
-def test_a_damaged_copy_is_named_and_the_other_used(path: Path, byte: int):
+def test_a_damaged_copy_is_reported_and_the_other_copy_is_used(path: Path, byte: int):
     write_mark(path, (1, 11), (2, 22))
     said = set()
     for copy in (0, COPY_BYTES):
@@ -164,11 +164,11 @@ def test_a_database_names_the_release_that_writes_it():
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_path_that_is_no_file_is_refused_at_once(path: Path, make: Callable[[Path], None]):
+def test_a_path_that_is_not_a_file_is_refused_at_once(path: Path, make: Callable[[Path], None]):
     make(path)
-    with pytest.raises(OSError, match=r"no regular file.*ledger\.mark"):
+    with pytest.raises(OSError, match=r"not a regular file.*ledger\.mark"):
         read_mark(path, "ledger")
-    with pytest.raises(StorageError, match=r"ledger\.mark cannot be read: it is no regular file"):
+    with pytest.raises(StorageError, match=r"ledger\.mark cannot be read: it is not a regular"):
         read_secret(path)
 
 
@@ -179,5 +179,5 @@ def test_a_pipe_in_place_of_a_database_file_is_not_opened(tmp_path: Path, end: s
         connect(database).close()
     os.mkfifo(f"{database}{end}")
     for each in (connect, connect_to_look):
-        with pytest.raises(OSError, match=f"no regular file.*ledger.db{end}'"):
+        with pytest.raises(OSError, match=f"not a regular file.*ledger.db{end}'"):
             each(database)

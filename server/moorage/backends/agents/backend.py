@@ -518,7 +518,7 @@ class FleetBackend(CommonBackend):
         ]
 
     def _member(self, place: Place) -> Member | None:
-        """Return the machine of a node: one with an agent, or this one; None: neither."""
+        """Return the machine of a node: a machine with an agent, or this machine; None: neither."""
         if place in self._machines:
             return self._machines[place]
         if place[1] not in self._own.support.nodes:

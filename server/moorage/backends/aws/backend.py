@@ -282,8 +282,8 @@ class AwsBackend(CommonBackend):
     async def _undone(self, workload: str, seen: list[Ec2Instance]) -> tuple[str, ...]:
         """Terminate the instances of a failed start; return the last lines of their console.
 
-        Once AWS has accepted the order, the end is certain; this does not wait for it, since large
-        machines take minutes.
+        Once AWS has accepted the order, the end of the instance is certain. This function does not
+        wait for that end, since large machines take minutes.
         """
         lines: tuple[str, ...] = ()
         try:

@@ -28,7 +28,8 @@ Client: TypeAlias = Any
 """A client of boto3; its class is created at run time."""
 CONNECT_SECONDS_MAX: Final = 5.0
 READ_SECONDS_MAX: Final = 20.0
-"""Longest seconds of one try of a call. `RunInstances` for one instance answers within a few."""
+"""Longest seconds of one try of a call. `RunInstances` for one instance answers within a few
+seconds."""
 TRIES_MAX: Final = 4
 """Most tries of a call other than a launch; boto3 pauses between them, longer each time."""
 PRICING_REGION: Final = "us-east-1"

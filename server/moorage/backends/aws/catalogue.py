@@ -124,7 +124,9 @@ def load(folder: Path, region: str) -> Catalogue:
     try:
         return _read(path, path.stat().st_mtime_ns)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise BackendError(f"{path} is no catalogue ({error}): delete it or refresh it") from error
+        raise BackendError(
+            f"{path} is not a catalogue ({error}): delete it or refresh it"
+        ) from error
 
 
 @functools.lru_cache(maxsize=64)
@@ -137,7 +139,7 @@ def _read(path: Path, changed_ns: int) -> Catalogue:
 
 def _path(folder: Path, region: str) -> Path:
     if not _REGION.fullmatch(region):
-        raise BackendError(f"{region!r} is no region of AWS")
+        raise BackendError(f"{region!r} is not a region of AWS")
     return folder / f"catalogue-{region}.json"
 
 

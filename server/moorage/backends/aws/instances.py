@@ -145,10 +145,10 @@ class Instances:
         return sorted(found.values(), key=lambda each: (each.launched, each.id))
 
     def current(self, region: str, workload: str) -> Ec2Instance | None:
-        """Return a workload's instance: the one alive, else the last that ended; None: neither.
+        """Return a workload's instance: the running one, else the last one that ended, else None.
 
-        Two may be alive if AWS showed the first one too late. Then this keeps the one that was
-        ready, else the earliest, and ends the others.
+        Two instances may run if AWS showed the first one too late. Then the instance that was ready
+        stays, else the earliest instance, and the others are ended.
         """
         found = [each for each in self.all(region, workload) if not each.stopped]
         alive = [each for each in found if not each.over]

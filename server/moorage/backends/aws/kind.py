@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsSettings:
-    """Which resources of the operator's account callers may use."""
+    """The settings that say which resources of the operator's account callers may use."""
 
     aws_instance_profiles: Annotated[
         tuple[str, ...],

@@ -144,7 +144,8 @@ def _by_token(
 ) -> Ec2Instance:
     """Return the instance of an earlier launch with the same token but other arguments.
 
-    That happens if the server is updated between a launch and the first check of the instance.
+    Such an instance exists if the server is updated between a launch and the first check of the
+    instance.
     """
     filters = [{"Name": "client-token", "Values": [parameters["ClientToken"]]}]
     answer = calls.call("describe_instances", plan.region, Filters=filters)

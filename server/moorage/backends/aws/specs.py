@@ -33,7 +33,8 @@ class InstanceResourceSpec(BaseResourceSpec):
         volume_gib: Size of the root volume; by default the image's own.
         spot: Whether to try the spot market first.
         on_demand_fallback: Whether to rent on demand if the spot market has no capacity.
-        max_price_per_hour: In USD; offers with a higher or unknown price are skipped.
+        max_price_per_hour: The highest price in USD; offers with a higher or unknown price are
+            skipped.
         readiness_port: The instance is ready when this port accepts a connection. None: when AWS's
             status checks pass, which takes minutes.
         tags: Further tags, beside those that Moorage sets.

@@ -297,5 +297,5 @@ async def _log_in(configuration: Configuration, kubeconfig: Path | None, context
     except (ConfigException, OSError, ValueError, TypeError, TimeoutError, YAMLError) as error:
         place = "the pod's account" if inside else kubeconfig or "the default kubeconfig"
         if isinstance(error, TypeError | YAMLError):
-            raise ConfigurationError(f"{place}: the file is no kubeconfig") from error
+            raise ConfigurationError(f"{place}: the file is not a kubeconfig") from error
         raise ConfigurationError(f"{place}: {str(error) or type(error).__name__}") from error

@@ -2,7 +2,8 @@
 
 The command line is a client and may not import the server's packages. It starts this program with a
 job, as JSON in the only argument: `cluster_id`, `context`, and `watch`. Each line is `{"document":
-…}` or `{"stale": "why"}`; `{"error": "why"}` is the last one. The program ends when its stdin ends.
+…}` or `{"stale": "why"}`; after `{"error": "why"}`, no line follows. The program ends when its
+stdin ends.
 """
 
 import asyncio

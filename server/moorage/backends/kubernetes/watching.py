@@ -106,7 +106,7 @@ class ObjectWatcher(Generic[R]):
             except Exception as error:  # noqa: BLE001  # An escaped error would end all news.
                 self._note(error)
                 if before and not self._version:
-                    failures = min(failures, 1)  # A new list is no connection failure.
+                    failures = min(failures, 1)  # A new list is not a connection failure.
             # A watch that lasted or brought news is resumed at once; one that keeps ending without
             # news is resumed after ever longer pauses.
             lasted = time.monotonic() - began > STEADY_SECONDS

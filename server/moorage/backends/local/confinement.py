@@ -10,7 +10,7 @@ Landlock can only allow paths, not forbid them. So there are two methods:
   workload cannot mount or unmount anything, so it cannot undo this.
 - `siblings`, for other users: all siblings of the data folder, and of each of its parent folders,
   are allowed. Later files directly in these parents are not, so a confined process cannot create
-  any there. It can list the data folder, but open nothing in it.
+  any there. A confined process can list the data folder, but open nothing in the folder.
 
 With either method, a confined process cannot inspect an unconfined one: its memory, variables or
 root. On kernels from 6.12 on, a workload cannot signal an unconfined process either.

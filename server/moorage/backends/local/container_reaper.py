@@ -2,8 +2,8 @@
 
 `Containers` starts it beside a process that uses the resource engine as a library, since the
 library's containers must end with that process. Its arguments are the container engine's socket, a
-label and its value, and the process's pid. It uses only the standard library, so that it starts
-fast.
+label and its value, and the process's pid. The program uses only the standard library, so that it
+starts fast.
 
 Beside an agent, it outlives the agent, and kills containers while there is no contact to the
 server. An agent passes the path of `heard.json` (see `deadline`) instead of a pid.

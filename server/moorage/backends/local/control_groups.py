@@ -72,7 +72,7 @@ def find() -> Groups:
 
 
 def end(group: str) -> None:
-    """Kill all processes of a group, and remove the group; a missing group is no error. Blocks.
+    """Kill all processes of a group, and remove the group; a missing group is not an error. Blocks.
 
     Raises:
         BackendError: Processes are still alive some seconds later, e.g. blocked in the kernel.

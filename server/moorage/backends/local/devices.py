@@ -196,17 +196,19 @@ class Devices:
         try:
             has = self._pool.accommodates(members)
             if could and not has:
-                reason = f"this machine does not have that: {has.reason}"
+                reason = f"this machine does not have the requested resources: {has.reason}"
                 raise UnsupportedSpecError(f"{reason}{self._unseen(members)}")
             return {kind: list(rows) for kind, rows in self._pool.checkout(members).items()}
         except ResourceUnavailable as error:
             if must:
                 raise BackendError(
-                    f"this machine does not have that at present: {error}"
+                    f"this machine does not have the requested resources free now: {error}"
                 ) from error
         except SlotsError as error:
             if must:
-                raise UnsupportedSpecError(f"this machine does not have that: {error}") from error
+                raise UnsupportedSpecError(
+                    f"this machine does not have the requested resources: {error}"
+                ) from error
         return {}
 
     def _unseen(self, members: Sequence[JsonMapping]) -> str:

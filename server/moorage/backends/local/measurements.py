@@ -110,7 +110,7 @@ def _gpu(nvml: ModuleType, handle: object) -> dict[str, float]:
         "temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
     }
     for name, look in looks.items():
-        with suppress(nvml.NVMLError):  # Not available on divided cards.
+        with suppress(nvml.NVMLError):  # Not available on divided GPUs.
             row[name] = float(look())
     return row
 

@@ -57,7 +57,7 @@ def _walk(
                 continue
             if not stat.S_ISREG(found.st_mode) or not _is_text(path):
                 reasons = (why for is_kind, why in _KINDS if is_kind(found.st_mode))
-                reason = next(reasons, "it is no plain file with a name of UTF-8")
+                reason = next(reasons, "it is not a plain file with a name of UTF-8")
             elif os.access(name, os.R_OK, dir_fd=folder):
                 files.append((path, found.st_size))
                 continue
@@ -76,7 +76,7 @@ def piece(folder: int, path: str, offset: int) -> FilePiece:
     """
     *above, name = path.split("/")
     if any(each in {"", ".", ".."} or "\0" in each for each in (*above, name)) or offset < 0:
-        raise UnknownFileError(f"{path!r} is no path within the run's folder")
+        raise UnknownFileError(f"{path!r} is not a path within the run's folder")
     here = os.dup(folder)
     try:
         for each in above:
@@ -90,7 +90,7 @@ def piece(folder: int, path: str, offset: int) -> FilePiece:
         os.close(here)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise UnknownFileError(f"{path!r} is no plain file")
+            raise UnknownFileError(f"{path!r} is not a plain file")
         data = os.pread(file, FILE_BYTES_MAX, offset)
         end = offset + len(data)
         return FilePiece(data, end, over=not data or end >= os.fstat(file).st_size)

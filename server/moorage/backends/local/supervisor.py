@@ -1,13 +1,13 @@
 """Supervises one workload: starts it, waits for its end, and leaves no process behind.
 
 `processes` runs it as a separate script with only the standard library, so it starts fast and stays
-small. It outlives the daemon on purpose: the next daemon finds it by its lock, reads the workload's
-state from its files, and stops it with SIGTERM.
+small. The supervisor outlives the daemon on purpose: the next daemon finds the supervisor by its
+lock, reads the workload's state from its files, and stops it with SIGTERM.
 
 Guarantees:
-- The process that holds the lock of the workload's folder is its supervisor. One that cannot take
-  the lock ends; so does one that takes it after the command has begun or is to be stopped. So an
-  order that is carried out twice starts one workload, however late a supervisor comes.
+- The process that holds the lock of the workload's folder is its supervisor. A process that cannot
+  take the lock ends, also one that takes the lock after the command has begun or must be stopped.
+  So an order that is carried out twice starts one workload, however late a supervisor starts.
 - When the command ends, all processes that it left behind are killed, also those in a session of
   their own: the supervisor is a subreaper, so it inherits them.
 - If control groups are available, all these processes are in one and are killed through it, as are

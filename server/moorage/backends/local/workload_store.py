@@ -366,7 +366,7 @@ write: Final = supervisor.write
 def holder(folder: Path) -> int | None:
     """Return the pid of the supervisor that holds the lock of a folder, or None.
 
-    It only queries the lock, so that it never keeps a supervisor from taking it.
+    This function only queries the lock, so that it never keeps a supervisor from taking the lock.
     """
     descriptor = _open(folder / "lock")
     if descriptor is None:

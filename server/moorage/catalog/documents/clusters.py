@@ -260,7 +260,7 @@ def _gpus_by_count(group: JsonMapping, count: int) -> tuple[Gpu, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise WrongField("gpus.modelNames", "a list of texts")
     memory = int(_amount(group, "memory", "gpus.memory")) // max(count, 1)
-    if len(names) != count:  # One name counts for all devices; a wrong number of names for none.
+    if len(names) != count:  # One name is that of all devices; a wrong number of names is ignored.
         names = names * count if len(names) == 1 else [""] * count
     return tuple(Gpu(str(index), names[index], memory) for index in range(count))
 

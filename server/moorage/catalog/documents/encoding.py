@@ -127,7 +127,7 @@ def _not_json(error: Exception) -> ServiceError:
 
 
 def index_of(part: str, items: Sequence[JsonValue]) -> int | None:
-    """Return the list index in one part of a path; None if the part is no valid index."""
+    """Return the list index in one part of a path; None if the part is not a valid index."""
     # Not `isdigit` alone: it accepts digits that `int` refuses; `int` also refuses long texts.
     digits = part.isascii() and part.isdigit() and len(part) <= INDEX_DIGITS_MAX
     return int(part) if digits and int(part) < len(items) else None

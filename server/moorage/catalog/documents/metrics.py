@@ -31,8 +31,9 @@ def read_metrics_document(given: JsonValue) -> tuple[ClusterId, Document]:
         given: The document as it was posted; it is not changed.
 
     Returns:
-        The cluster's id, and the document. It has `nodes` and `node` (the same list), both `load5m`
-        and `load_5m` if it had either, and `cluster`, by default added up from the nodes.
+        The cluster's id, and the document. The document has `nodes` and `node` (the same list),
+        both `load5m` and `load_5m` if it had either, and `cluster`, by default added up from the
+        nodes.
 
     Raises:
         ServiceError: `bad_message` naming the field.

@@ -193,7 +193,7 @@ def make_prepared(document: Document, files: Mapping[str, bytes]) -> PreparedPol
     """Return a policy ready to be registered.
 
     Args:
-        document: As `complete_policy_document` returned it.
+        document: The document, as `complete_policy_document` returned it.
         files: The files of its `code`.
 
     Raises:
@@ -266,9 +266,9 @@ def differing_fields(old: Document, new: Document, *, policy_only: bool) -> list
     Args:
         old: The registered document.
         new: The new document.
-        policy_only: Compare only the fields that decide the policy's behaviour. `code` is compared
-            by digest, not as text: a repacked archive, or a file with another name, is the same
-            policy.
+        policy_only: Whether only the fields that decide the policy's behaviour are compared.
+            `code` is compared by digest, not as text: a repacked archive, or a file with another
+            name, is the same policy.
     """
     fields = set(_POLICY_FIELDS) if policy_only else (old.keys() | new.keys()) - SERVER_FIELDS
     fields -= {"code", "code_file"}

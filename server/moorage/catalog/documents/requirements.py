@@ -79,7 +79,7 @@ def _why_not(text: str, own: Collection[str]) -> str:
         if wanted.marker is not None and not wanted.marker.evaluate():
             return ""
     except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName, RecursionError):
-        return "is no requirement that pip would take"
+        return "is not a requirement that pip would take"
     name = canonicalize_name(wanted.name)
     if name not in _NAMES and name not in own:
         return _MISSING

@@ -169,7 +169,7 @@ class CodeSources:
         url = httpx.URL(given)
         if url.scheme not in {"http", "https"} or not url.host:
             raise bad_code(
-                f"{without_credentials(given)} is no URL to fetch from", "http://… or https://…"
+                f"{without_credentials(given)} is not a URL to fetch from", "http://… or https://…"
             )
         login = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
         addresses = await self._addresses(url)

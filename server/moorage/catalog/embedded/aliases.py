@@ -136,8 +136,8 @@ class Alias(Struct, frozen=True, omit_defaults=True):
     def fallbacks(self) -> list["Former"]:
         """Return formerly active versions, the best fallback first.
 
-        Versions that last answered well come before versions without requests, and later ones
-        before earlier ones; versions that failed when they were replaced are left out.
+        Versions that last answered well come before versions without requests, and later versions
+        before earlier versions; versions that failed when they were replaced are left out.
         """
         last: dict[str, tuple[Former, Standing]] = {}
         for change in self.history:
@@ -237,7 +237,7 @@ class Aliases:
 
         Args:
             name: The result of `alias_name`.
-            change: Takes the present alias, or None, and returns the new one. It runs in the
+            change: Takes the present alias, or None, and returns the new one. `change` runs in the
                 store's thread, one change at a time; an error leaves the alias unchanged.
 
         Raises:

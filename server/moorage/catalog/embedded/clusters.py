@@ -33,7 +33,7 @@ class EmbeddedClusters:
 
     Args:
         store: The open file.
-        memory: Gets durable documents, and serves reads.
+        memory: The store that gets durable documents and serves reads.
         machines: The machines of the clusters in the file.
     """
 

@@ -33,7 +33,7 @@ class PolicyChange(Struct, frozen=True, omit_defaults=True):
         at: Seconds since the epoch.
         who: The tenant that made it; empty: the server has no tenants.
         digest: Digest of the URI's content at that time.
-        fields: For `described`: the changed fields of the document.
+        fields: The changed fields of the document, if the change is `described`.
     """
 
     at: float

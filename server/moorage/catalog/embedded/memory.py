@@ -47,7 +47,7 @@ class Memory:
         self.listeners: list[Callable[[CatalogChange], None]] = []
         """Called on the event loop with every change, once it is durable."""
         self.version = 0
-        """Grows with every change of a cluster document or of metrics."""
+        """A number that grows with every change of a cluster document or of metrics."""
         self._aliases = aliases
         self._elsewhere = elsewhere
         self._live: set[ClusterId] = set()

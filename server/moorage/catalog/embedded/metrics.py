@@ -29,7 +29,7 @@ class EmbeddedMetrics:
 
     Args:
         store: The open file.
-        memory: Gets written documents, and serves reads.
+        memory: The store that gets written documents and serves reads.
     """
 
     def __init__(self, store: DocumentStore, memory: Memory) -> None:

@@ -44,7 +44,7 @@ class EmbeddedPolicies:
 
     Args:
         store: The open file.
-        memory: Gets durable policies, and serves reads.
+        memory: The store that gets durable policies and serves reads.
         aliases: Names that may stand for a URI.
         sources: The allowed sources of policies' code.
     """

@@ -64,7 +64,7 @@ class StoredRow:
 
 
 class OwnedRecord(NamedTuple):
-    """One record: the tenant that it counts for, and its size in bytes."""
+    """One record: the tenant to whose stored bytes it is added, and its size in bytes."""
 
     owner: str
     size: int

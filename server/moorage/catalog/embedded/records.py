@@ -51,8 +51,8 @@ BLOCK_KINDS: Final[tuple[BlockKind, ...]] = ("block", "block_metrics")
 class DocumentEntry:
     """A cluster or metrics document: completed, packed for the cells, with its size as JSON.
 
-    It also has an owner; empty: unknown. Metrics are parsed only when read: the parsed form takes
-    three times as much memory, and most metrics are replaced unread.
+    The document also has an owner; empty: unknown. Metrics are parsed only when read: the parsed
+    form takes three times as much memory, and most metrics are replaced unread.
     """
 
     id: ClusterId

@@ -57,7 +57,7 @@ class Database:
 
     Args:
         place: Name of the catalog in messages.
-        warnings: Gets a sentence for each record that was moved away.
+        warnings: A list that gets a sentence for each record that was moved away.
         owners: The owner of each record.
         tenant: The tenant that the job is for; empty: the server itself.
     """
@@ -161,7 +161,7 @@ class Database:
     def tally(self) -> None:
         """Compare the number of records of each kind with the stored number.
 
-        It also reads the kinds that a start does not read otherwise.
+        The comparison also reads the kinds that a start does not read otherwise.
 
         Raises:
             ServiceError: `unavailable`: records are missing.
@@ -253,7 +253,7 @@ class DocumentStore:
             return await future
 
     async def go_on_with(self, records: RecordStore) -> None:
-        """From the next job on, use these records: the same ones, opened for writing.
+        """From the next job on, use these records: the same records, opened for writing.
 
         Raises:
             ServiceError: As in `open`.

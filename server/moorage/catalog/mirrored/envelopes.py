@@ -134,7 +134,7 @@ def document_of(content: bytes) -> Document:
         raise WrongAnswer(f"a document of more than {DOCUMENT_BYTES_MAX} bytes")
     document = decode(content, JsonValue)
     if not isinstance(document, dict):
-        raise WrongAnswer("it is no object")
+        raise WrongAnswer("it is not an object")
     return document
 
 

@@ -18,7 +18,7 @@ class MirroredFreshness:
     """Implements `catalog.ports.Freshness` with all configured mirrors.
 
     Args:
-        memory: Has the documents that the mirrors have read.
+        memory: The store of the documents that the mirrors have read.
         aliases: Names that may stand for a policy's URI.
         clusters: Mirror of the registry; None: clusters are embedded.
         metrics: Mirror of the metrics service; None: metrics are embedded.

@@ -1,7 +1,7 @@
 """Calls one external service over HTTP, with a deadline, retries and a circuit breaker.
 
-`catalog.mirrored.services` is the caller. Whatever the service does (refuse, reset, stall, drip,
-lie, send too much), a request ends within its time: with the parsed answer, or with `unavailable`,
+`catalog.mirrored.services` is the caller. Even if the service refuses, resets, stalls, drips, lies
+or sends too much, a request ends within its time: with the parsed answer, or with `unavailable`,
 which names the service and its URL without credentials.
 
     WrongAnswer    the service's answer does not have its documented form; stays in this package
@@ -39,8 +39,8 @@ REDIRECTS_MAX: Final = 2
 CONNECTIONS_MAX: Final = 16
 """Most open connections to one service; further requests wait for one, within their deadline."""
 KEEP_ALIVE_SECONDS: Final = 3.0
-"""Seconds for which an idle connection may be reused. Most servers close idle ones after five
-seconds, and a request at that moment would be lost."""
+"""Seconds for which an idle connection may be reused. Most servers close idle connections after
+five seconds, and a request at that moment would be lost."""
 FAILURES_MAX: Final = 5
 """Failures in a row after which no requests are sent to a service for a while."""
 OPEN_SECONDS_FIRST: Final = 0.25
@@ -108,9 +108,9 @@ class ServiceReply:
 class Breaker:
     """The circuit breaker of a service: decides whether requests may be sent.
 
-    It is closed until `FAILURES_MAX` failures in a row, then open for a while. Then one request
-    probes the service, and its outcome closes or opens the breaker again. All times are of one
-    monotonic clock.
+    A breaker is closed until `FAILURES_MAX` failures in a row, then open for a while. Then one
+    request probes the service, and its outcome closes or opens the breaker again. All times are of
+    one monotonic clock.
     """
 
     failures: int = 0

@@ -48,7 +48,7 @@ class MirroredClusters:
     """Implements `protocol.registry.ClusterDocuments` with an external registry.
 
     Args:
-        memory: Has the documents that the mirror has read.
+        memory: The store of the documents that the mirror has read.
     """
 
     def __init__(self, memory: Memory, mirror: ClusterMirror) -> None:
@@ -73,7 +73,7 @@ class MirroredMetrics:
     """Implements `protocol.registry.Metrics` with an external service.
 
     Args:
-        memory: Has the documents that the mirror has read.
+        memory: The store of the documents that the mirror has read.
     """
 
     def __init__(self, memory: Memory, mirror: MetricsMirror) -> None:
@@ -112,7 +112,7 @@ class MirroredPolicies:
     """Implements `catalog.ports.Policies` with an external policy store.
 
     Args:
-        memory: Has the documents that the mirror has read.
+        memory: The store of the documents that the mirror has read.
         aliases: Names that may stand for a URI.
         sources: The allowed sources of policies' code.
     """

@@ -58,7 +58,7 @@ _FINDINGS: Final = {
     "no cluster": "have no cluster: set prometheus_cluster or prometheus_cluster_label",
     "unknown cluster": "have a cluster that is not in the registry, or not live",
     "unknown node": "have no node of their cluster: set prometheus_node_labels",
-    "no device": "have no device: their label `gpu` is no number",
+    "no device": "have no device: their label `gpu` is not a number",
 }
 
 
@@ -82,8 +82,9 @@ class Labels:
     Args:
         cluster_label: The label with the id of the cluster.
         cluster: Id of the cluster for series without this label; empty: they are left out.
-        node_labels: Labels that may have the node's id, alone or as `host:port`. The first one that
-            names a node of the cluster counts; else the host name from the node exporter.
+        node_labels: Labels that may have the node's id, alone or as `host:port`. The first of these
+            labels that names a node of the cluster decides. If none does, the host name from the
+            node exporter decides.
     """
 
     cluster_label: str = "cluster"

@@ -20,8 +20,8 @@ LEASES_TOLD_MAX: Final = 20
 def near(state: State, ask: Ask) -> Nodes:
     """Return the nodes where a lease of this request would be too close to leases of its group.
 
-    Two leases are too close if they share a node, rack or zone and one of them forbids that. A
-    node without a rack or zone shares none.
+    Two leases are too close if they share a node, rack or zone and one of them forbids that. A node
+    without a rack or zone shares its rack or zone with no other node.
     """
     wanted = ask.terms.anti_affinity if ask.terms is not None else None
     if wanted is None:

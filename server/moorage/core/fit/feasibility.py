@@ -1,8 +1,8 @@
 """Decides whether a demand can fit before any policy runs, and explains a refusal.
 
 `Feasibility` remembers one node that fits per class of demand (the witness) and the classes that
-fit nowhere, so that thousands of identical requests cost one check of the fleet. It only caches:
-all verdicts come from `Fleet.feasible` and `Fleet.misfits`.
+fit nowhere, so that thousands of identical requests cost one check of the fleet. `Feasibility` only
+caches: all verdicts come from `Fleet.feasible` and `Fleet.misfits`.
 """
 
 from dataclasses import dataclass
@@ -66,10 +66,10 @@ class _Tally:
     Attributes:
         layout: The `Fleet.layout` of the rows.
         version: The `Fleet.version` at which the reasons were found.
-        reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is no candidate.
+        reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is not a candidate.
         counts: Number of nodes per reason, int64 `[reasons]`.
-        never: For a demand that can never fit: the largest that could, and helpful changes of the
-            request; valid for this layout.
+        never: The largest demand that could fit, and helpful changes of the request, if the demand
+            can never fit; valid for this layout.
         refusal: The resulting refusal if the nodes of `reserved` are reserved; valid until a reason
             changes.
     """
@@ -370,6 +370,6 @@ def _no_node_has(demand: Demand, models: list[str]) -> str:
 
 
 def _binding(counts: dict[str, int], *, never: bool) -> str:
-    """Return the constraint to relax first: the one on which the closest nodes fail."""
+    """Return the constraint to relax first: the constraint that the closest nodes do not meet."""
     names = [name for name in counts if (Misfit[name.upper()] <= NEVER) == never]
     return names[-1] if names else "nodes"

@@ -90,9 +90,9 @@ def parts_reserved_by_others(
         state: The present state.
         tenant: The lease's tenant.
         now: Seconds since the epoch.
-        until: When the lease ends.
-        ignore_leases: Assume that all leases have ended: return the reserved parts, without those
-            that their own tenants hold.
+        until: The end of the lease.
+        ignore_leases: Whether to assume that all leases have ended: then only the reserved parts
+            are returned, without the parts that the tenants of the reservations hold.
         only_own: Nodes on which the lease may use only the tenant's own reserved part.
 
     Returns:

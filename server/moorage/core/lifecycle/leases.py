@@ -1,7 +1,8 @@
 """Handles leases after their grant: renewal, release, expiry, and reports of the backend.
 
-A lease whose workload failed goes back into the queue if its request allows that. There it keeps
-its id, token and age, but holds no capacity; the next grant is another start of the same lease.
+A lease whose workload failed goes back into the queue if its request allows that. In the queue it
+keeps its id, token and age, but holds no capacity; the next grant is another start of the same
+lease.
 
 The allocator is the only caller.
 """

@@ -1,8 +1,9 @@
 """Ends leases for a waiting request: those of lower priority, or on quota of the request's tenant.
 
 Only the head of the queue preempts: nodes are reserved for it, so it gets the capacity that is
-freed. The fewest leases that make it fit get a notice with the request and the reason. They end
-when their notice expires, if the head still waits then. The allocator is the only caller.
+freed. The fewest leases that make it fit get a notice with the request and the reason. The chosen
+leases end when their notice expires, if the head still waits then. The allocator is the only
+caller.
 """
 
 from collections import defaultdict

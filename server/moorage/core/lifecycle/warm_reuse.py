@@ -1,8 +1,9 @@
 """Warm leases: lets requests take them over, and ends them for requests that need their place.
 
-A warm lease holds its place like any other, so no GPU is promised twice, and counts toward its
-tenant's quota; but no client has its token. The next similar request takes over its workload
-without a start. If a request otherwise does not fit, or exceeds its quota, warm leases end for it.
+A warm lease holds its place like any other lease, so no GPU is promised twice, and its amounts are
+part of its tenant's use; but no client has its token. The next similar request takes over its
+workload without a start. If a request otherwise does not fit, or exceeds its quota, warm leases end
+for it.
 The allocator is the only caller.
 """
 
@@ -39,7 +40,7 @@ from moorage.model import (
 from moorage.policy import Fleet, ProposedShare
 
 WARM_MAX: Final = 256
-"""Most warm workloads of one tenant; one more ends the one with the earliest deadline."""
+"""Most warm workloads of one tenant; a further one ends the workload with the earliest deadline."""
 ROOM_SECONDS_MAX: Final = 60.0
 """Seconds that a request without a queue time waits anyway while warm leases end for it."""
 EVICTED: Final = "evicted: another request needs its place"

@@ -1,8 +1,8 @@
 """Requests with several alternative demands: "8 GPUs, else 4", "one H100, else two A100".
 
-Such a request has all its demands in `alternatives`, the preferred one first; `demand` is the one
-under decision. It waits in a class with a demand looser than all alternatives: on a node where that
-does not fit, no alternative fits.
+Such a request has all its demands in `alternatives`, the preferred one first; `demand` is the
+alternative that is being decided. The request waits in a class with a demand looser than all
+alternatives: on a node where that does not fit, no alternative fits.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,8 +2,9 @@
 
 Reasons: a reservation of another tenant begins before the request's lease would end, a waiter ahead
 needs the node, or a lease of the request's own group is too near. A policy sees excluded nodes as
-full and excluded parts as held; a proposal that names one is not granted. `Requests` computes the
-exclusions once per consultation; verification, refusals and wake-ups read that value.
+full and excluded parts as held; a proposal that names an excluded node or part is not granted.
+`Requests` computes the exclusions once per consultation; verification, refusals and wake-ups read
+that value.
 """
 
 from bisect import bisect_left

@@ -1,8 +1,8 @@
 """The order of the queue: priority, then fair share, then age; similar waiters are checked once.
 
-An index of the waiters in `State.waiting` that do not pause. It is built at start and updated with
-each change, made here or by another server. When capacity grows, `Backfill` asks it which waiters
-are next; nothing is polled.
+An index of the waiters in `State.waiting` that do not pause. The order is built at start and
+updated with each change, made here or by another server. When capacity grows, `Backfill` asks it
+which waiters are next; nothing is polled.
 """
 
 import heapq
@@ -488,7 +488,7 @@ class WaitingQueue:
 
         Args:
             limits: Returns the classes that are not served now.
-            before: The line to stop at; None: yield all lines.
+            before: The line before which to stop; None: yield all lines.
         """
         seen: dict[int, ClassLines] = {}
         last = None if before is None else self._rank(before)

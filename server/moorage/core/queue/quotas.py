@@ -37,7 +37,7 @@ class Quotas:
 
     Args:
         writer: Writer of the turn's facts and effects.
-        queue: Has the quota that waiters reserve.
+        queue: The queue, which knows the quota that waiters reserve.
     """
 
     def __init__(self, writer: TurnWriter, queue: WaitingQueue) -> None:

@@ -252,7 +252,8 @@ class Ranking:
 
         Args:
             row: The row of the class.
-            since: Arrival of the first that the wake has not visited, in seconds since the epoch.
+            since: Arrival of the first waiter that the wake has not visited, in seconds since the
+                epoch.
             number: Sequence number among equal arrivals.
             oldest: Arrival of the first of all ready waiters.
         """
@@ -379,7 +380,7 @@ class Ranking:
         return self.first(rows[np.isfinite(self._classes["oldest"][rows])], many)
 
     def is_any_over(self, tenant: int | None) -> bool:
-        """Return whether any class, or any of one tenant, exceeds its quota."""
+        """Return whether any class, or any class of one tenant, exceeds its quota."""
         live = np.isfinite(self._classes["since"])
         if tenant is not None:
             live &= self._classes["tenant"] == tenant
@@ -471,8 +472,8 @@ class Ranking:
     ) -> int | None:
         """Return the oldest class whose first waiter a grant overtakes.
 
-        That waiter came earlier, has no lower priority, and is not overdue yet. It might fit on one
-        of the nodes if they were empty; or it exceeds a quota that the grant uses, too.
+        That waiter came earlier, has no lower priority, and is not overdue yet. The waiter might
+        fit on one of the nodes if they were empty, or it exceeds a quota that the grant uses, too.
 
         Args:
             nodes: The granted nodes.

@@ -42,7 +42,7 @@ class Estimates:
 
         Args:
             requests: The requests of interest; if one is newer than the estimate, it is made again.
-            now: In seconds since the epoch.
+            now: The present time, in seconds since the epoch.
         """
         waiting, made_at = self._state.waiting, self._made_at
         is_shared = _is_shared(made_at, now) and all(

@@ -77,7 +77,7 @@ STATES: Final = get_args(LeaseState)
 NODE_ORDERS: Final = ("node", "node_ends", "node_gpus")
 """Orders of leases by node: by name, by the first lease's end there, by GPU milli held there."""
 ORDERED_CHARS_MAX: Final = 80
-"""Characters of a text that order leases; leases with equal ones follow by fencing number."""
+"""Characters of a text that order leases; leases with equal texts follow by fencing number."""
 
 
 def answer(  # noqa: C901  # One case per question.

@@ -74,8 +74,8 @@ def expect_turns(
     Args:
         state: The present state.
         feasibility: Decides which demands fit.
-        waiters: Of all tenants, in the order in which they are served.
-        now: In seconds since the epoch.
+        waiters: The waiters of all tenants, in the order in which they are served.
+        now: The present time, in seconds since the epoch.
 
     Returns:
         No entry for a waiter that has anti-affinity, pauses, names no demand, is beyond the limits,
@@ -105,9 +105,9 @@ def waiters_after(
     Args:
         state: The present state.
         feasibility: Decides which demands fit.
-        waiters: Of all tenants, in the order in which they are served.
+        waiters: The waiters of all tenants, in the order in which they are served.
         leases: The leases that would end.
-        now: In seconds since the epoch.
+        now: The present time, in seconds since the epoch.
     """
     lines = _lines(state, waiters)
     if not lines:
@@ -352,7 +352,7 @@ class Awaited(NamedTuple):
     Args:
         leases: Leases on the nodes where the demand fits first if all leases last until their
             deadlines; each with one of its places, the earliest end first; at most `AWAITED_MAX`.
-        room_at: When all of them will have ended; None: not known.
+        room_at: The time at which all of them will have ended; None: not known.
     """
 
     leases: list[tuple[Lease, Share]]

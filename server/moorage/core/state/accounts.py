@@ -72,7 +72,7 @@ def capacity_of(cluster: Cluster | None) -> tuple[int, int, int]:
 
 
 def accounts_of(tenant: Tenant, project: str) -> tuple[Account, Account]:
-    """Return the accounts that a lease counts toward."""
+    """Return the accounts to which the amounts of a lease are added."""
     return (tenant, None), (tenant, project)
 
 

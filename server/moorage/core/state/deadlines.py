@@ -1,4 +1,4 @@
-"""Deadlines: finds the next one, and computes later ones after a stall.
+"""Deadlines: finds the next deadline, and computes later deadlines after a stall.
 
 `Deadlines` is a part of `State`; only `apply` adds to it.
 """
@@ -78,13 +78,13 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
         return max(due, self.now + least)
 
     def outlasting(self, moved: Iterable[tuple[float, float]]) -> Callable[[float], float]:
-        """Return a function that moves deadlines of waiters behind those of leases.
+        """Return a function that moves deadlines of waiters as deadlines of leases moved.
 
-        A waiter's deadline moves with earlier ones of leases, to at most the grace after their
-        last.
+        A waiter's deadline moves with the earlier deadlines of leases, but at most to the end of
+        the grace after the last of these deadlines.
 
         Args:
-            moved: Old and new deadlines of the leases that have one.
+            moved: Old and new deadlines of the leases that have a deadline.
         """
         pairs = sorted(moved)
         old = [before for before, _ in pairs]

@@ -1,6 +1,6 @@
 """Renames the devices in leases and reservations when nodes rename devices.
 
-A placement uses the node's device names. If a card is lost, added or swapped, the node may rename
+A placement uses the node's device names. If a GPU is lost, added or swapped, the node may rename
 other devices, so a held device is followed by its UUID; without a UUID in the inventory, its name
 stays. The allocator is the caller, on each change of a cluster.
 """

@@ -17,7 +17,7 @@ Likeness = tuple[str, str, int]
 STEPS: Final = 4
 """Steps per doubling of a duration: estimates are accurate to a fifth."""
 STEPS_MAX: Final = 128
-"""The highest step: longer durations, from 136 years on, count as this one."""
+"""The highest step: longer durations, from 136 years on, are added to this step."""
 ENOUGH: Final = 8
 """Fewest similar leases of at least this duration; with fewer, there is no estimate."""
 COUNT_MAX: Final = 1_024

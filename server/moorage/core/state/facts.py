@@ -270,8 +270,8 @@ class Moved(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         placement: The placement, with the present device names.
-        devices: As `model.Lease.devices`.
-        lost: As `model.Lease.lost`.
+        devices: The devices of the lease, as `model.Lease.devices`.
+        lost: The lost devices, as `model.Lease.lost`.
     """
 
     lease: RequestId

@@ -19,7 +19,8 @@ class NodeReservation(msgspec.Struct, frozen=True, gc=False):
         tenant: The tenant that gets the nodes.
         demand: The demand that each of the nodes can take during the reservation.
         starts_at: Latest end of other tenants' leases there, in seconds since the epoch.
-        ends_at: When all tenants may use the nodes again, in seconds since the epoch.
+        ends_at: The time from which all tenants may use the nodes again, in seconds since the
+            epoch.
         lapse_seconds: The reservation lapses these seconds after its start if its tenant had no
             lease there; 0: it does not lapse.
         used: Whether its tenant has had a lease there.

@@ -92,17 +92,17 @@ class State:
         ended_by_tenant: Selects the ended lease to forget next.
         waiting: Requests and leases in the queue, in the order in which they entered it.
         waiting_loads: Number and bytes of each tenant's waiters.
-        overtaken: How often a later request was granted a waiter's place, by waiter.
+        overtaken: For each waiter, how often it was the oldest that a later grant overtook.
         keys: The request that owns an idempotency key of a tenant.
         warm: The released leases whose workloads wait for the next request.
         resetting: Released leases whose workloads are being reset to become warm.
         preemptible: The leases that requests of higher priority may preempt.
-        noticed: Leases that have notice of a preemption.
+        noticed: Leases that were told when they will be preempted.
         groups: The leases with anti-affinity.
-        places: The shares that leases hold, by node.
+        places: For each node, the leases on it, and the share that each of them holds.
         fencing: The last fencing number given out.
-        clock_moved_at: When the calendar was last set, in seconds since the epoch. A lease granted
-            before this time may overlap a reservation of another tenant.
+        clock_moved_at: The time at which the calendar was last set, in seconds since the epoch. A
+            lease granted before this time may overlap a reservation of another tenant.
         cordons: Nodes, and clusters (node ""), that operators took out of service.
         reserved: The reservations.
         identities: The machines of the nodes.
@@ -110,7 +110,7 @@ class State:
         durations: Durations of ended leases.
         gains: Counts capacity gains, and leases that may be evicted from now on; a refusal is valid
             until this changes.
-        growth: Where capacity grew since the queue last read it.
+        growth: The nodes whose capacity grew since the queue last read them.
         accounts: Use and limits of tenants and projects, warm leases included.
     """
 

@@ -61,15 +61,15 @@ class WaiterClass(NamedTuple):
 
     Args:
         tenant: The tenant of the waiters.
-        project: The tenant's project that the waiters count toward.
+        project: The tenant's project to whose use the leases of the waiters will be added.
         needs: The amounts that each waiter would add to the use of tenant and project.
         demand: The demand of each waiter, if known; with alternatives, one looser than all of them.
         alternatives: All demands of each, if there are several.
         candidates: Their candidate clusters; None: all.
-        priority: Higher goes first.
-        reserves: Whether nodes are reserved for the first of them while it heads the queue.
-        overdue: Whether they were overtaken as often as allowed, so that shares do not count for
-            them.
+        priority: Waiters of higher priority are served first.
+        reserves: Whether nodes are reserved for the oldest of them while it heads the queue.
+        overdue: Whether they were overtaken as often as allowed, so that fair shares no longer
+            decide their order.
     """
 
     tenant: Tenant
@@ -112,7 +112,7 @@ class WaiterLine:
     """Waiters that differ only in age.
 
     Attributes:
-        waiters: Oldest first.
+        waiters: The waiters, oldest first.
         since: Arrival of the first of them, in seconds since the epoch.
         refused_at: `WaitingQueue.changes` when they did not fit even without reserved nodes.
         looked_at: `WaitingQueue.changes` when they did not fit beside reserved and excluded nodes.

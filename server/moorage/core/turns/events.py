@@ -1,4 +1,4 @@
-"""Events: inputs of the core from outside. They are never stored.
+"""Events: inputs of the core from outside. Events are never stored.
 
 A closed union of frozen records. Time is never read here: `step` is given `now`.
 """
@@ -85,7 +85,7 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
         filters: Equalities on the listed objects, e.g. `{"state": "active"}`.
         after: The `next` of the page before; empty for the first page.
         limit: Objects on a page.
-        sees_all: Show the leases and waiters of all tenants.
+        sees_all: Whether the leases and waiters of all tenants are shown.
         sort: Field that orders leases, descending with a "-" in front; empty: by fencing number.
     """
 
@@ -127,7 +127,7 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         fencing: Fencing number of the grant.
-        exit_code: Of a process; None if it is not known.
+        exit_code: The exit code of a process; None if it is not known.
         log_tail: The last lines it wrote.
     """
 
@@ -185,9 +185,9 @@ class CordonAsked(msgspec.Struct, frozen=True, gc=False):
     """An operator takes a cluster or a node out of service, or puts it back.
 
     Args:
-        node: Empty: the whole cluster.
+        node: The node; empty: the whole cluster.
         mode: `cordon`: nothing new is placed there; `drain`: existing leases must leave, too.
-        seconds: For `drain`: how long leases there may still last; None: until they end.
+        seconds: How long leases may still last after a `drain`; None: until they end.
     """
 
     to: Address
@@ -206,7 +206,7 @@ class ReserveAsked(msgspec.Struct, frozen=True, gc=False):
         id: The reservation's id, made by the daemon.
         tenant: As in `NodeReservation`, like the fields after it.
         candidates: Clusters to choose from; None: all.
-        dry_run: Only answer which nodes would be reserved.
+        dry_run: Whether to reserve nothing, and only answer which nodes would be reserved.
     """
 
     to: Address
@@ -258,9 +258,10 @@ class DryRun(msgspec.Struct, frozen=True, gc=False):
     """A client asks for the effect of an operation.
 
     Args:
-        sees_all: Name the leases of other tenants; otherwise only count them.
-        beside: For a release: further leases that end with it.
-        stop_seconds: For a release: longest time to stop the workload; None: not known.
+        sees_all: Whether the answer names the leases of other tenants; otherwise it only counts
+            them.
+        beside: Further leases that end with the release.
+        stop_seconds: The longest time to stop the workload at a release; None: not known.
     """
 
     to: Address

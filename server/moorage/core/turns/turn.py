@@ -24,8 +24,8 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
 
 
 DECISIONS_MAX: Final = 10_000
-"""Most decision records in memory for `why`; with one more, the oldest of the tenant with most is
-forgotten. Grants and waits are then read from the ledger's history."""
+"""Most decision records in memory for `why`; with one more, the oldest record of the tenant with
+most records is forgotten. Grants and waits are then read from the ledger's history."""
 
 
 class TurnWriter:

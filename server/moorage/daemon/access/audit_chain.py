@@ -69,7 +69,7 @@ class Sealed(msgspec.Struct):
 
 
 def encode_entries(entries: Sequence[AuditEntry]) -> bytes:
-    """Return entries as JSON lines, not chained yet. On the hot path."""
+    """Return entries as JSON lines, not chained yet. Runs on the hot path."""
     try:
         return _encode_lines(entries)
     except (ValueError, OverflowError):  # Half a surrogate pair, or a large number.
@@ -78,7 +78,7 @@ def encode_entries(entries: Sequence[AuditEntry]) -> bytes:
 
 
 def chain_lines(encoded: bytes, end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
-    """Return JSON lines with numbers and hashes, and the chain's end. On the hot path."""
+    """Return JSON lines with numbers and hashes, and the chain's end. Runs on the hot path."""
     lines = list[bytes]()
     number, former = end.number, end.hash.encode()
     for text in encoded[1:-2].split(b"}\n{") if encoded else ():

@@ -97,7 +97,7 @@ class AuditFiles:
         """Return the number of the last fact that has an audit entry; None: no fact has one.
 
         Raises:
-            OSError: They cannot be read.
+            OSError: The files cannot be read.
             ValueError: A line is not an audit entry.
         """
         for path in reversed(_files(self._folder)):
@@ -183,7 +183,7 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
         after: Number of the last line that is left out.
 
     Raises:
-        ChainError: A line is no JSON object.
+        ChainError: A line is not a JSON object.
     """
     files = _files_after(folder / FOLDER, after)
     for path in files:
@@ -201,11 +201,12 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
 
 
 def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
-    """Check every line of a data folder; return the number of the first one, and the end.
+    """Check every line of a data folder; return the number of the first line, and the end.
 
     Args:
         folder: The data folder.
-        noted: What an earlier call returned as the end, which the log must still have.
+        noted: The end of the log as an earlier call returned it; the log must still have that
+            entry.
 
     Raises:
         ChainError: A line was changed, or lines are missing.
@@ -244,7 +245,7 @@ def read_end(folder: Path) -> ChainEnd:
     """Return where the log of a data folder ends.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
         ValueError: The last line is not an audit entry.
     """
     return _last(_files(folder / FOLDER))

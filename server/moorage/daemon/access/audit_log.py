@@ -57,8 +57,8 @@ class AuditLog:
     Args:
         folder: The data folder.
         keep_days: Days that the log goes back; 0: nothing is logged.
-        keep_mib: MiB of it; beyond it the oldest goes.
-        rows: Where it is in a database; None: files of the folder.
+        keep_mib: The largest size of the log in MiB; beyond it, the oldest entries are deleted.
+        rows: The rows of the log in a database; None: files of the folder.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class AuditLog:
         self._pending: list[bytes] = []
         """JSON lines to be written; only the thread removes them."""
         self._queued = self._written = 0
-        """Numbers of entries so far; only the thread changes the second one."""
+        """Numbers of queued and written entries so far; only the thread changes the number of
+        written ones."""
         self._held: list[AuditEntry] | None = None
         """Entries to be written after the recovered ones; None: entries are not held back."""
         self._goes_on = asyncio.Event()
@@ -112,7 +113,7 @@ class AuditLog:
         return self._lines.last_seq()
 
     def note_all(self, entries: Sequence[AuditEntry]) -> None:
-        """Queue entries, in order. On the hot path."""
+        """Queue entries, in order. Runs on the hot path."""
         if self._thread is None or not entries:
             return
         held = self._held
@@ -175,7 +176,7 @@ class AuditLog:
 
         Args:
             remote: Address of the caller, without its port.
-            door: What was tried: `websocket`, `http` or `console`.
+            door: The port of the failed login: `websocket`, `http` or `console`.
         """
         now = time.time()
         if now - self._failures_since >= MINUTE_SECONDS:

@@ -20,9 +20,9 @@ def recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger) -> Coroutine[obj
     Entries after this call come after the recovered ones, also while the coroutine runs.
 
     Args:
-        audit: Nothing was noted yet of what this server does.
+        audit: The audit log, which has no entry of this server's run yet.
         trail: Makes the entries. Recovered entries do not have the values before a change.
-        ledger: Open; nothing was appended yet.
+        ledger: The open ledger, to which this server has appended nothing yet.
     """
     audit.hold()
     return _recover(audit, trail, ledger, ledger.last_seq)

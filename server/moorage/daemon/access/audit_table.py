@@ -42,7 +42,7 @@ class AuditTable:
         """Append entries as JSON lines, and delete lines that are too old or too many.
 
         Raises:
-            StorageError: They cannot be written.
+            StorageError: The lines cannot be written.
         """
 
         def link(end: AuditEnd) -> tuple[list[bytes], AuditEnd]:
@@ -86,7 +86,7 @@ def read_rows(rows: AuditRows, after: int = 0) -> Iterator[JsonObject]:
         after: Number of the last line that is left out.
 
     Raises:
-        ChainError: A line is no JSON object.
+        ChainError: A line is not a JSON object.
         StorageError: The database cannot be read.
     """
     for number, line in rows.lines(after):
@@ -97,11 +97,12 @@ def read_rows(rows: AuditRows, after: int = 0) -> Iterator[JsonObject]:
 
 
 def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
-    """Check every line of a database; return the number of the first one, and the end.
+    """Check every line of a database; return the number of the first line, and the end.
 
     Args:
         rows: The lines.
-        noted: What an earlier call returned as the end, which the log must still have.
+        noted: The end of the log as an earlier call returned it; the log must still have that
+            entry.
 
     Raises:
         ChainError: A line was changed, or lines are missing.

@@ -69,7 +69,7 @@ class AuditTrail:
         origin: Returns who waits for the answer at an address.
         asker: Returns where the answer to a request goes, while it is awaited.
         lease: Finds a lease, also one of the last that ended.
-        standing: As it is at the start; follows the facts from then on.
+        standing: The state of leases at the start; from then on, it follows the facts.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class AuditTrail:
         """Numbers of facts since the start: those stepped, and those durable."""
 
     def observe_step(self, event: Event, turn: Turn) -> None:
-        """Make the entries of a step before its answer leaves. On the hot path."""
+        """Make the entries of a step before its answer leaves. Runs on the hot path."""
         if not self._audit.is_on:
             return
         if turn.facts:
@@ -113,7 +113,7 @@ class AuditTrail:
                 self._note_refusal(effect.to, effect.answer)
 
     def observe_commit(self, facts: Sequence[Fact], last: int) -> None:
-        """Write the entries of durable facts, up to seq `last`. On the hot path."""
+        """Write the entries of durable facts, up to seq `last`. Runs on the hot path."""
         self._durable += len(facts)
         durable, before = self._durable, last - self._durable
         count = 0

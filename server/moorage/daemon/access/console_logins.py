@@ -1,8 +1,8 @@
 """Logins to the console: cookies, each exchanged for a token. Both ports read them.
 
-They are stored, so that they outlast a server, and other servers on the same database know them.
-The stored data gives no access: it has the digest of a cookie, and its token in a form from which
-only the cookie restores it.
+The logins are stored, so that they outlast a server, and other servers on the same database know
+them. The stored data gives no access: it has the digest of a cookie, and its token in a form from
+which only the cookie restores it.
 """
 
 import hashlib
@@ -37,8 +37,8 @@ class _StoredLogin(msgspec.Struct, frozen=True):
     Args:
         caller: The caller whose token was exchanged.
         veiled: The token, encrypted with the cookie.
-        expires_at: When it is over, in seconds since the epoch.
-        veiled_id_token: See `Login.id_token`; encrypted.
+        expires_at: The end of the login, in seconds since the epoch.
+        veiled_id_token: `Login.id_token`, encrypted with the cookie.
     """
 
     caller: Caller

@@ -23,7 +23,7 @@ class LeaseTokens:
     """Makes tokens.
 
     Args:
-        secret: Known to this server alone.
+        secret: The key of the tokens, which only this server knows.
     """
 
     def __init__(self, secret: bytes) -> None:

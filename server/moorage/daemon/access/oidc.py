@@ -40,8 +40,8 @@ class ClaimSettings:
     """The claims that a token must have, and those that name its holder.
 
     Args:
-        issuer: Its `iss`.
-        audience: In its `aud`.
+        issuer: The `iss` of accepted tokens.
+        audience: The text that the `aud` of accepted tokens contains.
         tenant: Claim with the tenant; `a.b` is also `b` in the object `a`.
         role: Claim with a role, or with a list of roles, of which the highest counts; may be
             dotted, too.
@@ -183,7 +183,7 @@ class OidcTokens:
         highest = max(roles, key=_ROLES.index)
         subject = str(claims["sub"])
         if not subject.isprintable() or not 0 < len(subject) <= SUBJECT_CHARS_MAX:
-            return None, f"the claim sub is no name of at most {SUBJECT_CHARS_MAX} characters"
+            return None, f"the claim sub is not a name of at most {SUBJECT_CHARS_MAX} characters"
         return Caller(Tenant(tenant), highest, f"oidc:{subject}"), ""
 
 

@@ -58,7 +58,7 @@ class IssuerKeys:
     """The keys of one issuer.
 
     Args:
-        issuer: Its URL, as its tokens name it.
+        issuer: The URL of the issuer, as its tokens name it.
 
     Attributes:
         by_id: The keys, as last fetched.
@@ -117,7 +117,7 @@ class IssuerKeys:
         """Return the issuer's current keys without storing them.
 
         Raises:
-            KeysUnavailableError: They cannot be fetched.
+            KeysUnavailableError: The keys cannot be fetched.
         """
         try:
             async with asyncio.timeout(FETCH_SECONDS_MAX):

@@ -43,7 +43,7 @@ class BrowserSignIn:
         """Return the issuer's URL and the proof for a cookie; None: the issuer does not answer.
 
         Args:
-            redirect_uri: Where the issuer sends the browser back to.
+            redirect_uri: The address to which the issuer sends the browser back.
         """
         place = await self._endpoint("authorization_endpoint")
         if place is None:
@@ -70,9 +70,9 @@ class BrowserSignIn:
         The log has the reason: the person at the browser asks the operator for it.
 
         Args:
-            proof: From the cookie; empty if the browser has none for this answer.
-            answer: From the issuer, by way of the browser: `state`, and `code` or `error`.
-            redirect_uri: As at the beginning.
+            proof: The proof from the browser's cookie; empty if there is no cookie for this answer.
+            answer: The issuer's answer, as the browser brings it: `state`, and `code` or `error`.
+            redirect_uri: The same address as in `begin`.
         """
         sent, _, verifier = proof.partition(".")
         code = answer.get("code", "")

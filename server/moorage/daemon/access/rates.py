@@ -37,7 +37,7 @@ class _Buckets:
         """Tokens left to a tenant, and the time as of which."""
 
     def take(self, tenant: Tenant) -> float:
-        """Take a token and return 0; if there is none, return the seconds until the next one."""
+        """Take a token and return 0; if there is none, return the seconds until the next token."""
         if not self._size:
             return 0.0
         left = self.spend(tenant, 1.0)
@@ -95,7 +95,7 @@ class TenantRates:
         requests_per_second: Messages on the WebSocket and their HTTP twins; 0: any number.
         uploads_per_minute: Policies that are published; 0: any number.
         clock: Seconds on a clock that never goes back.
-        evaluations: What its policies may burn; None: anything.
+        evaluations: The processor time that its policies may use; None: anything.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TenantRates:
         self._uploads = _Buckets(uploads_per_minute, MINUTE_SECONDS, clock)
 
     def refusal(self, tenant: Tenant) -> Refusal | None:
-        """Return why a request exceeds its tenant's rate, or None. On the hot path."""
+        """Return why a request exceeds its tenant's rate, or None. Runs on the hot path."""
         wait = self._requests.take(tenant)
         if not wait:
             return None

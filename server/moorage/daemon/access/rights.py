@@ -85,12 +85,13 @@ class Ownership:
     """Decides who may change which cluster, block, executor, policy and alias.
 
     A cluster, block, executor or policy belongs to the tenant that registered it, an alias to the
-    one that made it; metrics to the owner of their cluster or block, else to who stored them.
-    Objects that were made before owners were recorded belong to all tenants. Any tenant may start a
-    shadow on any alias: it changes no answer, and shows a tenant only the tenant's own requests.
+    tenant that made it; metrics to the owner of their cluster or block, else to the tenant that
+    stored them. Objects that were made before owners were recorded belong to all tenants. Any
+    tenant may start a shadow on any alias: it changes no answer, and shows a tenant only the
+    tenant's own requests.
 
     Args:
-        state: Has the leases; read only.
+        state: The core's state, which has the leases; read only.
         find_alias: Returns an alias by its name, or by a bare policy name.
         owners: Return the owners of documents.
         policy_uris: Returns all versions of policies.

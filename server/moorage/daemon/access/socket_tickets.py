@@ -1,6 +1,6 @@
 """Single-use tickets with which a browser page opens a WebSocket without knowing a token.
 
-The HTTP side issues them and the handshake redeems them. They live in memory only.
+The HTTP side issues them and the handshake redeems them. Tickets live in memory only.
 """
 
 import secrets

@@ -1,7 +1,7 @@
 """TLS of both ports: the server's certificate, and the authorities of client certificates.
 
 Renewed files are in force soon after they changed: for each new connection, the context of both
-ports uses another one, made from the files as last read. Open connections stay open, unless the
+ports uses another context, made from the files as last read. Open connections stay open, unless the
 authority of the client's certificate is no longer trusted.
 """
 
@@ -14,8 +14,8 @@ from weakref import WeakSet
 import structlog
 
 LOOK_SECONDS: Final = 2.0
-"""Seconds between two checks of the files. They are read once two checks find them equal, since a
-renewal writes one file after the other."""
+"""Seconds between two checks of the files. The files are read once two checks find them equal,
+since a renewal writes one file after the other."""
 
 _ADVICE: Final = b"This port speaks TLS: use https://, or wss:// for the WebSocket.\n"
 _PLAIN: Final = (
@@ -119,7 +119,7 @@ class ServerTls:
             need none.
 
     Attributes:
-        context: For new connections.
+        context: The TLS context of new connections.
 
     Raises:
         OSError: A file cannot be read, or holds no certificate or key, or they do not match.

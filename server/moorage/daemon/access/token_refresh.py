@@ -17,8 +17,8 @@ import structlog
 from moorage.config.settings import Config, ConfigError
 
 LOOK_SECONDS: Final = 1.0
-"""Seconds between two checks of the file. It is read once two checks find it equal: an editor may
-be in the middle of writing it."""
+"""Seconds between two checks of the file. The file is read once two checks find it equal: an editor
+may be in the middle of writing it."""
 
 log = structlog.get_logger("moored")
 

@@ -26,13 +26,13 @@ class NamedToken(msgspec.Struct, frozen=True):
     """A token as it is stored.
 
     Args:
-        name: What `moored token list` calls it.
+        name: The name of the token in `moored token list`.
         digest: SHA-256 of the token, in hexadecimal.
         role: Decides what its holder may do.
         tenant: Owner of the leases and policies that its holder works with.
-        created_at: In seconds since the epoch.
-        expires_at: Likewise; None: it does not expire.
-        revoked_at: Likewise; None: it is not revoked.
+        created_at: The time of its creation, in seconds since the epoch.
+        expires_at: The end of the token, in seconds since the epoch; None: it does not expire.
+        revoked_at: The time of its revocation, in seconds since the epoch; None: it is not revoked.
     """
 
     name: str
@@ -66,7 +66,7 @@ class TokenStore:
         """Return all tokens by digest: expired and revoked ones, too.
 
         Raises:
-            TokenStoreError: They cannot be read.
+            TokenStoreError: The tokens cannot be read.
         """
         with self._errors():
             version = self._rows.version()

@@ -52,7 +52,7 @@ class Tokens:
         tokens: Token to tenant, from the settings. Their role is author.
         operators: Tenants among them whose role is admin.
         store: Named tokens; None: there are none.
-        issuer: Those of an issuer; None: there is none.
+        issuer: The tokens of an issuer; None: there is none.
 
     Attributes:
         own: The token with which the server calls itself, as the tenant `local`.

@@ -38,7 +38,7 @@ class JoiningToken(msgspec.Struct, frozen=True):
     Args:
         digest: SHA-256 of the token, in hexadecimal.
         cluster_id: The cluster that its machine joins.
-        expires_at: In seconds since the epoch.
+        expires_at: The end of the token, in seconds since the epoch.
         agent: Id of the agent that used it; empty: none has.
     """
 
@@ -66,15 +66,15 @@ class AgentRecord(msgspec.Struct, frozen=True):
         node_id: The node that its machine is there.
         agent: Id of the agent, made once.
         digest: SHA-256 of its key, in hexadecimal.
-        joined_at: In seconds since the epoch.
-        changed_at: When it last connected or disconnected, likewise.
-        connected: Whether it is.
+        joined_at: The time at which it joined, in seconds since the epoch.
+        changed_at: The time at which it last connected or disconnected, in seconds since the epoch.
+        connected: Whether the agent is connected.
         address: The address from which the agent last connected.
         unheard_seconds: How long its workloads run without a connection; 0: no limit.
         revoked: Whether its key is refused.
         forgotten: Whether it was forgotten, or has not joined yet: the server removes its node,
             then this record. So neither a crash nor a stopped server leaves a node behind.
-        folder: Its data folder, as of its last connection; None: unknown.
+        folder: Its data folder, at its last connection; None: unknown.
     """
 
     cluster_id: str
@@ -106,7 +106,7 @@ class Reclaim(msgspec.Struct, frozen=True):
     """An operator's order that agents follow this server, whichever they followed before.
 
     Args:
-        epoch: Is added to the epoch of each server on this storage.
+        epoch: A number that is added to the epoch of each server on this storage.
     """
 
     epoch: int
@@ -135,7 +135,7 @@ class AgentStore:
         """Return all agents, including revoked ones.
 
         Raises:
-            AgentStoreError: They cannot be read.
+            AgentStoreError: The stored rows cannot be read.
         """
         with self._errors():
             version = self._rows.version()
@@ -148,7 +148,7 @@ class AgentStore:
         """Return the places of forgotten agents whose node may be in its cluster.
 
         Raises:
-            AgentStoreError: They cannot be read.
+            AgentStoreError: The stored rows cannot be read.
         """
         self.agents()
         return self._forgotten
@@ -180,7 +180,7 @@ class AgentStore:
         """Return the increment of the server's epoch; see `Reclaim`.
 
         Raises:
-            AgentStoreError: It cannot be read.
+            AgentStoreError: The stored row cannot be read.
         """
         self.agents()
         known = self._records.get(_key(Reclaim(0)))
@@ -190,7 +190,7 @@ class AgentStore:
         """Return the agent of a key, or a joining token; None: the secret is neither.
 
         Raises:
-            AgentStoreError: They cannot be read.
+            AgentStoreError: The stored rows cannot be read.
         """
         self.agents()
         shown = digest(secret)
@@ -203,7 +203,7 @@ class AgentStore:
         """Store a new joining token and return it; forget those that have expired.
 
         Raises:
-            AgentStoreError: It cannot be stored.
+            AgentStoreError: The change cannot be stored.
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
         with self._change() as documents:
@@ -217,7 +217,7 @@ class AgentStore:
         """Record that the node of an agent is put into its cluster before the agent has joined.
 
         Raises:
-            AgentStoreError: It cannot be stored.
+            AgentStoreError: The change cannot be stored.
         """
         with self._change() as documents:
             _put(documents, AgentRecord(*place, "", "", now, now, forgotten=True))
@@ -226,7 +226,7 @@ class AgentStore:
         """Remove the record of a forgotten agent, whose node has left its cluster.
 
         Raises:
-            AgentStoreError: It cannot be stored.
+            AgentStoreError: The change cannot be stored.
         """
         with self._change() as documents:
             found = _get(documents, AgentRecord, *place)
@@ -237,7 +237,7 @@ class AgentStore:
         """Note that an agent has used its token, and is connected; return its key.
 
         Raises:
-            AgentStoreError: Another one used the token, or it cannot be stored.
+            AgentStoreError: Another agent used the token, or the agent cannot be stored.
         """
         key = KEY_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
         with self._change() as documents:
@@ -254,7 +254,7 @@ class AgentStore:
         """Note that an agent is connected.
 
         Raises:
-            AgentStoreError: It cannot be stored.
+            AgentStoreError: The change cannot be stored.
         """
         with self._change() as documents:
             found = _get(documents, AgentRecord, *place)
@@ -272,7 +272,7 @@ class AgentStore:
             now: The time, in seconds since the epoch.
 
         Raises:
-            AgentStoreError: It cannot be stored.
+            AgentStoreError: The change cannot be stored.
         """
         with self._change() as documents:
             for each in _read(documents, AgentRecord):
@@ -285,7 +285,7 @@ class AgentStore:
         Epochs grow with each change of the leader, so they grow more slowly than the time.
 
         Raises:
-            AgentStoreError: It cannot be stored.
+            AgentStoreError: The change cannot be stored.
         """
         with self._change() as documents:
             known = max((each.epoch for each in _read(documents, Reclaim)), default=0)

@@ -160,7 +160,7 @@ def without_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
     """Return a node's document without the devices that other programs use.
 
     Args:
-        node: As its agent described it on connecting.
+        node: The node, as its agent described it on connecting.
         busy: Why these devices cannot be used, by UUID.
     """
     group = node.get("gpus")

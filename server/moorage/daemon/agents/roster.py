@@ -1,7 +1,7 @@
 """Lets agents in, puts their machines into the registry, and notices when they are lost.
 
-The gateway passes connections to `serve`; `backends.agents` uses them. An agent is no caller: its
-key is valid on this path only.
+The gateway passes connections to `serve`; `backends.agents` uses them. An agent is not a caller:
+its key is valid on this path only.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from moorage.records.rights import SERVER_ITSELF, Caller
 HELLO_SECONDS_MAX: Final = 10.0
 """How long an agent may take to send its hello."""
 ANSWER_SECONDS_MAX: Final = 3.0
-"""How long a connected agent may take to answer when another one shows the same key."""
+"""How long a connected agent may take to answer when another agent shows the same key."""
 BEAT_SECONDS: Final = (5.0, 10.0)
 """Shortest and longest pause between two beats of an agent, unless machines are lost soon."""
 BEATS_A_SECOND: Final = 50
@@ -88,7 +88,7 @@ class AgentRoster:
     Args:
         store: The agents and tokens that are let in.
         fleet: The backend `local`; None: this server has no such backend.
-        catalog: Has the documents and metrics of clusters.
+        catalog: The documents and metrics of clusters.
         lost_seconds: How long a machine may be silent before it counts as lost.
         audit: Takes entries of the audit log.
     """
@@ -121,7 +121,7 @@ class AgentRoster:
         """Tell the backend which machines have agents, before it looks at leases.
 
         Args:
-            epoch: Of this server; 0: no other server can replace it.
+            epoch: The epoch of this server; 0: no other server can replace it.
 
         Raises:
             AgentStoreError: The store cannot be read.
@@ -470,7 +470,7 @@ class AgentRoster:
         """Register the server's own machine, under its earlier name if there is one.
 
         Args:
-            document: Of a cluster of this machine alone.
+            document: The document of a cluster that has only this machine.
             noted: The node as which it was registered before; None: unknown.
 
         Returns:
@@ -629,7 +629,7 @@ class AgentRoster:
         """Give up a machine that will not come back; return its new state.
 
         Raises:
-            ServiceError: It has no agent, or its agent is connected.
+            ServiceError: The machine has no agent, or its agent is connected.
         """
         name = "/".join(place)
         try:
@@ -667,7 +667,7 @@ def _plain(node: JsonObject) -> JsonObject:
     """Return an agent's node as plain JSON: its frame may hold values that JSON does not have.
 
     Raises:
-        ServiceError: It cannot be a document, or is nested too deep.
+        ServiceError: The value cannot be a document, or is nested too deep.
     """
     encoded = encode(node)
     if is_deeper(encoded, DEPTH_MAX):

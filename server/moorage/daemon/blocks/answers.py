@@ -1,6 +1,6 @@
 """Checks the answers of a block's policies: shapes, ids, scores, nodes.
 
-`daemon.blocks.placement` lets nothing that a policy returned go further unless it passed here.
+`daemon.blocks.placement` uses a value that a policy returned only after a check here.
 Values only.
 """
 
@@ -26,12 +26,13 @@ def read_selection(value: JsonValue, offered: Container[str], at: str) -> list[s
     """Return the clusters that a clusterAllocator's `selection` named.
 
     Args:
-        value: What it returned: `{"clusters": [documents or ids]}`.
+        value: The value that the policy returned: `{"clusters": [documents or ids]}`.
         offered: Ids of the clusters that it was given.
         at: The policy's place in the block, for errors.
 
     Raises:
-        ServiceError: It declined, or returned something else, or named others than it was given.
+        ServiceError: The policy declined, returned something else, or named clusters that it was
+            not given.
     """
     _refuse_error(value, "clusters", at)
     clusters = value.get("clusters") if isinstance(value, dict) else None
@@ -58,7 +59,7 @@ def score_data(value: JsonValue, nodes: Nodes, at: str) -> JsonObject:
         at: The policy's place in the block, for errors.
 
     Raises:
-        ServiceError: It declined (`{"error": …}`), or returned something else.
+        ServiceError: The policy declined (`{"error": …}`), or returned something else.
     """
     _refuse_error(value, "selection_score_data", at)
     data = value.get("selection_score_data") if isinstance(value, dict) else None
@@ -66,7 +67,7 @@ def score_data(value: JsonValue, nodes: Nodes, at: str) -> JsonObject:
         raise _wrong(at, "dry_run", '{"selection_score_data": {"score", "node_info"}}')
     score: JsonValue = data.get("score")
     number = isinstance(score, int | float) and not isinstance(score, bool)
-    if not number or not 0 <= score <= 1:  # What is no number is in no range.
+    if not number or not 0 <= score <= 1:  # What is not a number is in no range.
         raise _wrong(at, "selection_score_data.score", "a number from 0 to 1")
     if len(msgspec.msgpack.encode(data)) > SCORE_BYTES_MAX:
         raise _wrong(at, "selection_score_data", f"at most {SCORE_BYTES_MAX} bytes, packed")
@@ -78,12 +79,13 @@ def read_choice(value: JsonValue, offered: Mapping[str, Nodes], at: str) -> str:
     """Return the cluster that a clusterAllocator's `post_dry_run` chose.
 
     Args:
-        value: What it returned: one of the entries that it was given, or the id of one.
+        value: The value that the policy returned: one of the entries that it was given, or the id
+            of an entry.
         offered: The nodes of each cluster that it was given.
         at: The policy's place in the block, for errors.
 
     Raises:
-        ServiceError: It declined, or returned something else.
+        ServiceError: The policy declined, or returned something else.
     """
     _refuse_error(value, "id", at)
     name = _id(value)

@@ -1,7 +1,7 @@
 """The built-in policies for a block that names none, and the nodes that all policies see.
 
 `daemon.blocks.placement` uses them for a role without a `policyRuleURI`, and only then. They
-read the fleet as the allocator knows it: what leases hold is not free.
+read the fleet as the allocator knows it: resources that leases hold are not free.
 """
 
 from collections.abc import Iterable
@@ -28,9 +28,9 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
     GPUs, then to the first node.
 
     Args:
-        fleet: What is free now.
+        fleet: The fleet with the amounts that are free now.
         cluster_id: The cluster.
-        demand: What must fit; None: whatever a node has free.
+        demand: The demand that must fit; None: whatever a node has free.
 
     Returns:
         `{"score", "node_info": {"node_id", "gpus"}}`: the devices that the demand would be given,

@@ -36,7 +36,8 @@ CLUSTERS_MAX: Final = 1000
 RUNNING_MAX: Final = 32
 """Blocks in progress at one time; one tenant gets at most one less. Further blocks wait."""
 WAITING_MAX: Final = 1024
-"""Blocks that wait for a turn. One more: the tenant with most gets `busy` for its last one."""
+"""Blocks that wait for a turn. With one more, the newest waiting block of the tenant with most
+blocks is refused with `busy`."""
 SECONDS_MAX: Final = 60.0
 """Seconds for one block, its wait included; then the answer is `policy_timeout`."""
 
@@ -103,7 +104,7 @@ class BlockPlacement:
             tenant: Who asks, and with whose context the policies run.
             block: The block document.
             mode: `select_clusters`: the clusters that the clusterAllocator selects;
-                `dry_run`: the one of them that it chooses, with its score and node.
+                `dry_run`: the cluster that it chooses of these, with the score and the node.
 
         Raises:
             ServiceError: The document is wrong, no cluster is found or can take the block, or a

@@ -1,7 +1,7 @@
 """Takes one block through its policies: select, score, choose.
 
-`daemon.blocks.placement` makes one `BlockRun` per request. Named policies run in the sandbox; what
-they return goes through `answers`. Documents stay packed from the catalog to the policy.
+`daemon.blocks.placement` makes one `BlockRun` per request. Named policies run in the sandbox;
+`answers` checks the values that they return. Documents stay packed from the catalog to the policy.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Candidate:
     Args:
         packed: Its document and metrics, as the catalog packs them for policies.
         nodes: Its healthy nodes, since its dry run.
-        score_data: What the dry run said: `{"score", "node_info"}`.
+        score_data: The answer of the dry run: `{"score", "node_info"}`.
     """
 
     name: str

@@ -19,8 +19,8 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
 
 TASKS_MAX: Final = 1024
-"""Stored tasks; one more drops the oldest finished task of the tenant with most. If none is
-finished, it is refused as `busy`, except for tenants with few."""
+"""Stored tasks; with one more, the oldest finished task of the tenant with most tasks is forgotten.
+If no task is finished, the new task is refused as `busy`, except for tenants with few tasks."""
 TASKS_BYTES_MAX: Final = 64 << 20
 """Bytes of stored results; beyond it, the oldest of the tenant with the largest are dropped."""
 

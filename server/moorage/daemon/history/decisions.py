@@ -62,7 +62,7 @@ class Decisions:
     """Recent decisions.
 
     Args:
-        ledger: Has the facts. This object is made before any fact is stepped.
+        ledger: The ledger, which has the facts. This object is made before any fact is stepped.
     """
 
     def __init__(self, ledger: LedgerHistory) -> None:
@@ -75,7 +75,7 @@ class Decisions:
         self._number = 0
 
     def observe_step(self, event: Event, turn: Turn) -> None:
-        """Note refusals of this step. On the hot path."""
+        """Note refusals of this step. Runs on the hot path."""
         ask: Ask | None = None
         if isinstance(event, Asked):
             ask = event.ask
@@ -152,7 +152,7 @@ class Decisions:
     async def _window(
         self, before: LedgerPlace, wanted: JsonObject
     ) -> tuple[list[tuple[LedgerPlace, Row]], LedgerPlace | None]:
-        """Return the rows of the facts before a place, newest first, and where older ones end."""
+        """Return the rows of facts before a place, newest first, and the place of older facts."""
         top = before.seq if before.number else before.seq - 1
         top = min(top, self.ledger.last_seq)
         bottom = max(1, top - PAGE_FACTS_MAX + 1)

@@ -64,7 +64,7 @@ class FleetMap:
     """Slots in the order of nodes and devices, with their content.
 
     Args:
-        state: Has the inventory; its leases are added by `put`.
+        state: The core's state, which has the inventory; `put` adds its leases.
 
     Attributes:
         is_outdated: The inventory has changed: a new map must be made.

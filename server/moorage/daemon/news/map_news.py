@@ -80,7 +80,7 @@ class MapNews:
         self._watching.pop(session, None)
 
     def note_durable(self, facts: Iterable[Fact]) -> None:
-        """Record durable facts for the next message. On the hot path."""
+        """Record durable facts for the next message. Runs on the hot path."""
         if not self._watching:
             return
         self._facts.extend(facts)

@@ -106,7 +106,7 @@ class RequestProgress:
             self._keep(name, [each for each in streamed if each.to.session != session])
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
-        """Send the progress that durable facts make. On the hot path."""
+        """Send the progress that durable facts make. Runs on the hot path."""
         if not self._streamed:
             return
         for fact in facts:
@@ -130,13 +130,13 @@ class RequestProgress:
                     pass
 
     def observe_consultation(self, request: RequestId) -> None:
-        """Record that the policy of a request begins to decide. On the hot path."""
+        """Record that the policy of a request begins to decide. Runs on the hot path."""
         for streamed in self._streamed.get(request, ()) if self._streamed else ():
             streamed.deciding_since, streamed.deciding_due = time.monotonic(), PAUSE_SECONDS
             self._queued.set()
 
     def note_evaluation(self, request: RequestId) -> None:
-        """Record that the policy of a request has answered. On the hot path."""
+        """Record that the policy of a request has answered. Runs on the hot path."""
         for streamed in self._streamed.get(request, ()) if self._streamed else ():
             streamed.deciding_since = None
 

@@ -37,7 +37,7 @@ class AskedShapes:
         self._total = 0
 
     def note(self, tenant: Tenant, demand: Demand) -> None:
-        """Count a request. On the hot path."""
+        """Count a request. Runs on the hot path."""
         key = (tenant, demand)
         self._counts[key] = self._counts.get(key, 0) + 1
         self._total += 1

@@ -88,12 +88,12 @@ class Watchers:
     Args:
         push: Sends news to a session, or counts it as missed there.
         lease: Finds a lease, also one of the last that ended.
-        leases: All that hold something.
+        leases: The leases that hold resources.
         map_news: Sends topic `map`.
         shape_news: Sends topic `shapes`.
 
     Attributes:
-        progress, lease: As given.
+        progress, lease: The arguments of these names.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Watchers:
         self.progress.drop_session(session)
 
     def observe_request(self, ask: Ask) -> None:
-        """Count the demand of a request. On the hot path."""
+        """Count the demand of a request. Runs on the hot path."""
         if ask.demand is not None:
             self._shapes.counts.note(ask.tenant, ask.demand)
 
@@ -177,7 +177,7 @@ class Watchers:
 
         Args:
             topic: One of `TOPICS`.
-            name: What happened.
+            name: The name of the event.
             data: Values for JSON.
             tenant: The tenant that the news is about; None: everybody.
         """
@@ -215,7 +215,7 @@ class Watchers:
         return sorted(shown, key=lambda each: each.at, reverse=True)
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
-        """Send durable facts to the sessions that watch them. On the hot path."""
+        """Send durable facts to the sessions that watch them. Runs on the hot path."""
         self._map.note_durable(facts)
         self.progress.note_durable(facts)
         leases = self._watching["leases"]

@@ -65,7 +65,7 @@ class Measures:
                 self.registry.unregister(each)
 
     def observe_facts(self, facts: Sequence[Fact]) -> None:
-        """Count durable facts. On the hot path."""
+        """Count durable facts. Runs on the hot path."""
         recorded = self._recorded
         for fact in facts:
             kind = type(fact)
@@ -84,7 +84,7 @@ class Measures:
         return ()
 
     def count(self, answer: Response) -> None:
-        """Count one reply of the core, if it is a failure. On the hot path."""
+        """Count one reply of the core, if it is a failure. Runs on the hot path."""
         if isinstance(answer, Refusal):
             self._refusals.labels(answer.code.value).inc()
 

@@ -47,7 +47,7 @@ class _Histogram:
         self._by_uri: dict[str, _Series] = {}
 
     def observe(self, uri: str, seconds: float) -> None:
-        """Count one duration of a policy, or of another label, in its bucket. On the hot path."""
+        """Count one duration of a policy or another label in its bucket. Runs on the hot path."""
         series = self._by_uri.get(uri) or self._find(uri)
         series.counts[bisect_left(self.bounds, seconds)] += 1
         series.seconds += seconds
@@ -140,7 +140,7 @@ class DurationMetrics:
         ]
 
     def observe_consultation(self, effect: Consult) -> None:
-        """Record that a policy begins to evaluate. On the hot path."""
+        """Record that a policy begins to evaluate. Runs on the hot path."""
         if len(self._consulted) < CONSULTATIONS_MAX:
             self._consulted[effect.ask.id] = effect.ask.policy.uri, perf_counter()
 
@@ -149,14 +149,14 @@ class DurationMetrics:
         self._consulted.pop(request, None)
 
     def observe_decision(self, event: Proposed | ConsultFailed, seconds: float) -> None:
-        """Measure the evaluation that ended, and the step that decided. On the hot path."""
+        """Measure the evaluation that ended, and the step that decided. Runs on the hot path."""
         begun = self._consulted.pop(event.request, None)
         if begun is not None:
             self._evaluation.observe(begun[0], perf_counter() - seconds - begun[1])
         self._verification.observe("", seconds)
 
     def observe_facts(self, facts: Sequence[Fact]) -> None:
-        """Measure waiting and starts, by durable facts. On the hot path."""
+        """Measure waiting and starts, by durable facts. Runs on the hot path."""
         for fact in facts:
             if isinstance(fact, Granted):
                 lease = fact.lease

@@ -25,10 +25,10 @@ class Health:
 
     Args:
         gateway: Listens until the daemon stops.
-        ledger: Open.
+        ledger: The open ledger.
         commit_loop: Steps the core.
         sandbox: Runs policies.
-        mode: How policies are isolated.
+        mode: The isolation of policies.
         tasks: Know whether a background task failed.
     """
 

@@ -69,11 +69,11 @@ Sample = TypeVar("Sample")
 class HistoryFile(Generic[Sample]):
     """A file of JSON lines, one sample each; at most twice as many lines as wanted samples.
 
-    It calls the disk: from a thread of its own, not from the event loop. Lines that cannot be read
-    are left out, such as a line that a crash cut short, or a line of another release.
+    The methods use the disk, so call them in a thread, not on the event loop. Lines that cannot be
+    read are left out, such as a line that a crash cut short, or a line of another release.
 
     Args:
-        path: Of the file, which need not exist.
+        path: The path of the file, which need not exist.
         kind: The type of a line.
         most: Number of wanted samples.
     """
@@ -149,7 +149,7 @@ class HistoryRing:
     """Takes samples, and answers from them.
 
     Args:
-        state: What is true; read only.
+        state: The core's state; read only.
         measures: Counts refusals.
         durations: Measure grants, evaluations and commits.
         sessions: Returns how many WebSockets are open.
@@ -157,7 +157,8 @@ class HistoryRing:
 
     Attributes:
         agents: Returns the states of agents; the daemon sets it once they are known.
-        path: Of the file that has the samples for the next start; None: they end with the process.
+        path: The path of the file that has the samples for the next start; None: they end with the
+            process.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class HistoryRing:
         """Take a sample.
 
         Args:
-            at: In seconds since the epoch.
+            at: The time of the sample, in seconds since the epoch.
         """
         now = self._count()
         self._samples.append(_Sample(self._now(at), _difference(self._before, now), self._late))
@@ -392,7 +393,7 @@ class HistoryRing:
     def _whole(self) -> tuple[list[int], list[int]]:
         """Return, per model, the most wholly free GPUs on one node, and the nodes without a lease.
 
-        A node counts for the model of its first GPU.
+        A node belongs to the model of its first GPU.
         """
         fleet = self._state.fleet
         length = len(fleet.models)

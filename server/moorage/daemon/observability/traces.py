@@ -52,7 +52,7 @@ class _Trace:
         span: Its span; None if it is only logged.
         request: The id of the request, once it has one.
         parts: Start time and span of each part that is under way.
-        has_workload: Its lease starts a workload, which is traced beyond the answer.
+        has_workload: Whether its lease starts a workload, which is traced beyond the answer.
         started: Fencing number of the grant whose workload runs.
     """
 
@@ -73,7 +73,7 @@ class RequestTraces:
     """Traces requests.
 
     Args:
-        spans: Where spans go; None: requests are only logged.
+        spans: The exporter of spans; None: requests are only logged.
     """
 
     def __init__(self, spans: "Spans | None") -> None:

@@ -56,7 +56,7 @@ async def find_searched(catalog: Catalog, match_type: MatchType, field: str) -> 
     """Return the documents that a `matchType` names.
 
     Args:
-        catalog: Has them.
+        catalog: The catalog, which has the documents.
         match_type: The kind of documents.
         field: Path of the match type in the body.
 

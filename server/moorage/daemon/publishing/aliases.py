@@ -43,7 +43,7 @@ from moorage.records.policies import ShadowComparison
 from moorage.sandbox.host.sandbox import Sandbox
 
 SELF: Final = "moored"
-"""Recorded as the author of changes that the server itself makes to an alias."""
+"""The recorded author of changes that the server itself makes to an alias."""
 _SHARE_BYTES: Final = 8
 _FINDING_CHARS_MAX: Final = 300
 Noting = Callable[[Response, float | None, float], None]
@@ -58,7 +58,7 @@ class Publishing:
     Args:
         sandbox: Loads a version before it is activated.
         allocator: Knows which version an idempotency key's first request went to; read only.
-        watchers: Get changes as events of the topic `policies`.
+        watchers: The clients that get changes as events of the topic `policies`.
         failures_max: Faults in a row after which an alias falls back; 0: never.
 
     Attributes:
@@ -147,7 +147,8 @@ class Publishing:
             given: The alias, or a bare policy name for its `stable`; made where there is none.
             uri: The version, of a policy of the alias's name.
             who: The caller's tenant.
-            force: Also a version that fails as the alias's shadow; else that is a `conflict`.
+            force: Whether a version that fails as the alias's shadow is accepted; else it is
+                refused with `conflict`.
 
         Raises:
             ServiceError: `unknown_policy`; `bad_policy` where it cannot be loaded; `bad_message`.
@@ -270,7 +271,8 @@ class Publishing:
         Args:
             uri: The version.
             who: The caller's tenant.
-            force: Also where an alias would fall back to it; never one that it sends requests to.
+            force: Whether a version that an alias would fall back to is deleted, too. A version
+                that an alias sends requests to is never deleted.
 
         Raises:
             ServiceError: `already_exists` naming the aliases; `unknown_policy`.

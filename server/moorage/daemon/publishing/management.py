@@ -31,7 +31,7 @@ class Management:
     """Runs `management(action, data)` of policies, and shows their output.
 
     Args:
-        elsewhere: Another server executes policies and stores their state.
+        elsewhere: Whether another server executes policies and stores their state.
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox, *, elsewhere: bool) -> None:

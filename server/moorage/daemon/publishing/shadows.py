@@ -47,7 +47,7 @@ from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 IN_FLIGHT_MAX: Final = 64
 """Requests to one candidate that are not answered or compared yet, at most."""
 SAMPLES_MAX: Final = 50
-"""Latest differences that a report shows, at most."""
+"""The largest number of latest differences in a report."""
 LATENCIES_MAX: Final = 1024
 """Latest latencies from which percentiles are computed."""
 NOT_ASKED: Final = frozenset({Code.BUSY, Code.SHUTTING_DOWN, Code.UNAVAILABLE})
@@ -64,7 +64,7 @@ class Side:
     """The answer of one of the two versions to a consultation.
 
     Args:
-        seconds: From the consultation to the answer.
+        seconds: The time from the consultation to the answer.
         refusal: Why it returned no usable value.
         placement: The proposed placement; empty if it proposed none.
     """
@@ -281,8 +281,9 @@ class Shadows:
                 Code.CONFLICT,
                 f"policy_rule_uri: {uri} fails as the shadow of {name}: {shown}",
                 field="policy_rule_uri",
-                expected=f"a version that answers (`moorage policy shadow {name} --report` shows"
-                " the failures; a restart of the shadow resets the counts), or `force` (`--force`)",
+                expected="a version that does not fail, or `force` (`--force`). `moorage policy"
+                f" shadow {name} --report` shows the failures. To count from zero, start the shadow"
+                " again",
             )
 
     # Reports about live policies ----------------------------------------------------------------

@@ -59,7 +59,8 @@ class VersionStatistics:
         self._codes: Counter[str] = Counter()
         """Codes of these faults."""
         self.bearable = 0
-        """Faults in a row that were in vain: at fewer, no fallback was possible."""
+        """The value of `consecutive` at the last attempt of a fallback that was not possible; 0:
+        none."""
         self.failing: set[Tenant] = set()
         """Tenants whose requests have failed since the last good answer."""
         self._used: OrderedDict[Tenant, float] = OrderedDict()
@@ -82,8 +83,8 @@ class VersionStatistics:
         Args:
             tenant: The tenant that gets the answer.
             answer: The answer for the client.
-            seconds: From admission to this answer; None if it waited in the queue.
-            now: By the monotonic clock.
+            seconds: The time from admission to this answer; None if it waited in the queue.
+            now: The present time, by the monotonic clock.
         """
         fault: Code | None = None
         match answer:
@@ -145,7 +146,8 @@ class VersionStatistics:
         """Return the statistics as plain JSON values.
 
         Args:
-            whole: Include durations of single answers; else only figures that cover many answers.
+            whole: Whether durations of single answers are included; else only figures that cover
+                many answers.
         """
         return {
             "policy_rule_uri": self.version,

@@ -52,7 +52,7 @@ class Versions:
         return record.ref
 
     def record(self, uri: str, digest: str) -> PolicyRecord:
-        """Return a version if it is registered with this digest; an empty one matches any."""
+        """Return a version if it is registered with this digest; an empty digest matches all."""
         record = self._catalog.memory.policy(uri)
         if record is None or record.ref.uri != uri:
             raise self._unknown(uri)
@@ -72,7 +72,7 @@ class Versions:
 
         Args:
             uri: The version.
-            force: Refuse only versions that an alias sends requests to.
+            force: Whether only versions that an alias sends requests to are refused.
         """
         aliases = self._catalog.aliases
         names = aliases.using(uri)

@@ -88,7 +88,7 @@ class Operations:
         management: Runs `management` of policies.
         lookups: Answers operations that do not need the core.
         ttl_seconds_max: Longest time that a lease may be renewed for.
-        state: Has the clusters; read only.
+        state: The core's state, which has the clusters; read only.
         watchers_max: Sessions of one tenant that may watch; 0: any number.
         note_surplus: Notes a request beyond a limit of its tenant; see `AuditLog`.
         cluster_owner: Returns the owner of a cluster; empty if unknown.

@@ -41,13 +41,13 @@ class ReplyContext(msgspec.Struct, frozen=True):
         message_id: The message's own `id`.
         request: The id of its ask; empty for an operation.
         token: The token of the lease that the ask may be granted.
-        shown: The reply has the ask's id.
+        shown: Whether the reply has the ask's id.
         warnings: Warnings for the reply.
         version: The version that was chosen; empty if the message named it itself.
         note: Counts the outcome, if the message named an alias.
         admitted_at: Time of admission by the monotonic clock, for `note`.
-        streams: The client wants the progress of the ask.
-        complete: Adds what the core does not know to its answer.
+        streams: Whether the client wants the progress of the ask.
+        complete: Adds fields to the core's answer that the core does not know.
     """
 
     message_id: MessageId
@@ -69,7 +69,8 @@ class Followers:
     Args:
         traces: Writes spans and log lines; None: neither is wanted.
         stamp: Returns the last fact that an answer sent now reflects; None: answers do not say it.
-        is_follower: This is a standby: an answer has the revision at which its request was read.
+        is_follower: Whether this is a standby, whose answers have the revision at which the
+            request was read.
     """
 
     progress: RequestProgress
@@ -89,7 +90,7 @@ class Replies:
     Attributes:
         fail: Called with a defect, which ends the process.
         traces: The traces of `followers`.
-        asker: Returns the address that waits for the answer to a request; None: none does.
+        asker: Returns the address that waits for the answer to a request; None: no address waits.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class Replies:
     def note_waiting(self, to: Address) -> None:
         """Mark a message as waiting for the answer to a request in the queue.
 
-        The message is no longer in flight, and its waiting time does not count for the policy.
+        The message is no longer in flight, and its waiting time is not added to the policy's time.
         """
         self._gateway.park(to)
         context = self._open.get(to)

@@ -91,7 +91,7 @@ class CatalogReader:
     """Answers the injected clients of policies from the catalog in this process.
 
     Args:
-        catalog: Read; None: it is set before any policy runs.
+        catalog: The catalog; it is only read. None: it is set before any policy runs.
     """
 
     def __init__(self, catalog: Catalog | None = None) -> None:
@@ -151,7 +151,7 @@ class PolicyServices:
         sandbox: Checks a policy before it is registered.
         management: Runs `management` of policies.
         rates: Refuses policies that a tenant publishes too fast.
-        note_surplus: Notes that; see `AuditLog`.
+        note_surplus: Notes a refused publication in the audit log; see `AuditLog`.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class AllocationServices:
     """`POST /allocate`, the HTTP form of an ad-hoc request, and the HTTP forms of operations.
 
     Args:
-        calls: Has the addresses of HTTP calls.
+        calls: The addresses of HTTP calls.
         websocket: Returns the address of the WebSocket.
     """
 

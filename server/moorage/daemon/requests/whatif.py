@@ -38,7 +38,7 @@ from moorage.records.rights import Caller, Right
 SECONDS_MAX: Final = 30.0
 """Seconds that a what-if may take; then it is refused as `policy_timeout`."""
 AT_ONCE_MAX: Final = 2
-"""Concurrent what-ifs, and those of one tenant; the server refuses a further one as `busy`."""
+"""Concurrent what-ifs, and those of one tenant; the server refuses a further what-if as `busy`."""
 JOB_BYTES_MAX: Final = 128 << 20
 """Bytes of the state and of what policies read of clusters; beyond it, `too_large`."""
 

@@ -60,7 +60,8 @@ PREEMPTED_STOP_SECONDS: Final = 10.0
 """Seconds between SIGTERM and SIGKILL of a lease that is preempted without notice."""
 
 INHERITED_MAX: Final = 1_000
-"""Starts remembered that took over a workload, whose output has another start's number."""
+"""The largest number of remembered starts that took over a workload, whose output has the number of
+another start."""
 KEEP_SECONDS_MAX: Final = 30.0
 """Seconds that resetting a workload for its next user may take; then it is stopped."""
 CLOSE_SECONDS_MAX: Final = 2.0
@@ -85,8 +86,8 @@ _Order = Callable[[Backend | None, Lease], Awaitable[None]]
 class OrderChains:
     """Runs the orders of each workload one at a time, in the order in which they were given.
 
-    An order waits for all that were given before it, not only for the last one: a cancelled order
-    ends at once, also where those before it still run.
+    An order waits for all orders before it, not only for the last one: a cancelled order ends at
+    once, even if orders before it still run.
     """
 
     def __init__(self, tasks: Tasks) -> None:
@@ -138,7 +139,7 @@ class WorkloadControl:
     A defect in the order of one workload ends its lease, with the reason, and nothing else.
 
     Args:
-        backends: By the name that `provision.backend` uses.
+        backends: The backends, by the name that `provision.backend` uses.
         post: Posts an event to the core.
         tasks: Run the orders.
         progress: Called with the progress of workloads.

@@ -1,8 +1,8 @@
 """Finds the candidate nodes on which a backend can start a workload.
 
 Admission asks it for requests with a `provision`: a backend that starts on certain nodes or in
-certain clusters only, as `local` does on its own machine, would refuse what a policy put anywhere
-else, once it is leased.
+certain clusters only, as `local` does on its own machine, would refuse a workload that a policy
+placed anywhere else, after the lease was granted.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def within_reach(
 
     Args:
         fleet: The present fleet.
-        support: Where the backend can start workloads.
+        support: The clusters and nodes on which the backend can start workloads.
         candidates: The candidates of the request; None: all clusters.
         demand: A usable node must fit this when empty.
 
@@ -89,7 +89,7 @@ def out_of_reach(
     Args:
         fleet: The present fleet.
         backend: The backend that the request names.
-        supports: What each backend of this server can do, by name.
+        supports: The abilities of each backend of this server, by its name.
         candidates: The candidates of the request; None: all clusters.
         demand: The request's demand on each node.
     """

@@ -30,7 +30,7 @@ class LogView:
 
     Args:
         end: Number of bytes of output.
-        over: The output is complete.
+        over: Whether the output is complete.
         lease: The lease at that time.
     """
 
@@ -119,9 +119,9 @@ class Readers:
 
         Args:
             start: The number of the workload's start.
-            seen: What the reader has seen.
+            seen: The output that the reader has seen.
             look: Polls again, from the end of the last poll on.
-            until: When to return at the latest, by the loop's clock.
+            until: The latest time of the return, by the loop's clock.
         """
         key = (seen.lease.id, start)
         watch = self._watches.setdefault(key, _Watch(seen))

@@ -34,7 +34,7 @@ class APIError(errors_of("requests"), ValueError):  # type: ignore[misc]  # The 
     """A metrics service refused a call, or did not answer.
 
     The documented client raises `requests.exceptions.HTTPError` and other `RequestException`s,
-    `ValueError` where the answer is no JSON, and `APIError`: this error is all of them.
+    `ValueError` where the answer is not JSON, and `APIError`: this error is all of them.
 
     Args:
         status: HTTP status where there was one.
@@ -87,7 +87,7 @@ class ContextClient:
 
         Raises:
             ContextConflict: The context has another version; nothing was changed.
-            TypeError: The context is no dict of plain JSON values, or the version is no number.
+            TypeError: The context is not a dict of plain JSON values, or the version not a number.
             ValueError: The context is too large.
         """
         if not isinstance(context, dict):

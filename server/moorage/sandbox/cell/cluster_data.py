@@ -2,9 +2,9 @@
 
 All classes really are dicts, so `isinstance`, `json.dumps`, `dict(…)`, `copy` and `pickle` behave.
 Each unread value is a placeholder, which any read replaces first. Values that the documents do not
-have, such as `fleet`, are found by key, but are no items: a policy that logs, copies or returns its
-input gets only plain data. Each evaluation decodes afresh, so nothing that a policy changes
-survives into the next one.
+have, such as `fleet`, are found by key, but are not items: a policy that logs, copies or returns
+its input gets only plain data. Each evaluation decodes afresh, so nothing that a policy changes
+survives into the next evaluation.
 """
 
 import gc
@@ -43,7 +43,7 @@ class LazyDict(JsonObject, metaclass=_DictType):
     """A dict that makes some of its values when they are first read.
 
     Attributes:
-        extras: Values that are found by key but are no items; also made when first read.
+        extras: Values that are found by key but are not items; also made when first read.
     """
 
     extras: JsonObject
@@ -154,7 +154,7 @@ class InputData(LazyDict):
 
     Args:
         given: The items; `LATER` stands for values that are made later.
-        extras: Likewise.
+        extras: Values that are found by key but are not items, with `LATER` likewise.
         later: Makes the value of an item or extra.
     """
 
@@ -182,7 +182,7 @@ class ClusterData(LazyDict):
     Args:
         fetch: Returns the packed document of a cluster, from the host if needed; None if the
             cluster has none.
-        fleet: Where `capacity` is read.
+        fleet: The fleet from which `capacity` is read.
         bytes_max: Packed bytes of the clusters that are decoded at a time.
     """
 
@@ -241,7 +241,7 @@ class ClusterEntry(LazyDict):
 
     Args:
         decoded: The list of decoded entries.
-        fleet: Where the extra `capacity` is read when it is first touched.
+        fleet: The fleet from which the extra `capacity` is read at its first use.
     """
 
     def __init__(self, cluster_id: str, blob: bytes, decoded: "_Decoded", fleet: Fleet) -> None:
@@ -268,7 +268,7 @@ class ClusterEntry(LazyDict):
     def fold(self) -> None:
         """Drop the decoded values, unless the policy could notice that they are made again.
 
-        It could if it changed them, or holds a part of them.
+        The policy could tell if it changed the values, or holds a part of them.
         """
         if dict.keys(self) != _UNREAD.keys():
             return
@@ -328,7 +328,7 @@ def unpack(packed: bytes) -> JsonValue:
 
 
 def _references(parts: list[JsonValue]) -> int:
-    """Return the largest number of references to one of the nested lists and dicts."""
+    """Return the reference count of the most referenced list or dict within `parts`."""
     most, pending = 0, [each for each in parts if type(each) is dict or type(each) is list]
     while pending:
         container: Any = pending.pop()

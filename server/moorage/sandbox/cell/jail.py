@@ -29,7 +29,7 @@ PURGED: Final = (
     "fcntl",
     "mmap",
 )
-"""Modules that are removed from a cell, to leave an attacker less; they are no boundary."""
+"""Modules that are removed from a cell, to leave an attacker less; they are not a boundary."""
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
 _PR_SET_NO_NEW_PRIVS, _PR_SET_MDWE, _PR_CAPBSET_DROP = 38, 65, 24

@@ -1,9 +1,9 @@
 """Inert modules, which take the place of missing libraries.
 
 Existing policies import libraries that they never use, or use only with a network. So the import
-succeeds, and a use of the library raises an error with the reason. These are no uses: subclassing,
-decorating, annotating, and catching exceptions; nor calls while the policy is loaded or
-constructed, since their results may never be needed.
+succeeds, and a use of the library raises an error with the reason. The following are not uses:
+subclassing, decorating, annotating, and catching exceptions; nor calls while the policy is loaded
+or constructed, since their results may never be needed.
 
 `cell.imports` finds these modules; `cell.policy` marks the loading of a policy with `loading`.
 """
@@ -111,7 +111,11 @@ for _use in (
 
 
 class _Base(Exception):  # noqa: N818  # Of all inert classes: a policy may catch any of them.
-    """Makes instances of a policy's own classes that inherit from an inert class."""
+    """Base of all inert classes: lets a policy make instances of its own subclasses.
+
+    The base does so only while the policy is loaded or constructed. Later, it raises the error that
+    the library is missing.
+    """
 
     def __init__(self, *args: object, **kwargs: Any) -> None:
         del kwargs

@@ -30,7 +30,7 @@ class NotPlainError(ValueError):
     """A value cannot be sent as JSON.
 
     Args:
-        reason: What is wrong with it.
+        reason: The fault of the value, in words.
     """
 
     def __init__(self, reason: str) -> None:

@@ -87,10 +87,10 @@ class Policy:
     """One loaded policy version.
 
     Args:
-        uri: The policy gets it as `rule_id`.
-        files: Archive-relative path to content.
+        uri: The URI of the policy, which gets it as `rule_id`.
+        files: The content of each file, by its path in the archive.
         entry: File with the policy class, usually `function.py`.
-        clients: Added to every settings dict.
+        clients: The clients that are added to every settings dict.
 
     Attributes:
         faults: Why the policy cannot be used; empty if it can.
@@ -134,7 +134,8 @@ class Policy:
         """Import the entry file and find the class; add errors to `faults`.
 
         Args:
-            construct: Also check the whole archive, and construct the policy with its defaults.
+            construct: Whether to check the whole archive, too, and to construct the policy with its
+                defaults.
         """
         for name, content in self._files.items():
             if name.endswith(".py"):
@@ -244,7 +245,8 @@ class Policy:
         """Return the settings and parameters that an instance has added or changed.
 
         A policy stores them as `self.settings` and `self.parameters`, as the documents say, or
-        changes the given ones in place. Only added and replaced keys count, not removed ones.
+        changes the given ones in place. Only added and replaced keys are changes; removed keys are
+        not.
         """
         policy, given = self._instances[overrides][0], self._given[overrides]
         settings, parameters = _decode(self._settings), _decode(self._parameters)

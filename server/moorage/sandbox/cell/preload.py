@@ -1,7 +1,7 @@
 """The modules that the zygote imports once for all cells.
 
-A cell cannot open a file, so nothing can be imported later. `SUPPORT` are modules that the
-importable ones load only when they are first used, which would be too late.
+A cell cannot open a file, so nothing can be imported later. `SUPPORT` are modules that importable
+modules load only at their first use, which would be too late.
 """
 
 import importlib

@@ -52,7 +52,7 @@ class Replica:
     """The fleet as one cell sees it.
 
     Attributes:
-        fleet: What the host last said, minus what is outstanding.
+        fleet: The fleet as the host last sent it, without the outstanding amounts.
     """
 
     def __init__(self) -> None:

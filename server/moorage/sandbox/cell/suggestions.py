@@ -41,8 +41,8 @@ def suggestion(error: BaseException, message: str, root: str) -> str:
 
     Args:
         error: The exception of the policy.
-        message: Its message.
-        root: Where the files of the policy seem to lie.
+        message: The message of the error.
+        root: The folder in which the files of the policy seem to lie.
     """
     if type(error) is KeyError:
         name, known, lazy = _keys(error, root)

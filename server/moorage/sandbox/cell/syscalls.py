@@ -48,8 +48,8 @@ class Machine:
     """One architecture.
 
     Args:
-        audit: The kernel's AUDIT_ARCH value; another one in a call means another ABI.
-        x32: Calls with bit 30 set belong to a second ABI that must be refused.
+        audit: The kernel's AUDIT_ARCH value; another value in a call means another ABI.
+        x32: Whether calls with bit 30 set belong to a second ABI, which must be refused.
         on_channel: read and write: allowed on descriptors 0 to 3.
         mapping: mmap: allowed without PROT_EXEC and huge pages.
         protecting: mprotect: allowed without PROT_EXEC.

@@ -387,7 +387,7 @@ class Worker:
         try:
             packed: bytes = _encode(to_plain(context))
         except (NotPlainError, UnicodeEncodeError) as error:
-            raise TypeError(f"context has a value that is no plain JSON: {error}") from None
+            raise TypeError(f"context has a value that is not plain JSON: {error}") from None
         if len(packed) > limits.CONTEXT_BYTES_MAX:
             raise ValueError(f"context has {len(packed)} bytes; at most {limits.CONTEXT_BYTES_MAX}")
         return packed
@@ -399,7 +399,7 @@ class Worker:
         except NotPlainError as error:
             raise _Unanswerable("output", str(error)) from None
         except UnicodeEncodeError:
-            raise _Unanswerable("output", "text with lone surrogates is no Unicode") from None
+            raise _Unanswerable("output", "text with lone surrogates is not Unicode") from None
         if len(answer) > limits.ANSWER_BYTES_MAX:
             raise _Unanswerable(
                 "output", f"{len(answer)} bytes as JSON; at most {limits.ANSWER_BYTES_MAX}"
@@ -414,7 +414,7 @@ class Worker:
             new: bytes = _encode(to_plain(context))
         except (NotPlainError, UnicodeEncodeError) as error:
             raise _Unanswerable(
-                "context", f"context has a value that is no plain JSON: {error}"
+                "context", f"context has a value that is not plain JSON: {error}"
             ) from None
         if len(new) > limits.CONTEXT_BYTES_MAX:
             raise _Unanswerable(
@@ -471,7 +471,7 @@ def ids_of(value: JsonValue, keys: Mapping[str, frozenset[str]]) -> JsonValue:
     """Return ids in place of objects with an id: alone, in a list, or in an object's list.
 
     Args:
-        value: What a policy returned.
+        value: The value that a policy returned.
         keys: Keys of the given documents; keys that the policy added, such as a score, stay.
     """
     if isinstance(value, dict):

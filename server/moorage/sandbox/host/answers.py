@@ -49,7 +49,7 @@ def read_call(frame: frames.Call) -> tuple[JsonValue, ...] | str:
     """Return the checked arguments of a call, or the fault in them.
 
     Raises:
-        BreachError: The method is not on the list, or the arguments are no array of one.
+        BreachError: The method is not on the list, or the arguments are not an array of one.
     """
     kind = _METHODS.get((frame.client, frame.method))
     if kind is None:
@@ -161,7 +161,7 @@ def read_ahead(frame: frames.Call | frames.Want) -> tuple[str, ...]:
     """Return the clusters for which the cell also prefetches small answers.
 
     Raises:
-        BreachError: They are more than an honest cell names, or no ids.
+        BreachError: The ids are more than an honest cell names, or are not ids.
     """
     if len(frame.ahead) > AHEAD_MAX or not all(map(_ID.fullmatch, frame.ahead)):
         raise BreachError("it prefetched a cluster that does not exist")

@@ -2,7 +2,7 @@
 
 `pool` makes cells and gives them work; a cell reports the outcome to its owner. On uvloop the
 Protocol interface over a connected socket is nearly twice as fast as `add_reader`, hence this
-shape. Nothing here trusts the other end: the first byte that does not fit kills it.
+shape. Nothing here trusts the other end: the first byte that does not fit kills the cell.
 """
 
 import asyncio
@@ -84,10 +84,10 @@ class Cell(asyncio.Protocol):
 
     Attributes:
         sent: Work in the pipe, head first.
-        head_since: When the head became the head (monotonic seconds).
+        head_since: The time at which the present head became the head, by the monotonic clock.
         slow: The head has run for longer than a few milliseconds; new work goes elsewhere.
-        demoted: It runs at idle priority.
-        retired: It gets no new work.
+        demoted: Whether it runs at idle priority.
+        retired: Whether it gets no new work.
         alive: Whether the cell was neither lost nor killed.
         worker: The worker that it runs on; empty: this machine.
     """

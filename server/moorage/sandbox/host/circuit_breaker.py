@@ -32,7 +32,8 @@ FORGIVEN_SECONDS: Final = 300.0
 ANSWERS_PER_OVERRUN: Final = 100
 """Answers that forgive one overrun, however fast they come."""
 RUNS_MAX: Final = 4096
-"""Policies and tenants whose overruns are counted; the one that overran the longest ago goes."""
+"""Pairs of policy and tenant whose overruns are counted; with one more, the pair whose last overrun
+is oldest is forgotten."""
 _DOUBLINGS_MAX: Final = math.log2(OPEN_SECONDS_MAX / OPEN_SECONDS_MIN)
 Key = tuple[str, str, str]
 """URI, digest, tenant."""
@@ -55,7 +56,7 @@ class CircuitBreaker:
     """Counts overruns by policy version and tenant; quick answers and time reduce the count.
 
     Args:
-        limits: Has `circuit_overruns`, and the deadline of evaluations.
+        limits: The limits, with `circuit_overruns` and the deadline of evaluations.
         counters: Counts `circuits_opened`, and `circuit_refusals` while circuits are open.
         opened: Called when a circuit opens.
     """

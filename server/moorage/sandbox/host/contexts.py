@@ -18,7 +18,8 @@ from moorage.sandbox.wire.limits import CONTEXT_BYTES_MAX, CONTEXTS_MAX
 CONFLICT_STATUS: Final = 409
 """Status of the answer to a swap from a version that is not the current one."""
 TOTAL_BYTES_MAX: Final = 64 << 20
-"""All contexts together; the least recently changed one is forgotten."""
+"""The bytes of all contexts together; beyond it, the least recently changed context is
+forgotten."""
 
 Key = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
@@ -52,7 +53,7 @@ class Contexts:
         return entry[1] if entry else b""
 
     def swap(self, key: Key, expected: int, packed: bytes) -> int | None:
-        """Replace version `expected` and return the new version, or None if it is not current."""
+        """Replace version `expected` and return the new version; None if another is current."""
         if self.version(key) != expected or len(packed) > CONTEXT_BYTES_MAX:
             self.conflicts += 1
             return None
@@ -64,7 +65,7 @@ class Contexts:
         """Load the contexts from the disk, each with its version.
 
         Args:
-            contexts: All of them; version 0 if none was noted.
+            contexts: All contexts; version 0 if none was noted.
             beyond: Changes from now on get higher versions than this. Clients may know versions
                 that a crash lost before they were on disk; no other context may get such a version.
         """
@@ -119,7 +120,7 @@ class Chain:
 
     Args:
         version: The version that the latest evaluation left, or started from.
-        broken: A change was refused: the cell has a context that no other has.
+        broken: Whether a change was refused, so that the cell has a context that no other cell has.
     """
 
     version: int

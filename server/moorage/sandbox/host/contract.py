@@ -36,7 +36,7 @@ class JailError(SandboxError):
 
     Args:
         layer: The layer or attack, e.g. `seccomp` or `open`.
-        reason: What happened, and what to do about it.
+        reason: The failure, and the remedy.
     """
 
     def __init__(self, layer: str, reason: str) -> None:
@@ -57,7 +57,7 @@ class CallRefusedError(Exception):
     """A registry or metrics service refused; the injected client raises the original's error.
 
     Args:
-        message: What the service said.
+        message: The message of the service.
         status: HTTP status where there was one, else 0.
     """
 
@@ -93,8 +93,9 @@ class PolicyCode:
     """One policy version as the registry stores it. The server never compiles or parses it.
 
     Args:
-        files: Archive-relative path to content. `function.py` is the entry; every other `.py`
-            file is importable from it by its dotted path. A leading `code/` is ignored.
+        files: The content of each file, by its path in the archive. `function.py` is the entry;
+            every other `.py` file is importable from it by its dotted path. A leading `code/` is
+            ignored.
         settings: Default settings of the policy document.
         parameters: Default parameters of the policy document.
         guard: Applies its schemas; None if it has none.
@@ -130,8 +131,9 @@ class WorkerSettings:
     """The workers that run cells on other machines.
 
     Args:
-        address: Of a Ray cluster, as `ray.init` takes it.
-        cells: On each of its nodes, at most; each has a processor reserved there.
+        address: The address of a Ray cluster, as `ray.init` takes it.
+        cells: The largest number of cells on each Ray node; each cell has a reserved processor
+            there.
         tell: Called with each node or Ray itself, its latest state, and whether that is good.
     """
 
@@ -166,7 +168,7 @@ class HostServices(Protocol):
             method: `read_cluster(id)`, `execute_query(query)`; `get_cluster(id)`,
                 `query_clusters(query | None)`; `get_block(id)`, `query_blocks(query | None)`. Ids
                 are validated before they arrive here.
-            arguments: Positional, exactly as many as named above.
+            arguments: The positional arguments, as many as the method has above.
 
         Raises:
             CallRefusedError: The service refused. The stub then returns `(False, message)` or
@@ -196,8 +198,8 @@ class Sample:
         services: Answer the injected clients, in the place of the server's.
         consult: The consultation; None if `input_data` is given instead.
         input_data: The argument of `eval` then: JSON data.
-        parameters: In the place of the policy's defaults, beside `input_data`.
-        settings: In the place of the policy's defaults, beside `input_data`.
+        parameters: The parameters that replace the policy's defaults, beside `input_data`.
+        settings: The settings that replace the policy's defaults, beside `input_data`.
     """
 
     tenant: Tenant
@@ -224,8 +226,8 @@ class CodeFinding:
     Args:
         message: The fault, in a sentence.
         file: File within the archive; empty if no file is at fault.
-        line: From 1; 0 if unknown.
-        column: From 1; 0 if unknown.
+        line: The number of the line, from 1; 0 if unknown.
+        column: The number of the column, from 1; 0 if unknown.
         text: The source line and, where the column is known, a caret line below it.
     """
 
@@ -241,8 +243,8 @@ class CheckResult:
     """The outcome of `Sandbox.check`: usable exactly when there are no findings.
 
     Args:
-        management: The class has a `management` method.
-        output: What the code printed or logged while it was loaded.
+        management: Whether the class has a `management` method.
+        output: The text that the code printed or logged while it was loaded.
         outcomes: The outcomes of the samples, in order; if one ended the cell, all later ones have
             its refusal.
         warnings: Why some requests may fail.
@@ -266,7 +268,8 @@ class OpenCircuit:
 
     Args:
         tenant: The tenant whose requests are refused meanwhile.
-        overruns: Its latest evaluations for that tenant that were stopped at their deadline.
+        overruns: The policy's latest evaluations for this tenant that were stopped at their
+            deadline.
         seconds: How long it stays open.
     """
 
@@ -293,7 +296,7 @@ class SandboxReport:
             `circuit_refusals`: of the circuit breaker. `worker_starts`, `worker_losses`,
             `worker_doubts`, `bridge_restarts`: of workers on Ray.
         circuits_open: Open circuits now, counted once per policy and tenant.
-        warning: Not empty in unsafe mode, without the jail.
+        warning: A warning, if policies run in unsafe mode, without the jail; else empty.
         workers: The latest state of Ray, and of each of its known nodes.
         workers_up: Number of nodes on which policies run.
     """

@@ -1,6 +1,6 @@
-"""Handles the work of cells that end. Used by `pool`, whose class builds on this one.
+"""Handles the work of cells that end. Used by `pool`, whose class inherits from `CellsAndDeaths`.
 
-A cell's death costs exactly its head; everything behind it is sent again, to another cell, in
+A cell's death costs exactly its head; all work after the head is sent again, to another cell, in
 order. If a cell on a worker fails, and the worker may be the cause, its head is repeated on this
 machine, which shows whether the policy is the cause.
 """

@@ -27,7 +27,8 @@ every new cell."""
 HEAVY_SECONDS: Final = 30.0
 """How long a tenant counts as slow after its latest slow evaluation."""
 HEAVY_TENANTS_MAX: Final = 1024
-"""Slow tenants that a group remembers; beyond it, it forgets the one that was slow longest ago."""
+"""Slow tenants that a group remembers; with one more, it forgets the tenant that was slow longest
+ago."""
 QUICK_ANSWERS_MIN: Final = 32
 """Quick answers in a row after which a tenant that is alone counts as quick again."""
 GRANTS_PER_CELL: Final = 4
@@ -123,7 +124,7 @@ class Group:
     fault: Refusal | None = None
     fault_until: float = 0.0
     overruns: int = 0
-    """Evaluations stopped at their deadline since the last one that answered."""
+    """Evaluations that were stopped at their deadline since the last evaluation that answered."""
     doubted: dict[str, float] = field(default_factory=dict[str, float])
     """By worker, until when it gets no cell of this policy, since a cell failed there."""
     _tenant: str | None = None

@@ -1,8 +1,8 @@
-"""Assigns work to cells, and replaces cells. What happens when one dies is in `deaths`.
+"""Assigns work to cells, and replaces cells; `deaths` says what follows the death of a cell.
 
 Used by `sandbox`. Work is bound to a cell as late as possible: it waits in its policy's backlog and
-goes into a pipe when that cell is quick and has room, so a slow evaluation holds up only what was
-already behind it. Policies share nothing here but the count of cells.
+goes into a pipe when that cell is quick and has room. So a slow evaluation holds up only the work
+that already waits after it in the pipe. Policies share nothing here but the count of cells.
 """
 
 import asyncio
@@ -141,9 +141,9 @@ class CellPool(CellsAndDeaths):
         Args:
             work: The work.
             isolation: Works of one policy version share cells if this is equal.
-            single_use: A cell does one piece of work.
-            aside: It must not disturb other work: it gets one cell at low priority, and none if
-                that would replace another cell.
+            single_use: Whether a cell does only one piece of work.
+            aside: Whether the work must not disturb other work: it gets one cell at low priority,
+                and no cell if that cell would replace another cell.
         """
         now = time.monotonic()
         if (refusal := self.circuits.refusal(work, now)) is not None:
@@ -475,8 +475,8 @@ class CellPool(CellsAndDeaths):
 def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
     """Return whether an answer would be refused in any state of the fleet.
 
-    Then the policy or the worker is at fault; the evaluation is repeated where the daemon is, which
-    shows which of them.
+    Then the policy or the worker is at fault; the evaluation is repeated on the machine of the
+    daemon, which shows which of both is at fault.
     """
     guard = work.code.guard
     if guard is not None and work.judged and guard.judge(value) is not None:

@@ -59,7 +59,7 @@ class LocalProcess:
 
     Args:
         channel: The host's end.
-        pidfd: The process; closed here.
+        pidfd: The descriptor of the process; this class closes it.
     """
 
     worker = ""

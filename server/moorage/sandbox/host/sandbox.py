@@ -3,9 +3,9 @@
 `consult` is synchronous and cheap; its one outcome arrives later through `deliver`, on the same
 thread. Nothing in here compiles, parses or imports policy source: that happens behind the wall.
 
-For cells to see the true fleet, the daemon must change `fleet` only on the loop's thread. It must
-also call `settle` for every `Proposed` of a request with a lease, right after the step that decided
-about it and before that step's effects are carried out.
+For cells to see the true fleet, the daemon must change `fleet` only on the loop's thread. The
+daemon must also call `settle` for every `Proposed` of a request with a lease, right after the step
+that decided about it and before that step's effects are carried out.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ _UNSAFE_WARNING: Final = (
 
 
 Changes = Mapping[str, JsonMapping]
-"""`settings` and `parameters`, by name; what is missing is unchanged."""
+"""`settings` and `parameters`, by name; a missing name leaves its value unchanged."""
 _NONE: Final[JsonObject] = {}
 
 
@@ -148,8 +148,8 @@ class Sandbox:
         deliver: Called with exactly one event per consultation that was not forgotten.
         limits: All limits.
         mode: `jail`, or `unsafe` for a separate process without the jail.
-        isolation: Which requests share a cell: all tenants that use a policy version, the requests
-            of one tenant, or none (a fresh cell per evaluation).
+        isolation: The requests that share a cell: all requests for a policy version, those of one
+            tenant, or none (a fresh cell per evaluation).
         circuits: Called when a policy's circuit opens.
         workers: Other machines that run cells; None: there are none.
         meter: Counts processor time of evaluations, and refuses them, except live consultations,
@@ -207,7 +207,7 @@ class Sandbox:
         Call it before serving, from the thread that runs the loop until the end.
 
         Args:
-            attacked: Another sandbox of this process has just withstood the attacks.
+            attacked: Whether another sandbox of this process has just withstood the attacks.
 
         Raises:
             JailError: In mode `jail`, a layer is missing or an attack succeeded.
@@ -258,9 +258,10 @@ class Sandbox:
     def ask_aside(self, consult: Consult, code: PolicyCode) -> "asyncio.Future[JsonValue]":
         """Consult a shadow policy about the same request; its answer has no effect.
 
-        It runs at low priority in a separate cell per tenant, whatever the isolation: its answers
-        for one tenant must not show another tenant's requests. It has its own contexts, and sees
-        the same fleet as live policies, except for their unsettled proposals.
+        The evaluation runs at low priority in a separate cell per tenant, whatever the isolation:
+        its answers for one tenant must not show another tenant's requests. The evaluation has its
+        own contexts, and sees the same fleet as live policies, except for their unsettled
+        proposals.
 
         Returns:
             A future of the policy's value, or of a `PolicyFault`.
@@ -403,8 +404,8 @@ class Sandbox:
         """Run the policy's `management(action, data)` and return its plain value.
 
         Raises:
-            PolicyFault: It has no `management`, raised an error, overran, or its answer cannot be
-                sent; or its schema of management commands forbids the action or its data.
+            PolicyFault: The policy has no `management`, raised an error, overran, or its answer
+                cannot be sent; or its schema of management commands forbids the action or the data.
         """
         return (await self.manage_and_tell(code, tenant, action, data))[0]
 
@@ -439,12 +440,13 @@ class Sandbox:
             code: The policy.
             tenant: The tenant of the evaluation and of its context.
             input_data: The argument of `eval`: JSON data, at most `INPUT_BYTES_MAX` packed.
-            parameters: In the place of the policy's defaults.
-            settings: In the place of the policy's defaults.
-            ids_only: Return each object as its `id`, with the keys that the policy added: the given
-                documents need not be sent back.
+            parameters: The parameters that replace the policy's defaults.
+            settings: The settings that replace the policy's defaults.
+            ids_only: Whether each object is returned as its `id`, with the keys that the policy
+                added. So the given documents need not be sent back.
             fleet: The fleet for the columns of `input_data["fleet"]`.
-            proxied: The tenant stands for many, as another server does; its circuits never open.
+            proxied: Whether the tenant stands for many tenants, as another server does; its
+                circuits never open.
 
         Raises:
             PolicyFault: The policy failed as a consultation can, or the input cannot be sent; or

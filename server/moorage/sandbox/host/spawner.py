@@ -63,7 +63,7 @@ class Spawner:
 
     Args:
         limits: All bounds.
-        mode: With or without the wall.
+        mode: The sandbox mode: with or without the wall.
         make: Wraps a spawned process as a cell of the pool.
         restarted: Called when a dead zygote was replaced.
         counters: Counts `spawns` and `zygote_restarts`.
@@ -207,7 +207,7 @@ class Spawner:
         """Return a new cell that has confirmed its jail and has no policy.
 
         Raises:
-            SpawnError: It could not be started, or died before it was jailed.
+            SpawnError: The cell could not be started, or died before it was jailed.
             JailError: A layer of its jail is missing.
         """
         zygote = await self._running()

@@ -76,25 +76,27 @@ class Work(msgspec.Struct, eq=False):
 
     Args:
         consult: The consultation, for `evaluate`.
-        action: For `manage`.
-        data: For `manage`.
-        input_data: For `apply`, packed.
-        overrides: For `apply`, as `Evaluate` has them.
-        ids_only: For `apply`, as `Apply` has it.
+        action: The action of `manage`.
+        data: The data of `manage`.
+        input_data: The packed input of `apply`.
+        overrides: The overrides of `apply`, as in `Evaluate`.
+        ids_only: Whether `apply` returns documents as their ids, as in `Apply`.
         sample: The fleet and services of a trial; None: the server's own.
-        fleet: For `apply`, as `Apply` has it.
-        proxied: The tenant stands for many unknown ones.
-        alone: No other work may wait behind it in its cell's pipe: it is expected to take long.
-        changes: After `manage`: settings and parameters that it changed, as JSON.
+        fleet: The fleet of `apply`, as in `Apply`.
+        proxied: Whether the tenant stands for many unknown tenants.
+        alone: Whether no other work may wait after it in its cell's pipe, since it is expected to
+            take long.
+        changes: The settings and parameters that `manage` changed, as JSON.
         kills: How often its cell was killed from outside while it was the head.
         hungry: How often such a cell held nearly all memory that it may use.
-        here: It must run on this machine, since a worker failed at it.
-        avoided: The worker that must not get it, since its proposal failed.
+        here: Whether it must run on this machine, since a worker failed at it.
+        avoided: The worker that must not get it, since that worker's proposal failed.
         lost_workers: How often its worker was lost while it was the head of a cell.
         snapshot_bytes: Bytes of the snapshot that the cell reads first, which does not count as the
             policy's time.
-        spent: A limit on its calls was reached.
-        future: Gets the outcome of all but live consultations, which are delivered.
+        spent: Whether a limit on its calls was reached.
+        future: The future that gets the outcome; live consultations have none, since they are
+            delivered.
     """
 
     kind: Literal["evaluate", "manage", "apply", "load"]
@@ -230,10 +232,10 @@ def death_refusal(death: Death, ref: PolicyRef, limits: Limits, doing: str = "")
     """Return the refusal for a cell that died by itself: for lack of memory, or otherwise.
 
     Args:
-        death: How it ended.
+        death: The end of the cell.
         ref: The policy.
         limits: Its limits.
-        doing: Its activity, if it was no evaluation.
+        doing: Its activity, if it was not an evaluation.
     """
     cause = death.cause + doing
     if death.held_mib < limits.memory_mib * _HUNGRY:

@@ -104,7 +104,7 @@ class RemoteWorker(Spawner):
     Args:
         up: The bridge's report of its start.
         limits: All bounds.
-        mode: With or without the wall.
+        mode: The sandbox mode: with or without the wall.
         make: As in `Spawner`.
         counters: As in `Spawner`.
         send: Sends messages to its agent.
@@ -189,7 +189,7 @@ class RemoteWorker(Spawner):
         """Handle one message of the agent.
 
         Raises:
-            msgspec.MsgspecError: The bytes are no message.
+            msgspec.MsgspecError: The bytes are not a message.
         """
         message = relay.decode_from_agent(body)
         if isinstance(message, relay.Pong):

@@ -107,7 +107,7 @@ class Workers:
     Args:
         settings: The address of Ray, and the receiver of its reports.
         limits: All bounds.
-        mode: With or without the wall.
+        mode: The sandbox mode: with or without the wall.
         make: As in `Spawner`.
         changed: Called when a worker is added, so that work need not wait.
         counters: Counts `worker_starts`, `worker_losses` and `bridge_restarts`.

@@ -54,8 +54,8 @@ class Death:
 
     Args:
         cause: The cause of death, as a text.
-        innocent: The policy did not cause it.
-        held_mib: The most memory that it held, beyond what it started with.
+        innocent: Whether something else than the policy caused it.
+        held_mib: The most memory that the cell held, beyond the memory that it started with.
     """
 
     cause: str
@@ -262,7 +262,7 @@ def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
     Args:
         status: The wait status that the zygote collected.
         held_mib: As in `Death`.
-        spent: The cell had used up its CPU time, at which the kernel kills it.
+        spent: Whether the cell had used up its CPU time, at which the kernel kills it.
     """
     if not os.WIFSIGNALED(status):
         return Death(f"it exited with status {os.WEXITSTATUS(status)}", held_mib=held_mib)

@@ -136,7 +136,7 @@ class Documents(_Frame, tag=5):
 
 
 class KeepDocuments(_Frame, tag=7):
-    """Order the cell to drop some cached documents, then to cache others. It has no answer.
+    """Order the cell to drop some cached documents, then to cache others. This frame has no answer.
 
     `stale` names clusters whose cached documents or answers have changed; None: all clusters.
     `kind` is the method that returned the items, or `DOCUMENTS`.
@@ -186,7 +186,7 @@ class PolicyLoaded(_Frame, tag=19):
 class Result(_Frame, tag=20):
     """The policy's returned value as JSON text, its changed context, and its printed output.
 
-    Of `management` also the settings and parameters that it changed, as JSON text of an object.
+    After `management`, also the settings and parameters that it changed, as JSON text of an object.
     """
 
     nonce: int
@@ -257,8 +257,8 @@ class FrameReader:
         limit: Longest frame in bytes; a longer one is an error before it is stored.
 
     Attributes:
-        error: Not empty once the other side sent bytes that are no frame. Frames before it are
-            still returned, frames after it are not.
+        error: The error text, once the other side sent bytes that are not a frame; else empty.
+            Frames before it are still returned, frames after it are not.
     """
 
     def __init__(self, limit: int) -> None:

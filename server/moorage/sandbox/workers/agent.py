@@ -1,7 +1,7 @@
 """The agent: an actor on a node of Ray that forks cells there, and carries their messages.
 
 `bridge` starts one on each node. Like the daemon, it serves only once its own attacks on the jail
-have failed. It does not read the messages that it carries.
+have failed. The agent does not read the messages that it carries.
 """
 
 import asyncio

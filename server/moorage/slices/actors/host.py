@@ -98,7 +98,7 @@ class DeviceHost:
         Returns when it has ended.
 
         Raises:
-            SliceTimeoutError: It has not ended within `task_cancel_seconds_max`.
+            SliceTimeoutError: The task has not ended within `task_cancel_seconds_max`.
         """
         self._calls_cancelled = self._calls
         if self._task is not None:

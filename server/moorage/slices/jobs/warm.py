@@ -15,10 +15,10 @@ def device_remote(
 ) -> Callable[[RayValue], RayValue]:
     """Decorate a function or class so that its calls run on all hosts of `pod_count` slices.
 
-    The first call allocates the slices. They stay allocated for later calls until `close()`; a lost
-    slice is replaced. A call returns the results of all hosts; `remote` returns references instead.
-    Each task has a process of its own: a call of a method creates the object in that process again.
-    A call cancels tasks of the previous call that still run.
+    The first call allocates the slices. The slices stay allocated for later calls until `close()`;
+    a lost slice is replaced. A call returns the results of all hosts; `remote` returns references
+    instead. Each task has a process of its own: a call of a method creates the object in that
+    process again. A call cancels tasks of the previous call that still run.
 
     Args:
         accelerator_config: The slices, as `pod_count` and the resources of each.

@@ -34,8 +34,8 @@ SET tcp_user_timeout = '15s'
 """
 """Settings of each session: PostgreSQL soon ends sessions of clients that are gone.
 
-That frees their locks. The settings of a role could end the idle lock, or hide the warning of a
-commit that may be lost.
+The end of a connection frees its locks. The settings of a role could end the idle lock, or hide the
+warning of a commit that may be lost.
 """
 
 

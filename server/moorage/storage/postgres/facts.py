@@ -118,7 +118,7 @@ class PostgresFactTables:
 
 
 class PostgresFacts:
-    """Implements `storage.base.FactStore` in PostgreSQL. See there for the contract."""
+    """Implements `storage.base.FactStore` in PostgreSQL. The interface has the contract."""
 
     is_local = False
 

@@ -80,7 +80,7 @@ def _row(record_id: bytes, document: bytes, files: bytes, checksum: int) -> Reco
 
 
 class PostgresRecords:
-    """Implements `storage.base.RecordStore` in PostgreSQL. See there for the contract."""
+    """Implements `storage.base.RecordStore` in PostgreSQL. The interface has the contract."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership

@@ -106,7 +106,7 @@ class SharedTable:
 
 
 class PostgresTokens(SharedTable):
-    """Implements `storage.base.TokenRows` in PostgreSQL. See there for the contract."""
+    """Implements `storage.base.TokenRows` in PostgreSQL. The interface has the contract."""
 
     counter = "tokens"
 
@@ -127,7 +127,7 @@ class PostgresTokens(SharedTable):
 
 
 class PostgresLogins(SharedTable):
-    """Implements `storage.base.LoginRows` in PostgreSQL. See there for the contract."""
+    """Implements `storage.base.LoginRows` in PostgreSQL. The interface has the contract."""
 
     counter = "logins"
 
@@ -147,7 +147,7 @@ class PostgresLogins(SharedTable):
 
 
 class PostgresAgents(SharedTable):
-    """Implements `storage.base.AgentRows` in PostgreSQL. See there for the contract."""
+    """Implements `storage.base.AgentRows` in PostgreSQL. The interface has the contract."""
 
     counter = "agents"
 

@@ -84,7 +84,7 @@ class _Reader:
 
 
 class PostgresFollowedFacts(_Reader):
-    """Implements `storage.base.FollowedFacts` in PostgreSQL. See there for the contract."""
+    """Implements `storage.base.FollowedFacts` in PostgreSQL. The interface has the contract."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "follower")
@@ -102,7 +102,7 @@ class PostgresFollowedFacts(_Reader):
 
 
 class PostgresFollowedRecords(_Reader):
-    """Reads a `storage.base.RecordStore` that another server writes. See there for the contract."""
+    """Reads a `storage.base.RecordStore` of another server. The interface has the contract."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "catalog follower")
@@ -122,7 +122,7 @@ class PostgresFollowedRecords(_Reader):
 
 
 class PostgresStorage:
-    """Implements `storage.base.Storage` in PostgreSQL. See there for the contract."""
+    """Implements `storage.base.Storage` in PostgreSQL. The interface has the contract."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -59,7 +59,7 @@ class _Writing(NamedTuple):
 
 
 class SqliteFacts:
-    """Implements `storage.base.FactStore` on a file. See there for the contract.
+    """Implements `storage.base.FactStore` on a file. The interface has the contract.
 
     Args:
         path: The database file; a missing file and its directory are created. Only the owner can

@@ -31,10 +31,10 @@ def translate_errors(place: str, *, values: bool = True) -> Iterator[None]:
 
     Args:
         place: Name of the database in messages.
-        values: Also convert the errors of reading values of a wrong type.
+        values: Whether errors of reading values of a wrong type are converted, too.
 
     Raises:
-        StorageCorrupt: The file is damaged, or is no database.
+        StorageCorrupt: The file is damaged, or is not a database.
         StorageFailed: Anything else: full disk, I/O error, a foreign lock.
     """
     try:
@@ -72,7 +72,7 @@ def read_file(path: Path) -> bytes:
 
 def _check_regular(mode: int, path: Path) -> None:
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is no regular file; move it away", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file; move it away", str(path))
 
 
 def _check_files(database: Path) -> None:

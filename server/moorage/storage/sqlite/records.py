@@ -121,7 +121,7 @@ class RecordTables:
         """Return the version of the tables, if this release reads it.
 
         Raises:
-            StorageError: This release cannot read it.
+            StorageError: This release cannot read the file.
         """
         found = self.format()
         if found and (refusal := FORMAT.refusal(found, writer_of(self._connection))):
@@ -137,12 +137,12 @@ class RecordTables:
         return int(self._execute(SQL["last_number"]).fetchone()[0])
 
     def numbered(self, after: int, last: int) -> list[SqlRow]:
-        """Return records, with their kinds, after a number and up to another."""
+        """Return the records numbered above `after` and up to `last`, with their kinds."""
         return self._execute(SQL["numbers"], (after, last)).fetchall()
 
 
 class SqliteRecords:
-    """Implements `storage.base.RecordStore` on a file. See there for the contract.
+    """Implements `storage.base.RecordStore` on a file. The interface has the contract.
 
     Args:
         path: The file; a missing file is created, a missing folder is not.

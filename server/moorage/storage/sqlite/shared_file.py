@@ -125,7 +125,7 @@ class SharedFile:
 
 
 class SqliteTokens(SharedFile):
-    """Implements `storage.base.TokenRows` in a file. See there for the contract."""
+    """Implements `storage.base.TokenRows` in a file. The interface has the contract."""
 
     schema = TOKENS_SQL["schema"]
 
@@ -148,7 +148,7 @@ class SqliteTokens(SharedFile):
 
 
 class SqliteLogins(SharedFile):
-    """Implements `storage.base.LoginRows` in a file. See there for the contract."""
+    """Implements `storage.base.LoginRows` in a file. The interface has the contract."""
 
     schema = LOGINS_SQL["schema"]
 
@@ -167,7 +167,7 @@ class SqliteLogins(SharedFile):
 
 
 class SqliteAgents(SharedFile):
-    """Implements `storage.base.AgentRows` in a file. See there for the contract."""
+    """Implements `storage.base.AgentRows` in a file. The interface has the contract."""
 
     schema = AGENTS_SQL["schema"]
 

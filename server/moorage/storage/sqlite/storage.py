@@ -20,7 +20,7 @@ from moorage.storage.sqlite.shared_file import SqliteAgents, SqliteLogins, Sqlit
 
 
 class SqliteStorage:
-    """Implements `storage.base.Storage` in a folder. See there for the contract.
+    """Implements `storage.base.Storage` in a folder. The interface has the contract.
 
     Args:
         folder: The data folder, which exists.

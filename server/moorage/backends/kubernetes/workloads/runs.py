@@ -193,7 +193,7 @@ class WorkloadRuns:
         address = self._addresses.get(cluster_id)
         if address is None:
             known = ", ".join(self._addresses) or "none"
-            reason = f"{cluster_id} is no Kubernetes cluster that this server knows"
+            reason = f"{cluster_id} is not a Kubernetes cluster that this server knows"
             raise UnsupportedSpecError(f"{reason}: its setting kubernetes_clusters has {known}")
         async with self._opening:
             if cluster_id not in self._clusters:

@@ -133,7 +133,9 @@ def _probe(given: Readiness | None, port: int | None) -> Readiness | None:
     if given is None:
         return Readiness(port=port) if port else None
     if given.command is None and not (given.port or port):
-        raise UnsupportedSpecError("readiness.port: expected the port of the check")
+        raise UnsupportedSpecError(
+            "readiness.port: expected the port to which the check connects, or `readiness.command`"
+        )
     return given
 
 

@@ -2,8 +2,8 @@
 
     {"id": 1, "call": "stop", "arguments": {"workload": "…"}}   →   {"id": 1, "value": …}
 
-It ends when its standard input ends; otherwise `connection` starts it again. So if Ray hangs or
-crashes, only this process ends with it.
+The driver ends when its standard input ends; otherwise `connection` starts it again. So if Ray
+hangs or crashes, only this process ends with it.
 """
 
 import base64

@@ -6,8 +6,8 @@ limit); `after`, a command to run when no process is left; `stay`, whether proce
 command leaves behind may run on; and `folder`. The second is an order to stop: the seconds between
 SIGTERM and SIGKILL. The end of the input means that the actor is gone: then all processes are
 killed at once, and `folder` is removed. It writes two lines of JSON: the pid or the error of the
-start; and the exit code, when no process is left, or with `stay` when the command has ended. It
-closes its output last.
+start; and the exit code, when no process is left, or with `stay` when the command has ended. The
+warden closes its output last.
 """
 
 import contextlib
