@@ -266,7 +266,16 @@ class Plane:
             for namespace in spaces:
                 policy = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
                 self.call("DELETE", _path(kind, namespace), policy)
+            if kind == "ResourceClaim":
+                self._free_claims()
             self.until(lambda kind=kind: not self.all(kind), f"no {kind} is left")
+
+    def _free_claims(self) -> None:
+        """Let deleted claims go: the controller may have missed that a pod ended while it started."""
+        for each in self.all("ResourceClaim"):
+            with contextlib.suppress(PlaneError):  # Gone meanwhile.
+                change = {"metadata": {"finalizers": None}}
+                self.patch("ResourceClaim", each["metadata"]["name"], change, _namespace(each))
 
     # Its nodes --------------------------------------------------------------------------------
 
