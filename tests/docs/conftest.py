@@ -3,7 +3,8 @@
 - `python` is run; where its first line is a comment with a file name, it is written there instead;
 - `javascript` is run by Node;
 - `console` lines after `$` are run by a shell, and what follows is compared, `…` standing for
-  anything; commands of `moorage` that need no shell run within this process, which is quick;
+  anything; commands of `moorage` that need no shell run within this process, which is quick; where
+  an error of `moorage` follows, the command must fail with it;
 - `sh` is run as a whole;
 - `json` with `adhoc`, `input` or `op` is sent over the WebSocket, and must succeed; with `success`
   it is what the last such reply must look like; any other is read;
@@ -97,9 +98,13 @@ class Story:
                 assert set(json.loads(expected)) == READY
             if command.startswith(OUTSIDE):
                 continue
-            plain = PLAIN.match(command)
-            shown = self.run_within(command) if plain else self.run(["bash", "-c", command])
             wanted = expected.replace("…", "...")
+            if wanted.startswith("moorage: "):
+                shown = self.refused(command)
+            elif PLAIN.match(command):
+                shown = self.run_within(command)
+            else:
+                shown = self.run(["bash", "-c", command])
             same = doctest.OutputChecker().check_output(
                 wanted, shown, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
             )
@@ -108,14 +113,23 @@ class Story:
     def play_javascript(self, text: str) -> None:
         self.run(["node", "--experimental-websocket", "--input-type=module", "-e", text])
 
-    def run_within(self, text: str) -> str:
+    def moorage(self, text: str) -> "subprocess.CompletedProcess[str]":
         given = self.environment
         with pytest.MonkeyPatch.context() as patch:
             for name in os.environ.keys() - given.keys():
                 patch.delenv(name)
-            done = run_moorage(shlex.split(text)[1:], self.folder, **given)
+            return run_moorage(shlex.split(text)[1:], self.folder, **given)
+
+    def run_within(self, text: str) -> str:
+        done = self.moorage(text)
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def refused(self, text: str) -> str:
+        """Run a command of `moorage` that must fail; return its error."""
+        done = self.moorage(text)
+        assert done.returncode != 0, done.stdout
+        return done.stderr
 
     def play_sh(self, text: str) -> None:
         self.run(["bash", "-euc", text])
