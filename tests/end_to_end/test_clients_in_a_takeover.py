@@ -20,9 +20,6 @@ from moorage_client.watching import Watch
 
 pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
 
-CLIENTS = 20
-LEASES = 15
-
 
 @pytest.fixture
 def storage(postgres) -> str:
@@ -48,36 +45,6 @@ async def grant(client: Client, wait_seconds: float = 0.0, **resources: int) -> 
     lease = (await client.ask(FIRST_FIT, resources=resources, lease=terms)).lease
     assert lease is not None
     return lease
-
-
-async def ask_many(client: Client, answered: dict[str, int], half: asyncio.Event) -> None:
-    """Request leases one by one; note each that is granted."""
-    for _ in range(LEASES):
-        lease = await grant(client, cpu_milli=1)
-        assert lease.id not in answered
-        answered[lease.id] = lease.fencing
-        if len(answered) >= CLIENTS * LEASES // 3:
-            half.set()
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-async def test_many_clients_continue_and_nothing_is_granted_twice(pair, how):
-    writer, other = pair
-    answered: dict[str, int] = {}
-    half = asyncio.Event()
-    clients = [Client(urls(pair)) for _ in range(CLIENTS)]
-    async with asyncio.timeout(120):
-        await asyncio.gather(*(each.__aenter__() for each in clients))
-        asking = [asyncio.create_task(ask_many(each, answered, half)) for each in clients]
-        await half.wait()
-        os.kill(writer.process.pid, how)
-        await asyncio.gather(*asking)
-        await asyncio.gather(*(each.close() for each in clients))
-    assert len(answered) == CLIENTS * LEASES
-    async with Client(other.ready["ws"]) as client:
-        there = {each.id: each.fencing async for each in client.leases()}
-    assert there == answered, "grants and answers are not the same"
-    assert len({*there.values()}) == len(there)
 
 
 async def names_until(news: Watch, last: str) -> list[str]:

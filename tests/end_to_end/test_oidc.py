@@ -158,18 +158,6 @@ def test_altered_tokens_are_refused(issuer: Provider, serve_issuer: Server) -> N
     assert serve_issuer.http.get("/policy", headers=bearing(good)).status_code == 200
 
 
-def test_a_tenant_reaches_nothing_of_another(issuer: Provider, serve_issuer: Server) -> None:
-    client, rival = (bearing(issuer.token("client", each)) for each in ("research", "rival"))
-    with serve_issuer.socket(client) as ours, serve_issuer.socket(rival) as theirs:
-        message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 60})
-        lease = tell(ours, message)["lease"]
-        assert tell(theirs, {"op": "leases"})["data"]["leases"] == []
-        for about in ({"op": "release", "token": "guessed"}, {"op": "renew", "token": ""}):
-            assert not tell(theirs, {**about, "lease": lease["id"]})["success"]
-        over = {"op": "release", "lease": lease["id"], "token": lease["token"]}
-        assert tell(ours, over)["success"]
-
-
 def test_a_hanging_issuer_delays_no_token_with_a_known_key(
     issuer: Provider, serve_issuer: Server
 ) -> None:
