@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from tests.waiting import until
 
 FIRST_FIT = "first_fit:1.0-stable"
 MOORAGE = Path(sys.executable).with_name("moorage")
+CONTEXT = ssl.create_default_context()
+"""For all HTTP clients: to load its authorities takes longer than many a request."""
 
 
 def cluster(name: str, nodes: int = 2, gpus: int = 4, model: str = "A100", **more) -> dict:
@@ -108,7 +111,9 @@ class Server:
         self.leases: list[dict] = []
         """What ends with the test, on a daemon that tests share."""
         self.headers = bearing(token) if token else {}
-        self.http = httpx.Client(base_url=running.http, headers=self.headers, timeout=30)
+        self.http = httpx.Client(
+            base_url=running.http, headers=self.headers, timeout=30, verify=CONTEXT
+        )
         self.http.event_hooks = {"response": [self._check]}
         self._interface: Interface | None = None
 

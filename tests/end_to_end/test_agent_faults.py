@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from cut_proxy import cut_proxy
 from fleets import COUNTED, COUNTING, Fleet, serve_fleet
-from served import bearing, invoke, until
+from served import CONTEXT, bearing, invoke, until
 from test_clocks import SHIFTED
 from test_slow_readers import UPGRADE
 from websockets.asyncio.server import ServerConnection, serve
@@ -177,7 +177,7 @@ def test_a_credential_of_an_agent_gives_no_other_access(fleet: Fleet) -> None:
 def fleet_status(fleet: Fleet, method: str, path: str, headers: dict[str, str]) -> int:
     """Return the status of a call as a stranger, or with a secret."""
     url = f"{fleet.server.running.http}{path}"
-    return httpx.request(method, url, headers=headers, json={}).status_code
+    return httpx.request(method, url, headers=headers, json={}, verify=CONTEXT).status_code
 
 
 def test_an_agent_may_not_send_requests_of_clients(fleet: Fleet) -> None:
