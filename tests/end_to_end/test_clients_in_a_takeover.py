@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from fleets import COUNTED, COUNTING
-from served import FIRST_FIT, MOORAGE, cluster, invoke, until
-from test_takeover import One, one
+from served import FIRST_FIT, MOORAGE, invoke, until
+from test_takeover import One, two
 
 from moorage.testing.daemon_process import child, serve_variables
 from moorage_client import Client, Lease
@@ -28,12 +28,8 @@ def storage(postgres) -> str:
 
 @pytest.fixture
 def pair(storage: str, tmp_path: Path) -> Iterator[tuple[One, One]]:
-    """The leading server, with a fleet and a policy, and a standby."""
-    backends = {"MOORAGE_BACKENDS": "local,memory"}
-    with one(tmp_path / "a", storage, **backends) as first:
-        first.server.fill(cluster("east", nodes=2, gpus=8))
-        with one(tmp_path / "b", storage, **backends) as second:
-            yield first, second
+    with two(tmp_path, storage, MOORAGE_BACKENDS="local,memory") as servers:
+        yield servers
 
 
 def urls(pair: tuple[One, One], side: str = "ws") -> str:
