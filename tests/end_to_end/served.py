@@ -153,10 +153,16 @@ class Server:
             answer = self.http.post("/policy", json=document)
             assert answer.status_code == 200, answer.text
 
-    def socket(self, headers: dict[str, str] | None = None, bearer: str = ""):
-        """Return a new socket, which sends a token of its own if one is given."""
+    def socket(
+        self, headers: dict[str, str] | None = None, bearer: str = "", unread_max: int | None = None
+    ):
+        """Return a new socket, which sends a token of its own if one is given.
+
+        With a bound for unread messages, a close waits 10 s if there are more.
+        """
         given = bearing(bearer) if bearer else headers or self.headers
-        return connect(self.running.ws, compression=None, max_size=None, additional_headers=given)
+        options = {"compression": None, "max_size": None, "max_queue": unread_max}
+        return connect(self.running.ws, additional_headers=given, **options)
 
     @contextlib.contextmanager
     def watching(self, *topics: str, bearer: str = "") -> Iterator[Any]:
