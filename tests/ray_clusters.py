@@ -28,12 +28,6 @@ _SYSTEM: Final = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
-
-
 def listens(port: int) -> bool:
     with socket.socket() as door:
         return door.connect_ex(("127.0.0.1", port)) == 0

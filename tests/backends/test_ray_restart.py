@@ -21,7 +21,8 @@ from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.specs import RayJobResourceSpec
 from moorage.backends.specs import ProcessResourceSpec
 from moorage.model import ClusterId, NodeId, Share
-from tests.ray_clusters import RayCluster, free_port, give_up_soon, listens, until
+from tests.ports import free_port
+from tests.ray_clusters import RayCluster, give_up_soon, listens, until
 
 pytestmark = [
     pytest.mark.heavy,

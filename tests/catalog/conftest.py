@@ -2,11 +2,14 @@
 
 import sqlite3
 import sys
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from moorage.catalog.opening import open_catalog
+from moorage.catalog.ports import Catalog
 from moorage.storage.base import RecordStore
 from moorage.storage.sqlite.records import SqliteRecords
 
@@ -61,3 +64,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> SqlitePlace | Postg
     if request.param == "postgres":
         return PostgresPlace(request.getfixturevalue("postgres"))
     return SqlitePlace(tmp_path / "catalog.db")
+
+
+@pytest.fixture
+async def catalog(tmp_path: Path) -> AsyncIterator[Catalog]:
+    """An empty catalog in a file."""
+    catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
+    yield catalog
+    await catalog.close()

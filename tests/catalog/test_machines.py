@@ -20,13 +20,6 @@ def cluster(name, *nodes):
     return {"id": name, "status": "live", "nodes": {"nodeData": list(nodes)}}
 
 
-@pytest.fixture
-async def catalog(tmp_path):
-    catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
-    yield catalog
-    await catalog.close()
-
-
 async def refusal(work, place="nodes.nodeData[0]"):
     with pytest.raises(ServiceError) as caught:
         await work

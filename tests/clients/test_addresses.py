@@ -25,7 +25,7 @@ from moorage_client.addresses import Addresses
 from moorage_client.endpoint import ADDRESSES_MAX, Endpoint
 from moorage_client.errors import refusal
 from tests.clients.conftest import Harbour, Shell
-from tests.clients.sites import Answer, Site
+from tests.sites import Answer, Site
 
 
 @pytest.fixture

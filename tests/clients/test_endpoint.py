@@ -27,7 +27,7 @@ from moorage_client.inventory.ray import dashboard_inventory
 from moorage_client.loops import LoopThread
 from moorage_client.sign_in import bearer_of
 from tests.certificates import certificate
-from tests.clients.sites import Served, Site
+from tests.sites import Served, Site
 
 DEAD_PROXY = "http://user:hidden@127.0.0.1:9"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")

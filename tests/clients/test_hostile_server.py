@@ -18,7 +18,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from moorage_client.cli.exits import Exit
 from moorage_client.cli.program import run
-from tests.clients.sites import Answer, Site
+from tests.sites import Answer, Site
 
 PLACE = {"cluster_id": "c", "node_id": "n"}
 LEASE = {

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from moorage_client.inventory import InventoryError, collect
-from tests.clients.sites import Answer, Site
+from tests.ports import free_port
+from tests.sites import Answer, Site
 
 ALIVE = {
     "node_id": "cb7337e0bb2b1158ab90f431346393eddb050cfaf34fc9a658459593", "node_ip": "192.0.2.2",
@@ -162,12 +162,6 @@ def test_errors_name_the_fault_in_a_node(tmp_path, change, said):
     path.write_text(json.dumps([ALIVE | change]))
     with pytest.raises(InventoryError, match=said):
         collect([str(path)], "ray")
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from moorage_client import (
     Timeout,
 )
 from moorage_client.services import ANSWER_BYTES_MAX
-from tests.clients.sites import Answer, Site
+from tests.sites import Answer, Site
 
 
 class Registry(Site):

@@ -2,9 +2,8 @@
 
 import base64
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from moorage_client.endpoint import Endpoint
 from moorage_client.sign_in import SignInFailed, bearer_of, entry_of, logins, origin_of
+from tests.sites import Answer, Site
 
 LOGIN = {"token": "of-ann", "expires_at": time.time() + 300}
 
@@ -66,36 +66,24 @@ def test_an_expired_token_is_sent_if_the_issuer_does_not_answer(folder: Path) ->
         assert logins().read()["https://gpu.example"]["refresh_token"] == refresh
 
 
-class _Refusing(BaseHTTPRequestHandler):
+class _Refusing(Site):
     """An issuer whose path says the status of its answer."""
 
-    def do_POST(self) -> None:
-        self.send_response(int(self.path[1:]))
-        body = b'{"error": "invalid_grant"}' if self.path == "/400" else b"<h1>Bad gateway</h1>"
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Write no log."""
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        refused = request.path == "/400"
+        said = {"error": "invalid_grant"} if refused else b"<h1>Bad gateway</h1>"
+        return int(request.path[1:]), said
 
 
 def test_only_a_refusal_of_the_issuer_ends_a_login(folder: Path) -> None:
-    issuer = HTTPServer(("127.0.0.1", 0), _Refusing)
-    thread = threading.Thread(target=issuer.serve_forever, args=(0.01,))
-    thread.start()
     due = {**LOGIN, "client_id": "c", "audience": "moorage", "ca_file": "", "expires_at": 0.0}
-    try:
+    with _Refusing() as issuer:
         for status, left in ((502, "r"), (503, "r"), (429, "r"), (400, "")):
-            place = f"http://127.0.0.1:{issuer.server_port}/{status}"
+            place = f"{issuer.url}/{status}"
             entry = {**due, "refresh_token": "r", "token_endpoint": place}
             logins().change(lambda _, entry=entry: {"https://gpu.example": entry})
             assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)[0]) == "of-ann"
             assert logins().read()["https://gpu.example"]["refresh_token"] == left, status
-    finally:
-        issuer.shutdown()
-        thread.join()
-        issuer.server_close()
 
 
 def test_the_token_for_the_server_is_chosen() -> None:

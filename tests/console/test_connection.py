@@ -1,23 +1,18 @@
 """A page whose server stops, stalls or wants a login; and its content security policy."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from consoles import enter, is_refusal, open_page, seed_server
 
+from tests.ports import free_port
+
 pytestmark = pytest.mark.heavy  # A browser, and a daemon for each way to lose it.
 
 
-def free_port() -> str:
-    with socket.socket() as each:
-        each.bind(("127.0.0.1", 0))
-        return str(each.getsockname()[1])
-
-
 def test_an_open_page_recovers_from_a_restart_of_its_server(page: Any, tmp_path: Path) -> None:
-    options = ("--port", free_port(), "--http-port", free_port())
+    options = (f"--port={free_port()}", f"--http-port={free_port()}")
     with seed_server(tmp_path / "data", options=options) as it:
         it.fleet("east", 4)
         lease = it.ask(2)["lease"]["id"]

@@ -3,7 +3,8 @@
 - `python` is run; where its first line is a comment with a file name, it is written there instead;
 - `javascript` is run by Node;
 - `console` lines after `$` are run by a shell, and what follows is compared, `…` standing for
-  anything; commands of `moorage` that need no shell run within this process, which is quick;
+  anything; commands of `moorage` that need no shell run within this process, which is quick; where
+  an error of `moorage` follows, the command must fail with it;
 - `sh` is run as a whole;
 - `json` with `adhoc`, `input` or `op` is sent over the WebSocket, and must succeed; with `success`
   it is what the last such reply must look like; any other is read;
@@ -42,7 +43,10 @@ RUN_SECONDS_MAX = 120
 SERVE = "moored serve"
 READY = {"event", "ws", "http", "console"}
 # Not run from within a test: the Makefile's own targets are what runs the tests.
-OUTSIDE = ("make ", ". .venv/", SERVE, "docker ", "systemctl ", "journalctl ", "pip ")
+OUTSIDE = (
+    *("make ", ". .venv/", "pip ", "docker ", "systemctl ", "journalctl "),
+    *(SERVE, "MOORAGE_BACKENDS="),
+)
 # Needs no shell; `run`, `exec` and `logs` write bytes to a real file.
 PLAIN = re.compile(r"moorage (?!run|exec|logs)[^|&;<>*~$()`\\\n]+$")
 
@@ -97,25 +101,35 @@ class Story:
                 assert set(json.loads(expected)) == READY
             if command.startswith(OUTSIDE):
                 continue
-            plain = PLAIN.match(command)
-            shown = self.run_within(command) if plain else self.run(["bash", "-c", command])
-            wanted = expected.replace("…", "...")
-            same = doctest.OutputChecker().check_output(
-                wanted, shown, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-            )
-            assert same or not wanted.strip(), f"$ {command}\n{shown}\nexpected:\n{expected}"
+            if expected.startswith("moorage: "):
+                shown = self.refused(command)
+            elif PLAIN.match(command):
+                shown = self.run_within(command)
+            else:
+                shown = self.run(["bash", "-c", command])
+            same = is_shown(expected, shown) or not expected.strip()
+            assert same, f"$ {command}\n{shown}\nexpected:\n{expected}"
 
     def play_javascript(self, text: str) -> None:
         self.run(["node", "--experimental-websocket", "--input-type=module", "-e", text])
 
-    def run_within(self, text: str) -> str:
+    def moorage(self, text: str) -> "subprocess.CompletedProcess[str]":
         given = self.environment
         with pytest.MonkeyPatch.context() as patch:
             for name in os.environ.keys() - given.keys():
                 patch.delenv(name)
-            done = run_moorage(shlex.split(text)[1:], self.folder, **given)
+            return run_moorage(shlex.split(text)[1:], self.folder, **given)
+
+    def run_within(self, text: str) -> str:
+        done = self.moorage(text)
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def refused(self, text: str) -> str:
+        """Run a command of `moorage` that must fail; return its error."""
+        done = self.moorage(text)
+        assert done.returncode != 0, done.stdout
+        return done.stderr
 
     def play_sh(self, text: str) -> None:
         self.run(["bash", "-euc", text])
@@ -155,6 +169,12 @@ class Story:
         )
         assert ran.returncode == 0, f"{command[-1]}\n{ran.stdout}\n{ran.stderr}"
         return ran.stdout
+
+
+def is_shown(expected: str, shown: str) -> bool:
+    """Return whether an output is that of a page, where `…` stands for anything."""
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return doctest.OutputChecker().check_output(expected.replace("…", "..."), shown, flags)
 
 
 def looks_like(actual: Any, example: Any, path: str = "") -> list[str]:

@@ -14,7 +14,6 @@ SHOWN = {"toctree", "text"}
 """Blocks that are read only."""
 ELSEWHERE = {
     "how-to/kubernetes.md": "tests/kubernetes/test_how_to.py",
-    "how-to/quotas.md": "tests/end_to_end/test_quotas.py",
     "how-to/ray.md": "tests/end_to_end/test_ray_how_to.py",
 }
 """Pages that need more than a server: the test that plays each."""

@@ -16,6 +16,10 @@ from moorage.testing.daemon_process import child, daemon, serve_variables
 from moorage_policies import catalog
 
 MOORED = [sys.executable, "-P", "-m", "moorage"]
+COUNTING = "seq 20; until [ -e {go} ]; do sleep 0.05; done; seq 21 40; echo whole; exit 3"
+"""A command that writes its second half once a file is there."""
+COUNTED = ("".join(f"{number}\n" for number in range(1, 41)) + "whole\n", 3)
+"""Its output and its exit code."""
 
 
 class Fleet:

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from tests.waiting import until
 
 FIRST_FIT = "first_fit:1.0-stable"
 MOORAGE = Path(sys.executable).with_name("moorage")
+CONTEXT = ssl.create_default_context()
+"""For all HTTP clients: to load its authorities takes longer than many a request."""
 
 
 def cluster(name: str, nodes: int = 2, gpus: int = 4, model: str = "A100", **more) -> dict:
@@ -108,7 +111,9 @@ class Server:
         self.leases: list[dict] = []
         """What ends with the test, on a daemon that tests share."""
         self.headers = bearing(token) if token else {}
-        self.http = httpx.Client(base_url=running.http, headers=self.headers, timeout=30)
+        self.http = httpx.Client(
+            base_url=running.http, headers=self.headers, timeout=30, verify=CONTEXT
+        )
         self.http.event_hooks = {"response": [self._check]}
         self._interface: Interface | None = None
 
@@ -148,10 +153,16 @@ class Server:
             answer = self.http.post("/policy", json=document)
             assert answer.status_code == 200, answer.text
 
-    def socket(self, headers: dict[str, str] | None = None, bearer: str = ""):
-        """Return a new socket, which sends a token of its own if one is given."""
+    def socket(
+        self, headers: dict[str, str] | None = None, bearer: str = "", unread_max: int | None = None
+    ):
+        """Return a new socket, which sends a token of its own if one is given.
+
+        With a bound for unread messages, a close waits 10 s if there are more.
+        """
         given = bearing(bearer) if bearer else headers or self.headers
-        return connect(self.running.ws, compression=None, max_size=None, additional_headers=given)
+        options = {"compression": None, "max_size": None, "max_queue": unread_max}
+        return connect(self.running.ws, additional_headers=given, **options)
 
     @contextlib.contextmanager
     def watching(self, *topics: str, bearer: str = "") -> Iterator[Any]:

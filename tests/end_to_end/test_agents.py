@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import Popen
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-from fleets import MOORED, Fleet, serve_fleet
-from served import FIRST_FIT, MOORAGE, bearing, invoke, until
+from fleets import COUNTED, COUNTING, MOORED, Fleet, serve_fleet
+from served import FIRST_FIT, MOORAGE, bearing, invoke, read_message, until
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -36,8 +36,6 @@ TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
 VARIABLES = {**TOKENS, "MOORAGE_BACKENDS": "local,memory"}
 PAGE = 4_096
 """The smallest buffer that a pipe may have."""
-COUNTING = "seq 20; until [ -e {go}/go ]; do sleep 0.05; done; seq 21 40; echo whole; exit 3"
-COUNTED = ("".join(f"{number}\n" for number in range(1, 41)) + "whole\n", 3)
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +71,6 @@ def test_the_line_of_a_connection_does_not_block_the_agent(fleet: Fleet) -> None
         agent.wait()
         os.close(writer)
         os.close(reader)
-
-
-def test_only_the_server_changes_a_cluster_of_agents(fleet: Fleet) -> None:
-    fleet.agent("box", fleet.token())
-    path, ann = f"/clusters/{fleet.cluster}", bearing("of-ann")
-    answer = fleet.server.http.put(path, json={"reputation": 3}, headers=ann)
-    assert (answer.status_code, "the server maintains" in answer.text) == (403, True), answer.text
-    fleet.agent("more", fleet.token())
-    document = fleet.server.http.get(path, headers=ann).json()
-    assert {node["id"] for node in document["nodes"]["nodeData"]} == {"box", "more"}
 
 
 def test_a_machine_joins_and_runs_the_workload_of_a_lease(fleet: Fleet) -> None:
@@ -174,16 +162,15 @@ def running(fleet: Fleet, command: str) -> Iterator[Popen[str]]:
 
 def test_a_run_waits_for_a_machine_that_is_away(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
-    loop = f"echo begun; until [ -e {fleet.folder}/go ]; do sleep 0.1; done; echo whole; exit 3"
-    with running(fleet, loop) as run:
+    with running(fleet, COUNTING.format(go=fleet.folder / "go")) as run:
         assert run.stdout is not None
         assert run.stderr is not None
-        assert run.stdout.readline() == "begun\n"
+        begun = run.stdout.readline()
         agent.kill()
         assert any("waiting: the machine box is not heard of since" in line for line in run.stderr)
         (fleet.folder / "go").touch()
         fleet.agent("box")
-        assert (run.stdout.read(), run.wait(60)) == ("whole\n", 3)
+        assert (begun + run.stdout.read(), run.wait(60)) == COUNTED
 
 
 def test_a_run_says_that_its_machine_ended_it_unheard(fleet: Fleet) -> None:
@@ -206,17 +193,6 @@ def test_an_agent_that_gets_many_end_signals_ends_cleanly(fleet: Fleet) -> None:
     while agent.poll() is None:
         agent.terminate()
     assert "Traceback" not in (fleet.folder / "box.log").read_text()
-
-
-def test_a_command_outlives_its_killed_agent_and_its_output_is_whole(fleet: Fleet) -> None:
-    agent = fleet.agent("box", fleet.token())
-    lease = fleet.ask(COUNTING.format(go=fleet.folder))
-    until(lambda: fleet.state(lease) == "active")
-    agent.kill()
-    until(lambda: not fleet.listed()["box"]["connected"])
-    (fleet.folder / "go").touch()
-    fleet.agent("box")
-    assert fleet.output(lease) == COUNTED
 
 
 class Away(NamedTuple):
@@ -259,7 +235,7 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
             again = options and name != "ended"
             terms = {"on_failure": "requeue", "attempts_max": 2} if again else {}
             seen = folder / name / "seen"
-            lease = fleet.ask(command.format(seen=seen, go=folder / name), **terms)
+            lease = fleet.ask(command.format(seen=seen, go=folder / name / "go"), **terms)
             node = lease["placement"][0]["node_id"]
             words = [MOORAGE, "logs", "-f", lease["id"], "--lease-token", lease["token"]]
             follower = stack.enter_context(Popen(words, env=urls, text=True))
@@ -274,9 +250,20 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
             each.agent.send_signal(signal.SIGCONT)
 
 
+def wait_phase(news: Any, lease: dict, phase: str) -> dict:
+    """Return the next news that the workload of a lease is in a phase."""
+    while True:
+        message = read_message(news)
+        data = message["data"]
+        if message["event"] == "workload" and (data["id"], data["phase"]) == (lease["id"], phase):
+            return data
+
+
 def test_a_machine_is_lost_and_found_while_its_command_runs_on(away: dict[str, Away]) -> None:
     scene = away["found"]
     fleet, lease, name = scene.fleet, scene.lease, scene.node
+    with fleet.server.watching("leases") as news:
+        assert name in wait_phase(news, lease, "lost")["detail"]
     until(lambda: "unavailable" in fleet.node(name))
     expected = f"lost: the machine {name} is not heard of since 20"
     assert fleet.node(name)["unavailable"].startswith(expected)
@@ -295,9 +282,12 @@ def test_a_machine_is_lost_and_found_while_its_command_runs_on(away: dict[str, A
     assert fleet.cluster in [each["cluster_id"] for each in now["clusters_out"]]
     (dry,) = fleet.server.say({"op": "release", "lease": lease["id"], "dry_run": True})
     assert dry["reasons"]["stop_seconds"] == 10.0
-    scene.agent.send_signal(signal.SIGCONT)
+    with fleet.server.watching("leases") as news:
+        scene.agent.send_signal(signal.SIGCONT)
+        wait_phase(news, lease, "ready")
     until(lambda: "unavailable" not in fleet.node(name))
-    assert fleet.server.status(lease)["workload"]["phase"] == "ready"
+    held = fleet.server.status(lease)
+    assert (held["workload"]["phase"], held.get("reason")) == ("ready", None)
     (fleet.folder / "go").touch()
     assert fleet.output(lease) == COUNTED
 
@@ -409,8 +399,11 @@ def test_a_machine_forgotten_while_the_server_was_down_leaves(tmp_path: Path) ->
 
 def test_a_revoked_agent_is_cut_off(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
+    key = json.loads((fleet.folder / "box" / "agent.json").read_text())["key"]
     done = invoke("agent", "revoke", f"{fleet.cluster}/box", "--data", fleet.data)
     assert done.returncode == 0
+    with pytest.raises(InvalidStatus, match="401"):
+        connect(fleet.server.running.ws + AGENT_PATH, additional_headers=bearing(key))
     assert agent.wait(60) == 3
     assert fleet.listed()["box"]["revoked"]
     until(lambda: "its agent is revoked" in fleet.node("box").get("unavailable", ""))

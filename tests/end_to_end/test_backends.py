@@ -5,12 +5,9 @@ import platform
 from pathlib import Path
 
 import pytest
-from served import Server, here, kill, serve_and_kill, serving, until, workload_processes
-
-from moorage.testing.daemon_process import daemon
+from served import Server, here, serving, until, workload_processes
 
 LEASE = {"ttl_seconds": 3_600}
-SLEEP = ["sh", "-c", "setsid sleep 1000 & exec sleep 1000"]
 
 
 def run(server: Server, command: list[str], gpus: int = 1, **more) -> dict:
@@ -97,38 +94,6 @@ def test_an_unstartable_request_is_refused_before_a_lease(server, spec, code, fi
     assert error["code"] == code
     assert error["field"].startswith(field)
     assert server.held(state="granted") == []
-
-
-@pytest.mark.heavy
-def test_after_kill_9_running_workloads_are_adopted_and_ended_ones_are_reported(tmp_path):
-    with serve_and_kill(tmp_path) as server:
-        server.fill(here())
-        lives, ends = run(server, SLEEP), run(server, ["sleep", "0.5"])
-        server.in_state(lives, "active")
-        until(lambda: len(workload_processes(tmp_path).get(lives["id"], ())) == 2)
-        before = workload_processes(tmp_path)[lives["id"]]
-        kill(server)
-        until(lambda: ends["id"] not in workload_processes(tmp_path))
-        with serving(tmp_path) as server:
-            assert "exit status 0" in server.in_state(ends, "ended")["reason"]
-            assert server.status(lives)["state"] == "active"
-            assert workload_processes(tmp_path)[lives["id"]] == before, "not started twice"
-            server.release(lives)
-            server.in_state(lives, "ended")
-            assert workload_processes(tmp_path) == {}
-
-
-@pytest.mark.heavy
-def test_workloads_without_a_lease_are_stopped(tmp_path):
-    with serve_and_kill(tmp_path) as server:
-        server.fill(here())
-        server.in_state(run(server, SLEEP), "active")
-        kill(server)
-        assert workload_processes(tmp_path)
-        for each in tmp_path.glob("ledger.*"):
-            each.unlink()
-        with daemon(tmp_path):
-            until(lambda: not workload_processes(tmp_path))
 
 
 def test_a_backend_of_one_machine_refuses_a_gang(server):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from served import FIRST_FIT, cluster, invoke, ran
 
-from moorage.storage.base import FENCING_SKIP
 from moorage.testing.daemon_process import daemon, serve_command
 from moorage_client import BlockingClient, Lease, Services
 from moorage_policies import catalog
@@ -64,23 +63,3 @@ def test_a_copy_of_the_ledger_alone_is_refused(tmp_path: Path, data: Path) -> No
     shutil.copy(data / "ledger.db", copy)
     done = ran(*serve_command(copy))
     assert done.returncode == 3, done.stderr
-
-
-def test_a_backup_of_a_running_server_is_restored(tmp_path: Path, data: Path) -> None:
-    backup, restored = tmp_path / "backup", tmp_path / "restored"
-    with fill(data) as client:
-        held = grant(client)
-        done = invoke("backup", backup, "--data", data)
-        assert (done.returncode, "all undamaged" in done.stdout) == (0, True)
-        later = grant(client)
-    again = invoke("backup", backup, "--data", data)
-    assert (again.returncode, "is not empty" in again.stderr) == (1, True)
-    done = invoke("restore", backup, "--data", restored)
-    assert done.returncode == 0, done.stderr
-    assert "are unknown here, and their GPUs may be granted again" in done.stdout
-    with daemon(restored) as running, BlockingClient(running.ws) as client:
-        assert [each.id for each in client.leases()] == [held.id], f"not {later.id}, of later"
-        assert client.renew(held.id, held.token).id == held.id
-        assert grant(client).fencing > later.fencing + FENCING_SKIP // 2
-    refused = invoke("restore", backup, "--data", restored)
-    assert (refused.returncode, "is not empty" in refused.stderr) == (1, True)

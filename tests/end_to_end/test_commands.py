@@ -1,6 +1,5 @@
 """`moored demo`, `replay`, `doctor` and `bench`, run as their users run them."""
 
-import contextlib
 import json
 import os
 import signal
@@ -8,10 +7,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +20,8 @@ from moorage.commands import display, examination
 from moorage.records.findings import DoctorFinding
 from moorage.testing.daemon_process import Running, child, daemon
 from tests.certificates import certificate, pem_of
+from tests.ports import free_port
+from tests.sites import Answer, Site
 
 pytestmark = pytest.mark.heavy
 
@@ -167,22 +166,6 @@ def test_a_log_in_a_file_has_no_colours():
         assert "\x1b" not in running.log.read_text()
 
 
-def test_errors_of_the_command_line_name_the_right_port_and_option():
-    def failure(*words: str) -> str:
-        done = ran(MOORAGE, *words)
-        assert done.returncode != 0
-        return done.stderr
-
-    with daemon(environment={"MOORAGE_TOKENS": "ann:sesame"}) as running:
-        wrong = running.http.replace("http", "ws")
-        reason = failure("--url", wrong, "--token", "sesame", "leases")
-        assert f"connect the WebSocket to port {urlsplit(running.ws).port}" in reason
-        reason = failure("--url", running.ws, "--token", "nope", "leases")
-        assert "--token" in reason
-        assert "MOORAGE_TOKEN" in reason
-        assert "--token" in failure("--http-url", running.http, "policy", "list")
-
-
 @pytest.fixture
 def trace(tmp_path) -> tuple[str, ...]:
     rows = "".join(f"p{number},1000,1024,1,500\n" for number in range(9))
@@ -285,8 +268,7 @@ def test_health_uses_the_address_of_the_settings(running):
 
 
 def test_health_names_the_address_that_does_not_answer():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    port = str(free_port())
     silent = moored("health", "--http-port", port, expect=1).stderr
     assert silent.startswith(f"moored: no answer at 127.0.0.1:{port}: ")
     assert len(silent.splitlines()) == 1
@@ -366,7 +348,7 @@ def test_doctor_knows_the_server_of_another_folder(running: Running, tmp_path: P
 
 
 def test_doctor_names_the_ports_of_its_own_server(data: Path, running: Running) -> None:
-    free = reserve_ports(2)
+    free = [str(free_port()) for _ in FREE_PORTS]
     report = doctor("--data", data, **dict(zip(FREE_PORTS, free, strict=True)))
     places = " and ".join(sorted(urlsplit(url).netloc for url in (running.ws, running.http)))
     for name, port, settings in (
@@ -396,13 +378,6 @@ def test_doctor_notices_swapped_ports(data: Path, running: Running) -> None:
     for name in ("websocket port", "http port"):
         state, detail = about(name, report)
         assert (state, "restart it with these settings" in detail) == ("missing", True), detail
-
-
-def reserve_ports(count: int) -> list[str]:
-    """Return ports at which nothing listens."""
-    with contextlib.ExitStack() as stack:
-        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [str(each.getsockname()[1]) for each in taken]
 
 
 SHOW_PYTHON = """
@@ -445,32 +420,22 @@ def test_doctor_names_the_user_who_can_see_the_server(tmp_path: Path, *, hidden:
         assert other == line
 
 
-class Busy(BaseHTTPRequestHandler):
+class Busy(Site):
     """Answers after a while."""
 
-    def do_GET(self) -> None:  # The library's name.
+    def answer(self, *_: object) -> Answer:
         time.sleep(0.5)  # As a server whose processors are taken.
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Write no log."""
+        return 200, {}
 
 
 def test_doctor_waits_for_the_busy_server_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examination, "ANSWER_SECONDS_MAX", 0.1)
-    with (tmp_path / "open").open("w"), ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
-        serving = threading.Thread(target=server.serve_forever)
-        serving.start()
+    with (tmp_path / "open").open("w"), Busy() as server:
         port = str(server.server_port)
-        try:
-            own = doctor("--data", tmp_path, MOORAGE_HTTP_PORT=port)
-            other = doctor("--data", tmp_path / "other", expect=1, MOORAGE_HTTP_PORT=port)
-        finally:
-            server.shutdown()
-            serving.join()
+        own = doctor("--data", tmp_path, MOORAGE_HTTP_PORT=port)
+        other = doctor("--data", tmp_path / "other", expect=1, MOORAGE_HTTP_PORT=port)
     assert "a healthy server runs there already" in about("http port", own)[1]
     assert "Address already in use" in about("http port", other)[1]
 

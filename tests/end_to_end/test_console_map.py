@@ -34,7 +34,8 @@ class Map:
 
     def __init__(self, server: Server, token: str = "") -> None:
         opened = ExitStack()
-        self.socket = opened.enter_context(server.socket(bearer=token))
+        # A page reads only what it takes.
+        self.socket = opened.enter_context(server.socket(bearer=token, unread_max=16))
         self.close = opened.close
         self.number = -1
         self.seen: dict = {}

@@ -1,14 +1,14 @@
 """One daemon executes policies for another, which verifies the executor's answers like all."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from served import FIRST_FIT, Server, ask_message, cluster, policy, serving
 
 from moorage_policies import catalog
+from tests.sites import Answer, Site
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -142,30 +142,29 @@ def test_a_foreign_client_executes_on_the_executor_of_every_server(pair):
     assert answer["data"]["n"] >= 1
 
 
-class Liar(BaseHTTPRequestHandler):
+class Liar(Site):
     """An executor with answers prepared by the test."""
 
-    says: bytes = b""
-    status = 200
-    requests: list[dict] = []  # noqa: RUF012  # Of the one server of this test.
+    def __init__(self) -> None:
+        self.says: Answer = None
+        self.requests: list[dict] = []
+        super().__init__()
 
-    def do_POST(self) -> None:  # The library's name.
-        self.requests.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-        self.send_response(self.status)
-        self.send_header("content-length", str(len(self.says)))
-        self.end_headers()
-        self.wfile.write(self.says)
-
-    def log_message(self, *_: object) -> None:
-        """Write no log."""
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        self.requests.append(json.loads(body))
+        return self.says
 
 
-def test_a_lying_broken_or_missing_executor_grants_nothing(tmp_path):
-    faulty = ThreadingHTTPServer(("127.0.0.1", 0), Liar)
-    threading.Thread(target=faulty.serve_forever, daemon=True).start()
+@pytest.fixture
+def liar() -> Iterator[Liar]:
+    with Liar() as liar:
+        yield liar
+
+
+def test_a_lying_broken_or_missing_executor_grants_nothing(tmp_path, liar):
     elsewhere = {
         "MOORAGE_POLICY_EXECUTION_MODE": "remote",
-        "MOORAGE_POLICY_EXECUTOR_HOST_URL": f"http://127.0.0.1:{faulty.server_port}",
+        "MOORAGE_POLICY_EXECUTOR_HOST_URL": liar.url,
         "MOORAGE_EXTERNAL_TIMEOUT_SECONDS": "1",
     }
     with serving(tmp_path, environment=elsewhere) as server:
@@ -182,13 +181,12 @@ def test_a_lying_broken_or_missing_executor_grants_nothing(tmp_path):
             (500, '{"success": false, "message": "down"}', "unavailable"),
         ]
         for status, says, code in cases:
-            Liar.status, Liar.says = status, says.encode(errors="surrogateescape")
+            liar.says = status, says.encode(errors="surrogateescape")
             reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 5})
             assert reply["error"]["code"] == code, (says, reply)
-        assert set(Liar.requests[0]) == {"policy_rule_uri", "input_data", "parameters"}
-        assert Liar.requests[0]["policy_rule_uri"] == FIRST_FIT
-        faulty.shutdown()
-        faulty.server_close()
+        assert set(liar.requests[0]) == {"policy_rule_uri", "input_data", "parameters"}
+        assert liar.requests[0]["policy_rule_uri"] == FIRST_FIT
+        liar.server_close()
         for _ in range(3):
             reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 5})
             assert reply["error"]["code"] == "unavailable"

@@ -1,6 +1,5 @@
 """External services: one real daemon uses another's, and some that misbehave."""
 
-import socket
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ import served
 from served import Server, cluster, kill, policy, read_message, serve_and_kill
 
 from moorage_policies import catalog
+from tests.ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "catalog"))  # Lets this test import `faulty`.
 
@@ -71,9 +71,7 @@ def doubts(reply):
 
 
 def test_a_daemon_survives_a_kill_of_the_site_whose_services_it_uses(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     site_at = {"data": tmp_path / "site", "options": ["--http-port", str(port)]}
     external = dict.fromkeys(PARTS, f"http://127.0.0.1:{port}")
     one = {"resources": {"gpus": 1}, "lease": LEASE}
@@ -134,27 +132,6 @@ def test_a_restart_without_the_registry_loses_no_lease_and_no_cluster(tmp_path):
 
 
 # Services that misbehave -------------------------------------------------------------------------
-
-
-def truth(names):
-    """Answer as the registry, the metrics service and the search service of a small site."""
-
-    async def behave(request, writer):
-        path, body = request.path, request.body
-        if path == "/clusters/query":
-            wanted = body["query"].get("id", {}).get("$in", names)
-            found = [cluster(name, nodes=1) for name in wanted if name in names]
-        elif path == "/cluster/query":
-            wanted = body["clusterId"]["$in"]
-            found = {"success": True, "data": [metrics(name) for name in wanted if name in names]}
-        elif path.startswith("/policy/"):
-            document = READS_METRICS | {"policy_rule_uri": path.removeprefix("/policy/")}
-            found = {"success": True, "data": document}
-        else:
-            found = {"success": True, "data": [{"id": names[-1]}]}
-        await answer(found)(request, writer)
-
-    return behave
 
 
 def test_answers_warn_of_failing_examples_of_a_mirrored_policy():

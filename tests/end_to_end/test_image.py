@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from websockets.sync.client import connect
 from moorage_client import Services
 from moorage_policies import catalog
 from tests.certificates import certificate, pem_of
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.heavy, pytest.mark.containers]
 
@@ -67,19 +67,12 @@ def build_output(engine: Podman, tmp_path_factory: pytest.TempPathFactory) -> st
     return engine.build(folder, IMAGE, "server") + engine.build(folder, AGENT_IMAGE, "agent")
 
 
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
-
-
 @contextlib.contextmanager
 def serve_image(
     engine: Podman, *options: str, plain: bool = True, **variables: str
 ) -> Iterator[tuple[int, int]]:
     """Run the image as the container `moored`; yield its ports once it is healthy."""
-    ports = free_ports()
+    ports = free_port(), free_port()
     given = {
         "MOORAGE_TOKENS": f"research:{TOKEN}",
         "MOORAGE_PORT": str(ports[0]),

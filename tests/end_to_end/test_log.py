@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from served import Server, cluster, until
 
 from moorage.testing.daemon_process import serve_command
+from tests.ports import free_port
 
 pytestmark = pytest.mark.heavy  # Daemons.
 
@@ -112,8 +112,7 @@ def test_the_ready_line_does_not_block_the_daemon(tmp_path):
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
     os.write(writer, b"." * PAGE)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [*serve_command(tmp_path), f"--http-port={port}"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=writer, stderr=log)

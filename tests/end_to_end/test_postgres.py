@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from served import bearing, cluster, invoke, kill, ran, serve_and_kill, serving, until
 
-from moorage.testing.daemon_process import child, serve_command, serve_variables
+from moorage.testing.daemon_process import serve_command
 
 pytestmark = pytest.mark.heavy
 
@@ -30,20 +30,6 @@ def test_leases_outlast_a_kill_and_the_loss_of_the_folder(postgres, tmp_path: Pa
         assert server.release(held[0])["success"]
         new = server.ask(resources={"gpus": 1}, lease=HOUR)["lease"]
         assert new["fencing"] > max(each["fencing"] for each in held)
-
-
-def test_a_lost_database_ends_the_server(postgres, tmp_path: Path) -> None:
-    data, log = tmp_path / "data", tmp_path / "stderr.log"
-    address = postgres.database()
-    variables = {**serve_variables(), "MOORAGE_STORAGE": address}
-    with child(serve_command(data), log, variables) as (process, _):
-        postgres.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
-            values=(address.rpartition("/")[2],),
-        )
-        until(lambda: process.poll() is not None)
-    assert process.returncode == 70
-    assert "moored: ended to avoid wrong answers" in log.read_text()
 
 
 def test_tokens_are_stored_in_the_database(postgres, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from moorage.testing.daemon_process import child
 from moorage_client import BlockingClient, Services
 from moorage_policies import catalog
 from tests.certificates import certificate, pem_of
+from tests.ports import free_port
 
 pytestmark = pytest.mark.heavy  # A daemon and proxies.
 
@@ -198,13 +198,6 @@ def serve(name: str, server: Server, folder: Path, edit: Edit = str) -> Iterator
     finally:
         child.terminate()
         child.wait(30)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def is_ours(site: Site) -> bool:

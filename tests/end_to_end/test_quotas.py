@@ -1,61 +1,20 @@
-"""docs/how-to/quotas.md runs; operators, and only they, set quotas over HTTP."""
-
-import contextlib
-import doctest
-import os
-import re
-import sys
-import tomllib
-from collections.abc import Iterator
-from pathlib import Path
+"""Operators, and only they, set quotas over HTTP."""
 
 import pytest
-from served import FIRST_FIT, Server, bearing, cluster, ran, serving
+from served import FIRST_FIT, bearing, cluster, serving
 
-from moorage.config.settings import settings
 from moorage_client import BlockingClient, RequestRefused
 
-pytestmark = pytest.mark.heavy  # Many daemons: a minute and more in all.
-
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "quotas.md"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-@contextlib.contextmanager
-def serve_quotas(token: str = "", **environment: str) -> Iterator[Server]:
-    with serving(environment=environment, bearer=token) as server:
-        server.fill(cluster("east", nodes=1, gpus=4))
-        yield server
-
-
-def test_the_page_works_as_described(tmp_path: Path) -> None:
-    with serve_quotas() as server:
-        variables = {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "MOORAGE_URL": server.running.ws,
-            "MOORAGE_HTTP_URL": server.running.http,
-            "MOORAGE_STATE": str(tmp_path / "leases.json"),
-            "NO_COLOR": "1",
-        }
-        played = 0
-        for language, text in BLOCK.findall(PAGE.read_text()):
-            if language == "toml":
-                known = settings()
-                for name, value in tomllib.loads(text).items():
-                    known[name].kind.read(value)
-            for example in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-                command, _, wanted = example.partition("\n")
-                done = ran("bash", "-c", command, **variables)
-                flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-                shown, wanted = done.stdout + done.stderr, wanted.replace("…", "...")
-                assert doctest.OutputChecker().check_output(wanted, shown, flags), (command, shown)
-                played += 1
-        assert played > 6
+pytestmark = pytest.mark.heavy  # A daemon.
 
 
 def test_operators_change_quotas_over_http_while_it_runs() -> None:
     tokens = {"MOORAGE_TOKENS": "ann:a1,ops:o1", "MOORAGE_OPERATORS": "ops"}
-    with serve_quotas("o1", **tokens) as server, BlockingClient(server.running.ws, "a1") as ann:
+    with (
+        serving(environment=tokens, bearer="o1") as server,
+        BlockingClient(server.running.ws, "a1") as ann,
+    ):
+        server.fill(cluster("east", nodes=1, gpus=4))
         other, http = bearing("a1"), server.http
         change = {"nominal": {"gpu_milli": 1000}, "weight": 2}
         one = {"resources": {"gpus": 2}, "lease": {"ttl_seconds": 60}}

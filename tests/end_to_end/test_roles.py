@@ -127,6 +127,16 @@ def test_each_endpoint_is_answered_by_the_table_of_rights(
         assert "not_you" in answer.text
 
 
+def test_the_command_line_names_the_option_for_the_token(serve_roles: Server) -> None:
+    wrong = serve_roles.moorage("--token", "nope", "leases")
+    assert wrong.returncode != 0
+    assert "--token" in wrong.stderr
+    assert "MOORAGE_TOKEN" in wrong.stderr
+    without = serve_roles.moorage("policy", "list", MOORAGE_TOKEN="")
+    assert without.returncode != 0
+    assert "--token" in without.stderr
+
+
 def test_metrics_name_no_tenant(serve_roles: Server, tokens: dict[Role, str]) -> None:
     text = serve_roles.http.get("/metrics", headers=bearing(tokens[Role.METRICS])).text
     assert "moorage_build_info" in text

@@ -44,11 +44,6 @@ def bare(reply: dict) -> dict:
     return {name: value for name, value in reply.items() if name not in STAMPS}
 
 
-def test_a_standby_has_loaded_the_state_when_it_is_ready(storage: str, servers, tmp_path):
-    with one(tmp_path / "c", storage) as (third, *_):
-        assert read(third, op="fleet")["success"]
-
-
 def test_standby_and_leader_answer_reads_equally_at_one_revision(pair: tuple[One, One]):
     (first, _, ready), (second, *_) = pair
     held = [grant(first) for _ in range(14)]
@@ -218,7 +213,8 @@ def test_a_standby_stops_at_once(pair: tuple[One, One], storage: str, tmp_path: 
         return [each["ws"] for each in leadership(storage)["standbys"]]
 
     second = pair[1].ready["ws"]
-    with one(tmp_path / "c", storage) as (_, process, ready):
+    with one(tmp_path / "c", storage) as (third, process, ready):
+        assert read(third, op="fleet")["success"], "it has loaded the state when it is ready"
         until(lambda: sorted(standbys()) == sorted([second, ready["ws"]]))
         process.send_signal(signal.SIGTERM)
         assert wait_exit(process) == 0

@@ -15,6 +15,7 @@ from disks import fill
 from served import Server, ask_message, cluster, invoke, ran, serving, tell, until
 from websockets.exceptions import ConnectionClosed
 
+from moorage.storage.base import FENCING_SKIP
 from moorage.testing.daemon_process import Running, child, serve_command, serve_variables
 
 pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
@@ -111,6 +112,7 @@ def test_no_lease_is_lost_when_the_database_ends_sessions(postgres, tmp_path: Pa
                 end_sessions(last)
             until(lambda process=process: process.poll() is not None)
             assert process.returncode == 70, last
+            assert "moored: ended to avoid wrong answers" in server.log()
             leases |= load.end()
     with start(tmp_path / "data", address) as (_, server):
         check(server, leases)
@@ -137,21 +139,33 @@ def test_a_dump_under_load_is_restored(postgres, tmp_path: Path):
 
 
 def test_a_backup_under_load_is_restored(tmp_path: Path):
-    data, restored = tmp_path / "data", tmp_path / "restored"
+    data, backup, restored = (tmp_path / each for each in ("data", "backup", "restored"))
     with serving(data) as server:
         server.fill(FLEET)
+        held = server.ask(resources={"gpus": 1}, lease=HOUR)["lease"]
         load = Load(server)
         load.reach()
         before = dict(load.leases)
-        done = invoke("backup", tmp_path / "backup", "--data", data)
-        assert done.returncode == 0, done.stderr
-        refused = invoke("restore", tmp_path / "backup", "--data", data)
-        assert (refused.returncode, "is not empty" in refused.stderr) == (1, True)
+        done = invoke("backup", backup, "--data", data)
+        assert (done.returncode, "all undamaged" in done.stdout) == (0, True), done.stderr
+        late = server.ask(resources={"gpus": 1}, lease=HOUR)["lease"]
         load.reach()
         later = load.end()
-    assert invoke("restore", tmp_path / "backup", "--data", restored).returncode == 0
+    again = invoke("backup", backup, "--data", data)
+    assert (again.returncode, "is not empty" in again.stderr) == (1, True)
+    done = invoke("restore", backup, "--data", restored)
+    assert done.returncode == 0, done.stderr
+    assert "are unknown here, and their GPUs may be granted again" in done.stdout
     with serving(restored) as server:
+        renew = {"op": "renew", "lease": held["id"], "token": held["token"]}
+        assert server.say(renew)[0]["lease"]["id"] == held["id"]
+        assert not server.say({"op": "status", "lease": late["id"]})[0]["success"], "of later"
+        new = server.ask(resources={"gpus": 1}, lease=HOUR)["lease"]
+        assert new["fencing"] > late["fencing"] + FENCING_SKIP // 2
         check(server, before, later)
+    for place in (data, restored):
+        refused = invoke("restore", backup, "--data", place)
+        assert (refused.returncode, "is not empty" in refused.stderr) == (1, True)
 
 
 @pytest.fixture

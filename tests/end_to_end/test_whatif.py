@@ -1,7 +1,6 @@
 """What-if over a real socket changes nothing, and its prediction holds."""
 
 import json
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -225,18 +224,14 @@ def test_a_tenant_has_one_what_if_at_a_time_and_a_hanging_policy_is_stopped(serv
 
 
 def test_the_command_line_prints_what_if_answers(server, tmp_path):
-    held = hold(server, 4)
-    hold(server, 4)
+    for _ in range(2):
+        hold(server, 4)
 
     def run(*words: str, code: int = 0) -> str:
         done = server.moorage("whatif", *words)
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
-    change = ("--add-nodes", "east/east-0:2", "--drain", "east/east-0")
-    shown = run("--policy", FIRST_FIT, "--gpus", "4", *change)
-    assert "the request is granted: east/east-0+1 gpus 0,1,2,3" in shown
-    assert re.search(rf"drained +{held['id']} +stays", shown), shown
     change = ("--cordon", "east", "--uncordon", "east/east-0")
     document = json.loads(run("-p", FIRST_FIT, "--gpus", "1", *change, "--json"))
     assert document["answer"]["state"] == "refused"

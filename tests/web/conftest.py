@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import sys
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from moorage.web.server import WebServer
 sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests here import `interface`.
 
 from interface import Interface
+
+CONTEXT = ssl.create_default_context()
+"""For all HTTP clients: to load its authorities takes longer than many a request."""
 
 
 class House:
@@ -137,7 +141,7 @@ async def site(tmp_path, tokens, connections_max, server_interface):
     server = WebServer(house, connections_max=connections_max)
     port = await server.start("127.0.0.1", 0)
     async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False
+        base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False, verify=CONTEXT
     ) as client:
         if not server_interface:
             token = next(iter(tokens))

@@ -17,13 +17,6 @@ URI = "a:1-b"
 POLICY = "class AIOSv1PolicyRule: ...\n"
 
 
-@pytest.fixture
-async def catalog(tmp_path):
-    opened = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
-    yield opened
-    await opened.close()
-
-
 async def publish(catalog, who="ann", **more):
     document = {"policy_rule_uri": URI, "code": POLICY, **more}
     return await catalog.policies.register(await catalog.policies.prepare(document), who)

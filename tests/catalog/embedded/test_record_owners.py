@@ -68,13 +68,6 @@ def test_bytes_are_bounded_in_the_same_way():
     assert fill(catalog, "bob", size)[0] == 64 // TENANT_SHARE
 
 
-@pytest.fixture
-async def catalog(tmp_path):
-    catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
-    yield catalog
-    await catalog.close()
-
-
 async def add(catalog, tenant, *names):
     ON_BEHALF_OF.set(tenant)
     for name in names:

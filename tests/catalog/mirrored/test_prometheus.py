@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import json
 import shutil
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
@@ -21,6 +19,7 @@ from moorage.catalog.mirrored.samples import QUERIES
 from moorage.catalog.opening import open_catalog
 from moorage.storage.sqlite.records import SqliteRecords
 from moorage.testing.daemon_process import daemon
+from tests.sites import Answer, Site
 
 NOW = 1_000_000.0
 SECONDS_MAX = 30
@@ -36,54 +35,31 @@ def vector(*series):
     return {"status": "success", "data": {"resultType": "vector", "result": rows}}
 
 
-class Small:
+class Small(Site):
     """An HTTP server that answers queries as a test orders."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.vectors: dict[str, object] = {}
-        self.always: tuple[int, bytes] | None = None
-        answer = self
+        self.always: Answer = None
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            wbufsize = -1  # One packet for head and body; two would wait for each other.
-
-            def do_GET(self) -> None:
-                status, body = answer.reply(self.path)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def reply(self, path: str) -> tuple[int, bytes]:
-        url = urlsplit(path)
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        url = urlsplit(request.path)
         given = parse_qs(url.query)
         (query,) = given["query"]
         assert url.path == "/api/v1/query"
         if query == "vector(time())":
-            return self.always or (200, json.dumps(vector(({}, str(NOW)))).encode())
+            return self.always or (200, vector(({}, str(NOW))))
         assert given["time"] == [str(NOW)]
         self.requests.append(query)
-        return self.always or (200, json.dumps(self.vectors.get(query, vector())).encode())
+        return self.always or (200, self.vectors.get(query, vector()))
 
 
 @pytest.fixture
 def small() -> Iterator[Small]:
-    small = Small()
-    thread = threading.Thread(target=small.server.serve_forever, args=(0.01,))
-    thread.start()
-    yield small
-    small.server.shutdown()
-    thread.join()
-    small.server.server_close()
+    with Small() as small:
+        yield small
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import hmac
 import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,6 +24,7 @@ from moorage.daemon.access.oidc_keys import IssuerKeys
 from moorage.daemon.access.oidc_sign_in import BrowserSignIn
 from moorage.daemon.access.tokens import Tokens
 from moorage.records.rights import Caller, Role
+from tests.sites import Answer, Site
 
 RSA_KEYS = [rsa.generate_private_key(65537, 2048) for _ in range(2)]
 
@@ -41,7 +41,7 @@ def public_row(key: Any, kid: str, **more: Any) -> dict[str, Any]:
     return {**to_jwk(public, as_dict=True), "kid": kid, "use": "sig", **more}
 
 
-class Issuer:
+class Issuer(Site):
     """Discovery document and keys, over HTTP on loopback."""
 
     def __init__(self) -> None:
@@ -49,29 +49,16 @@ class Issuer:
         self.fetches = 0
         self.broken = False
         self.hangs, self.go_on = threading.Event(), threading.Event()
-        issuer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                named = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/jwks"}
-                keys = self.path == "/jwks"
-                issuer.fetches += keys
-                if issuer.hangs.is_set():
-                    issuer.go_on.wait(30)
-                body = json.dumps({"keys": issuer.rows} if keys else named | issuer.more).encode()
-                self.send_response(500 if issuer.broken else 200)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Write no log."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         self.more: dict[str, Any] = {}
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
-        self.thread.start()
+        super().__init__()
+
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        keys = request.path == "/jwks"
+        self.fetches += keys
+        if self.hangs.is_set():
+            self.go_on.wait(30)
+        named = {"issuer": self.url, "jwks_uri": f"{self.url}/jwks"}
+        return 500 if self.broken else 200, {"keys": self.rows} if keys else named | self.more
 
     def token(
         self, key: Any = RSA_KEYS[0], alg: str = "RS256", kid: str | None = "one", **claims: Any
@@ -92,16 +79,11 @@ class Issuer:
         }
         return {name: value for name, value in given.items() if value is not None}
 
-    def close(self) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
-
 
 @pytest.fixture
 def issuer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Issuer]:
     monkeypatch.setattr(oidc_keys, "REFRESH_PAUSE_SECONDS", 0.05)
-    with contextlib.closing(Issuer()) as issuer:
+    with Issuer() as issuer:
         yield issuer
 
 
@@ -326,7 +308,7 @@ async def test_callers_may_retry_while_keys_cannot_be_fetched(
         "too long an answer": {"x": "x" * oidc_keys.DOCUMENT_BYTES_MAX},
     }.get(trouble, {})
     if trouble == "not there":
-        issuer.server.socket.close()
+        issuer.socket.close()
     if trouble == "hangs":
         issuer.hangs.set()
     waiting = tokens.pending(token)

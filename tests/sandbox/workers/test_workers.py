@@ -18,7 +18,8 @@ import pytest
 from moorage.core.turns.events import Proposed
 from moorage.model import Code, Demand, LeaseTerms
 from moorage.sandbox.host.sandbox import Limits, WorkerSettings
-from tests.ray_clusters import free_port, listens, until
+from tests.ports import free_port
+from tests.ray_clusters import listens, until
 from tests.waiting import async_until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
