@@ -330,7 +330,7 @@ def test_a_file_without_the_authority_is_named(secure_shell, command, tmp_path):
     said = secure_shell(*command).stderr
     assert f"not in {file} (" in said
     assert "SSL_CERT_FILE names that file" in said
-    assert "MOORAGE_CA_FILE goes before it" in said
+    assert "MOORAGE_CA_FILE overrides SSL_CERT_FILE" in said
 
 
 def test_a_folder_of_authorities_works_once_it_is_prepared(secure_shell, authority, tmp_path):
