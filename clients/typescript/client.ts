@@ -1,6 +1,6 @@
 /**
  * A thin client over the built-in `WebSocket`: one promise per message, and a listener for events. If a socket is lost,
- * the client opens another one. Of several servers, it uses the leader. It repeats only messages that are safe to repeat.
+ * the client opens another one. Of several servers, it uses the leader. It repeats messages only if that is safe.
  */
 
 import { Addresses, pause, type Redirection } from "./addresses.ts";
