@@ -33,9 +33,9 @@ from moorage.slices.waiting import outcomes
 PREEMPTIONS_MAX: Final = 1_000_000
 FAILURES_MAX: Final = 10
 CRASHES_MAX: Final = 2
-"""If a task's process dies at once while all nodes live, the job counts as preempted this many times
-in a row, since a cloud may end processes before it reclaims a machine. After that, the job counts
-as failed."""
+"""If a task's process dies at once while all nodes live, the job counts as preempted, at most this
+many times in a row: a cloud may end processes before it reclaims a machine. After that, the job
+counts as failed."""
 CRASH_SECONDS: Final = 60.0
 """A process that dies within this many seconds of its start "dies at once"."""
 
