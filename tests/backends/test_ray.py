@@ -58,7 +58,7 @@ async def end(reports: list[WorkloadReport]) -> WorkloadReport:
 
 async def wait_output(backend: RayBackend, name: str) -> str:
     async with asyncio.timeout(60):
-        while not (text := (await backend.logs(name)).text):  # noqa: ASYNC110  # Nothing tells.
+        while not (text := (await backend.logs(name)).text):  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.05)  # As above.
     return text.strip()
 

@@ -53,7 +53,7 @@ async def until_free(backend: RayBackend, node: str, count: float) -> None:
             (free,) = [each["free"] for each in seen["nodes"] if each["id"] == node]
             if free.get("GPU", 0) == count:
                 return
-            await asyncio.sleep(0.1)  # Nothing tells.
+            await asyncio.sleep(0.1)  # No event reports this.
 
 
 async def wait_output(backend: RayBackend, name: str) -> dict:
@@ -66,7 +66,7 @@ async def wait_output(backend: RayBackend, name: str) -> dict:
                     found: dict = json.loads(line)
                     return found
             assert not log.over, log.text
-            await asyncio.sleep(0.1)  # Nothing tells.
+            await asyncio.sleep(0.1)  # No event reports this.
 
 
 async def test_tasks_of_a_job_get_its_leases_gpus_and_not_rays_choice(backend, ray_world):
@@ -95,7 +95,7 @@ async def test_a_job_on_two_nodes_runs_one_command_with_both_resources(backend, 
     seen = await wait_output(backend, "g")
     assert sorted(seen["tasks"]) == sorted([[ray_world.node(1), "1"], [ray_world.node(0), "2"]])
     async with asyncio.timeout(30):
-        while not (end := await backend.status("g")).phase.over:  # noqa: ASYNC110  # Nothing tells.
+        while not (end := await backend.status("g")).phase.over:  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.1)  # As above.
     assert (end.phase, end.exit_code) == (Phase.SUCCEEDED, 0)
     await backend.stop("g")

@@ -58,7 +58,7 @@ async def test_a_command_may_be_as_long_as_the_system_allows(backend):
     spec = ProcessResourceSpec(command=["sh", "-c", 'echo "$#"; sleep 1000', *["x" * 1000] * 400])
     await backend.start(Order("a", spec))
     async with asyncio.timeout(SECONDS_MAX):
-        while not (text := (await backend.logs("a")).text):  # noqa: ASYNC110  # Nothing tells.
+        while not (text := (await backend.logs("a")).text):  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.05)  # As above.
     assert text == "399\n"
 
@@ -74,7 +74,7 @@ async def test_commands_of_one_workload_delay_no_others(backend, tmp_path):
     ]
     await asyncio.to_thread(until, lambda: len([*tmp_path.glob("begun-*")]) == EXECUTIONS)
     async with asyncio.timeout(SECONDS_MAX):
-        while not (await backend.logs("a")).text:  # noqa: ASYNC110  # Nothing tells.
+        while not (await backend.logs("a")).text:  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.05)  # As above.
     await backend.stop("a")
     assert (tmp_path / "heard").exists(), "it had a signal to end before it was killed"

@@ -129,7 +129,7 @@ async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
             with contextlib.suppress(BackendError):
                 await backend.start(Order("a", FOREVER, attempt=2))
                 break
-            await asyncio.sleep(0.1)  # Nothing tells.
+            await asyncio.sleep(0.1)  # No event reports this.
     driver = backend.connection.pid
     os.kill(driver, signal.SIGKILL)
     await asyncio.to_thread(until, lambda: backend.connection.pid not in {None, driver}, 120)
@@ -146,7 +146,7 @@ async def test_workloads_run_through_the_port_of_rays_client(restartable, tmp_pa
     async with asyncio.timeout(60):
         while backend.connection.trouble:  # Ray starts a server for each client; that takes long.
             backend.connection.open()
-            await asyncio.sleep(0.1)  # Nothing tells.
+            await asyncio.sleep(0.1)  # No event reports this.
     await backend.start(Order("a", FOREVER, (await share(backend),)))
     assert (await backend.execute("a", ["echo", "x"])).output == "x\n"
     await backend.request([{"GPU": 2.0}])
@@ -158,7 +158,7 @@ async def test_workloads_run_through_the_port_of_rays_client(restartable, tmp_pa
     job = RayJobResourceSpec(command=["sh", "-c", script], stop_seconds=1)
     await backend.start(Order("j", job, (await share(backend),)))
     async with asyncio.timeout(60):
-        while '"tasks"' not in (text := (await backend.logs("j")).text):  # noqa: ASYNC110  # Nothing tells.
+        while '"tasks"' not in (text := (await backend.logs("j")).text):  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.1)  # As above.
     (line,) = [each for each in text.splitlines() if each.startswith("{")]
     assert [device for _, device in json.loads(line)["tasks"]] == ["2"]

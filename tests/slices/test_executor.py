@@ -223,7 +223,7 @@ def test_a_repeated_job_takes_more_slices_if_available(make_pool, tmp_path, monk
         (folder / "started").touch()
         if os.environ["TPU_POD_COUNT"] == "1":
             while not (folder / "free").exists():
-                time.sleep(0.02)  # Nothing tells.
+                time.sleep(0.02)  # No event reports this.
             raise KeyError("again")
         return os.environ["TPU_POD_COUNT"]
 

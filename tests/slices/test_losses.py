@@ -96,7 +96,7 @@ def test_a_host_that_fails_because_another_is_lost_counts_as_lost(
         (folder / os.environ["TPU_SLICE_NAME"]).mkdir(exist_ok=True)
         (folder / os.environ["TPU_SLICE_NAME"] / "0").touch()
         while not (folder / "gone").exists():
-            time.sleep(0.02)  # Nothing tells.
+            time.sleep(0.02)  # No event reports this.
         raise RuntimeError("connection reset by peer")
 
     job = beside(RayExecutor.execute, collective, SLICE, _fn_args=(tmp_path,), _settings=settings)

@@ -122,7 +122,7 @@ def test_growing_does_not_disturb_running_tasks(make_pool, tmp_path):
 
     def waits():
         while not gate.exists():
-            time.sleep(0.02)  # Nothing tells.
+            time.sleep(0.02)  # No event reports this.
         return os.environ["TPU_SLICE_NAME"]
 
     refs = pool.schedule_on_each_host(waits)
@@ -140,7 +140,7 @@ def test_the_first_failure_names_its_host_and_ends_the_others(make_pool, ready, 
     def one_fails(folder):
         (folder / str(os.getpid())).touch()
         while len(list(folder.iterdir())) < 4:
-            time.sleep(0.02)  # Nothing tells.
+            time.sleep(0.02)  # No event reports this.
         if (os.environ["TPU_SLICE_NAME"], os.environ["TPU_HOST_ID"]) == ("tpu-b", "1"):
             raise KeyError("broken")
         time.sleep(600)  # Its work.

@@ -178,7 +178,7 @@ async def test_health_reports_an_unreachable_api_server(fresh_plane: Plane) -> N
     async with following(plane.kubeconfig()) as inventory:
         plane.kill("kube-apiserver")
         async with asyncio.timeout(SEEN_SECONDS_MAX):
-            while not all(each.error for each in inventory.health()):  # noqa: ASYNC110  # Unheard.
+            while not all(each.error for each in inventory.health()):  # noqa: ASYNC110  # No event reports this.
                 await asyncio.sleep(0.05)  # Health is a value without an event.
         assert inventory.document()["nodes"]["count"] == 1
         await asyncio.to_thread(plane.start, "kube-apiserver")
@@ -201,7 +201,7 @@ async def test_an_unreadable_object_does_not_end_the_watch(fresh_plane: Plane) -
         watcher = ObjectWatcher(connection, kind, lambda *_: heard.set())
         task = asyncio.create_task(watcher.run())
         async with asyncio.timeout(SEEN_SECONDS_MAX):
-            while watcher.error is None:  # noqa: ASYNC110  # Unheard.
+            while watcher.error is None:  # noqa: ASYNC110  # No event reports this.
                 await asyncio.sleep(0.05)  # As above.
             assert "an object that no API documents" in str(watcher.error)
             odd = False
