@@ -21,7 +21,7 @@ SECONDS_MAX = 120
 FOREVER = ProcessResourceSpec(command=["sleep", "1000"])
 COUNTER = RayActorResourceSpec(actor_cls_path="collections.Counter")
 EXECUTIONS = 8
-"""The daemon lets as many run beside one workload."""
+"""The daemon's limit of concurrent commands beside one workload."""
 STARTS = 140
 
 
@@ -100,7 +100,7 @@ async def test_starts_that_wait_for_ray_delay_nothing_else(backend, ray_world):
 
 async def test_starts_cancelled_at_once_leave_nothing(backend, ray_world):
     starts = [asyncio.create_task(backend.start(Order(f"w{n}", FOREVER))) for n in range(20)]
-    await asyncio.sleep(0)  # They are on their way.
+    await asyncio.sleep(0)  # The starts have begun.
     for start in starts:
         start.cancel()
     await asyncio.gather(*starts, return_exceptions=True)

@@ -86,7 +86,7 @@ def test_a_revocation_in_a_file_that_replaces_the_open_one_counts(
     assert tokens.caller(made) is not None
     shutil.copy(path, tmp_path / "copy")
     path.unlink()
-    assert tokens.caller(made) is None  # No command could revoke it: the file lacks it.
+    assert tokens.caller(made) is None  # Without the file, no command could revoke it.
     (tmp_path / "copy").rename(path)
     assert tokens.caller(made) is not None
     assert revoke(tmp_path, "ci")
