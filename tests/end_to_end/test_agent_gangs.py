@@ -50,7 +50,7 @@ def pids(fleet: Fleet, lease: dict) -> dict[str, int]:
 
 
 def wait_end(fleet: Fleet, lease: dict) -> str:
-    """Await the end of a lease of which no process remains; return its reason."""
+    """Wait until a lease has ended; check that no process remains; return the reason."""
     until(lambda: fleet.state(lease) == "ended")
     assert pids(fleet, lease) == {}
     return fleet.server.status(lease)["reason"]
@@ -91,7 +91,7 @@ def test_a_gang_that_loses_a_member_ends_and_names_the_node(fleet: Fleet, tmp_pa
 
 
 def test_a_gang_says_which_of_its_machines_is_lost(tmp_path: Path) -> None:
-    """The lease keeps its devices, as the lost machine may run on, and recovers with it."""
+    """The lease keeps its devices, since its processes may still run, until the machine is back."""
     with serve_fleet(tmp_path, MOORAGE_AGENT_LOST_SECONDS="4") as fleet:
         boxes = {name: fleet.agent(name, fleet.token()) for name in "ab"}
         lease = fleet.ask(STAYS.format(seen=tmp_path / "seen"), nodes=2)
@@ -136,7 +136,7 @@ OWN = {"MOORAGE_LOCAL_NODES": "own"}
 
 
 def register_own(fleet: Fleet) -> None:
-    """Add the server's own machine to those with agents."""
+    """Add the server's own machine to the cluster of machines with agents."""
     node = {"id": "own", "vcpus": {"count": 4}, "memory": 4096}
     document = {"id": "lab", "nodes": {"count": 1, "nodeData": [node]}}
     assert fleet.server.http.post("/clusters/lab/nodes", json=document).is_success
@@ -228,10 +228,10 @@ def test_a_gang_ends_after_a_restart_while_the_machine_beside_a_forgotten_one_is
             assert fleet.server.moorage("fleet", "forget", "lab/b").returncode == 0
             until(lambda: fleet.state(gang) == "ending")
             assert "member on node b is gone" in fleet.server.status(gang)["reason"]
-            assert "a" in pids(fleet, gang), "it holds its devices until that machine says more"
+            assert "a" in pids(fleet, gang), "it holds its devices until that machine reports"
             fleet.agent("a")
             until(lambda: fleet.state(gang) == "ended")
-            assert pids(fleet, gang).keys() == {"b"}, "its record lies on the forgotten machine"
+            assert pids(fleet, gang).keys() == {"b"}, "b's record is on its machine"
 
 
 @pytest.mark.parametrize("here", ["true", "false"])

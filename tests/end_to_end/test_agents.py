@@ -1,7 +1,7 @@
 """Machines with agents: how they join, run workloads of leases, get lost and return.
 
-Agents and server are processes, over sockets of loopback. All agents are on one machine, which is
-why they have names and no machine id. Each test has a cluster of its own.
+Agents and server are processes, over loopback sockets. All agents are on one machine, so they
+have names instead of the machine id. Each test has a separate cluster.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.heavy
 TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
 VARIABLES = {**TOKENS, "MOORAGE_BACKENDS": "local,memory"}
 PAGE = 4_096
-"""The smallest buffer that a pipe may have."""
+"""Bytes of the smallest possible buffer of a pipe."""
 COUNTING = "seq 20; until [ -e {go}/go ]; do sleep 0.05; done; seq 21 40; echo whole; exit 3"
 COUNTED = ("".join(f"{number}\n" for number in range(1, 41)) + "whole\n", 3)
 
@@ -220,9 +220,9 @@ def test_a_command_outlives_its_killed_agent_and_its_output_is_whole(fleet: Flee
 
 
 class Away(NamedTuple):
-    """A machine whose agent is stopped or dead, and a lease whose command writes to `seen`.
+    """A machine with a stopped or dead agent, and a lease whose command writes to `seen`.
 
-    Its output is followed by a client.
+    A client follows the output.
     """
 
     fleet: Fleet
@@ -235,7 +235,7 @@ class Away(NamedTuple):
 
 UNHEARD = ("--unheard-seconds", "2")
 WRITING = "while :; do echo $MOORAGE_NODE_ID >>{seen}; sleep 0.05; done"
-# The names of machines, what runs there, what the agent of the lease is sent, and its options.
+# Names of machines, the command, the signal for the lease's agent, and the agent's options.
 SCENES = {
     "stopped": ("ab", WRITING, signal.SIGSTOP, UNHEARD),
     "dead": ("ab", WRITING, signal.SIGKILL, UNHEARD),
@@ -247,7 +247,7 @@ SCENES = {
 
 @pytest.fixture(scope="module")
 def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
-    """Machines of several clusters, all lost at one moment, since a loss takes seconds."""
+    """Machines of several clusters, all lost at the same time, since each loss takes seconds."""
     folder = tmp_path_factory.mktemp("lost")
     with serve_fleet(folder, MOORAGE_AGENT_LOST_SECONDS="12") as server, ExitStack() as stack:
         scenes = {}
@@ -306,7 +306,7 @@ def test_a_machine_is_lost_and_found_while_its_command_runs_on(away: dict[str, A
 def test_a_lease_moves_once_its_lost_machine_has_ended_its_workload(
     away: dict[str, Away], gone: str
 ) -> None:
-    """The agent hangs or is dead; its deadline still holds, so that no command runs twice."""
+    """The agent hangs or is dead; its deadline still ends the command, so none runs twice."""
     scene = away[gone]
     fleet, there = scene.fleet, scene.node
     other = "b" if there == "a" else "a"
@@ -358,7 +358,7 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(fleet: Fleet) -> None:
     agent.kill()
     assert fleet.server.release(lease)["success"]
     until(lambda: not fleet.listed()["box"]["connected"])
-    assert fleet.state(lease) == "ending"  # It may still run.
+    assert fleet.state(lease) == "ending"  # The workload may still run.
     assert fleet.state(fails) == "active"
     assert "expected CLUSTER/NODE" in fleet.server.moorage("fleet", "forget", "box").stderr
     done = fleet.server.moorage("fleet", "forget", name)
@@ -372,7 +372,7 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(fleet: Fleet) -> None:
     assert "does not know this machine's" in fleet.refused(fleet.command("box"))
     agent = fleet.agent("box", fleet.token())
     folder = fleet.folder / "box" / "local" / "running"
-    until(lambda: not any(folder.iterdir()))  # No lease stands for it.
+    until(lambda: not any(folder.iterdir()))  # No lease has this workload any more.
     agent.terminate()
     until(lambda: not fleet.listed()["box"]["connected"])
     assert invoke("agent", "forget", name, "--data", fleet.data).returncode == 0
@@ -401,7 +401,7 @@ def test_a_machine_forgotten_while_the_server_was_down_leaves(tmp_path: Path) ->
     with serve_fleet(tmp_path, **VARIABLES, bearer="of-ops") as fleet:
         fleet.agent("box", fleet.token())
         until(lambda: fleet.state(held) == "ended")
-        # What no lease holds takes its time to end, in which nothing starts.
+        # Workloads without a lease end slowly, and nothing starts meanwhile.
         lease = fleet.ask(f"[ -e /proc/$(cat {file}) ] && echo double || echo alone")
         assert fleet.output(lease) == ("alone\n", 0)
         until(lambda: "unavailable" not in fleet.node("box"))

@@ -49,7 +49,7 @@ def test_a_workload_sees_its_own_devices_and_its_lease(server, data, tmp_path):
     assert not any("TOKEN" in name for name in seen)
     server.in_state(lease, "active")
     pids = workload_processes(data)[lease["id"]]
-    assert all(len(os.sched_getaffinity(pid)) == 1 for pid in pids), "one processor is its share"
+    assert all(len(os.sched_getaffinity(pid)) == 1 for pid in pids), "one processor per process"
     server.release(lease)
     server.in_state(lease, "ended")
     assert lease["id"] not in workload_processes(data)
@@ -112,7 +112,7 @@ def test_after_kill_9_running_workloads_are_adopted_and_ended_ones_are_reported(
         with serving(tmp_path) as server:
             assert "exit status 0" in server.in_state(ends, "ended")["reason"]
             assert server.status(lives)["state"] == "active"
-            assert workload_processes(tmp_path)[lives["id"]] == before, "not started twice"
+            assert workload_processes(tmp_path)[lives["id"]] == before, "not started a second time"
             server.release(lives)
             server.in_state(lives, "ended")
             assert workload_processes(tmp_path) == {}

@@ -51,7 +51,7 @@ def test_a_restored_copy_has_its_leases_with_their_tokens(tmp_path: Path, data: 
     shutil.rmtree(data)
     shutil.copytree(backup, data)
     with daemon(data) as running, BlockingClient(running.ws) as client:
-        assert [each.id for each in client.leases()] == [held.id], f"not {later.id}, of later"
+        assert [each.id for each in client.leases()] == [held.id], f"{later.id} came later"
         assert client.renew(held.id, held.token).id == held.id
         assert grant(client).fencing > held.fencing
 
@@ -79,7 +79,7 @@ def test_a_backup_of_a_running_server_is_restored(tmp_path: Path, data: Path) ->
     assert done.returncode == 0, done.stderr
     assert "are unknown here, and their GPUs may be granted again" in done.stdout
     with daemon(restored) as running, BlockingClient(running.ws) as client:
-        assert [each.id for each in client.leases()] == [held.id], f"not {later.id}, of later"
+        assert [each.id for each in client.leases()] == [held.id], f"{later.id} came later"
         assert client.renew(held.id, held.token).id == held.id
         assert grant(client).fencing > later.fencing + FENCING_SKIP // 2
     refused = invoke("restore", backup, "--data", restored)

@@ -51,7 +51,7 @@ async def grant(client: Client, wait_seconds: float = 0.0, **resources: int) -> 
 
 
 async def ask_many(client: Client, answered: dict[str, int], half: asyncio.Event) -> None:
-    """Request leases one by one; note each that is granted."""
+    """Request leases one by one; record each grant."""
     for _ in range(LEASES):
         lease = await grant(client, cpu_milli=1)
         assert lease.id not in answered
@@ -76,7 +76,7 @@ async def test_many_clients_continue_and_nothing_is_granted_twice(pair, how):
     assert len(answered) == CLIENTS * LEASES
     async with Client(other.ready["ws"]) as client:
         there = {each.id: each.fencing async for each in client.leases()}
-    assert there == answered, "grants and answers are not the same"
+    assert there == answered, "grants and answers differ"
     assert len({*there.values()}) == len(there)
 
 
@@ -125,10 +125,10 @@ def test_commands_and_workloads_of_agents_continue(pair, storage, tmp_path, how)
     own = {"MOORAGE_URL": urls(pair), "MOORAGE_HTTP_URL": urls(pair, "http")}
     ask = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--json")
     lease = json.loads(writer.server.moorage(*ask, **own).stdout)["lease"]["id"]
-    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "none")}  # No server has run for this user.
+    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "none")}  # As a user who has run no server.
     made = invoke("agent", "token", "--cluster", "lab", MOORAGE_STORAGE=storage, **elsewhere)
     assert made.returncode == 0, made.stderr
-    standby_first = urls((other, writer))  # It says who leads.
+    standby_first = urls((other, writer))  # The standby names the leader.
     place = ["--server", standby_first, "--data", str(tmp_path / "box"), "--name", "box"]
     agent = [sys.executable, "-P", "-m", "moorage", "agent", *place, "--no-machine-id"]
     command = [*agent, "--token", made.stdout.strip()]

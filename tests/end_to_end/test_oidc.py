@@ -73,7 +73,7 @@ def test_a_token_of_the_issuer_logs_in_to_the_console(
     body = {"token": issuer.token("viewer")}
     session = serve_issuer.http.post("/console/session", json=body, headers=page).json()["data"]
     assert (session["tenant"], session["role"]) == ("research", "viewer")
-    assert session["expires_at"] < time.time() + 3_600  # Its token lasts for minutes.
+    assert session["expires_at"] < time.time() + 3_600  # The token is valid for minutes.
 
 
 def test_a_rotated_key_is_accepted_at_once_and_a_withdrawn_one_ends_sessions(
@@ -95,7 +95,7 @@ def test_a_rotated_key_is_accepted_at_once_and_a_withdrawn_one_ends_sessions(
 
 
 def test_a_session_ends_with_its_token_though_the_issuers_clock_is_late(tmp_path: Path) -> None:
-    # Its tokens ended before they came, within the minute by which clocks may differ.
+    # Its tokens have expired when they arrive, but within the minute by which clocks may differ.
     with (
         provider(tmp_path, SECONDS_LATE="60", TTL="3") as late,
         serving(environment=settings(late.issuer)) as server,
@@ -147,7 +147,7 @@ def test_altered_tokens_are_refused(issuer: Provider, serve_issuer: Server) -> N
     }
     for what, token in made.items():
         shown = bearing(token)
-        with contextlib.suppress(OSError, HTTPError):  # A header so long is not read to its end.
+        with contextlib.suppress(OSError, HTTPError):  # The server cuts a long header off.
             status = serve_issuer.http.get("/policy", headers=shown).status_code
             assert status == (400 if what == "longer than a header" else 401), what
         with (
@@ -259,7 +259,7 @@ def test_a_login_waits_for_a_silent_issuer(
         issuer.stop()
         try:
             with pytest.raises(subprocess.TimeoutExpired):
-                login.wait(13)  # A poll takes a second to begin, and 10 to be given up.
+                login.wait(13)  # A poll begins after a second, and times out after 10.
         finally:
             issuer.go_on()
         issuer.confirm(url, "team.author")

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "ray.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OUTSIDE = ("pip ", "MOORAGE_BACKENDS=")
-"""What the test itself has done."""
+"""Commands that the test itself has already run."""
 
 
 def test_the_page_works_as_described(ray_world: RayWorld, tmp_path: Path) -> None:
