@@ -10,11 +10,11 @@ class Mutant:
     """One change of the core that breaks a law.
 
     Args:
-        name: What the core does wrong.
+        name: The fault of the core, in words.
         of: The end of the dotted name of the function that is changed.
         edit: The change.
-        verdict: The law, or the complaint of the core itself, that it breaks: a regular expression.
-        seed: Of the first world that it is played in; better one that it dies in.
+        verdict: A regular expression for the broken law, or for the core's own error.
+        seed: The first seed to play, preferably one in which a law fails.
     """
 
     name: str
