@@ -28,7 +28,7 @@ def text() -> str:
 
 @pytest.fixture(scope="module")
 def metric_names(text: str) -> set[str]:
-    """Names of the metrics that a new server has; its histograms have three samples each."""
+    """Return the names of a new server's metrics; a histogram has three names."""
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     return names | {f"{name}_{part}" for name in names for part in ("bucket", "count", "sum")}
 

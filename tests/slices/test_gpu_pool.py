@@ -147,7 +147,7 @@ except InsufficientSlicesError as error:
 def test_a_pool_that_never_fits_is_refused_even_on_a_new_ray():
     """Ray's monitor reports only after some seconds; until then a pool would wait."""
     short = tempfile.TemporaryDirectory("", "ray-", "/tmp", ignore_cleanup_errors=True)
-    with short as folder:  # Ray puts sockets deep into it.
+    with short as folder:  # Paths of Ray's sockets must be short.
         done = subprocess.run(
             [sys.executable, "-c", NEVER],
             env=os.environ
