@@ -402,7 +402,7 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
             return _refusal_error(url, error)
         case TimeoutError():
             cause = f"no answer within {seconds_max:g} s"
-        case _:
+        case _:  # An error of the system or of a library.
             # The system's text for an error number is clearer than the event loop's.
             number = getattr(error, "errno", None) or 0  # Negative if a name was not found.
             cause = (
