@@ -55,9 +55,7 @@ async def lease_of(client: Client, policy: str = "first:1-x") -> str:
 
 
 class TestWhichAddress:
-    async def test_an_address_that_does_not_serve_is_passed_over(
-        self, harbour, other, nowhere, deaf
-    ):
+    async def test_an_address_that_does_not_serve_is_skipped(self, harbour, other, nowhere, deaf):
         other.token = "of others"  # noqa: S105  # A test's value.
         for unfit in (nowhere, deaf, other.url):
             async with asyncio.timeout(60), Client(f"{unfit},{harbour.url}") as client:
@@ -287,7 +285,7 @@ def sites() -> Iterator[tuple[Registry, Registry]]:
 
 
 class TestHttp:
-    def test_an_address_without_a_server_is_passed_over(self, sites, nowhere):
+    def test_an_address_without_a_server_is_skipped(self, sites, nowhere):
         gone = nowhere.replace("ws", "http")
         with Services(f"{gone},{sites[0].url}") as services:
             assert services.policies() == []

@@ -416,7 +416,7 @@ def test_refusals_name_the_fault_of_the_certificate(authority, tmp_path):
             asyncio.run(Client(site.url.replace("http", "wss")).__aenter__())
 
 
-def test_an_address_with_a_wrong_certificate_is_passed_over(secure, authority, shell, tmp_path):
+def test_an_address_with_a_wrong_certificate_is_skipped(secure, authority, shell, tmp_path):
     wrong = context_of(tmp_path, *certificate("server", certificate("another authority")))
     with Site(wrong) as site:
         for scheme, variable in (("wss", "MOORAGE_URL"), ("https", "MOORAGE_HTTP_URL")):

@@ -279,7 +279,7 @@ def test_a_good_answer_is_shown(hostile, words, answer, as_json):
 @given(
     case=st.sampled_from(CASES), value=st.sampled_from(ABSURD), gone=st.booleans(), js=st.booleans()
 )
-def test_one_absurd_part_of_an_answer_is_one_error(hostile, case, value, gone, js):
+def test_one_impossible_part_of_an_answer_is_at_most_one_error(hostile, case, value, gone, js):
     words, answer, at = case
     hostile.document = change(answer, at, value, gone=gone)
     run_command(words, as_json=js)

@@ -108,7 +108,7 @@ def test_unheard_seconds_end_no_workload_of_a_connected_agent(fleet: Fleet) -> N
     assert "unheard_seconds_short" in (fleet.folder / "box.log").read_text()
 
 
-def test_strangers_are_not_let_in(fleet: Fleet) -> None:
+def test_an_agent_without_a_valid_token_or_key_is_refused(fleet: Fleet) -> None:
     assert "does not know this machine's" in fleet.refused(fleet.command("a", "--token", "no"))
     assert "has not joined" in fleet.refused(fleet.command("a"))
     http = fleet.server.running.http.replace("http", "ws", 1)

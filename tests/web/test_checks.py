@@ -105,7 +105,7 @@ HOST = "Host: localhost\r\n"
         *((f"/{path}/ HTTP/1.1", HOST, 404) for path in ("clusters", "policy", "healthz")),
     ],
 )
-async def test_odd_requests_are_answered_and_not_forwarded(site, line, headers, status):
+async def test_unusual_requests_are_answered_and_not_redirected(site, line, headers, status):
     found, answer = await send_raw(site.port, f"GET {line}\r\n{headers}{CLOSE}\r\n")
     assert found == status
     assert "location:" not in answer.lower()

@@ -237,7 +237,7 @@ async def test_a_failing_service_gets_no_requests_and_then_a_probe(faulty, servi
     assert len(faulty.requests) == before + 1
 
 
-def test_the_breaker_opens_and_closes_with_time():
+def test_the_breaker_opens_after_failures_and_allows_a_probe_after_a_pause():
     breaker = Breaker()
     for _ in range(FAILURES_MAX):
         assert breaker.wait_seconds(0) == 0

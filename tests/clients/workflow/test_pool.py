@@ -215,7 +215,7 @@ requests = st.lists(
 
 
 @given(requests, st.randoms(use_true_random=False))
-def test_under_random_calls_nothing_is_lost_and_everybody_is_served(story, chance):
+def test_under_random_calls_no_amount_is_lost_and_all_waiters_are_served(story, chance):
     """Amounts stay between zero and the capacity, and waiters are served after releases."""
     account = Account([6, 6, 6])
     held, waiting = [], []

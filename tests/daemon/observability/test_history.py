@@ -107,7 +107,7 @@ def test_leases_on_a_cordoned_node_count_as_held() -> None:
     assert now.nodes_unavailable == 1
 
 
-def test_several_minutes_make_one_point() -> None:
+def test_several_minutes_can_be_merged_into_one_point() -> None:
     it = Watched()
     for minute in range(7):
         it.refuse()
