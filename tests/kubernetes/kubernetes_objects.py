@@ -185,7 +185,7 @@ def pod(
         cpu: Requested CPU.
         memory: Requested memory.
         labels: Labels of the pod.
-        run: Duration of the run, e.g. `2s`; empty: for ever.
+        run: Duration of the run, e.g. `2s`; empty: without end.
         exit_code: Exit code at the end; 137 means OOMKilled.
         fate: `imagepull`, `evicted`, or `hang`: the pod is bound to its node, and never starts.
     """

@@ -121,7 +121,7 @@ def test_growing_and_shrinking_leave_no_actors_behind(make_pool, ready):
 
 @pytest.mark.parametrize("shape", [RACKS, TpuSlices("v4-16")])
 def test_a_late_pool_waits_for_its_turn(make_pool, shape):
-    """Neither pool may hold a part of its hosts and wait for the rest for ever."""
+    """Neither pool may hold a part of its hosts and wait forever for the rest."""
     one, two = make_pool(shape=shape), make_pool(shape=shape)
     one.scale_multislice(2)
     with pytest.raises(RuntimeError, match="only 0 slices"):

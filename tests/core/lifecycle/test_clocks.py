@@ -180,7 +180,7 @@ def test_unexpired_leases_are_prolonged_by_the_stall(hand: Hand) -> None:
     hand.grant(ask("long", ONE, terms={"ttl_seconds": 60.0}), place("n001", "0"))
     stand_still(hand, 8.0)
     assert (seconds_to_end(hand, "short"), seconds_to_end(hand, "long")) == (8.0, 52.0)
-    for _ in range(2):  # Short stalls must not prolong a lease for ever.
+    for _ in range(2):  # Short stalls must not prolong a lease without limit.
         hand.now += 5.0
         hand.step(Tick())
         stand_still(hand, 1.0)

@@ -69,7 +69,7 @@ class BrowserSignIn:
 
         Args:
             proof: From the cookie; empty if the browser has none for this answer.
-            answer: From the issuer, by way of the browser: `state`, and `code` or `error`.
+            answer: From the issuer, through the browser: `state`, and `code` or `error`.
             redirect_uri: As at the beginning.
         """
         sent, _, verifier = proof.partition(".")
