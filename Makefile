@@ -1,13 +1,13 @@
-# `make demo` and `make test` work on a fresh clone with Python >= 3.11 and make: each makes .venv
-# first, once. A second run costs nothing until pyproject.toml changes.
+# `make demo` and `make test` work on a fresh clone with Python >= 3.11 and make: they create .venv
+# if it is missing. Later runs keep .venv until pyproject.toml changes.
 
 VENV ?= .venv
-# The interpreter that .venv is made with; empty takes the newest that is fit for it.
+# The Python interpreter for .venv; empty: the first suitable one in PYTHONS.
 PYTHON ?=
 
 BIN := $(VENV)/bin
 SOURCES := server policies clients benchmarks tools docs examples
-# Newest first, by the versions the tests have run on; a plain python3 may be newer still.
+# The tests have run on these versions, the newest first; python3 may be another one.
 PYTHONS := python3.13 python3.12 python3.11 python3 python
 
 .DEFAULT_GOAL := help
@@ -15,26 +15,26 @@ PYTHONS := python3.13 python3.12 python3.11 python3 python
 .DELETE_ON_ERROR:
 
 .PHONY: help
-help: ## Show what there is to make.
+help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "PYTHON=python3.12 chooses the interpreter of .venv; 'make clean' first if there is one."
+	@echo "PYTHON=python3.12 chooses the interpreter of .venv. If .venv exists, run 'make clean' first."
 
 .PHONY: demo
-demo: $(VENV)/product ## Show the main job, end to end, on this machine.
+demo: $(VENV)/product ## Run the demo: one request from start to end, on this machine.
 	@$(BIN)/moored demo
 
 .PHONY: test
-test: lint test-fast ## Check what a change breaks most often: lint and the fast tests, in minutes.
+test: lint test-fast ## Run lint and the fast tests: some minutes.
 
 .PHONY: test-all
-test-all: $(VENV)/heavy lint test-fast test-heavy ## Check everything.
+test-all: $(VENV)/heavy lint test-fast test-heavy ## Run lint and all tests.
 
 .PHONY: lint
-lint: $(VENV)/dev ## Check format, style, types, layers, what breaks clients, and docs.
+lint: $(VENV)/dev ## Check format, style, types, layers, docs, and compatibility with clients.
 	$(BIN)/ruff format --check $(SOURCES) tests
 	$(BIN)/ruff check $(SOURCES) tests
-# Types take as long as all that follows, and one core.
+# The check of types takes as long as all following checks together, on one core.
 	@$(MAKE) --no-print-directory types & types=$$!; \
 	$(BIN)/lint-imports && $(BIN)/python tools/specifications.py check \
 	    && $(MAKE) --no-print-directory docs; others=$$?; \
@@ -48,30 +48,31 @@ types: $(VENV)/dev ## Check types.
 docs: $(VENV)/dev ## Build the docs into build/docs, strictly.
 	$(BIN)/sphinx-build -E -q -W --keep-going -b html docs build/docs
 
-# Tests start the product hundreds of times: without bytecode, as many images have it, each start
-# would compile it again.
+# Tests start the product hundreds of times. Some images set PYTHONDONTWRITEBYTECODE, and without
+# stored bytecode each start would compile the sources again.
 test-fast test-portable test-heavy: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: test-fast
 test-fast: $(VENV)/dev ## Run the tests that take seconds.
 	$(BIN)/pytest -m "not heavy" $(ON_ALL_CORES) --no-loadscope-reorder --durations 10
 
-# Where a worker crashes, another one in its place would wait for ever, and the tests with it.
+# If a worker crashes, pytest ends: a replacement of the worker would wait forever.
 ON_ALL_CORES := -n auto --dist loadfile --max-worker-restart 0
 
-# What tells one Python from another: cells and their modules, and what reads users' code and files.
+# Tests that depend on the version of Python: of cells and their modules, and of users' code and
+# files.
 PORTABLE := $(addprefix tests/,clients policies/test_catalog.py policy query sandbox slots web)
 
 .PHONY: test-portable
-test-portable: demo $(VENV)/dev ## Show the main job, and run the fast tests that tell one Python from another.
+test-portable: demo $(VENV)/dev ## Run the demo, and the fast tests that depend on the version of Python.
 	$(BIN)/pytest -m "not heavy" $(ON_ALL_CORES) --no-loadscope-reorder $(PORTABLE)
 
-# One of the groups in tests/conftest.py; empty for all.
+# A group in tests/conftest.py; empty: all groups.
 GROUP ?=
 .PHONY: test-heavy
-test-heavy: $(VENV)/heavy $(if $(filter-out kubernetes,$(GROUP)),,kubernetes-tools) ## Run the tests that take minutes; GROUP=ray for those of one group.
-# Tests with Ray wait most of the time, beside the others; those leave it the processors, since a
-# raylet that does not start at once is given up.
+test-heavy: $(VENV)/heavy $(if $(filter-out kubernetes,$(GROUP)),,kubernetes-tools) ## Run the tests that take minutes; with GROUP=ray only those of one group.
+# Tests with Ray mostly wait, so they run at the same time as the others. The others run with
+# `nice`, since Ray gives up a raylet that starts too slowly.
 ifeq ($(GROUP),)
 	@mkdir -p build; trap : INT; $(BIN)/pytest -m "heavy and ray" --durations 10 > build/ray.log 2>&1 & ray=$$!; \
 	nice $(BIN)/pytest -m "heavy and not ray" $(ON_ALL_CORES) --no-loadscope-reorder \
@@ -84,19 +85,19 @@ else
 endif
 
 .PHONY: kubernetes-tools
-kubernetes-tools: $(VENV)/heavy ## Build the Kubernetes that tests need, once; without Go they skip.
+kubernetes-tools: $(VENV)/heavy ## Build Kubernetes for the tests, once; without Go these tests are skipped.
 	@$(BIN)/python tests/kubernetes/kubernetes_binaries.py
 
 .PHONY: kueue
-kueue: $(VENV)/heavy ## Build Kueue, which only python -m benchmarks.peers runs: some ten minutes.
+kueue: $(VENV)/heavy ## Build Kueue for python -m benchmarks.peers: some ten minutes.
 	@$(BIN)/python tests/kubernetes/kubernetes_binaries.py kueue
 
 .PHONY: kubernetes-playground
-kubernetes-playground: $(VENV)/heavy ## Run a Kubernetes of fake GPU nodes, and a moored beside it.
+kubernetes-playground: $(VENV)/heavy ## Run a Kubernetes cluster of fake GPU nodes, and a moored.
 	@$(BIN)/python tests/kubernetes/playground.py
 
 .PHONY: format
-format: $(VENV)/dev ## Format the sources and mend what can be mended.
+format: $(VENV)/dev ## Format the sources, and correct style as far as tools can.
 	$(BIN)/ruff format $(SOURCES) tests
 	$(BIN)/ruff check --fix $(SOURCES) tests
 
@@ -108,7 +109,7 @@ specifications: $(VENV)/dev ## Write the types of the TypeScript client.
 clean: ## Remove .venv and all caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 
-# The product itself, which is all that the demo needs.
+# The packages for the demo: only the product.
 $(VENV)/product: pyproject.toml
 	@fit='import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))'; \
 	if $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
@@ -119,10 +120,10 @@ $(VENV)/product: pyproject.toml
 	        if "$$each" -c "$$fit" >/dev/null 2>&1; then chosen=$$each; break; fi; \
 	    done; \
 	    if [ -z "$$chosen" ]; then \
-	        echo "No fit Python among: $(or $(PYTHON),$(PYTHONS))." >&2; \
+	        echo "No suitable Python among: $(or $(PYTHON),$(PYTHONS))." >&2; \
 	        echo "Moorage needs Python 3.11 or newer with venv and ensurepip." >&2; \
 	        echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; \
-	        echo "One that lies elsewhere: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
+	        echo "For a Python in another folder: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
 	        exit 1; \
 	    fi; \
 	    echo "Setting up $(VENV) with $$("$$chosen" --version), once."; \
@@ -132,12 +133,12 @@ $(VENV)/product: pyproject.toml
 	@$(BIN)/python -m pip install --quiet --editable '.[server]'
 	@touch $@
 
-# What lint, the fast tests and the docs need on top of it.
+# Further packages for lint, the fast tests and the docs.
 $(VENV)/dev: $(VENV)/product
 	@$(BIN)/python -m pip install --quiet --group dev --group docs
 	@touch $@
 
-# What the heavy tests need on top of that: Ray, Kubernetes, browser and AWS tools.
+# Further packages for the heavy tests: Ray, and tools for Kubernetes, browsers and AWS.
 $(VENV)/heavy: $(VENV)/dev
 	@$(BIN)/python -m pip install --quiet --group heavy
 	@touch $@

@@ -97,7 +97,7 @@ def compare(
     """Run policies over traces, and compare each mean with the published one, if it exists.
 
     Args:
-        nodes: The node file; `PUBLISHED` may lie beside it.
+        nodes: The node file; `PUBLISHED` may be in the same folder.
         pods: Request files, `pods_<trace>.csv`.
         rules: Names of published policies that ship, or of `EXPECTED_FILL`.
         seeds: Seeds of the order of nodes and requests, one run each.
@@ -159,7 +159,7 @@ def placement(
         progress: Called with what is being run.
 
     Raises:
-        CommandError: No node file is given, or there are no traces beside it.
+        CommandError: No node file is given, or its folder has no traces.
     """
     if nodes is None:
         raise CommandError("placement needs --nodes, the node file of a trace")

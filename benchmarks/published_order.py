@@ -154,7 +154,7 @@ def _warm_state() -> list[int]:
     607 draws in a row make up the one n after their first (Haramoto et al., 2008).
     """
     filled = _seed_state(1, shift=10)
-    # Draw n lies in place 334 - n, modulo 607; those up to 0 are what the state begins with.
+    # Draw n is at index 334 - n, modulo 607; the draws up to number 0 are the initial state.
     draws = [filled[(_LENGTH - _TAP - number) % _LENGTH] for number in range(1 - _LENGTH, 1)]
     for _ in range(_LENGTH - 1):
         draws.append((draws[-_LENGTH] + draws[-_TAP]) & _MASK)

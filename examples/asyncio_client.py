@@ -1,4 +1,4 @@
-"""Lease two GPUs at once, one each: python asyncio_client.py [URL]."""
+"""Hold two leases of one GPU at the same time: python asyncio_client.py [URL]."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ from moorage_client import Client, MoorageError
 
 
 async def hold(client: Client) -> None:
-    """Hold a GPU for a moment."""
+    """Hold a GPU for a second."""
     lease = client.lease("first_fit:1.0-stable", resources={"gpus": 1}, ttl_seconds=60)
     async with lease as held:
         (share,) = held.placement
@@ -16,12 +16,12 @@ async def hold(client: Client) -> None:
 
 
 async def main(url: str | None) -> None:
-    """Hold both at the same time, over one socket."""
+    """Hold both leases, over one socket."""
     async with Client(url) as client:
         await asyncio.gather(hold(client), hold(client))
 
 
-url = sys.argv[1] if len(sys.argv) > 1 else None  # Then MOORAGE_URL, or this machine.
+url = sys.argv[1] if len(sys.argv) > 1 else None  # None: MOORAGE_URL, else this machine.
 try:
     asyncio.run(main(url))
 except MoorageError as error:

@@ -1,10 +1,10 @@
-"""Lease a GPU, use it, give it back: python blocking_client.py [URL]."""
+"""Lease a GPU, use it, release it: python blocking_client.py [URL]."""
 
 import sys
 
 from moorage_client import BlockingClient, MoorageError
 
-url = sys.argv[1] if len(sys.argv) > 1 else None  # Then MOORAGE_URL, or this machine.
+url = sys.argv[1] if len(sys.argv) > 1 else None  # None: MOORAGE_URL, else this machine.
 try:
     with (
         BlockingClient(url) as client,

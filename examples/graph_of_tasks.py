@@ -1,4 +1,4 @@
-"""Prepare, train twice, compare; each under a lease of its own: python graph_of_tasks.py [URL]."""
+"""Run a graph of tasks, each with its own lease: python graph_of_tasks.py [URL]."""
 
 import sys
 
@@ -13,12 +13,12 @@ from moorage_client.workflow import (
 
 
 def prepare() -> str:
-    """Needs no GPU."""
+    """Prepare the data; this task needs no GPU."""
     return "data"
 
 
 def train() -> str:
-    """Would pass `current_node().environment` to a process of its own."""
+    """Return this task's GPUs. A real task passes `current_node().environment` to its processes."""
     (share,) = current_node().placement
     return f"{share.node_id} GPU {' '.join(share.gpus)}"
 
@@ -40,7 +40,7 @@ needs = {
     "large": ResourceRequirements.gpu(2),
     "compare": ResourceRequirements.cpu(1),
 }
-url = sys.argv[1] if len(sys.argv) > 1 else None  # Then MOORAGE_URL, or this machine.
+url = sys.argv[1] if len(sys.argv) > 1 else None  # None: MOORAGE_URL, else this machine.
 dag = graph.build()
 try:
     with LeasedPool("first_fit:1.0-stable", url=url) as pool:

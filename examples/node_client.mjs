@@ -1,7 +1,7 @@
-// Lease a GPU from Node, use it, give it back: node node_client.mjs [URL]
+// Lease a GPU from Node, use it, release it: node node_client.mjs [URL]
 // Node 22 or newer; on Node 20 add --experimental-websocket.
 
-const token = process.env.MOORAGE_TOKEN; // Where the server has tokens.
+const token = process.env.MOORAGE_TOKEN; // Needed if the server has tokens.
 const socket = new WebSocket(
   process.argv[2] ?? process.env.MOORAGE_URL ?? "ws://127.0.0.1:8765",
   token ? { headers: { Authorization: `Bearer ${token}` } } : {},
@@ -27,7 +27,7 @@ await new Promise((resolve) => {
   socket.onerror = async () => {
     // A WebSocket hides the status; HTTP at the same address has it.
     const status = await fetch(socket.url.replace("ws", "http")).then((http) => http.status, () => 0);
-    const way = status === 401 ? "needs a token: set MOORAGE_TOKEN" : "answers not: moored serve --here";
+    const way = status === 401 ? "needs a token: set MOORAGE_TOKEN" : "does not answer: start moored serve --here";
     console.error(`no GPU: the server at ${socket.url} ${way}`);
     process.exit(1);
   };

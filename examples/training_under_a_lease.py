@@ -27,7 +27,7 @@ try:
         with lease as held:
             (share,) = held.placement
             variables = {
-                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA itself puts the fastest first.
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # Not the fastest GPU first.
                 "CUDA_VISIBLE_DEVICES": ",".join(share.gpus),
                 "MOORAGE_FENCING": str(held.fencing),  # For storage that refuses earlier holders.
             }
@@ -38,7 +38,7 @@ try:
                         code = training.wait(CHECK_SECONDS)
                         break
                     except subprocess.TimeoutExpired:
-                        held.check()  # Raises LeaseLost: others may have these GPUs now.
+                        held.check()  # LeaseLost: other programs may use the GPUs.
             finally:
                 training.terminate()
                 training.wait()

@@ -1,4 +1,4 @@
-"""Authorities and certificates that tests make."""
+"""Makes certificate authorities and certificates for tests."""
 
 import datetime as dt
 import ipaddress
@@ -17,7 +17,7 @@ def certificate(subject, issuer=None, days=1):
     now = dt.datetime.now(dt.UTC)
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key())
-    usage = x509.KeyUsage(True, *[False] * 4, issuer is None, *[False] * 3)  # noqa: FBT003  # As cryptography has it.
+    usage = x509.KeyUsage(True, *[False] * 4, issuer is None, *[False] * 3)  # noqa: FBT003  # The library's arguments.
     built = (
         x509.CertificateBuilder(signer.subject if signer else name, name)
         .public_key(key.public_key())
@@ -35,7 +35,7 @@ def certificate(subject, issuer=None, days=1):
 
 
 def pem_of(key, built) -> tuple[bytes, bytes]:
-    """Return a certificate and its key as PEM files hold them."""
+    """Return a certificate and its key in PEM format."""
     private = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

@@ -1,4 +1,4 @@
-"""Commands of `moorage` within the process of the tests, which is quick, for tests of output."""
+"""Runs commands of `moorage` inside the test process, which is quick, for tests of output."""
 
 import contextlib
 import io

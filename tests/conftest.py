@@ -26,21 +26,21 @@ from xdist.scheduler import LoadFileScheduling
 
 from benchmarks.faults.database import PostgresServer, find_programs, running_postgres
 
-# One commit draws the same examples wherever it is tested, and no clock decides. Other examples:
+# Hypothesis draws the same examples in every run of a commit, without time limits. Others:
 # pytest --hypothesis-profile=wander
 _UNTIMED: Final = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("steady", _UNTIMED, derandomize=True, database=None)
 settings.register_profile("wander", _UNTIMED, print_blob=True)
 settings.load_profile("steady")
 
-# Ray starts its workers at 15: beside other tests they would come too late.
+# Ray's default niceness 15 would start its workers too late beside other tests.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
 _HERE: Final = Path(__file__).parent
 FILES_SHOWN: Final = 40
-"""Slowest files in the summary of a run that has more of them."""
+"""Most files in the list of the slowest files at the end of a run."""
 _LONG_ROOMS: Final = ("simulation", "policies", "docs", "sandbox", "end_to_end", "lab")
 _GROUP_OF_FIXTURE: Final = {
     "aws_server": "aws",
@@ -63,17 +63,17 @@ _GROUPS: Final = {
     "simulation": "laws of the core under random events, and the mutants that they kill",
     "daemons": "all other heavy tests: of whole servers, the command line and the house",
 }
-"""Each test is in one of them; `make test-heavy GROUP=…` runs one, all but the first."""
+"""Each test is in one group. `make test-heavy GROUP=…` runs one of them, except `fast`."""
 
 
 class _FailureLines:
-    """Prints failures at once, since a run that is killed in the middle prints no summary."""
+    """Prints failures at once, since a killed run prints no summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Print one line for a test that failed or is tried again."""
+        """Print one line for a test that failed or is repeated."""
         if report.outcome not in ("failed", "rerun"):
             return
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
@@ -119,7 +119,7 @@ _LEFTOVERS: Final = _Leftovers()
 logging.getLogger("asyncio").addHandler(_LEFTOVERS)
 
 
-# What no installation changes, or takes long to build. All else `.ci/run` may install.
+# Allowed reasons of skips: `.ci/run` cannot install what these tests need, or not quickly.
 _MAY_LACK: Final = re.compile(
     r"root may look into every process|the production traces are not at|no control groups here"
     r"|no Landlock|no GPU here|only root can make a small disk"
@@ -131,7 +131,7 @@ _SHARES_PLANE: Final = re.compile(
     r"tests/(kubernetes/test_(plane|following|how_to|import|second_server)|backends/kubernetes/"
     r"|conformance/test_backend|end_to_end/test_kubernetes|resources/test_everywhere)"
 )
-"""Files whose tests find the control plane as they need it after `clear`."""
+"""Files whose tests can share one control plane: they clear it before each use."""
 _HEAVY_FILE: Final = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.heavy", re.MULTILINE)
 
 
@@ -154,7 +154,7 @@ def _refuse_skip(report: Any, config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Turn the skip of a test into a failure where everything is installed; note its CPU time."""
+    """Turn a skip into a failure if everything must be installed; store the test's CPU time."""
     report = yield
     report.user_properties.append((_CPU, _CPU_CLOCK.lap()))
     _refuse_skip(report, item.config)
@@ -183,9 +183,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _InTurn:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Use three workers for two cores, since tests often wait for a child, a deadline or a disk."""
+    """Use three workers for two cores, since tests often wait for processes, clocks or disks."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
-        return None  # A user who sets it knows better.
+        return None  # The user has chosen a number.
     return max(2, len(os.sched_getaffinity(0)) * 3 // 2)
 
 
@@ -204,7 +204,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-@pytest.hookimpl(tryfirst=True)  # Before `-m` chooses.
+@pytest.hookimpl(tryfirst=True)  # Before `-m` selects tests.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its group, and run long files first, so that no worker ends with one."""
     for item in items:
@@ -216,7 +216,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    """Return the group of a test: by its own marks, else by what it starts, else by its folder."""
+    """Return the group of a test: by its marks, else by its fixtures, else by its folder."""
     if not item.get_closest_marker("heavy"):
         return "fast"
     for name in _GROUPS:
@@ -233,7 +233,7 @@ def _room(item: pytest.Item) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Show why a test failed that passed at its second try, and how long groups and files took."""
+    """Show failures of tests that then passed when repeated, and times of groups and files."""
     tries = terminalreporter.stats.get("rerun", [])
     if tries:
         terminalreporter.section("failed at first")
@@ -273,7 +273,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Function) -> None:
-    """Set up shared fixtures of a file again for a second try: the first may have changed them."""
+    """Before repeating a test, set up its file's fixtures again: the test may have changed them."""
     if getattr(item, "execution_count", 1) == 1:
         return
     fixtures = item._fixtureinfo.name2fixturedefs  # pytest has no other way.
@@ -305,7 +305,7 @@ def _nothing_is_left_for_the_next_file(request: pytest.FixtureRequest) -> Iterat
     yield
     gc.collect()
     _LEFTOVERS.refuse(f"One of the tests of {request.node.name}")
-    gc.freeze()  # What libraries keep for ever is looked at once.
+    gc.freeze()  # Later collections skip the objects that remain.
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -317,7 +317,7 @@ def _restore_ctrl_c() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_workload_outlives_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """End what daemons that a test killed left running: workloads outlive those by design."""
+    """Kill workloads of daemons that tests have killed: workloads outlive daemons by design."""
     yield
     mark = f"MOORAGE_WORKLOAD={tmp_path_factory.getbasetemp()}".encode()
     for environment in Path("/proc").glob("[0-9]*/environ"):
@@ -349,7 +349,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ray_clusters() -> Iterator[None]:
-    """End the Ray that files of tests share."""
+    """End the Ray cluster that test files share."""
     from tests.ray_clusters import RayCluster  # noqa: PLC0415  # An extra.
 
     yield
@@ -384,9 +384,9 @@ def podman() -> Iterator[tuple[Path, Any]]:
 
 @pytest.fixture(scope="module")
 def container_engine(podman: tuple[Path, Any]) -> Iterator[Any]:
-    """A client of Podman; `DOCKER_HOST` names this Podman for the tests of this file alone.
+    """A client of Podman; `DOCKER_HOST` names this Podman only for the tests of one file.
 
-    The daemons of other files have nothing to do with it: one that was slow would hold up their
+    Daemons of other test files must not find it: a slow Podman would delay their
     starts.
     """
     place, api = podman
@@ -403,7 +403,7 @@ def container_image(container_engine: Any) -> str:
 
 def _serve(folder: Path, place: Path) -> "subprocess.Popen[bytes]":
     """Start Podman's API server, with all its data in a folder of its own."""
-    # Podman's own limits are beyond what some machines grant to anybody.
+    # Some machines do not allow Podman's own higher limits.
     files, tasks = (min(_BOUND, *resource.getrlimit(each)) for each in _BOUNDED)
     (folder / "containers.conf").write_text(
         f'[containers]\ndefault_ulimits = ["nofile={files}:{files}", "nproc={tasks}:{tasks}"]\n'
@@ -420,7 +420,7 @@ def _serve(folder: Path, place: Path) -> "subprocess.Popen[bytes]":
     with (folder / "service.log").open("wb") as log:
         return subprocess.Popen(
             ["podman", "system", "service", "--time=0", f"unix://{place}"],
-            cwd=folder,  # Its monitor writes there that a container ran out of memory.
+            cwd=folder,  # Podman's monitor writes a file here if a container runs out of memory.
             env={**os.environ, **settings},
             stdout=log,
             stderr=log,
@@ -432,12 +432,12 @@ def _connect(place: Path) -> Any:
 
     deadline = time.monotonic() + SERVICE_SECONDS_MAX
     while not place.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)  # The server has no other way to say that it listens.
+        time.sleep(0.05)  # No event reports that the server listens.
     return docker.APIClient(base_url=f"unix://{place}", version="auto", timeout=60)
 
 
 def _busybox() -> bytes:
-    """Return a file system with one static program, under many names, as an archive."""
+    """Return an archive of a file system with one static program under many names."""
     program = Path(shutil.which("busybox") or "").resolve()
     names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True)
     archive = io.BytesIO()

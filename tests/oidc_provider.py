@@ -1,6 +1,6 @@
-"""npm's `oidc-provider` as a child on loopback, and a person who signs in there by browser.
+"""Runs npm's `oidc-provider` on loopback, and plays a person who signs in there by browser.
 
-It is installed once, into the folder in which tests cache such programs.
+npm installs it once, into a folder where tests cache such programs.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class Provider:
     """The running issuer.
 
     Args:
-        process: It.
+        process: The issuer's process.
     """
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
@@ -122,7 +122,7 @@ def _install() -> Path:
 
 
 def _submit(browser: httpx.Client, page: httpx.Response, more: dict[str, str]) -> httpx.Response:
-    """Return the page that follows the form of one."""
+    """Submit the form on a page; return the next page."""
     form = re.search(r'action="([^"]+)"', page.text)
     assert form is not None, page.text
     fields = dict(re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', page.text))

@@ -19,11 +19,11 @@ with contextlib.suppress(ImportError):  # An extra, which the fast tests do with
 
 SECONDS_MAX: Final = 60
 OBJECT_STORE_BYTES: Final = 80 << 20
-# A node's death is noticed in a second rather than in half a minute.
+# Ray notices a dead node within a second instead of half a minute.
 _SYSTEM: Final = {
     "health_check_initial_delay_ms": 500,
     "health_check_period_ms": 300,
-    "health_check_timeout_ms": 20_000,  # A busy machine may hang; what is killed refuses at once.
+    "health_check_timeout_ms": 20_000,  # For hanging nodes; killed ones refuse connections at once.
     "health_check_failure_threshold": 3,
 }
 
@@ -34,23 +34,23 @@ def listens(port: int) -> bool:
 
 
 def give_up_soon(patch: pytest.MonkeyPatch) -> None:
-    """Let processes that start now give up within seconds if Ray does not answer."""
+    """Make processes that start from now on give up within seconds if Ray does not answer."""
     seconds = ("gcs_rpc_server_connect_timeout_s", "py_gcs_connect_timeout_s")
     for name in ("NUM_REDIS_GET_RETRIES", *seconds):
         patch.setenv(f"RAY_{name}", "1")
 
 
 class RayCluster:
-    """A head without processors, and numbered nodes; subclasses define these."""
+    """A head without processors, and numbered nodes, which subclasses define."""
 
     nodes: ClassVar[frozenset[int]] = frozenset()
-    """The numbers of those that each file finds."""
+    """The numbers of the nodes that exist at the start of each test file."""
     connects: ClassVar = True
-    """Whether the process of the tests is a driver of it."""
+    """Whether the test process itself connects to the cluster as a driver."""
     _shared: ClassVar["RayCluster | None"] = None
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # For short socket paths.
         self.folder.chmod(0o755)  # The jail's user reads there.
         (self.folder / "ray").mkdir()
         self.hosts: dict[int, Any] = {}
@@ -87,12 +87,12 @@ class RayCluster:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
             for name in ("enable_worker_prestart", "prestart_worker_first_driver"):
-                patch.setenv(f"RAY_{name}", "0")  # Processes start when they are needed.
-            patch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")  # How soon it knows of a lost node.
-            patch.setenv("RAY_TMPDIR", str(self.folder))  # Where it notes its address, in `ray`.
+                patch.setenv(f"RAY_{name}", "0")  # Start no worker processes in advance.
+            patch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")  # The time to notice a lost node.
+            patch.setenv("RAY_TMPDIR", str(self.folder))  # Ray writes its address there, in `ray`.
             for name, value in self.variables().items():
                 patch.setenv(name, value)
-            # As where only the extra `ray` is installed: each node's agent starts in less time.
+            # As if only the extra `ray` were installed: then each node's agent starts faster.
             patch.setattr(
                 ray._private.utils, "get_dashboard_dependency_error", lambda: ImportError("none")
             )
@@ -147,7 +147,7 @@ class RayCluster:
         wanted = self.nodes - set(absent)
         alive = self.alive()
         for number, host in list(self.hosts.items()):
-            if number not in wanted or host.node_id not in alive:  # Or Ray gave it up.
+            if number not in wanted or host.node_id not in alive:  # Unwanted, or lost.
                 self.kill(number)
         for number in sorted(wanted - self.hosts.keys()):
             self.add(number, wait=False)
@@ -169,7 +169,7 @@ class RayCluster:
 
 
 def raylets(host: Any) -> set[str]:
-    """Return the process of a node: the parent of its workers."""
+    """Return the process ids of a node's raylet, the parent of its workers."""
     return {str(each.process.pid) for each in host.all_processes["raylet"]}
 
 

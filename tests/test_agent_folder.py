@@ -1,4 +1,4 @@
-"""What an agent's hello says of its machine: addresses that a restart does not change."""
+"""The addresses of a machine in its agent's hello: only those that a restart does not change."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from moorage.commands import agent_folder
 
 
 def add_interface(machine: Path, name: str, bus: str, **files: str) -> None:
-    """Write an interface as the kernel shows it below /sys."""
+    """Write the files with which the kernel shows a network interface below /sys."""
     (machine / "bus" / bus).mkdir(parents=True, exist_ok=True)
     device = machine / "net" / name / "device"
     device.mkdir(parents=True)

@@ -76,7 +76,7 @@ def test_a_closed_reader_of_stdout_is_not_an_error(words):
 def test_a_stdout_that_refuses_to_block_gets_everything():
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4_096)
-    os.set_blocking(writing, False)  # As a parent does that uses the other end itself.
+    os.set_blocking(writing, False)  # As a parent process may do that uses the pipe, too.
     command = [program("moored"), "serve", "--help"]
     process = subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
@@ -109,8 +109,8 @@ def hiding(tmp_path):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the user')\n")
     (tmp_path / "json").mkdir()
     (tmp_path / "json" / "__init__.py").write_text("raise SystemExit('json of the user')\n")
-    (tmp_path / "os.py").write_text("")  # Python has that one without a file.
-    (tmp_path / "wave").mkdir()  # Without `__init__.py` it hides nothing.
+    (tmp_path / "os.py").write_text("")  # Python has loaded `os` before it reads this folder.
+    (tmp_path / "wave").mkdir()  # A folder without `__init__.py` hides nothing.
     return os.environ | {"PYTHONPATH": str(tmp_path)}
 
 

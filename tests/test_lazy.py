@@ -10,7 +10,7 @@ from moorage.lazy import LazyModule
 SLOW = {"asyncio", "dataclasses", "http", "logging", "numpy", "requests", "ssl", "websockets"}
 SLOW |= {"moorage.model", "moorage_client.link", "moorage_client.services"}
 SLOW_IN_SERVERS = {"httpx", "packaging", "rich"}
-COMMAND = "import typer.main, {0}; typer.main.get_command({0}.app)"  # As each start does.
+COMMAND = "import typer.main, {0}; typer.main.get_command({0}.app)"  # The imports at each start.
 SERVER = "from moorage.launch import import_structlog; import_structlog(); import moorage.{}"
 
 

@@ -1,4 +1,4 @@
-"""Waiting for a state of another process, thread or server that is not reported."""
+"""Waits for a state of another process, thread or server that sends no event about it."""
 
 import asyncio
 import inspect
@@ -7,20 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 SECONDS_MAX = 90.0
-"""Nothing here takes so long; a bound for what would hang."""
+"""Longest wait in seconds; longer means that the awaited state never comes."""
 
 
 def until(condition: Callable[[], Any], seconds: float = SECONDS_MAX) -> Any:
-    """Return the first true answer of a function."""
+    """Call a function until it returns a true value; return that value."""
     give_up_at = time.monotonic() + seconds
     while not (answer := condition()):
-        assert time.monotonic() < give_up_at, "this has not come about"
+        assert time.monotonic() < give_up_at, "the awaited state did not come"
         time.sleep(0.01)  # There is no event to wait for.
     return answer
 
 
 async def async_until(condition: Callable[[], Any], seconds: float = SECONDS_MAX) -> Any:
-    """Return the first true answer of a function, or of a coroutine function."""
+    """Like `until`; the function may be a coroutine function."""
     async with asyncio.timeout(seconds):
         while True:
             answer = condition()

@@ -1,8 +1,8 @@
-"""Begins a backend: `python tools/add_backend.py NAME` writes its folder, tests, extra and page.
+"""Makes a new backend: `python tools/add_backend.py NAME` writes its folder, tests, extra and page.
 
-What it writes runs at once. The backend refuses each start with a sentence that says what is to be
-written; the tests of `tests/conformance` run over it, and may fail until `UNFINISHED` is removed
-from its bench. docs/contributing/a-backend.md says how to go on.
+The new code runs at once. The backend refuses each start with a sentence that names the file to
+write. The tests in `tests/conformance` test the backend, and may fail until you remove `UNFINISHED`
+from its bench. docs/contributing/a-backend.md has the next steps.
 """
 
 import keyword
@@ -42,14 +42,14 @@ class ${Name}Kind(BackendKind[NoSettings]):
     extra = "$name"
 
     def open(self, settings: NoSettings, surroundings: Surroundings) -> "Backend":
-        """Open it; see `BackendKind.open`."""
+        """Open the backend; see `BackendKind.open`."""
         from moorage.backends.$name import backend  # noqa: PLC0415  # See registry.
 
         del settings, surroundings  # Not used yet.
         return backend.${Name}Backend()
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
-        """Return its spec; see `BackendKind.specs`."""
+        """Return the spec of the backend; see `BackendKind.specs`."""
         from moorage.backends.$name import specs  # noqa: PLC0415  # See registry.
 
         return (specs.${Name}ResourceSpec,)
@@ -58,7 +58,7 @@ class ${Name}Kind(BackendKind[NoSettings]):
 KIND: Final = ${Name}Kind()
 ''',
     f"{SOURCE}/specs.py": '''\
-"""What the backend `$name` starts."""
+"""The spec of the backend `$name`."""
 
 from dataclasses import dataclass
 
@@ -71,7 +71,7 @@ class ${Name}ResourceSpec(BaseResourceSpec):
     """A workload of $name.
 
     Args:
-        image: What it is made of.
+        image: The image of the workload.
     """
 
     category: str = "$name"
@@ -79,7 +79,7 @@ class ${Name}ResourceSpec(BaseResourceSpec):
     image: Name = "default"
 ''',
     f"{SOURCE}/backend.py": '''\
-"""The backend `$name`. It starts nothing yet: each method says what is to be written."""
+"""The backend `$name`. It starts nothing yet."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -110,20 +110,20 @@ class ${Name}Backend:
         self._listener: Listener | None = None
 
     def listen(self, listener: Listener | None) -> None:
-        """Have `listener` told of every change; see `Backend.listen`."""
+        """Report every change to `listener`; see `Backend.listen`."""
         self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Refuse other categories; see `Backend.refuse`."""
+        """Refuse specs of other categories; see `Backend.refuse`."""
         if spec.category not in CATEGORIES:
             raise UnsupportedSpecError(f"the backend {self.name} starts no {spec.category}")
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return none: nothing is started yet; see `Backend.discover`."""
+        """Return no workloads: nothing is started yet; see `Backend.discover`."""
         return []
 
     async def start(self, order: Order) -> WorkloadReport:
-        """Refuse: to be written; see `Backend.start`."""
+        """Refuse: nothing is started yet; see `Backend.start`."""
         self.refuse(order.spec)
         raise BackendError(f"the backend {self.name} starts nothing yet: write {__name__}")
 
@@ -131,15 +131,15 @@ class ${Name}Backend:
         """Do nothing: nothing is started yet; see `Backend.stop`."""
 
     async def status(self, workload: str) -> WorkloadReport:
-        """Refuse: nothing is started yet; see `Backend.status`."""
+        """Raise an error: there are no workloads yet; see `Backend.status`."""
         raise UnknownWorkloadError(workload)
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Look at a workload; see `Backend.probe`."""
+        """Check a workload; see `Backend.probe`."""
         return await self.status(workload)
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Say nothing; see `Backend.glance`."""
+        """Return None: unknown; see `Backend.glance`."""
         del workload
         return None
 
@@ -151,36 +151,36 @@ class ${Name}Backend:
             raise UnsupportedSpecError(f"the backend {self.name} has no limit named {names}")
 
     async def reset(self, workload: str) -> Any:
-        """Refuse: no workload can be made as new; see `Backend.reset`."""
+        """Refuse: no workload can be reset; see `Backend.reset`."""
         await self.status(workload)
         raise UnsupportedSpecError(f"the backend {self.name} resets nothing")
 
     async def execute(
         self,
         workload: str,
-        command: Sequence[str],  # noqa: ARG002  # The Protocol's.
+        command: Sequence[str],  # noqa: ARG002  # `Backend` has it.
         *,
-        timeout_seconds: float | None = None,  # noqa: ARG002  # The Protocol's.
-        workdir: str | None = None,  # noqa: ARG002  # The Protocol's.
-        user: str | None = None,  # noqa: ARG002  # The Protocol's.
-        environment: Mapping[str, str] | None = None,  # noqa: ARG002  # The Protocol's.
+        timeout_seconds: float | None = None,  # noqa: ARG002  # `Backend` has it.
+        workdir: str | None = None,  # noqa: ARG002  # `Backend` has it.
+        user: str | None = None,  # noqa: ARG002  # `Backend` has it.
+        environment: Mapping[str, str] | None = None,  # noqa: ARG002  # `Backend` has it.
     ) -> CommandExecution:
         """Refuse: no command can be run inside; see `Backend.execute`."""
         await self.status(workload)
         raise UnsupportedSpecError(f"the backend {self.name} runs no commands")
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
-        """Refuse: there is no output; see `Backend.logs`."""
+        """Refuse: there is no output yet; see `Backend.logs`."""
         del offset, attempt
         await self.status(workload)
         raise UnsupportedSpecError(f"the backend {self.name} has no output of workloads")
 
     async def close(self) -> None:
-        """Let go; see `Backend.close`."""
+        """Close the backend; see `Backend.close`."""
         self._listener = None
 ''',
     f"{TESTS}/bench.py": '''\
-"""What `tests/conformance` needs of the backend `$name`; see `Bench` there."""
+"""The bench of the backend `$name` for `tests/conformance`; see `Bench` there."""
 
 from pathlib import Path
 from typing import Any
@@ -223,11 +223,11 @@ class ${Name}Bench:
 
 
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> ${Name}Bench:
-    """Return the bench; `request.getfixturevalue` has what must run for it."""
+    """Return the bench; `request.getfixturevalue` starts services that it needs."""
     return ${Name}Bench()
 ''',
     f"{TESTS}/test_backend.py": '''\
-"""The backend `$name`, beyond what `tests/conformance` asks of every backend."""
+"""Tests of the backend `$name`, besides those in `tests/conformance`."""
 
 import pytest
 
@@ -250,7 +250,7 @@ starts nothing yet: it refuses each request with a `provision` that names it.
 
 
 def main() -> None:
-    """Write a backend, or say why not."""
+    """Write a backend, or report why that is impossible."""
     if len(sys.argv) != 2 or not re.fullmatch(r"[a-z][a-z0-9_]*", sys.argv[1]):  # noqa: PLR2004  # A name.
         raise SystemExit("usage: python tools/add_backend.py NAME, of small letters and digits")
     name = sys.argv[1]
@@ -272,7 +272,7 @@ def main() -> None:
     head, mark, tail = project.read_text(encoding="utf-8").partition("[project.scripts]\n")
     project.write_text(head.rstrip("\n") + f"\n{extra}\n{mark}{tail}", encoding="utf-8")
     for file in (*files, project):
-        print(file.relative_to(ROOT))  # noqa: T201  # What it is for.
+        print(file.relative_to(ROOT))  # noqa: T201  # The output of this program.
 
 
 if __name__ == "__main__":

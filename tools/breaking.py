@@ -1,14 +1,14 @@
 """Names the breaking changes of a JSON Schema, an OpenAPI or an AsyncAPI document.
 
-A client must be able to go on saying what it said, and to read what it is told as it did. New
-operations, new optional fields, new fields of answers and new codes break nothing.
+An existing client must be able to send the same messages, and to read the answers as before. New
+operations, new optional fields, new fields of answers and new codes break no client.
 """
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 Direction = Literal["said", "told"]
-"""`said`: what clients send; `told`: what they are answered."""
+"""`said`: messages of clients; `told`: answers of the server."""
 
 _UPPER: Final = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 _LOWER: Final = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
@@ -18,8 +18,8 @@ class Comparison:
     """Compares the schemas of two documents.
 
     Args:
-        old: As it was released.
-        new: As it is now.
+        old: The released document.
+        new: The current document.
     """
 
     def __init__(self, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -27,7 +27,7 @@ class Comparison:
         self._seen: set[tuple[str, str, Direction]] = set()
 
     def breaks(self, old: Any, new: Any, where: str, direction: Direction) -> Iterator[str]:
-        """Yield what a schema no longer allows, or no longer promises."""
+        """Yield changes after which a schema allows or promises less than before."""
         pair = (str(old.get("$ref")), str(new.get("$ref")), direction)
         if "$ref" in old and "$ref" in new:
             if pair in self._seen:
@@ -35,7 +35,7 @@ class Comparison:
             self._seen.add(pair)
         old, new = _resolve(self._old, old), _resolve(self._new, new)
         olds, news = self._kinds(self._old, old), self._kinds(self._new, new)
-        if not olds:  # It said nothing; a client may say anything, and is promised nothing.
+        if not olds:  # It allowed every value, and promised nothing.
             if news and direction == "said":
                 yield f"{where}: only {', '.join(sorted(news))} may be said now, not anything"
             return
@@ -53,7 +53,7 @@ class Comparison:
             yield from self._alike(olds[kind], news[kind], where, direction)
 
     def _kinds(self, document: dict[str, Any], schema: Any) -> dict[str, Any]:
-        """Return the alternatives of a schema, by what tells them apart."""
+        """Return the alternatives of a schema, by type and title."""
         found: dict[str, Any] = {}
         for each in schema.get("anyOf", [schema]):
             whole = _resolve(document, each)
@@ -69,7 +69,7 @@ class Comparison:
     def _alike(
         self, old: dict[str, Any], new: dict[str, Any], where: str, direction: Direction
     ) -> Iterator[str]:
-        """Yield what breaks between two schemas of one kind."""
+        """Yield the breaking changes between two schemas of one kind."""
         if direction == "said":
             yield from _lost_values(old, new, where)
         added = set(new.get("required", ())) - set(old.get("required", ()))
@@ -89,7 +89,7 @@ class Comparison:
 
 
 def _lost_values(old: dict[str, Any], new: dict[str, Any], where: str) -> Iterator[str]:
-    """Yield values that could be said, and no longer can."""
+    """Yield values that clients could send before, and no longer can."""
     values, before = _values(new), _values(old)
     for value in before:
         if values and value not in values:
@@ -117,7 +117,7 @@ def _resolve(document: dict[str, Any], part: Any) -> Any:
 
 
 def openapi_breaks(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """Yield what an OpenAPI document breaks of the released one."""
+    """Yield the breaking changes of an OpenAPI document since the last release."""
     comparison = Comparison(old, new)
     for path, methods in old["paths"].items():
         for method, was in methods.items():
@@ -155,7 +155,7 @@ def _contents(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def asyncapi_breaks(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """Yield what an AsyncAPI document breaks of the released one."""
+    """Yield the breaking changes of an AsyncAPI document since the last release."""
     comparison = Comparison(old, new)
     for name, was in old["operations"].items():
         now = new["operations"].get(name)

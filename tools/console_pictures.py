@@ -1,9 +1,9 @@
 """Draws the pictures of the console for the documentation: `python tools/console_pictures.py`.
 
-Starts a daemon, gives it a fleet of 1,213 nodes, 4,165 leases, waiting requests, refusals, a second
-version of a policy and three machines with agents, one of them lost, and takes a picture of each
-view in docs/images. With a folder as its argument it takes all views in both themes, wide and on a
-phone, into that folder instead. Needs the development environment and chromium.
+It starts a daemon with a fleet of 1,213 nodes, 4,165 leases, waiting requests, refusals, two
+versions of a policy and three machines with agents, one of them lost. It takes a picture of each
+view into docs/images. With a folder as its argument, it takes all views in both themes, in a wide
+window and on a phone, into that folder. It needs the development environment and chromium.
 """
 
 import io
@@ -34,7 +34,7 @@ COLOURS: Final = 64
 POLICY: Final = "best_fit:1.0-stable"
 LEASES: Final = 4165
 RELEASED: Final = 500
-"""Ended again, so that free GPUs lie here and there."""
+"""This many leases end again, so that free GPUs are spread over the fleet."""
 PIPELINED: Final = 64
 WIDE: Final = {"width": 1440, "height": 900}
 PHONE: Final = {"width": 390, "height": 844}
@@ -50,13 +50,13 @@ CLUSTERS: Final = (
 SMALL: Final = ("porto", 2, "T4")
 SIZES: Final = (1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 8)
 CHANGES: Final = (("Drain", (("Cluster", "porto"), ("Node (empty: all nodes)", "porto-000"))),)
-"""Beside the example that What-if begins with."""
+"""Changes in the form of What-if, besides the first example there."""
 REFUSED: Final = {"no_capacity": 26, "never_fits": 14}
 """Requests that `fill` has refused, by code."""
 MADE_UP: Final = {"step=5": (5, 24 * 12), "minutes=60&step=1": (1, 60)}
-"""What a question for the history has: a point each so many minutes, and how many."""
+"""By query of `/history`: the minutes between two points, and the number of points."""
 SHARES: Final = 0.15
-"""Of the requests for one GPU, those that take half of it."""
+"""This fraction of the requests for one GPU requests half of a GPU."""
 SEED: Final = 7
 MOORED: Final = (sys.executable, "-P", "-m", "moorage")
 AGENTS: Final = ("desk-1", "desk-2", "desk-3")
@@ -101,8 +101,8 @@ def publish(http: httpx.Client) -> None:
 
 
 def wishes() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield who asks for what: shares, single GPUs, whole nodes, CPU; for minutes up to days."""
-    chance = random.Random(SEED)  # noqa: S311  # No secret: the same pictures each time.
+    """Yield tenants and requests: shares, GPUs, whole nodes, CPU; for minutes up to days."""
+    chance = random.Random(SEED)  # noqa: S311  # No secret: it makes the same pictures each time.
     held: dict[str, float] = {}
     while True:
         name, nodes, gpus, model, fill = chance.choice(CLUSTERS)
@@ -137,10 +137,10 @@ class Subjects:
     """The objects in pictures: ids of leases and of a refused request.
 
     Args:
-        lease: Has a whole node.
-        released: Its release lets a request start that waits.
-        tenant: Whose that lease is.
-        refused: A request.
+        lease: A lease of a whole node.
+        released: A lease; after its release, a waiting request is granted.
+        tenant: The tenant of `released`.
+        refused: A refused request.
     """
 
     lease: str
@@ -150,7 +150,7 @@ class Subjects:
 
 
 def fill(sockets: dict[str, ClientConnection]) -> Subjects:
-    """Have tenants hold leases, and be refused one."""
+    """Let tenants take leases, and make refused requests."""
     source, leases = wishes(), list[tuple[str, dict[str, Any]]]()
     while len(leases) < LEASES + RELEASED:
         batch = [next(source) for _ in range(min(PIPELINED, LEASES + RELEASED - len(leases)))]
@@ -166,7 +166,9 @@ def fill(sockets: dict[str, ClientConnection]) -> Subjects:
     held = leases[RELEASED:]
     lease = max(held, key=lambda each: len(each[1]["placement"][0]["gpus"]))[1]["id"]
     whole = [each for each in held if is_whole_node(each[1]["placement"][0])]
-    released = max(whole, key=lambda each: each[1]["expires_at"])  # Outlives the last picture.
+    released = max(
+        whole, key=lambda each: each[1]["expires_at"]
+    )  # It must last until the last picture.
     for number in range(sum(REFUSED.values())):
         wanted = {"gpus": 8, "models": ["H100" if number % 3 else "H200"], "nodes": 200}
         request = {"inputs": {}, "resources": wanted, "lease": {}, "policy_rule_uri": POLICY}
@@ -176,12 +178,12 @@ def fill(sockets: dict[str, ClientConnection]) -> Subjects:
 
 
 def is_whole_node(share: dict[str, Any]) -> bool:
-    """Return whether a share has all GPUs of a node with two."""
+    """Return whether a share has both GPUs of a node in `SMALL`."""
     return share["cluster_id"] == SMALL[0] and len(share["gpus"]) == SMALL[1]
 
 
 def wait_in_line(sockets: dict[str, ClientConnection], tenant: str, empty: int) -> None:
-    """Have requests wait; one of a tenant for one node more than are empty in `SMALL`."""
+    """Make requests that wait; the last one needs one node more than are empty in `SMALL`."""
     for number, (whose, gpus, nodes, model) in enumerate(
         (
             ("vision", 8, 80, "H100"),
@@ -202,7 +204,7 @@ def wait_in_line(sockets: dict[str, ClientConnection], tenant: str, empty: int) 
 
 
 def join_agents(running: Running, folder: Path, stack: ExitStack) -> None:
-    """Have machines with agents join; the last one is lost."""
+    """Start agents, which join; the last machine is lost."""
     for name in AGENTS:
         words = ("agent", "token", "--cluster", "desks", "--data", str(folder / "data"))
         made = subprocess.run([*MOORED, *words], check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603  # Our own program.
@@ -214,7 +216,7 @@ def join_agents(running: Running, folder: Path, stack: ExitStack) -> None:
 
 
 def lengthened(document: dict[str, Any], step: int, points: int) -> dict[str, Any]:
-    """Return an answer of `/history` with made-up points before it, that ends as it stands."""
+    """Return an answer of `/history` with invented points before its current values."""
     now = document["data"]["now"]
     hours = [24 * (n + 1) / points for n in range(points)]
     day = [math.sin((hour - 9) / 24 * 2 * math.pi) for hour in hours]
@@ -230,7 +232,7 @@ def lengthened(document: dict[str, Any], step: int, points: int) -> dict[str, An
         return [round(most * each) for each in busy]
 
     def refused(code: str, most: float) -> list[int]:
-        hour = 60 // step  # Within it, what the lists of refusals show.
+        hour = 60 // step  # The lists of refusals show the last hour.
         return [*(1 + each for each in up_to(most)[:-hour]), *[0] * (hour - 1), REFUSED[code]]
 
     times = {
@@ -264,7 +266,7 @@ def lengthened(document: dict[str, Any], step: int, points: int) -> dict[str, An
 
 
 def made_up(route: Any) -> None:
-    """Answer `/history` with `lengthened`: no one waits a day for a picture."""
+    """Answer `/history` with `lengthened`, since a real history takes a day."""
     answer = route.fetch()
     route.fulfill(
         response=answer, json=lengthened(answer.json(), *MADE_UP[route.request.url.split("?")[1]])
@@ -272,11 +274,11 @@ def made_up(route: Any) -> None:
 
 
 def show_view(page: Any, url: str) -> None:
-    """Show a view, and wait until nothing of it is being loaded."""
+    """Show a view, and wait until it is loaded."""
     page.goto(url)
     page.get_by_role("heading", level=1).wait_for()
     page.wait_for_function("() => !document.querySelector('.loading')")
-    time.sleep(0.7)  # A canvas says nowhere that it is drawn.
+    time.sleep(0.7)  # No event reports that a canvas is drawn.
 
 
 def views(page: Any, console: str, subjects: Subjects) -> Iterator[str]:
@@ -336,7 +338,7 @@ def enter(page: Any, console: str, name: str) -> None:
 
 
 def save(page: Any, path: Path, *, whole: bool = False) -> None:
-    """Write a picture of the page, with few colours: it is of areas and text."""
+    """Write a picture of the page, with few colours: it only has areas and text."""
     picture = Image.open(io.BytesIO(page.screenshot(full_page=whole))).convert("RGB")
     picture.quantize(COLOURS, Image.Quantize.FASTOCTREE).save(path, optimize=True)
 
@@ -366,7 +368,7 @@ def take(browser: Any, running: Running, subjects: Subjects, folder: Path | None
 
 
 def main() -> None:
-    """Start what is needed, and stop it."""
+    """Start the daemon and the browser, take the pictures, and stop both."""
     path = shutil.which("chromium")
     if path is None:
         sys.exit("chromium is not here; on Debian: apt-get install chromium")
@@ -403,7 +405,7 @@ def main() -> None:
         place = {"op": "cordon", "cluster": "porto", "node": "porto-007", "reason": "fan is loud"}
         sockets[OPERATOR].send(json.dumps(place))
         while not http.get("/history").json()["data"]["now"]["agents"]["lost"]:
-            time.sleep(0.5)  # No news says that an agent is lost.
+            time.sleep(0.5)  # No event reports that an agent is lost.
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         if sys.argv[2:] == ["--stay"]:

@@ -1,8 +1,8 @@
-"""Records the terminal that the README shows: real commands, at a real server.
+"""Records the terminal in the README: real commands to a real server.
 
-`tests/docs/test_picture.py` notices when the server says something else.
+`tests/docs/test_picture.py` fails if the server gives another answer than the picture shows.
 
-python tools/recording.py    write docs/pictures/first-lease.svg again
+python tools/recording.py    write docs/pictures/first-lease.svg
 """
 
 import os
@@ -37,7 +37,7 @@ COLUMNS: Final = 100
 
 
 def play() -> Iterator[tuple[str, str]]:
-    """Yield each command, and what the terminal shows of it."""
+    """Yield each command and its output."""
     with tempfile.TemporaryDirectory() as state, daemon() as running:
         with Services(running.http) as services:
             services.put_cluster({"id": "lab", "nodes": {"nodeData": NODES}})
@@ -51,21 +51,21 @@ def play() -> Iterator[tuple[str, str]]:
             "FORCE_COLOR": "1",
         }
         for command in COMMANDS:
-            shown = subprocess.run(  # noqa: S603  # The commands above.
+            shown = subprocess.run(  # noqa: S603  # A command of `COMMANDS`.
                 command.split(),
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                check=False,  # The last one is refused.
+                check=False,  # The last request is refused.
             ).stdout
             lines = [line for line in shown.splitlines() if Text.from_ansi(line).plain.strip()]
             yield command, "\n".join(lines)
 
 
 def record(picture: Path) -> None:
-    """Play the commands, and write what the terminal shows."""
-    console = Console(record=True, width=COLUMNS, file=Path(os.devnull).open("w"))  # noqa: SIM115  # Until the end.
+    """Run the commands, and write the picture."""
+    console = Console(record=True, width=COLUMNS, file=Path(os.devnull).open("w"))  # noqa: SIM115  # Open until the program ends.
     for command, shown in play():
         console.print(Text("$ ", "bold green") + Text(command, "bold"))
         console.print(Text.from_ansi(shown))

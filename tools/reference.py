@@ -1,8 +1,8 @@
-"""Fills in what docs pages generate: each `<!-- generated: NAME -->` becomes what the code says.
+"""Generates parts of docs pages: replaces each `<!-- generated: NAME -->` by text from the code.
 
-`docs/conf.py` calls `expand` on every page before Sphinx reads it, and so do the tests that hold
-the docs to the code. There is no table to write by hand: a new setting, code, message, metric,
-command or path is in the docs when it is in the code.
+`docs/conf.py` calls `expand` for every page before Sphinx reads it. The tests that compare the docs
+with the code do the same. So no table is written by hand: a new setting, code, message, metric,
+command or path of the code is in the docs.
 """
 
 import ast
@@ -40,7 +40,7 @@ METRIC: Final = re.compile(r"moorage_[a-z_]+")
 
 
 def expand(text: str) -> str:
-    """Return a page with every marker filled in."""
+    """Return a page with the generated text in place of every marker."""
     return MARKER.sub(lambda found: PARTS[found[1]](*filter(None, found.groups()[1:])), text)
 
 
@@ -51,7 +51,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def codes() -> str:
-    """Return the error codes, what they mean, their HTTP status and whether to ask again."""
+    """Return the error codes: meaning, HTTP status, and whether a retry may succeed."""
     rows = [
         (f"`{c}`", about, str(status_of(c)), "yes" if c in WORTH_RETRYING else "")
         for c, about in CODES.items()
@@ -60,18 +60,18 @@ def codes() -> str:
 
 
 def close_codes() -> str:
-    """Return why a socket was closed."""
+    """Return the close codes of sockets."""
     return table(("Close code", "Meaning"), [(str(c), about) for c, about in CLOSE_CODES.items()])
 
 
 def exit_codes() -> str:
-    """Return what the exit codes of the command line mean."""
+    """Return the meanings of the command line's exit codes."""
     rows = [(str(int(each)), meaning) for each, meaning in MEANINGS.items()]
     return table(("Exit code", "Meaning"), rows)
 
 
 def rights() -> str:
-    """Return which role has which right, and which messages need it."""
+    """Return the rights: their roles, and the messages that need them."""
     rows = []
     for right in Right:
         names = ", ".join(
@@ -87,7 +87,7 @@ def needing(right: Right) -> list[Any]:
 
 
 def operations() -> str:
-    """Return every message, and what requests are made of, field by field."""
+    """Return the fields of every message, and of the parts of requests."""
     known = specification.schemas()
     parts = ["Resources", "LeaseRequest", "ProvisionRequest"]
     named = {name: kind.__name__ for name, kind in specification.MESSAGES.items()}
@@ -96,7 +96,7 @@ def operations() -> str:
 
 
 def fields(schema: dict[str, Any]) -> str:
-    """Return what a message is for, and its fields."""
+    """Return the purpose of a message, and its fields."""
     required = schema.get("required", [])
     rows = []
     for name, each in schema["properties"].items():
@@ -106,7 +106,7 @@ def fields(schema: dict[str, Any]) -> str:
 
 
 def expectation(schema: dict[str, Any]) -> str:
-    """Return what a field may hold, in words."""
+    """Return the allowed values of a field, in words."""
     if "$ref" in schema:
         return f"an object: `{schema['$ref'].rpartition('/')[2]}`"
     if "description" in schema:
@@ -120,7 +120,7 @@ def expectation(schema: dict[str, Any]) -> str:
 
 
 def metrics() -> str:
-    """Return what `/metrics` tells, as the sources name it."""
+    """Return the metrics of `/metrics`, with their texts in the sources."""
     found = {}
     for file in sorted((ROOT / "server" / "moorage").rglob("*.py")):
         if "moorage_" in (text := file.read_text(encoding="utf-8")):
@@ -129,8 +129,8 @@ def metrics() -> str:
 
 
 def find_metrics(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield the metrics of a module: calls with a name and a sentence."""
-    texts = {  # A sentence may have a name of its own.
+    """Yield the metrics of a module: calls with a metric's name and its sentence."""
+    texts = {  # A sentence may be in a constant.
         target.id: node.value.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
@@ -150,13 +150,13 @@ def command_line(program: str) -> str:
     """Return the help of every command of a program."""
     command = typer.main.get_command({"moorage": moorage, "moored": moored}[program])
     for each in walk(command):
-        each.epilog = None  # The settings, which have a page of their own.
+        each.epilog = None  # The settings have their own page.
     text = get_docs_for_click(obj=command, ctx=click.Context(command), name=program, indent=1)
     return text.replace("\b", "").replace("\n* `--help`: Show this message and exit.", "")
 
 
 def walk(command: click.Command) -> Iterator[click.Command]:
-    """Yield a command and all below it."""
+    """Yield a command and all its subcommands."""
     yield command
     for each in getattr(command, "commands", {}).values():
         yield from walk(each)
@@ -181,7 +181,7 @@ def paths() -> str:
 
 
 def api(name: str) -> str:
-    """Return what a package offers, for Sphinx to document."""
+    """Return the public names of a package, as directives for Sphinx."""
     package = importlib.import_module(name)
     found = []
     for each in package.__all__:
@@ -222,7 +222,7 @@ PARTS: Final[dict[str, Callable[..., str]]] = {
 
 @cache
 def pages() -> dict[str, str]:
-    """Return the READMEs that are pages of the docs, and which."""
+    """Return the READMEs that are pages of the docs, with these pages."""
     return {
         found[2]: file.relative_to(DOCS).as_posix()
         for file in DOCS.rglob("*.md")
@@ -232,7 +232,7 @@ def pages() -> dict[str, str]:
 
 
 def relink(text: str, name: str) -> str:
-    """Return a page whose links lead to pages of the docs, or to nothing outside of them.
+    """Return a page whose links lead only to pages of the docs.
 
     Args:
         text: The page, as `expand` made it.
@@ -245,13 +245,13 @@ def relink(text: str, name: str) -> str:
         target = pages().get(target.removesuffix("/") + "/README.md", target)
         target = pages().get(target, target)
         inside = target.removeprefix("docs/")
-        if not (DOCS / inside).is_file():  # What is nowhere stays a link, for Sphinx to refuse.
+        if not (DOCS / inside).is_file():  # Sphinx then refuses a link to a missing file.
             return f"]({BLANK})" if (ROOT / target).exists() else found[0]
         start = os.path.dirname(name) or "."  # noqa: PTH120  # As above.
         return f"{found[1]}{os.path.relpath(inside, start)}{found[3] or ''})"
 
     linked = LINK.sub(lead, text)
-    # What is not in the docs is named, and not linked: the docs also lie where the tree does not.
+    # Other files are named without a link, since the docs may be published without the repository.
     return re.sub(rf"\[([^\]]+)\]\({BLANK}\)", r"\1", linked)
 
 

@@ -1,10 +1,10 @@
-"""Holds the specifications that a server serves against those of the last release.
+"""Compares the specifications that a server serves with those of the last release.
 
-    python tools/specifications.py check    name what breaks; `make lint` does this
-    python tools/specifications.py keep     keep those of now, when a release is made
+    python tools/specifications.py check    name the breaking changes; `make lint` does this
+    python tools/specifications.py keep     store the current ones, for a release
     python tools/specifications.py types    write the types of the TypeScript client
 
-They are those of a real daemon, so what is compared is what clients are served.
+The specifications come from a real daemon, so they are the ones that clients get.
 """
 
 import json
@@ -31,7 +31,7 @@ def served_documents() -> dict[str, dict[str, Any]]:
 
 
 def check(now: dict[str, dict[str, Any]]) -> list[str]:
-    """Return what breaks, and what has to be generated again."""
+    """Return the breaking changes, and the files that are out of date."""
     old = {name: json.loads((RELEASED / name).read_text(encoding="utf-8")) for name in NAMES}
     found = [f"openapi.json: {each}" for each in openapi_breaks(old[NAMES[0]], now[NAMES[0]])]
     found += [f"asyncapi.json: {each}" for each in asyncapi_breaks(old[NAMES[1]], now[NAMES[1]])]
@@ -41,7 +41,7 @@ def check(now: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Do what the argument says."""
+    """Run the command in the argument."""
     now = served_documents()
     match sys.argv[1:]:
         case ["check"]:

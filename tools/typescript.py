@@ -1,4 +1,4 @@
-"""TypeScript types of the messages, made of the AsyncAPI document."""
+"""TypeScript types of the messages, generated from the AsyncAPI document."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -32,11 +32,11 @@ _BASES: Final[dict[str, tuple[str, Callable[[str, Schema], bool]]]] = {
         lambda name, each: _is_operation(each) and name.endswith("Listing"),
     ),
 }
-"""Interfaces with the fields that several others share, and which others extend them."""
+"""Interfaces of shared fields: their text, and which schemas extend them."""
 
 
 def types(document: dict[str, Any]) -> str:
-    """Return a TypeScript module with a type per schema, and of each operation."""
+    """Return a TypeScript module with a type for each schema and each operation."""
     return "\n".join(_lines(document))
 
 
@@ -60,7 +60,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _extending(schemas: dict[str, Schema]) -> dict[str, tuple[str, Schema]]:
-    """Return the schemas and bases by name: what each extends, and its own fields."""
+    """Return the schemas and bases by name: the base that each extends, and its own fields."""
     found = {name: ("", schema) for name, schema in schemas.items()}
     for base, (text, fits) in _BASES.items():
         members = {name: found[name] for name in schemas if fits(name, schemas[name])}
@@ -78,7 +78,7 @@ def _extending(schemas: dict[str, Schema]) -> dict[str, tuple[str, Schema]]:
 
 
 def _has(schema: Schema, field: str, described: Schema, other: Schema) -> bool:
-    """Return whether a schema has a field as another schema has it."""
+    """Return whether a schema has a field with the same description as another schema."""
     is_required = field in schema.get("required", ())
     return schema["properties"].get(field) == described and is_required == (
         field in other.get("required", ())

@@ -9,25 +9,25 @@ All errors are one tree:
     ├── ConnectionFailed       nothing answers at the URL, or the socket broke
     │   ├── ProtocolViolated   something answers, but does not speak Moorage's protocol
     │   ├── AddressesFailed    none of several addresses leads to a server that serves
-    │   ├── ProxyFailed        a proxy of the environment is on the way
-    │   └── CertificateRefused what answers does not prove who it is
+    │   ├── ProxyFailed        a proxy from the environment refused the connection or failed
+    │   └── CertificateRefused the server's certificate is not trusted, or it has none
     ├── SettingRefused         a token or a file of the environment cannot be used
     ├── Timeout                no reply in time (also a TimeoutError)
     ├── LeaseLost              the lease of this block is over: stop using the GPUs
     ├── WorkflowError          a graph of tasks cannot run (`moorage_client.workflow`)
     ├── InventoryError         a source of inventory cannot be read (`moorage_client.inventory`)
     └── RequestRefused         the server said no: code, reason, field, expected, details, request
-        ├── NoCapacity         not now, or not within the time it was ready to wait
-        ├── NeverFits          never, in this fleet
+        ├── NoCapacity         the request does not fit now, or did not within `wait_seconds`
+        ├── NeverFits          the request would not fit even if the fleet were empty
         ├── Unauthorized       unknown token, or not the token of that lease
         ├── NotFound           no such policy, cluster, lease or request
-        ├── LeaseEnded         the lease that was named is over
-        └── RuleFailed         the policy raised, overran, died, or returned what it may not
+        ├── LeaseEnded         the named lease has ended
+        └── RuleFailed         the policy raised, timed out, crashed, or returned a wrong value
 
 `APIError` of the documented `GlobalClusterMetricsClient` stands apart, as documented.
 """
 
-TYPE_CHECKING = False  # As `typing` has it, whose import takes longer than all else here.
+TYPE_CHECKING = False  # Not from `typing`: its import takes longer than all else here.
 
 if TYPE_CHECKING:
     from moorage_client.answers import Answer, Lease, Workload

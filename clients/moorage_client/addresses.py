@@ -3,8 +3,8 @@
 `Link`, `Services`, `Watch` and the agent of a machine each have one `Addresses`, and report to it
 what happened at an address. `Addresses` opens no connection itself.
 
-A standby names the writer, and the client then sends its token to that address. So it is taken only
-from an address that the user named, and only for the same transport security.
+A standby names the writer, and the client then sends its token to the writer's address. So the
+client follows it only if the user named the standby's address, and both use TLS or neither does.
 """
 
 import itertools
@@ -96,7 +96,8 @@ class Addresses:
             return False
         known = (each for each in self._named if each.url.rstrip("/") == leader)
         self._leader = next(known, replace(by, url=leader, named_by=by.url))
-        here = {each.shown for each in (*self._named, by, self._leader)}  # A liar names thousands.
+        # Drop old entries, since a false server could name a new leader each time.
+        here = {each.shown for each in (*self._named, by, self._leader)}
         self._said = {each: said for each, said in self._said.items() if each in here}
         self._said[by.shown] = f"is a standby, and names {leader} as the writer"
         return True
@@ -106,7 +107,7 @@ class Addresses:
         return self._said.get(by.shown, "is a standby")
 
     def _objection(self, by: Endpoint, leader: str) -> str:
-        """Return why the token must not be sent to the leader that a standby names, or None."""
+        """Return why the token must not be sent to the leader that a standby names; "": it may."""
         if any(each.url.rstrip("/") == leader for each in self._named):
             return "which is itself" if by.url.rstrip("/") == leader else ""
         if by not in self._named:
@@ -135,7 +136,7 @@ class Addresses:
 
         Args:
             error: The last address's error.
-            tried: What the attempts of one round ended in, where all failed.
+            tried: The errors of one round in which every address failed.
         """
         if len(self._said) <= 1 and not self.several:
             return error

@@ -101,7 +101,7 @@ def _start(document: JsonValue) -> str:
     """Return the beginning of a document, for messages."""
     try:
         return str(document)[:200]
-    except (RecursionError, ValueError):  # Too deep, or a number that is too long to be written.
+    except (RecursionError, ValueError):  # Too deep, or a number with too many digits.
         return "a value that is too large to be shown"
 
 

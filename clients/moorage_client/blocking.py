@@ -1,7 +1,7 @@
 """The blocking client: `Client` for programs without an event loop.
 
-It lives on a thread of its own, and so do its renewals: a lease outlives any computation of the
-program's threads, which may all share one client.
+The client and its renewals run on a thread of their own, so a long computation of the program does
+not lose a lease. All threads of the program may share one client.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def _nothing() -> None:
-    """Do nothing at a loss: a thread cannot be interrupted, so its block checks `held.lost`."""
+    """Do nothing when a lease is lost: no thread can be interrupted; blocks check `held.lost`."""
 
 
 class BlockingClient:
@@ -206,7 +206,7 @@ class BlockingClient:
         return self._run(self._open().cancel(request))
 
     def leases(self, **filters: JsonValue) -> list[Lease]:
-        """Return the leases that equal the filters; see `Client.leases`."""
+        """Return the leases that match the filters; see `Client.leases`."""
         return self._list(self._open().leases(**filters))
 
     def queue(self, **filters: JsonValue) -> list[JsonObject]:
@@ -223,8 +223,8 @@ class BlockingClient:
             for event in news:
                 print(event.topic, event.event, event.data)
 
-        Topics and errors are those of `Client.watch`. The server tells what happens after this
-        call; a loop ends after `timeout` seconds without news, and may be begun again.
+        Topics and errors are those of `Client.watch`. The server sends all events after this call.
+        A loop ends after `timeout` seconds without an event; the program may then loop again.
         """
         watch = self._run(self._open().begin_watch(*topics))
         assert self._thread is not None

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from moorage_client.listing import Listing
     from moorage_client.loops import LoopThread
     from moorage_client.watching import Watch
-else:  # Three quarters of the time that importing this module took.
+else:  # Imported when first used: at once, they would quadruple this module's import time.
     asyncio = LazyModule("asyncio")
     model = LazyModule("moorage.model")
     answers = LazyModule("moorage_client.answers")
@@ -59,7 +59,7 @@ RECONNECT_SECONDS: Final = 30.0
 """Seconds for which the client tries to reach a lost server again."""
 
 GIVING_BACK_MAX: Final = 256
-"""Late leases, whose caller is gone, that are released at a time; others end by their TTL."""
+"""Late leases without a caller that are released at a time; further ones end with their TTL."""
 GIVE_UP_SECONDS_MAX: Final = 2.0
 """Seconds that a cancelled or timed-out request may take to leave the queue."""
 
@@ -153,29 +153,29 @@ class Client:
         """Ask a policy for a placement, and for a lease on it if `lease` is given.
 
         Args:
-            policy_rule_uri: The policy, `name:version-tag`.
-            inputs: What the policy itself wants to know; `{}` if it wants nothing.
+            policy_rule_uri: The policy, `name:version-tag`, or an alias of it.
+            inputs: Inputs of the policy; `{}` if it needs none.
             clusters: Ids of the clusters to choose from; default: all live ones.
             filter: Query that selects the clusters to choose from.
             search: Similarity query that selects them.
             parameters: Overrides of the policy's default parameters.
             settings: Overrides of the policy's default settings.
-            resources: What must fit; units as in `moorage.model.Demand`.
-            alternatives: What would do in place of `resources`, in this order; `choice` of the
-                lease says which it is.
+            resources: The demand; fields and units as in `moorage.model.Demand`.
+            alternatives: Acceptable demands in place of `resources`, the preferred first; the
+                lease's `choice` is the number of the granted one.
             lease: Terms of the lease, as in `moorage.model.LeaseTerms`; None asks for advice.
             provision: What to start on the placement, as in `moorage.model.Provision`.
-            deadline_seconds: What one evaluation may take; default: as the policy says.
+            deadline_seconds: Time limit of one evaluation; default: the policy's own.
             explain: Also give the reasons.
             dry_run: Decide, but hold nothing.
-            on_progress: Called in the event loop with each `data` that `stream` tells: the `state`
-                and, in the queue, the `position` and, where known, `expected_at`.
-            timeout: Seconds until the answer must be here, beyond `deadline_seconds` and the
-                `wait_seconds` of the lease; default: the client's.
+            on_progress: Called in the event loop with each report of progress: the `state`; in the
+                queue also the `position` and, if it is known, `expected_at`.
+            timeout: Longest time for the answer in seconds, in addition to `deadline_seconds` and
+                the `wait_seconds` of the lease; default: the client's.
 
         Raises:
-            RequestRefused: The answer is no; `NoCapacity`, `NeverFits` and others say which no.
-            ConnectionFailed: The server could not be reached, or not again.
+            RequestRefused: The server refuses; `NoCapacity`, `NeverFits` and others give the kind.
+            ConnectionFailed: The server cannot be reached, or not again after a broken socket.
             Timeout: No answer in time.
         """
         message = asking.request_message(
@@ -214,21 +214,23 @@ class Client:
     ) -> LeaseGuard:
         """Hold a lease while a block runs: `async with client.lease(…) as held:`.
 
-        The lease is requested at the start, renewed every third of its TTL while the block runs,
-        also while the block blocks the event loop (but for a call into C code that holds Python's
-        global lock all the while), and released at the end. When it is lost (it
-        was ended, or could not be renewed before it ran out), `held.lost` becomes true, the block
-        is cancelled at its next `await`, and `LeaseLost` comes out of the `async with`. An error
-        that the block raises itself is left as it is, with a note.
+        The client requests the lease at the start, renews it every third of its TTL while the block
+        runs, and releases it at the end. Renewals go on while the block blocks the event loop, but
+        not during a call into C code that holds Python's global lock.
+
+        The lease is lost if the server ends it, or if no renewal succeeds before it expires. Then
+        `held.lost` becomes true, the block is cancelled at its next `await`, and the `async with`
+        raises `LeaseLost`. If the block raises another error, that error is raised, with a note.
 
         Args:
             policy_rule_uri: The policy, `name:version-tag`.
-            ttl_seconds: The GPUs are free this long after this process died.
-            wait_seconds: How long to wait for it in the queue.
-            priority: Higher goes first.
-            preemptible: It may be ended early for a request of higher priority.
-            idempotency_key: Take over the lease that this key was granted earlier, if any.
-            ttl_seconds_min: So short will do, too, where others reserved its nodes after that.
+            ttl_seconds: Seconds after which the GPUs are free if this process dies.
+            wait_seconds: Longest time in the queue.
+            priority: Requests with a higher priority go first.
+            preemptible: The lease may end early for a request of higher priority.
+            idempotency_key: Return the lease that an earlier request with this key got, if any.
+            ttl_seconds_min: Shortest acceptable TTL if a reservation begins earlier; 0: never
+                shorten.
             cancel_when_lost: Cancel the block when the lease is lost; False only sets `held.lost`,
                 for blocks that call `held.check()` themselves.
             on_progress: As `ask`.
@@ -236,11 +238,11 @@ class Client:
             **request: The other arguments of `ask`.
 
         Raises:
-            LeaseLost: From the end of the block.
-            RequestRefused: As `ask`, from the start of the block.
-            ConnectionFailed: As `ask`; from the end of the block: it could not be released, and
-                holds its GPUs until it runs out.
-            Timeout: As `ask`, or as `ConnectionFailed`.
+            LeaseLost: At the end of the block: the lease is lost.
+            RequestRefused: At the start of the block, as `ask`.
+            ConnectionFailed: At the start, as `ask`. At the end: the client could not release the
+                lease, which holds its GPUs until it expires.
+            Timeout: As `ConnectionFailed`: no reply in time.
         """
         given = (ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
         terms = model.LeaseTerms(*given, ttl_seconds_min=ttl_seconds_min)
@@ -261,8 +263,8 @@ class Client:
         """Ask for a lease. For the guards of `lease`, here and in the blocking client.
 
         Raises:
-            RuleFailed: The policy answered, but named no place to hold.
-            LeaseLost: The lease was granted and ended before its answer could be had.
+            RuleFailed: The policy answered without a placement.
+            LeaseLost: The lease ended before its answer arrived.
             MoorageError: As `ask`.
         """
         answer, replayed = await self._request(message, seconds_max, on_progress)
@@ -282,7 +284,7 @@ class Client:
         """Release a lease at the end of its block. For the guards.
 
         Raises:
-            LeaseLost: It had ended already.
+            LeaseLost: The lease had ended already.
             MoorageError: As `release`.
         """
         try:
@@ -298,17 +300,17 @@ class Client:
         *,
         timeout: float | None = None,  # noqa: ASYNC109  # As `ask`.
     ) -> Lease:
-        """Make a lease last longer, from now on.
+        """Make a lease last longer.
 
         Args:
-            lease: Its id.
-            token: Its token.
-            ttl_seconds: How long from now; None: the length of the request.
-            timeout: Seconds until the reply must be here; default: the client's.
+            lease: Id of the lease.
+            token: Token of the lease.
+            ttl_seconds: Seconds from now until the lease ends; None: the TTL of its request.
+            timeout: Longest time for the reply in seconds; default: the client's.
 
         Raises:
             NotFound: No such lease.
-            LeaseEnded: It is over.
+            LeaseEnded: The lease has ended.
             Unauthorized: The token is not that of the lease.
             MoorageError: As `ask`.
         """
@@ -319,8 +321,8 @@ class Client:
         """End a lease; a second release answers the same. Errors as `renew`.
 
         Args:
-            lease: Its id.
-            token: That of the lease; not needed for a lease of your own tenant.
+            lease: Id of the lease.
+            token: Token of the lease; not needed for a lease of your own tenant.
         """
         reply = await self._call({"op": "release", "lease": lease, "token": token})
         return answers.read_from(self.url, answers.read_lease, reply.lease or reply.data)
@@ -332,10 +334,10 @@ class Client:
         )
 
     async def cordon(self, cluster: str, node: str = "", reason: str = "") -> JsonObject:
-        """Let nothing new be placed on a node, or on a whole cluster, until `uncordon`.
+        """Place no new leases on a node, or on a whole cluster, until `uncordon`.
 
         Returns:
-            `cluster_id`, `node_id`, `unavailable` (why, in words) and the ids of `leases` there.
+            `cluster_id`, `node_id`, `unavailable` (the reason) and the ids of the `leases` there.
 
         Raises:
             NotFound: The cluster has no such node.
@@ -347,10 +349,10 @@ class Client:
     async def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
     ) -> JsonObject:
-        """As `cordon`, and end or move existing leases; call it again to see those that are left.
+        """As `cordon`, and end or move existing leases; call it again to see the remaining ones.
 
         Warm leases end, and leases with `on_failure: requeue` start elsewhere. All other
-        leases last until they are released, or `seconds` from now where that is given.
+        leases last until they are released, or end `seconds` from now if `seconds` is given.
         """
         message = {"op": "drain", "cluster": cluster, "node": node, "reason": reason}
         return await self._call_for_object(message | {"seconds": seconds})
@@ -366,8 +368,8 @@ class Client:
         Its leases end as if their workloads had failed, and its node leaves the cluster.
 
         Raises:
-            NotFound: No machine with an agent is called so.
-            MoorageError: Its agent is connected; or as `ask`.
+            NotFound: No machine with an agent has this name.
+            MoorageError: The machine's agent is connected; or as `ask`.
         """
         message = {"op": "forget", "cluster": cluster, "node": node}
         return await self._call_for_object(message)
@@ -376,7 +378,7 @@ class Client:
         """Return the lease or the waiting request with this id.
 
         Raises:
-            NotFound: Neither has this id.
+            NotFound: No lease and no waiting request has this id.
         """
         reply = await self._call({"op": "status", "request": subject})
         if reply.lease is not None:
@@ -396,7 +398,7 @@ class Client:
         """Cancel a waiting request; return its last state.
 
         Raises:
-            NotFound: Nothing with this id waits.
+            NotFound: No waiting request has this id.
         """
         return await self._call_for_object({"op": "cancel", "request": request})
 
@@ -419,18 +421,18 @@ class Client:
         return listing.pages(self.url, self.call, ("fleet", rows), answers.read_object, which)
 
     def watch(self, *topics: str) -> AsyncGenerator[Event, None]:
-        """Return the news of topics as they come: `async for event in client.watch("policies")`.
+        """Return the events of topics as they come: `async for event in client.watch("policies")`.
 
-        A socket of its own carries them. An event `missed` says how much a slow reader lost.
+        They use a separate socket. An event `missed` says how many events a slow reader lost.
 
         Args:
-            topics: `policies` (what aliases mean, open circuits, failing examples), `leases` (one's
+            topics: `policies` (changed aliases, open circuits, failing examples), `leases` (your
                 own) and `fleet`.
 
         Raises:
             RequestRefused: There is no such topic.
-            ConnectionFailed: The server cannot be reached, or went away. The next watch does not
-                repeat what happens until then.
+            ConnectionFailed: The server cannot be reached, or the connection is lost. Events
+                between that moment and the next watch are lost.
         """
         return watching.watch(self._endpoints, topics, self._reconnect_seconds)
 
@@ -456,8 +458,8 @@ class Client:
         """Send any message of the protocol and return the `data` of its reply.
 
         Args:
-            message: With its `op`, without an `id`.
-            idempotent: It may be sent again when a socket broke before its reply came.
+            message: The message with its `op`, without an `id`.
+            idempotent: The client may send it again if the socket breaks before the reply.
 
         Raises:
             MoorageError: As `ask`.
@@ -489,7 +491,7 @@ class Client:
             wait = terms.get("wait_seconds")
             seconds += wait if isinstance(wait, int | float) else 0.0
             if terms.get("idempotency_key"):
-                replayed = True  # A caller with a key may come back for the lease.
+                replayed = True  # A caller with its own key may ask for the lease again.
             else:
                 message = {**message, "lease": {**terms, "idempotency_key": uuid.uuid4().hex}}
                 give_back = self._give_back
@@ -509,13 +511,13 @@ class Client:
 
     async def _give_up(self, key: str) -> None:
         """Cancel a waiting request whose caller no longer waits for the answer."""
-        # Refused where it does not wait; then its answer is under way, and is given back.
+        # If it no longer waits, this is refused; its answer then arrives, and is given back.
         with contextlib.suppress(errors.MoorageError, TimeoutError):
             async with asyncio.timeout(GIVE_UP_SECONDS_MAX):
                 await self.call({"op": "cancel", "request": key}, idempotent=False)
 
     def _give_back(self, reply: Reply) -> None:
-        """Release the lease of an answer for which no caller waits any more."""
+        """Release the lease of an answer whose caller no longer waits."""
         lease = reply.lease
         if lease is None or len(self._giving_back) >= GIVING_BACK_MAX:
             return
@@ -524,6 +526,6 @@ class Client:
         task.add_done_callback(self._giving_back.discard)
 
     async def _release_late(self, lease: str, token: str) -> None:
-        # A failure here has no reader left; the lease then ends with its TTL.
+        # No caller is left to get an error; the lease then ends with its TTL.
         with contextlib.suppress(errors.MoorageError):
             await self.release(lease, token)

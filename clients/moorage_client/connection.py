@@ -65,19 +65,19 @@ CLOSE_SECONDS_MAX: Final = 2.0
 
 QUIET_SECONDS: Final = 1.0
 LIFE_SECONDS_MAX: Final = 2.0
-"""If another server may take over: after this silence a server that owes a reply is pinged, and
-after the same time again without any data it counts as lost."""
+"""If another server may take over: after this time without data, the client pings a server that
+owes a reply; after the same time again without data, the server counts as lost."""
 
 _UNAUTHORIZED_STATUS: Final = frozenset({401, 403})
-_BUSY_STATUS: Final = frozenset({429, 500, 502, 503, 504})  # Of a server that may be back soon.
+_BUSY_STATUS: Final = frozenset({429, 500, 502, 503, 504})  # The server may be back soon.
 
 
 class ServerLeft(ConnectionFailed):
-    """The server closed the socket, since it stops or another server leads from now on."""
+    """The server closed the socket, since it stops, or since another server now leads."""
 
 
 class TokenReplaced(ConnectionFailed):
-    """The server closed the socket, since its token ended; there is another one since."""
+    """The server closed the socket, since the token expired; the client has a new token."""
 
 
 class Connection:
@@ -89,11 +89,12 @@ class Connection:
         token: The token sent to the server; None: no token.
 
     Attributes:
-        endpoint: As given.
-        watches: Whether messages are expected without a request.
+        endpoint: The argument.
+        watches: Whether the server may push messages when no request is open.
         on_event: Called with every pushed message.
         session: The session's name, for `resume`; "" if the server gives none.
-        unanswered: Ids of messages without a reply at the end; empty if it cannot be resumed.
+        unanswered: Ids of messages without a reply when the socket closed; empty if the session
+            cannot be resumed.
     """
 
     def __init__(self, socket: "ClientSocket", endpoint: Endpoint, token: str | None) -> None:
@@ -121,8 +122,8 @@ class Connection:
         """Open a socket.
 
         Args:
-            endpoint: Of the WebSocket; its token is shown as `Authorization: Bearer …`.
-            open_seconds_max: How long connecting and the handshake may take together.
+            endpoint: Address of the WebSocket; its token is sent as `Authorization: Bearer …`.
+            open_seconds_max: Longest time for connecting and the handshake together, in seconds.
 
         Raises:
             ConnectionFailed: Nothing answers there.
@@ -155,7 +156,7 @@ class Connection:
             raise failed from error
         except OSError as error:
             failed = _open_error(endpoint, error, open_seconds_max)
-            # The causes are dozens of lines from the event loop, which say no more.
+            # Without the causes: they are dozens of lines from the event loop that add nothing.
             raise failed from None
         assert isinstance(socket, ClientSocket)
         return cls(socket, endpoint, token)
@@ -169,7 +170,7 @@ class Connection:
         """Resume the session of a lost connection, if the server still has it.
 
         Returns:
-            Whether the server could answer that; a standby cannot.
+            False if the server is a standby, which cannot resume sessions; otherwise True.
 
         Raises:
             ConnectionFailed: The socket ended, or there was no reply in time.
@@ -189,7 +190,7 @@ class Connection:
         still_open = set[str]()
         if reply.success:
             self.session = lost.session
-            with contextlib.suppress(KeyError, TypeError):  # Then all are sent again.
+            with contextlib.suppress(KeyError, TypeError):  # An odd reply: all are sent again.
                 still_open = {str(each) for each in reply.data["open"]}
         self._coming = {
             number: came
@@ -209,12 +210,12 @@ class Connection:
         Args:
             message: The message without an `id`.
             orphaned: Called with the reply if it comes after this call was cancelled.
-            number: Its id, which no other message has; None: the connection draws one. A message of
-                the previous connection is not sent again if its reply is still to come.
+            number: A unique id for the message; None: the next unused number. A message of the
+                previous connection is not sent again if its reply is still to come.
 
         Raises:
             ConnectionFailed: The socket ended before the reply came.
-            RequestRefused: Too many requests wait already.
+            RequestRefused: Too many requests of this socket wait already.
             TypeError: The message has a value that JSON cannot represent.
             ValueError: The message has a number that JSON cannot represent.
         """
@@ -237,7 +238,7 @@ class Connection:
                 await self._socket.send(text)
             reply: Reply = await future
         except ConnectionClosed as error:
-            await self._reader  # It has seen the close, or is about to, and knows the reason.
+            await self._reader  # The reader sees the close, and stores the reason.
             raise self.end from error
         except asyncio.CancelledError:
             if orphaned is not None and self._end is None:
@@ -246,7 +247,7 @@ class Connection:
         finally:
             self._waiting.pop(name, None)
             if future.done() and not future.cancelled():
-                future.exception()  # Seen, also where the send met the closed socket first.
+                future.exception()  # Mark as retrieved, also if the send failed first.
         return reply
 
     async def wait_end(self) -> MoorageError:
@@ -338,7 +339,7 @@ class Connection:
         if isinstance(reply, Event):
             self.on_event(reply)
             return
-        if reply.as_of:  # It may be old: ask the server that writes.
+        if reply.as_of:  # A standby's reply may be outdated: ask the leader.
             reply = _of_standby(reply)
         number = "" if reply.id is None else str(reply.id)
         if future := self._waiting.get(number):
@@ -363,7 +364,7 @@ class Connection:
                 self.unanswered = frozenset({*self._waiting, *self._coming})
             if self._guard is not None:
                 self._guard.cancel()
-        self._orphans.clear()  # Their leases, if any, end with their TTL.
+        self._orphans.clear()  # Leases in late replies end with their TTL.
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(self._end)
@@ -380,7 +381,7 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
 
     Args:
         endpoint: Where the socket should lead.
-        error: What `connect` raised; an ImportError: the package that SOCKS needs is missing.
+        error: What `connect` raised; an ImportError if the package for SOCKS is missing.
         seconds_max: The time limit that a TimeoutError exceeded.
     """
     url = endpoint.shown
@@ -401,9 +402,9 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
             return _refusal_error(url, error)
         case TimeoutError():
             cause = f"no answer within {seconds_max:g} s"
-        case _:  # What the system says.
-            # The event loop words a refused connection in its own way; the system's is clearer.
-            number = getattr(error, "errno", None) or 0  # Negative where a name was not found.
+        case _:  # An error of the system or of a library.
+            # The system's text for an error number is clearer than the event loop's.
+            number = getattr(error, "errno", None) or 0  # Negative if a name was not found.
             cause = (
                 os.strerror(number)
                 if number > 0
@@ -438,7 +439,7 @@ def _refusal_error(url: str, error: InvalidHandshake) -> MoorageError:
         return refusal(Code.UNAUTHORIZED, body or f"the server at {url} refused the token")
     if status in _BUSY_STATUS:
         return ConnectionFailed(url, f"answers HTTP {status}: {body}")
-    if status == http.HTTPStatus.UPGRADE_REQUIRED and body:  # It is for HTTP, or for TLS.
+    if status == http.HTTPStatus.UPGRADE_REQUIRED and body:  # A port for HTTP, or for TLS.
         with contextlib.suppress(ValueError, TypeError, KeyError):
             body = str(json.loads(body)["message"])
         return ProtocolViolated(url, body, other_port=True)

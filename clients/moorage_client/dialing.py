@@ -18,8 +18,8 @@ PATIENCE_SECONDS: Final = 0.25
 class Dialer:
     """Opens a socket to the first address that answers, starting with the most promising.
 
-    The next address is tried when an attempt fails, and also in parallel when an attempt takes
-    long, so an address that never answers causes no delay. Slow attempts continue meanwhile, so
+    It tries the next address when an attempt fails, and also in parallel when an attempt takes
+    long, so an address that never answers causes a short delay only. Slow attempts continue, so
     that a slow writer is reached even if a standby answers sooner.
     """
 
@@ -64,7 +64,7 @@ class Dialer:
         """Remove an attempt that has ended; return its socket if that is open."""
         try:
             connection = self._opening.pop(at).result()
-            if connection.ended:  # It came when another one served.
+            if connection.ended:
                 raise connection.end
         except (ConnectionFailed, RequestRefused) as error:
             self._addresses.note_failure(at, error)

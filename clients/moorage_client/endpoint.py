@@ -4,7 +4,7 @@
 and the environment; `addresses` chooses among them.
 
 * White space at the ends of a URL, a token or a path is removed: files end with a line break.
-* A proxy of the environment is used, but never to this machine: it cannot reach our loopback.
+* A proxy from the environment is used, except for this machine: a proxy cannot reach our loopback.
 * A named authority is trusted in place of all authorities that this machine knows.
 """
 
@@ -26,8 +26,8 @@ else:
 
 URL_DEFAULT: Final = "ws://127.0.0.1:8765"
 HTTP_URL_DEFAULT: Final = "http://127.0.0.1:8080"
-"""Where `moored serve` answers HTTP; it stands in for the documents' `http://<server-url>:3000`
-and `:8888`, since one Moorage server embeds both services."""
+"""The default HTTP address of `moored serve`. It replaces `http://<server-url>:3000` and `:8888` of
+the documents, since one Moorage server embeds both services."""
 
 ADDRESSES_MAX: Final = 16
 """Addresses in one URL setting, separated by commas; more are refused."""
@@ -68,10 +68,11 @@ class Endpoint:
     Args:
         url: `ws://`, `wss://`, `http://` or `https://`.
         token: The caller's token; None: no token, or that of `token_file` or `moorage login`.
-        ca_file: Given by the caller; empty: as the environment says.
+        ca_file: The caller's file of authorities; empty: as the environment says.
         token_file: File with the token, read for each connection and each request over HTTP.
         signs_in: Whether to send the token that `moorage login` stored.
-        named_by: URL of the address that led here, whose login is shown; empty: the user named it.
+        named_by: URL of the standby that named this address, whose login is used; empty: the user
+            named this address.
     """
 
     url: str
@@ -88,8 +89,8 @@ class Endpoint:
         """Return the WebSocket endpoints by arguments, else environment, else defaults.
 
         Raises:
-            SettingRefused: The environment's URL is of something else, a URL names a blank address
-                or too many, or the token cannot be sent.
+            SettingRefused: The environment's URL has another scheme, a URL has a blank address or
+                too many addresses, or no header can carry the token.
         """
         found = _read_urls(url, "url", "MOORAGE_URL", URL_DEFAULT, ("ws://", "wss://"))
         return cls._each(found, token, ca_file)
@@ -130,7 +131,7 @@ class Endpoint:
         """Whether the endpoint is on this machine."""
         try:
             host = urlsplit(self.url).hostname or ""
-        except ValueError:  # No URL: connecting says so.
+        except ValueError:  # It is no URL: connecting reports that.
             return False
         name = host.removesuffix(".").partition("%")[0]
         if name in _LOOPBACK_NAMES or name.endswith(".localhost"):
@@ -146,7 +147,7 @@ class Endpoint:
     def tls(self) -> "ssl.SSLContext | None":
         """The TLS context that verifies the server; None for a URL without TLS.
 
-        It has the client's certificate as the files are now: they may have been renewed.
+        It reads the client's certificate from its files each time, since they may be renewed.
 
         Raises:
             SettingRefused: The file of the authorities, or of the certificate, cannot be used.
@@ -157,7 +158,8 @@ class Endpoint:
             key = setting(None, CLIENT_KEY_VARIABLE)
             files = f"{certificate} and {key}" if key else certificate
             try:
-                context.load_cert_chain(certificate, key or None, password=str)  # It must ask none.
+                # An empty passphrase, so that OpenSSL asks the user for none.
+                context.load_cert_chain(certificate, key or None, password=str)
             except ssl.SSLError as error:
                 expected = "expected a certificate and its key without a passphrase, as PEM"
                 raise SettingRefused(CLIENT_CERT_VARIABLE, f"{files}: {expected}") from error
@@ -174,8 +176,8 @@ class Endpoint:
         if not named:
             import certifi  # noqa: PLC0415  # Only where it is needed.
 
-            context = ssl.create_default_context()  # Some systems have no store that it finds.
-            context.load_verify_locations(certifi.where())
+            context = ssl.create_default_context()
+            context.load_verify_locations(certifi.where())  # Some systems have no own store.
             return context
         is_folder = os.path.isdir(path)  # noqa: PTH112  # As OpenSSL takes it.
         try:
@@ -190,7 +192,7 @@ class Endpoint:
 
     @property
     def _authorities(self) -> tuple[str, str]:
-        """The setting with the file of authorities, and the file; empty: the system's default."""
+        """The setting that names the authorities' file, and that file; empty: the defaults."""
         if self.ca_file:
             return "ca_file", self.ca_file
         named = next(filter(partial(setting, None), CA_FILE_VARIABLES), "")
@@ -213,7 +215,7 @@ class Endpoint:
             ours = f"{CA_PARAMETER} or {CA_FILE_VARIABLES[0]}"
             advice = f"set {ours} to a file with the authority's certificate"
         elif named in CA_FILE_VARIABLES[1:]:
-            advice += f"; {CA_FILE_VARIABLES[0]} goes before it"
+            advice += f"; {CA_FILE_VARIABLES[0]} overrides {named}"
         return (
             f"its certificate is signed by an authority that {where} ({error.verify_message});"
             f" {advice}"
@@ -242,10 +244,10 @@ class Endpoint:
 
     @property
     def proxy(self) -> str | None:
-        """The environment's proxy for this URL, if any: of HTTP for `ws:`, of HTTPS for `wss:`.
+        """The environment's proxy for this URL, or None. For `ws:` that is the proxy for HTTP.
 
         Raises:
-            SettingRefused: The proxy's URL is of an unsupported kind.
+            SettingRefused: The proxy's URL has an unsupported scheme.
         """
         return self._proxy[0] or None
 
@@ -286,17 +288,17 @@ def read_token(given: str | None) -> str | None:
     """Return the token to send, or None.
 
     Raises:
-        SettingRefused: No header can carry it.
+        SettingRefused: No header can carry the token.
     """
     named = "token" if setting(given) else "MOORAGE_TOKEN"
     return check_token(setting(given, "MOORAGE_TOKEN"), named) or None
 
 
 def read_token_file(path: str) -> str | None:
-    """Return the token in a file that `MOORAGE_TOKEN_FILE` names; None where it is empty.
+    """Return the token in the file that `MOORAGE_TOKEN_FILE` names; None if the file is empty.
 
     Raises:
-        SettingRefused: It cannot be read, or no header can carry what is in it.
+        SettingRefused: The file cannot be read, or no header can carry its content.
     """
     try:
         with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123  # pathlib is slow to import.
@@ -314,10 +316,10 @@ def check_token(token: str, named: str) -> str:
 
     Args:
         token: May be empty.
-        named: Where it is from, for the error: the token itself is a secret.
+        named: The source of the token, for the error: the token itself is a secret.
 
     Raises:
-        SettingRefused: No header can carry it.
+        SettingRefused: No header can carry the token.
     """
     try:
         sendable = token.encode("iso-8859-1").decode("iso-8859-1").isprintable()

@@ -19,7 +19,8 @@ class MoorageError(Exception):
 class ConnectionFailed(MoorageError):
     """Nothing answered at the URL, or the socket broke before the reply came.
 
-    The request may or may not have taken effect. One that is safe to repeat was repeated.
+    The request may or may not have taken effect. If it is safe to repeat, the client has repeated
+    it without success.
 
     Args:
         url: The URL that was tried.
@@ -38,7 +39,7 @@ class ProtocolViolated(ConnectionFailed):
     Args:
         url: The URL that was tried.
         reason: What went wrong, for a person.
-        other_port: It says what its port is for, and the reason has it.
+        other_port: Whether the reason says what this port is for.
     """
 
     def __init__(self, url: str, reason: str, *, other_port: bool = False) -> None:
@@ -59,7 +60,7 @@ class AddressesFailed(ConnectionFailed):
 
     Args:
         said: The outcome at each address, for a person.
-        final: Another attempt would end likewise.
+        final: Whether another attempt would fail in the same way.
     """
 
     def __init__(self, said: Mapping[str, str], *, final: bool = False) -> None:
@@ -75,7 +76,7 @@ class SettingRefused(MoorageError):
     """An argument or environment variable cannot be used. The message omits its value.
 
     Args:
-        setting: Its name: an argument's, or a variable's.
+        setting: Name of the argument or variable.
         expected: What is wrong, and what is expected.
     """
 
@@ -94,7 +95,7 @@ class LeaseLost(MoorageError):
 
     Args:
         lease: Id of the lease.
-        reason: Why it is lost, for a person.
+        reason: Why the lease is lost, for a person.
     """
 
     def __init__(self, lease: str, reason: str) -> None:
@@ -112,7 +113,7 @@ class RequestRefused(MoorageError):
         field: The field of the request that was wrong, or empty.
         expected: The value that was expected there, or empty.
         details: All other data of the refusal.
-        request: The server's id of the request, for `moorage why`; empty when it gave none.
+        request: The server's id of the request, for `moorage why`; empty if it gave none.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """`client.lease(…)`: holds a lease while a block runs, with and without an event loop.
 
-The guards are classes, not generators: an unfinished generator is finished by the
-interpreter as it ends, when no thread is left to release a lease on.
+The guards are classes, not generators: the interpreter finishes an unfinished generator only at its
+own end, when no thread is left that could release a lease.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from moorage_client.holding import HeldLease, Keeping
 class LeaseGuard:
     """Requests a lease at the start of a block, renews it during the block, and releases it after.
 
-    The cancelling of the block follows `asyncio.timeout`: a cancellation from elsewhere that
-    comes at the same time wins.
+    It cancels the block as `asyncio.timeout` does: if other code cancels the task at the same time,
+    `CancelledError` is raised instead of `LeaseLost`.
 
     Args:
         acquire: Requests the lease.
@@ -127,6 +127,6 @@ class BlockingGuard:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    # The loop may be closed when its block was abandoned; then there is none to interrupt.
+    # If the loop is closed, no block is left to interrupt.
     if not loop.is_closed():
         loop.call_soon_threadsafe(callback)

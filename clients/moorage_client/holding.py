@@ -2,8 +2,8 @@
 
 `Client.lease` and `BlockingClient.lease` hand out a `HeldLease`; a `Keeper` renews it.
 
-Renewals have a thread and a socket of their own. A body that blocks its event loop, and a socket
-that is busy or half dead, must not cost a lease.
+Renewals have a thread and a socket of their own. So a lease is not lost while its block blocks the
+event loop, or while the client's other socket is busy or broken.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class HeldLease:
 
     @property
     def expires_at(self) -> float:
-        """When the lease ends unless it is renewed, by the server's clock."""
+        """When the lease ends unless it is renewed: seconds since the epoch, by the server."""
         return self._lease.expires_at
 
     @property
@@ -98,7 +98,7 @@ class HeldLease:
         """Raise `LeaseLost` if the lease is lost; call this between steps of long work.
 
         Raises:
-            LeaseLost: It is over: stop using the GPUs.
+            LeaseLost: The lease has ended: stop using the GPUs.
         """
         if self.lost:
             raise LeaseLost(self.id, self._reason)
@@ -121,7 +121,7 @@ class HeldLease:
 
     @property
     def seconds_left(self) -> float:
-        """The seconds for which the lease lasts at least, without another renewal."""
+        """Seconds for which the lease certainly lasts without another renewal."""
         return self._deadline - time.monotonic()
 
 
@@ -131,10 +131,10 @@ async def renew_until_lost(link: Link, held: HeldLease, on_lost: Callable[[], No
     Args:
         link: Sends the renewals.
         held: The lease.
-        on_lost: Called once, on this loop, after `held` knows that it is lost.
+        on_lost: Called once, on this loop, after `held` is marked as lost.
     """
     period = held.lease.ttl_seconds / RENEWALS_PER_TTL
-    # How long ago a replayed lease was granted is unknown; the first renewal tells.
+    # The age of a replayed lease is unknown, so renew it at once.
     pause = 0.0 if held.replayed else _until_next(held.lease, period)
     problem = "no renewal was sent in time"
     while True:
@@ -142,7 +142,7 @@ async def renew_until_lost(link: Link, held: HeldLease, on_lost: Callable[[], No
         if held.seconds_left <= 0.0:
             held.lose(f"it could not be renewed before it expired: {problem}")
             break
-        # The new deadline counts from before the sending: the server cannot have begun earlier.
+        # Count the new deadline from before the sending: the server starts to count later.
         sent = time.monotonic()
         try:
             seconds = min(period, max(held.seconds_left, 0.001))
@@ -154,7 +154,7 @@ async def renew_until_lost(link: Link, held: HeldLease, on_lost: Callable[[], No
             problem = str(refused)
         except MoorageError as error:
             problem = str(error)
-            # The socket may be half dead, and a short lease cannot wait for the pings to tell.
+            # The socket may be broken, and a short lease cannot wait until pings detect that.
             await link.disconnect()
         else:
             if lease.state in OVER:
@@ -189,7 +189,7 @@ class Keeper:
         self._starting = threading.Lock()
 
     def keep(self, held: HeldLease, on_lost: Callable[[], None]) -> Keeping:
-        """Keep a lease until the returned future is cancelled or the lease is lost.
+        """Renew a lease until the returned future is cancelled or the lease is lost.
 
         Args:
             held: The lease.

@@ -1,6 +1,6 @@
 """The home folder of this user; users in containers may have none.
 
-The command lines ask for it only where a path defaults to it.
+The command lines use it only for paths that default to a place in it.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def home(remedy: str) -> Path:
     """Return the home folder.
 
     Args:
-        remedy: What to do where there is none.
+        remedy: Advice in the error for a user without a home folder.
 
     Raises:
         HomeMissing: There is neither `HOME` nor an entry in the system's list of users.
@@ -31,7 +31,7 @@ def home(remedy: str) -> Path:
 
 
 def check_completion(arguments: Sequence[str]) -> None:
-    """Refuse to install the completion of a shell, whose files lie in the home folder, without one.
+    """Refuse to install shell completion for a user without a home folder, where its files belong.
 
     Raises:
         HomeMissing: This user has no home folder.

@@ -28,7 +28,7 @@ _UNSENT: Final = (
 
 
 class _Trusting(HTTPAdapter):
-    """Verifies certificates with one TLS context, and with nothing else."""
+    """Verifies certificates only with the given TLS context."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
@@ -50,8 +50,8 @@ class HttpSession(requests.Session):
     """A session of `requests` for one server.
 
     Args:
-        endpoint: Of the HTTP side; its token is shown as `Authorization: Bearer …`.
-        bearer: Returns the token for a request, where it is not the endpoint's.
+        endpoint: The HTTP address; its token is sent as `Authorization: Bearer …`.
+        bearer: Returns the token for a request; None: the endpoint's own token.
 
     Raises:
         SettingRefused: The file of the authorities cannot be used.
@@ -75,7 +75,7 @@ class HttpSession(requests.Session):
             self.mount("https://", _Trusting(endpoint.tls))
 
     def request(self, *arguments: Any, **named: Any) -> requests.Response:
-        """Send a request; a new connection shows the client's certificate as the files are now.
+        """Send a request; a new connection uses the client's certificate as its files are now.
 
         Raises:
             SettingRefused: A renewed certificate cannot be used.

@@ -34,8 +34,8 @@ class _NotLeader(ConnectionFailed):
     """A server is a standby, and did not carry out the message.
 
     Args:
-        reason: What is known about it.
-        names_another: Whether it names a leader that is worth an immediate attempt.
+        reason: The outcome at the standby, for a person.
+        names_another: Whether the client should try another address at once.
     """
 
     def __init__(self, url: str, reason: str, *, names_another: bool) -> None:
@@ -48,14 +48,14 @@ class _Call:
     """A message that needs a reply.
 
     Args:
-        idempotent: It may be sent again when a socket broke before its reply came.
-        orphaned: Called with a reply that comes after the call ended without it.
+        idempotent: Whether to send it again if a socket breaks before its reply.
+        orphaned: Called with a reply that comes after the call was cancelled or timed out.
 
     Attributes:
         sent: How often it was sent to a server that may have carried it out.
-        problem: Why it has no reply yet.
-        give_up_at: When to give up.
-        was_led: Whether a standby has redirected it; the next time there is a pause first.
+        problem: The error of the last attempt; None: no attempt has failed yet.
+        give_up_at: When to give up, on the monotonic clock.
+        was_led: Whether a standby has redirected it; after the next redirection there is a pause.
     """
 
     message: JsonMapping
@@ -73,8 +73,8 @@ class Link:
 
     Args:
         endpoints: The servers' addresses, with credentials.
-        reconnect_seconds: After a socket broke, how long to try to open another and repeat.
-        on_lost: Called with the reason where a call has to be repeated, once until it succeeds.
+        reconnect_seconds: How long to repeat a call after a socket broke.
+        on_lost: Called with the reason when a call must be repeated, once until it succeeds.
     """
 
     def __init__(
@@ -126,15 +126,15 @@ class Link:
         """Send a message; return the success reply and how often it was sent.
 
         Args:
-            message: What to send.
-            seconds_max: Seconds until the reply must be here, repetitions included.
-            idempotent: It may be sent again when a socket broke before its reply came.
-            orphaned: Called with a reply that comes after this call ended without it.
-            on_progress: Called with how far the request is, also after the reply.
+            message: The message to send.
+            seconds_max: Longest time for the reply in seconds, repetitions included.
+            idempotent: Whether to send it again if a socket breaks before its reply.
+            orphaned: Called with a reply that comes after the call was cancelled or timed out.
+            on_progress: Called with each report of the request's progress, also after the reply.
 
         Raises:
-            RequestRefused: The server said no.
-            ConnectionFailed: The server could not be reached, or not again.
+            RequestRefused: The server refuses.
+            ConnectionFailed: The server cannot be reached, or not again after a broken socket.
             Timeout: No reply within `seconds_max`.
         """
         number, goes_on = next(self._numbers), False
@@ -191,7 +191,7 @@ class Link:
             call.sent -= 1
             raise self._led_away(connection, refused)
         if reply.lease is not None and call.orphaned is not None:
-            call.orphaned(reply)  # Only the answer was lost: the lease exists.
+            call.orphaned(reply)  # The caller gets no answer, but the lease exists.
         if refused.code == Code.SHUTTING_DOWN and call.idempotent:
             if self._addresses.several:
                 raise self._led_away(connection, refused)
@@ -211,12 +211,12 @@ class Link:
     def _led_away(self, connection: Connection, refused: RequestRefused) -> "_NotLeader":
         """Leave a standby, which still answers earlier messages; return its error."""
         names_another = True
-        if connection is self._connection:  # Else another call has done this.
+        if connection is self._connection:  # Otherwise another call has left it already.
             self._connection = None
             self._aside.add(connection)
             self._spawn(self._leave(connection))
             names_another = self._addresses.redirected(connection.endpoint, refused)
-            if refused.code == Code.SHUTTING_DOWN:  # Another one is to take its place.
+            if refused.code == Code.SHUTTING_DOWN:  # Another server takes its place.
                 names_another = True
         url, reason = connection.endpoint.shown, self._addresses.word_of(connection.endpoint)
         return _NotLeader(url, reason, names_another=names_another)
@@ -235,7 +235,7 @@ class Link:
         on_progress, last = self._progress[number]
         if progress.get("state") in last:
             del self._progress[number]
-        # The event loop reports its error, which must not end the connection.
+        # By the event loop, so that an error of the callback does not end the connection.
         asyncio.get_running_loop().call_soon(on_progress, progress)
 
     async def disconnect(self) -> None:

@@ -20,8 +20,8 @@ class Listing(Generic[T]):
     """A list on the server: `async for item in listing`, or `await listing.all()`.
 
     Args:
-        fetch: Returns the page that follows the given mark, and the mark after that page; None
-            stands for the first page, and for the end.
+        fetch: Returns the page after the given mark, and the mark of the next page. Mark None: the
+            first page; returned mark None: the last page.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Runs an event loop on a separate thread, where the caller's code cannot delay it.
 
-The blocking client lives on one; the async client renews its leases on one, so that a body that
-computes for a minute without awaiting does not lose its lease for want of a renewal.
+The blocking client runs on one; the async client renews its leases on one, so that a block that
+computes for a minute without `await` does not lose its lease.
 """
 
 import asyncio

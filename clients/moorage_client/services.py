@@ -1,9 +1,8 @@
-"""HTTP clients: the two for policies, and the one of the command line.
+"""HTTP clients: two for policies that run outside the server, and one for the command line.
 
-`ClusterClient` and `GlobalClusterMetricsClient` are the documented ones
-(docs/reference/allocation-server.md, "Policies"), name by name and message by message, for running
-a policy outside the server. `Services` reaches the policy and cluster registries of a Moorage
-server.
+`ClusterClient` and `GlobalClusterMetricsClient` have the documented names and messages
+(docs/reference/allocation-server.md, "Policies"). `Services` is the client of a Moorage server's
+policy and cluster registries.
 """
 
 import json
@@ -46,19 +45,19 @@ SECONDS_MAX: Final = 30.0
 """Seconds for connecting, and for each wait for more of a reply."""
 
 CONNECT_SECONDS_MAX: Final = 3.0
-"""Seconds for connecting if there are other addresses."""
+"""Longest time for connecting if there are other addresses."""
 
 RECONNECT_SECONDS: Final = 30.0
-"""Seconds to look for the server that leads."""
+"""Seconds for which the client looks for the leader."""
 
 ANSWER_SECONDS_MAX: Final = 600.0
-"""Seconds for an answer as a whole."""
+"""Longest time for a whole answer."""
 
 ANSWER_BYTES_MAX: Final = 160 * 1024 * 1024
 """Most bytes read of one answer. Moorage's own servers send less."""
 
 _REDIRECTIONS: Final = 3
-_GATEWAY_STATUS: Final = frozenset({502, 503, 504})  # A server of ours answers them with JSON.
+_GATEWAY_STATUS: Final = frozenset({502, 503, 504})  # Without JSON, these come from a proxy.
 _PIECE_BYTES: Final = 1 << 16
 
 Rows = list[JsonObject]
@@ -88,8 +87,8 @@ class APIError(Exception):
     """A metrics service refused a request.
 
     Args:
-        error: What it said.
-        status_code: HTTP status of its reply.
+        error: The service's message.
+        status_code: HTTP status of the reply.
     """
 
     def __init__(self, error: str, status_code: int | None = None) -> None:
@@ -137,8 +136,8 @@ class ClusterClient:
 class GlobalClusterMetricsClient:
     """Reads metrics documents at `GLOBAL_CLUSTER_METRICS_URL`.
 
-    Its methods raise `requests.RequestException` for transport and HTTP errors, `ValueError` for
-    what is not JSON, and `APIError` where the service says `success: false`.
+    Its methods raise `requests.RequestException` for transport and HTTP errors, `ValueError` for a
+    reply that is not JSON, and `APIError` for a reply with `success: false`.
     """
 
     def __init__(self) -> None:
@@ -169,7 +168,7 @@ class GlobalClusterMetricsClient:
     def query_clusters(self, query_params: JsonMapping | None = None) -> JsonValue:
         """Return the metrics documents that match a Mongo-style filter, as in a policy; None: all.
 
-        A service that takes none gets URL parameters, as documented.
+        A service without POST gets the filter as URL parameters, as documented.
         """
         url, filtering = f"{self.base_url}/cluster/query", dict(query_params or {})
         with _send("POST", url, json=filtering) as response:
@@ -181,19 +180,19 @@ class GlobalClusterMetricsClient:
 class Services:
     """The policy and cluster registries of a Moorage server.
 
-    Every method raises `ConnectionFailed` where nothing answers, `Timeout` where the answer does
-    not come, and `RequestRefused` where the server says no. A token or a file that cannot be used
-    raises `SettingRefused` at once.
+    Every method raises `ConnectionFailed` if nothing answers, `Timeout` if no answer comes in time,
+    and `RequestRefused` if the server refuses. A token or a file that cannot be used raises
+    `SettingRefused` at once.
 
     Args:
-        url: Of the server's HTTP side, or of several servers', separated by commas; default
+        url: HTTP URL of the server, or of several, separated by commas; default
             `MOORAGE_HTTP_URL`, else `http://127.0.0.1:8080`.
         token: The token of the caller; default `MOORAGE_TOKEN`, else the file `MOORAGE_TOKEN_FILE`,
             else none.
-        timeout: Seconds that connecting and each wait for more of a reply may take.
+        timeout: Longest time in seconds for connecting, and for each wait for more of a reply.
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else the authorities that this machine knows.
-        reconnect_seconds: How long to look for the server that writes, where one is a standby.
+        reconnect_seconds: How long to look for the leader if a standby answers.
     """
 
     def __init__(
@@ -232,13 +231,13 @@ class Services:
         return self._request_data("GET", "/sign-in", kind=dict[str, str])
 
     def check_token(self) -> None:
-        """Check our token at the server; errors say why it is refused."""
+        """Check our token at the server; an error says why the server refuses it."""
         self._request_data("POST", "/websocket-ticket")
 
     def publish_policy(self, document: JsonMapping) -> str:
         """Register a policy; return its URI. Registering the same content again is not an error.
 
-        `warnings` then has possible mistakes of the author.
+        Afterwards `self.warnings` contains possible mistakes of the author.
         """
         registered = self._request_data("POST", "/policy", document, kind=JsonObject)
         return str(self._read_value(str, registered.get("policy_rule_uri")))
@@ -256,7 +255,7 @@ class Services:
         return self._request_data("POST", "/policy/query", query or {}, kind=Rows)
 
     def delete_policy(self, uri: str, *, force: bool = False) -> None:
-        """Delete a policy; by force, also one that an alias would fall back to."""
+        """Delete a policy; with `force` also the fallback version of an alias."""
         query = "?force=true" if force else ""
         self._request_data("DELETE", f"/policy/{quote(uri, safe='')}{query}")
 
@@ -283,9 +282,9 @@ class Services:
         """Make an alias point at a version; return the alias.
 
         Args:
-            alias: `name:word`, or a bare policy name for its `stable`; made where there is none.
+            alias: `name:word`, or a bare policy name for its `stable`; a missing alias is created.
             policy_rule_uri: A registered version of that policy.
-            force: Also a version that fails as the alias's shadow.
+            force: Accept a version that fails as the alias's shadow.
         """
         body: JsonObject = {"policy_rule_uri": policy_rule_uri}
         body |= {"force": True} if force else {}  # Earlier servers do not know the field.
@@ -313,9 +312,10 @@ class Services:
         Args:
             alias: As `activate_policy`.
             policy_rule_uri: The candidate.
-            percent: Of the requests, above 0 and up to 100.
-            by: What decides: the request (a repetition goes the same way), or its tenant.
-            seed: Another seed is another draw.
+            percent: The candidate's share of the requests: more than 0, at most 100.
+            by: What decides the version: the request (a repetition gets the same one), or its
+                tenant.
+            seed: Another seed selects other requests or tenants.
         """
         body = {"policy_rule_uri": policy_rule_uri, "percent": percent, "by": by, "seed": seed}
         return self._request_data("POST", _alias(alias, "/canary"), body, kind=JsonObject)
@@ -347,13 +347,13 @@ class Services:
         return self._read_value(Rows, found)
 
     def create_cluster(self, document: JsonMapping) -> JsonValue:
-        """Register a cluster; return the document as stored. It must not exist yet."""
+        """Register a cluster that does not exist yet; return the document as stored."""
         return self._read_value(JsonObject, self._call("POST", "/clusters", document))
 
     def replace_cluster(self, document: JsonMapping) -> JsonValue:
         """Replace the document of the cluster `document["id"]`; return it as stored.
 
-        Fields that only the stored one has are removed; a server alone would preserve them.
+        It also removes stored fields that the new document lacks; a plain PUT preserves them.
         """
         path = f"/clusters/{quote(str(document['id']), safe='')}"
         stored = {name for found in self.clusters({"id": document["id"]}) for name in found}
@@ -364,8 +364,8 @@ class Services:
     def add_nodes(self, document: JsonMapping) -> JsonValue:
         """Add the nodes of a document to the cluster `document["id"]`; return the stored document.
 
-        The cluster keeps its other nodes and its fields, also those that others add at this time.
-        Where there is none, it becomes the document.
+        The cluster keeps its other nodes and fields, also those that other users add meanwhile. If
+        the cluster does not exist, the document becomes the cluster.
         """
         path = f"/clusters/{quote(str(document['id']), safe='')}/nodes"
         return self._read_value(JsonObject, self._call("POST", path, document))
@@ -406,7 +406,7 @@ class Services:
     def _call(self, method: str, path: str, body: JsonMapping | None = None) -> JsonValue:
         """Send a request to the leader; return the answer.
 
-        It is sent again where it was not carried out, or would change nothing more.
+        The request is sent again if a server did not carry it out, or if repeating it is safe.
         """
         give_up_at = time.monotonic() + self._reconnect_seconds
         is_led = False
@@ -424,7 +424,7 @@ class Services:
                     word = self._addresses.word_of(self._at)
                     failed = self._addresses.failure(ConnectionFailed(self._at.shown, word))
                     raise failed from refused
-            time.sleep(pause)  # A standby that takes over says so to no client.
+            time.sleep(pause)  # No event tells a client that a standby takes over.
         raise AssertionError("unreachable: the pauses are endless")
 
     def _round(self, method: str, path: str, body: JsonMapping | None) -> JsonValue:
@@ -454,7 +454,7 @@ class Services:
         raise self._addresses.failure(errors[-1], errors)
 
     def _session(self, at: Endpoint) -> "http_session.HttpSession":
-        if at not in self._sessions:  # A standby names it.
+        if at not in self._sessions:  # An address that a standby named.
             self._sessions[at] = http_session.HttpSession(at, bearer_of)
         return self._sessions[at]
 
@@ -471,7 +471,7 @@ class Services:
                 json=body,
                 timeout=(connect, self._timeout),
                 stream=True,
-                allow_redirects=False,  # What is sent is for this server, and for no other.
+                allow_redirects=False,  # Send the token and the body to no other server.
             ) as response:
                 text = _content(response)
         except requests.Timeout as error:
@@ -480,7 +480,7 @@ class Services:
             raise Timeout(late) from error
         except _TooLongError as error:
             raise ProtocolViolated(shown, f"{method} {path} answered {error}") from error
-        except (requests.RequestException, ValueError) as error:  # The latter of a bad redirection.
+        except (requests.RequestException, ValueError) as error:  # ValueError: a bad redirection.
             raise session.failure(error) from error
         if response.status_code // 100 == _REDIRECTIONS:
             finding = (
@@ -495,7 +495,7 @@ class Services:
             raise _unreadable(shown, what, response, text, session.through, error) from error
         found = response.ok or response.status_code == HTTPStatus.NOT_FOUND
         if found and "moorage-as-of" in response.headers:
-            # A standby's answer may be old: ask the server that writes.
+            # A standby's answer may be outdated: ask the leader.
             leader = response.headers.get("moorage-leader") or None
             raise refusal(Code.NOT_LEADER, "is a standby", details={"leader_http": leader})
         if not response.ok:
@@ -522,11 +522,11 @@ def _unreadable(
         shown: URL of the server.
         request: Method and path.
         response: The answer.
-        text: Its body.
+        text: Body of the answer.
         through: The part of messages that names the environment's proxy; may be empty.
-        error: What reading it raised.
+        error: What reading the answer raised.
     """
-    if response.status_code == HTTPStatus.UPGRADE_REQUIRED and text:  # It speaks TLS.
+    if response.status_code == HTTPStatus.UPGRADE_REQUIRED and text:  # The port speaks TLS.
         why = text.decode(errors="replace").strip()[:500] + through
         return ProtocolViolated(shown, why, other_port=True)
     answered = f"{request} answered HTTP {response.status_code}"
@@ -559,9 +559,9 @@ def _alias(alias: str, action: str = "") -> str:
 
 
 def _refusal(reply: JsonValue, code: Code, reason: str) -> RequestRefused:
-    """Return the message of a failure body; documented services send a bare text as `error`.
+    """Return the error for a failure body; documented services send `error` as a plain text.
 
-    Beside that, a server of ours says in `details` what else there is to say.
+    A Moorage server also sends `details`.
     """
     body: JsonObject = reply if isinstance(reply, dict) else {}
     error, details = body.get("error"), body.get("details")

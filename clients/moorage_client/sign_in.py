@@ -1,8 +1,8 @@
 """The tokens of `moorage login`: stored per server, and refreshed before they expire.
 
-A token is shown to no other host than that of the server it was got for, and to the writer that
-this server names where it is a standby. It is read again for each connection and each request over
-HTTP, so programs that run long go on with refreshed ones.
+The client sends a token only to the host for which the issuer gave it, and to the writer that this
+host names if it is a standby. The client reads the token again for each connection and each request
+over HTTP, so long-running programs use refreshed tokens.
 """
 
 import base64
@@ -28,12 +28,12 @@ REFRESH_BEFORE_SECONDS: Final = 30.0
 """Seconds before its end at which a token is refreshed."""
 ISSUER_SECONDS_MAX: Final = 10.0
 _PASSING: Final = frozenset({429, *range(500, 600)})
-"""Statuses of an issuer, or of a proxy before it, that say nothing about what it was sent."""
+"""HTTP statuses that say nothing about the form: the issuer or its proxy is busy or failing."""
 _SECURE: Final = ("https", "wss")
 
 
 class IssuerSilent(ConnectionFailed):
-    """The issuer does not answer, or cannot now."""
+    """The issuer does not answer, or cannot answer now."""
 
 
 class SignInFailed(MoorageError):  # noqa: N818  # As the rest of the tree.
@@ -44,7 +44,7 @@ def logins() -> StateFile:
     """Return the file with the stored logins.
 
     Raises:
-        HomeMissing: This user has no home folder for it.
+        HomeMissing: This user has no home folder for the file.
     """
     path = state_folder("set XDG_STATE_HOME to a folder for logins") / "logins.json"
     return StateFile(path, "logins", "logins", "move it away, and sign in again")
@@ -67,7 +67,7 @@ def bearer_of(endpoint: Endpoint) -> str | None:
     """Return the token to send to an endpoint now; refresh a stored one if that is due.
 
     Raises:
-        SettingRefused: The file that `MOORAGE_TOKEN_FILE` names has none that can be sent.
+        SettingRefused: The file that `MOORAGE_TOKEN_FILE` names has no token that can be sent.
     """
     if endpoint.token is not None or not endpoint.signs_in:
         return endpoint.token
@@ -96,7 +96,7 @@ def _is_due(login: JsonMapping) -> bool:
 
 
 def _refresh(entries: Entries, origin: str) -> Entries:
-    """Return the logins, one of them with a new token, unless another command has refreshed it."""
+    """Return the logins; that of `origin` has a new token, unless another command refreshed it."""
     login = entries.get(origin)
     if login is None or not _is_due(login):
         return entries
@@ -110,7 +110,7 @@ def _refresh(entries: Entries, origin: str) -> Entries:
         if status is None:
             return {**entries, origin: {**login, **entry_of(answer, login["audience"])}}
     except ConnectionFailed:
-        return entries  # It may answer the next time.
+        return entries  # The issuer may answer the next time.
     except SignInFailed:
         pass
     return {**entries, origin: {**login, "refresh_token": ""}}
@@ -123,11 +123,12 @@ def ask_issuer(
 
     Args:
         url: The issuer's endpoint.
-        ca_file: Of the authority that signed its certificate; empty: as the environment says.
+        ca_file: File of the authority that signed the issuer's certificate; empty: as the
+            environment says.
         form: The form to post; None: send a GET request.
 
     Raises:
-        ConnectionFailed: The issuer does not answer, or cannot now.
+        ConnectionFailed: The issuer does not answer, or cannot answer now.
         SignInFailed: The issuer's answer is unexpected, or could be forged.
     """
     from requests import RequestException  # noqa: PLC0415  # Slow to import.

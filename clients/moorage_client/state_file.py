@@ -29,7 +29,7 @@ def state_folder(remedy: str) -> Path:
     """Return the folder of clients: `XDG_STATE_HOME`/moorage, else in the home folder.
 
     Args:
-        remedy: What to do where there is no home folder.
+        remedy: Advice in the error for a user without a home folder.
 
     Raises:
         HomeMissing: This user has no home folder.
@@ -59,7 +59,7 @@ class StateFile:
         """Return all objects.
 
         Raises:
-            StateUnusable: The file is there, but cannot be read.
+            StateUnusable: The file exists but cannot be read.
         """
         try:
             document = json.loads(self.path.read_bytes())
@@ -91,7 +91,7 @@ class StateFile:
         file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
             with os.fdopen(file, "w", encoding="utf-8") as writer:
-                os.fchmod(writer.fileno(), 0o600)  # Also where the file was left over.
+                os.fchmod(writer.fileno(), 0o600)  # A leftover file may have other rights.
                 json.dump({"version": 1, self._key: entries}, writer, indent=1)
             fresh.replace(self.path)
         except BaseException:

@@ -27,7 +27,7 @@ def decode_text(content: bytes) -> str:
 def decode_source(content: bytes) -> str:
     """Decode Python source by its encoding declaration (PEP 263), else as `decode_text`.
 
-    The declaration in the text then says UTF-8, the encoding in which it is sent.
+    The returned text declares UTF-8, since the client sends it in UTF-8.
 
     Raises:
         UnicodeDecodeError: The bytes are not in that encoding.
@@ -48,7 +48,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
         UnicodeDecodeError: As `decode_text`.
     """
     return decode_text(path.read_bytes())

@@ -1,6 +1,6 @@
-"""Watches the news of topics, over a separate socket.
+"""Watches the events of topics, over a separate socket.
 
-`Client.watch` yields them, `BlockingClient.watch` returns a `News`.
+`Client.watch` yields the events, `BlockingClient.watch` returns a `News`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused
 from moorage_client.loops import LoopThread
 
 UNREAD_MAX: Final = 10_000
-"""Most news buffered for a slow program; then the oldest are dropped."""
+"""Most events buffered for a slow program; beyond it the oldest are dropped."""
 
 
 class Watch:
@@ -28,7 +28,7 @@ class Watch:
     Args:
         addresses: The addresses of the servers.
         topics: The watched topics.
-        reconnect_seconds: How long to look for another of several servers when one went away.
+        reconnect_seconds: How long to look for another server if the connection is lost.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Watch:
 
         Raises:
             RequestRefused: The server does not publish these topics.
-            ConnectionFailed: No server could be reached that does.
+            ConnectionFailed: The client can reach no server that publishes them.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._reconnect_seconds
@@ -127,7 +127,7 @@ class Watch:
                     await connection.close()
                 case RequestRefused(code=Code.SHUTTING_DOWN) if self._addresses.several:
                     raise ConnectionFailed(connection.endpoint.shown, refused.reason)  # noqa: TRY301  # It closes, too.
-                case _:  # Codes are open: of the others there is none that another server changes.
+                case _:  # For any other code, another server would refuse too.
                     raise refused  # noqa: TRY301  # As above.
         except BaseException:
             await connection.close()
@@ -142,10 +142,10 @@ class Watch:
         self._arrived.set()
 
     async def next(self, seconds_max: float | None = None) -> Event | None:
-        """Return the next news; None if the watch is closed, or nothing happened in that time.
+        """Return the next event; None if the watch is closed, or no event came in that time.
 
         Raises:
-            ConnectionFailed: The server went away, and all its news were returned.
+            ConnectionFailed: The connection is lost, and all received events were returned.
         """
         loop = asyncio.get_running_loop()
         until = None if seconds_max is None else loop.time() + seconds_max
@@ -193,16 +193,16 @@ async def watch(
 
 
 class News:
-    """News for a thread: `with client.watch("leases") as news: for event in news: …`.
+    """Events for a thread: `with client.watch("leases") as news: for event in news: …`.
 
-    Without `with`, `close` ends it; so does the client's own end. A loop over closed news ends.
+    `close`, the end of a `with` block or of the client ends it, and then also a loop over it.
 
     Args:
         thread: The client's thread.
-        watch: The watch, which was begun on that thread.
-        timeout: Seconds without news after which a loop ends; None: it never does. Another loop
-            over it goes on.
-        closed: Called when the news is closed.
+        watch: A watch that was begun on that thread.
+        timeout: Seconds without an event after which a loop ends; None: no limit. Another loop
+            continues with the next event.
+        closed: Called when this object is closed.
     """
 
     def __init__(
@@ -228,15 +228,15 @@ class News:
         return event
 
     def next(self, timeout: float | None = None) -> Event | None:
-        """Return the next news; None if the watch is closed, or nothing happened in that time.
+        """Return the next event; None if the watch is closed, or no event came in that time.
 
         Raises:
-            ConnectionFailed: The server went away.
+            ConnectionFailed: The connection is lost.
         """
         return self._thread.run(self._watch.next(timeout)) if self._open else None
 
     def close(self) -> None:
-        """Close the socket; a thread that waits for news gets None. Idempotent."""
+        """Close the socket; a thread that waits for an event gets None. Idempotent."""
         if self._open:
             self._open = False
             self._closed(self)

@@ -1,8 +1,8 @@
-/** Several addresses of one fleet's servers, of which one writes: which to try next. */
+/** Chooses the next address to try among the servers of one fleet, of which one leads. */
 
 import { ConnectionLost } from "./sockets.ts";
 
-/** What a standby says: ask another one at once, or after a pause. */
+/** The consequence of a standby's answer: ask another address at once, or after a pause. */
 export type Redirection = "elsewhere" | "later";
 
 const PAUSES_MS = [50, 100, 200, 400, 800, 1_600, 3_000];
@@ -21,7 +21,7 @@ export function pause(attempt: number, several: boolean): Promise<void> {
 }
 
 export class Addresses {
-  /** Where a socket is open, or was last. */
+  /** The address of the current socket, or of the last one. */
   at: string;
   private readonly named: readonly string[];
   private first = 0;
@@ -39,7 +39,7 @@ export class Addresses {
     return this.named.length > 1;
   }
 
-  /** The addresses to try, the likeliest first. */
+  /** The addresses to try, the most promising first. */
   order(): string[] {
     const turned = [...this.named.slice(this.first), ...this.named.slice(0, this.first)];
     return this.leader === undefined ? turned : [...new Set([this.leader, ...turned])];
@@ -55,7 +55,7 @@ export class Addresses {
     this.said.set(url, why);
   }
 
-  /** The server that was there went away: the next one is tried first. */
+  /** Record that the connection was lost: the next address is tried first. */
   lost(why: string): void {
     this.failed(this.at, why);
     this.leader = undefined;
@@ -63,8 +63,8 @@ export class Addresses {
   }
 
   /**
-   * The server that is there is not the writer. The one that it names is followed where that has the same transport
-   * security, and who names it was named by the user: a token goes along.
+   * Record that the current server is a standby. The client sends its token to the leader that the standby names. So it
+   * follows only if the user named the standby's address, and both addresses have the same scheme.
    */
   redirected(details: Record<string, unknown>): Redirection {
     this.leader = undefined;

@@ -1,6 +1,6 @@
 /**
- * A thin client over the built-in `WebSocket`: one promise per message, news to a listener. It opens another socket
- * where one is lost, goes to the server that writes where there are several, and asks nothing twice.
+ * A thin client over the built-in `WebSocket`: one promise per message, and a listener for events. If a socket is lost,
+ * the client opens another one. Of several servers, it uses the leader. It repeats messages only if that is safe.
  */
 
 import { Addresses, pause, type Redirection } from "./addresses.ts";
@@ -9,7 +9,7 @@ import { ConnectionLost, Dialer, type Credential } from "./sockets.ts";
 
 export { ConnectionLost, NotLetIn, protocolsOf, type Credential, type Shown } from "./sockets.ts";
 
-/** The server said no. `code` is for programs, `message` for people. */
+/** The server refused a message. `code` is for programs, `message` for people. */
 export class Refused extends Error {
   readonly failure: FailureMessage;
 
@@ -24,20 +24,20 @@ export class Refused extends Error {
 }
 
 export type Options = {
-  /** How long to look for a server again after a socket was lost; 0: what waits is rejected at once. */
+  /** How long to look for a server after a socket was lost; 0: open calls reject at once. */
   reconnectSeconds?: number;
 };
 
 const RECONNECT_SECONDS = 30;
-/** Where another server may take over, one that owes a reply and is silent gets a request for a sign of life. */
+/** With several servers: after this silence, the client sends a server that owes a reply a message to test it. */
 const QUIET_MS = 1_000;
-/** What it says to that does not matter. */
+/** Any reply to the test counts; after this silence the server counts as lost. */
 const LIFE_MS_MAX = 2_000;
-/** After these, the same message on another socket would end likewise: too large, not allowed. */
+/** Close codes after which the same message would fail again on another socket: too large, not allowed. */
 const FINAL_CLOSES = new Set([1007, 1009, 4401]);
-/** The token ended: final, unless there may be another one. */
+/** The token has expired: final, unless the client can get another one. */
 const NOT_LET_IN = 4401;
-/** Not sent again where it may have been carried out. */
+/** Operations that are not sent again if the server may have carried them out. */
 const NOT_REPEATED = new Set(["manage", "exec", "reserve"]);
 
 type Names = keyof Operations;
@@ -55,7 +55,7 @@ type Pending = {
 };
 
 export class MoorageClient {
-  /** Gets the news of the topics that `watch` named; `reconnected` says that some may be missing, `lost` that no more come. */
+  /** Gets the events of the topics of `watch`; after `reconnected` some may be missing, after `lost` no more come. */
   onNews: (news: NewsMessage) => void = () => {};
   private readonly waiting = new Map<number, Pending>();
   private readonly topics = new Set<string>();
@@ -72,13 +72,13 @@ export class MoorageClient {
   private constructor(urls: string | readonly string[], credential?: Credential, options: Options = {}) {
     this.addresses = new Addresses(urls);
     this.dialer = new Dialer(this.addresses, credential);
-    const once = !!credential && "ticket" in credential; // It opens one socket.
+    const once = !!credential && "ticket" in credential; // A ticket opens only one socket.
     this.reconnectMs = once ? 0 : (options.reconnectSeconds ?? RECONNECT_SECONDS) * 1_000;
   }
 
   /**
-   * Open a socket, for example to ws://127.0.0.1:8765, with what lets this page or program in. Several servers, of which
-   * one writes, are given as a list, or in one string with commas between them.
+   * Open a socket, for example to ws://127.0.0.1:8765, with the token or ticket of this page or program. Give several
+   * servers of one fleet as a list, or as one string with commas.
    */
   static async connect(
     urls: string | readonly string[],
@@ -90,14 +90,14 @@ export class MoorageClient {
     return client;
   }
 
-  /** Where it is connected, or was last. */
+  /** The address of the current socket, or of the last one. */
   get url(): string {
     return this.addresses.at;
   }
 
   /**
-   * Say one message. Rejects with `Refused` where the server says no. A request with a lease has an idempotency key, so
-   * it may be sent again after a socket was lost, and the reply is that of the first.
+   * Send one message and return its reply. Rejects with `Refused` if the server refuses it. A request with a lease gets
+   * an idempotency key, so the client may send it again after a lost socket, and the server grants it only once.
    */
   ask<N extends Names>(operation: N, message: Said<N>): Promise<Operations[N]["reply"]> {
     const kind = operation === "allocate" ? { adhoc: true } : { op: operation };
@@ -114,7 +114,7 @@ export class MoorageClient {
     });
   }
 
-  /** Close the socket; a lease stays until its time is up. */
+  /** Close the socket; leases last until their TTL. */
   close(): void {
     this.closed = true;
     clearInterval(this.guard);
@@ -137,7 +137,7 @@ export class MoorageClient {
     }
   }
 
-  /** Return an open socket; open one where there is none. */
+  /** Return the open socket, or open another one. */
   private connected(): Promise<WebSocket> {
     if (this.socket?.readyState === WebSocket.OPEN) return Promise.resolve(this.socket);
     if (this.closed || this.reconnectMs === 0) return Promise.reject(new ConnectionLost("the socket is closed"));
@@ -163,7 +163,7 @@ export class MoorageClient {
     }
   }
 
-  /** Go on over a socket that is open. */
+  /** Use an open socket from now on. */
   private take(socket: WebSocket): void {
     this.socket = socket;
     this.heardAt = Date.now();
@@ -176,7 +176,7 @@ export class MoorageClient {
   private watchAgain(socket: WebSocket): void {
     const id = this.next++;
     const tell = () => this.onNews({ event: "reconnected", data: { url: this.url } });
-    const again = () => void pause(2, true).then(() => this.watchOn()); // A standby tells none.
+    const again = () => void pause(2, true).then(() => this.watchOn()); // A standby sends no events.
     const rest = { repeats: false, sentAt: Date.now(), givesUpAt: 0, wasLed: true, socket };
     const text = JSON.stringify({ op: "watch", topics: [...this.topics], id });
     this.waiting.set(id, { id, text, resolve: tell, reject: again, ...rest });
@@ -191,10 +191,10 @@ export class MoorageClient {
       return;
     }
     const pending = this.waiting.get(came.id);
-    if (pending === undefined || pending.socket !== socket) return; // A sign of life, or of a socket that was given up.
+    if (pending === undefined || pending.socket !== socket) return; // The reply to a test, or from an abandoned socket.
     this.waiting.delete(came.id);
     if (came.as_of) {
-      // A standby's answer may be old: ask the server that writes.
+      // A standby's answer may be outdated: ask the leader.
       const error = { code: "not_leader", reason: "is a standby", leader: came.leader || null };
       void this.follow(socket, pending, { ...came, success: false, message: error.reason, error } as FailureMessage);
     } else if (came.success) {
@@ -210,7 +210,7 @@ export class MoorageClient {
     return stops || error.code === "not_leader";
   }
 
-  /** A standby did nothing: ask the server that it names, or the next one. */
+  /** Send a message that a standby did not carry out to the leader that the standby names, or to the next address. */
   private async follow(socket: WebSocket, pending: Pending, refusal: FailureMessage): Promise<void> {
     let target: Redirection = "elsewhere";
     if (socket === this.socket) {
@@ -226,7 +226,7 @@ export class MoorageClient {
     await this.again(pending, target === "elsewhere" || refusal.error.code === "shutting_down");
   }
 
-  /** Send a message again: the first time at once, where another server is to have it. */
+  /** Send a message again: at once if this is its first redirection to another server, otherwise after a pause. */
   private async again(pending: Pending, elsewhere: boolean): Promise<void> {
     if (!elsewhere || pending.wasLed) await pause(2, true);
     pending.wasLed = true;
@@ -252,7 +252,7 @@ export class MoorageClient {
     if (wasCurrent && this.topics.size) this.watchOn();
   }
 
-  /** Open a socket for the news. */
+  /** Open a socket for the events. */
   private watchOn(): void {
     const lost = (error: Error) => this.closed || this.onNews({ event: "lost", data: { reason: error.message } });
     if (!this.closed) this.connected().catch(lost);
@@ -279,11 +279,11 @@ export class MoorageClient {
   }
 }
 
-/** Return a message; a request with a lease has an idempotency key in it. */
+/** Return a message; a request with a lease gets an idempotency key if it has none. */
 function withKey<M extends object>(message: M): M {
   const lease = "lease" in message ? message.lease : undefined;
   if (typeof lease !== "object" || lease === null || ("idempotency_key" in lease && lease.idempotency_key)) return message;
-  const bytes = crypto.getRandomValues(new Uint8Array(16)); // `randomUUID` is for pages of https alone.
+  const bytes = crypto.getRandomValues(new Uint8Array(16)); // `randomUUID` exists only in https pages.
   const key = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
   return { ...message, lease: { ...lease, idempotency_key: key } };
 }

@@ -1,20 +1,20 @@
-/** Opening a `WebSocket`: with what lets in, at the first of several addresses that answers. */
+/** Opens a `WebSocket`, with a token or a ticket, to the first of several addresses that answers. */
 
 import type { Addresses } from "./addresses.ts";
 
 /** The socket is closed. The server may have carried out the message: send it again with an idempotency key. */
 export class ConnectionLost extends Error {}
 
-/** A server answers, but lets this page or program not in: its token or ticket, or the page's origin. */
+/** The server refuses this page or program, for its token or ticket or for the page's origin. */
 export class NotLetIn extends Error {}
 
 /**
- * A token, or a function that returns the one of the moment: it is called for each socket. Or a ticket of
- * `POST /websocket-ticket`: good for one socket, within ten seconds.
+ * A token, or a function that returns the current token: the client calls it for each socket. Or a ticket of
+ * `POST /websocket-ticket`, valid for one socket within ten seconds.
  */
 export type Credential = { token: string | (() => string | Promise<string>) } | { ticket: string };
 
-/** A credential as one socket shows it. */
+/** The credential for one socket. */
 export type Shown = { token: string } | { ticket: string };
 
 async function shownNow(credential?: Credential): Promise<Shown | undefined> {
@@ -25,7 +25,7 @@ async function shownNow(credential?: Credential): Promise<Shown | undefined> {
 const OPEN_MS_MAX = 10_000;
 const PATIENCE_MS = 250;
 
-/** What `new WebSocket(url, protocols)` takes: a page sets no headers, but names subprotocols. */
+/** Return the subprotocols that carry a credential: a page cannot set headers of a WebSocket. */
 export function protocolsOf(credential: Shown): string[] {
   if ("ticket" in credential) return ["moorage", `moorage.ticket.${credential.ticket}`];
   const bytes = String.fromCharCode(...new TextEncoder().encode(credential.token));
@@ -33,7 +33,7 @@ export function protocolsOf(credential: Shown): string[] {
   return ["moorage", `moorage.bearer.${shown}`];
 }
 
-/** Say why a WebSocket did not open: it hides the status, which HTTP at its address has, too. */
+/** Return why a WebSocket did not open. The WebSocket hides the status, so ask for it by HTTP at the same address. */
 async function whyClosed(url: string, credential?: Shown): Promise<Error> {
   const address = url.replace(/^ws/, "http");
   const signal = AbortSignal.timeout(OPEN_MS_MAX);
@@ -44,7 +44,7 @@ async function whyClosed(url: string, credential?: Shown): Promise<Error> {
   const give = "give connect() { token } or { ticket }";
   if (status === 401) return new NotLetIn(`the server at ${url} needs a token: ${give}`);
   if (status) return new NotLetIn(`the server at ${url} opens no WebSocket here: HTTP ${status} without it`);
-  // A page may not read what other origins answer, but learns that something does.
+  // A page may not read another origin's answer, but learns whether anything answers.
   const there = await fetch(address, { mode: "no-cors", signal }).then(() => true, () => false);
   if (!there) return new ConnectionLost(`nothing answers at ${url}`);
   const origin = `${globalThis.location?.origin ?? "this origin"} in the setting allowed_origins`;
@@ -72,8 +72,8 @@ function begin(url: string, credential?: Shown): Attempt {
 }
 
 /**
- * Opens sockets, at the likeliest address first. The next one is tried when that fails, and beside it when it takes long.
- * A slow attempt goes on meanwhile, so that a slow writer is reached, too, although a standby is quicker.
+ * Opens sockets, starting with the most promising address. It tries the next one when an attempt fails, and also in
+ * parallel when an attempt takes long. Slow attempts continue, so that it reaches a slow leader behind a quick standby.
  */
 export class Dialer {
   private readonly attempts = new Map<string, Attempt>();
@@ -85,7 +85,7 @@ export class Dialer {
     this.credential = credential;
   }
 
-  /** Whether the next socket may show another token than the last one. */
+  /** Whether the next socket may send another token than the last one. */
   get renews(): boolean {
     return !!this.credential && "token" in this.credential && typeof this.credential.token === "function";
   }
@@ -112,7 +112,7 @@ export class Dialer {
       clearTimeout(timer);
       if (found === undefined) continue;
       this.attempts.delete(found.url);
-      if (found.socket.readyState !== WebSocket.OPEN) return this.dial(); // It was closed when another one served.
+      if (found.socket.readyState !== WebSocket.OPEN) return this.dial(); // It was closed meanwhile.
       this.addresses.opened(found.url);
       return found.socket;
     }
@@ -121,7 +121,7 @@ export class Dialer {
     throw alike && problem ? problem : this.addresses.failure();
   }
 
-  /** Give up the attempts under way: a server serves, or none is needed any more. */
+  /** Cancel the open attempts: a connection works, or the caller no longer needs one. */
   settle(): void {
     for (const each of this.attempts.values()) each.giveUp();
     this.attempts.clear();

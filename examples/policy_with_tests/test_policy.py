@@ -1,4 +1,4 @@
-"""Tests of the policy: its score alone, and the whole of it in the jail."""
+"""Tests of the policy: its score as a function, and the whole policy in the jail."""
 
 import importlib.util
 import json

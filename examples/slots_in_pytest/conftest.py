@@ -1,4 +1,4 @@
-"""A GPU for each test that wants one, and no GPU for two tests at a time."""
+"""The fixture `gpu`: each test that uses it has a GPU that no other test uses."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ WAIT_SECONDS_MAX = 60
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Hold one GPU while the test runs; give its id."""
+    """Hold one GPU while the test runs; return its id."""
     pool = ResourcePoolAdapter()
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while True:

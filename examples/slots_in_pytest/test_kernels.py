@@ -1,4 +1,4 @@
-"""Tests that each need a GPU to themselves."""
+"""Tests that each need their own GPU."""
 
 import os
 import time
@@ -11,6 +11,6 @@ import pytest
 def test_a_gpu_is_mine_alone(gpu: str, number: int) -> None:
     assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu
     mark = Path(os.environ.get("MARKS", "/tmp")) / f"gpu-{gpu}"
-    mark.mkdir()  # Fails where another test has this GPU.
+    mark.mkdir()  # Fails if another test has this GPU.
     time.sleep(0.05)
     mark.rmdir()

@@ -1,8 +1,8 @@
-"""AWS on loopback: moto's server in a process of its own, behind a proxy that simulates faults.
+"""AWS on loopback: moto's server in a separate process, behind a proxy that simulates faults.
 
-The proxy passes everything on but for what moto does not do: client tokens that answer twice with
-one instance, errors as AWS documents them, status checks that take their time, instances that
-end by themselves, and commands, which run on this machine. What a machine shall do is said by its
+The proxy passes calls on, and adds what moto lacks: client tokens that return the same instance
+twice, errors as AWS documents them, slow status checks, instances that end by themselves, and
+commands, which run on this machine. The tag `bench` of an instance says what the instance does.
 tag `bench`.
 """
 
@@ -40,7 +40,7 @@ NOTHING = (
     b'<DescribeInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
     b"<requestId>r-1</requestId><reservationSet/></DescribeInstancesResponse>"
 )
-# Of a request, what differs each time it is sent.
+# Parameters that differ each time a request is sent.
 VOLATILE = ("Version",)
 DIES_SECONDS = 0.2
 POLL_SECONDS = 0.05
@@ -125,7 +125,7 @@ class AwsWorld:
 
     def ec2(self, region: str = REGION) -> Any:
         """Return a client that connects to moto directly, not through this proxy."""
-        import boto3  # noqa: PLC0415  # An extra: without it the tests are skipped.
+        import boto3  # noqa: PLC0415  # An extra; the tests are skipped without it.
 
         with self.launching:
             if region not in self.clients:
@@ -135,7 +135,7 @@ class AwsWorld:
                     region_name=region,
                     endpoint_url=f"http://127.0.0.1:{self.moto_port}",
                     aws_access_key_id="testing",
-                    aws_secret_access_key="testing",  # noqa: S106  # moto takes any.
+                    aws_secret_access_key="testing",  # noqa: S106  # moto accepts any value.
                 )
             return self.clients[region]
 
@@ -153,7 +153,7 @@ class AwsWorld:
         times: int = 1_000_000,
         lost: bool = False,
     ) -> None:
-        """Refuse calls; with `lost`, carry them out first and lose the answer.
+        """Refuse calls; with `lost`, carry them out and replace the answer.
 
         A message that starts with `<` is the whole answer.
         """
@@ -205,7 +205,7 @@ class Proxy(BaseHTTPRequestHandler):
         action = parameters.pop("Action", "")
         for name in VOLATILE:
             parameters.pop(name, None)
-        # `Credential=KEY/DAY/REGION/SERVICE/aws4_request`, in what signs the request.
+        # The signature has `Credential=KEY/DAY/REGION/SERVICE/aws4_request`.
         parameters["region"] = self.headers["Authorization"].split("/")[2]
         memory.calls.append((action, parameters))
 
@@ -288,7 +288,7 @@ class Proxy(BaseHTTPRequestHandler):
                 text=True,
                 start_new_session=True,
             )
-        if action == "CancelCommand":  # moto has not got it.
+        if action == "CancelCommand":  # moto lacks this action.
             with running[request["CommandId"]] as process:
                 os.killpg(process.pid, signal.SIGKILL)
             return 200, b"{}"
@@ -309,7 +309,7 @@ class Proxy(BaseHTTPRequestHandler):
     def _pass_on(self, body: bytes) -> tuple[int, bytes]:
         moto = http.client.HTTPConnection("127.0.0.1", self.aws.moto_port, timeout=30)
         try:
-            own = ("host", "content-length")  # http.client's.
+            own = ("host", "content-length")  # http.client sets these.
             headers = {k: v for k, v in self.headers.items() if k.lower() not in own}
             moto.request("POST", self.path, body, headers)
             reply = moto.getresponse()
@@ -325,7 +325,7 @@ class Proxy(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # Its name there.
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # The base class's name.
         """Write no log."""
 
 
@@ -349,7 +349,7 @@ def aws_server() -> Iterator[AwsWorld]:
 
 @pytest.fixture
 def aws(aws_server: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> AwsWorld:
-    """The simulated AWS, which boto3 finds by environment variables; each test starts afresh."""
+    """The simulated AWS, cleared for each test; boto3 finds it by environment variables."""
     aws_server.forget()
     for name, value in aws_server.environment.items():
         monkeypatch.setenv(name, value)
@@ -394,6 +394,6 @@ class AwsBench:
 
     def _left(self) -> int:
         home = self.root / "server.json"
-        if not home.exists():  # It has not even got a name to give to instances.
+        if not home.exists():  # Without a server name, it has started no instance.
             return 0
         return len(self.world.instances(json.loads(home.read_text())["server"]))

@@ -10,7 +10,7 @@ class Counter:
 
     def __init__(self, start=0, *, seconds=0.0, fail=""):
         print("counts from", start)
-        time.sleep(seconds)  # Its work.
+        time.sleep(seconds)  # The actor's work.
         if fail:
             raise ValueError(fail)
         self.value = start

@@ -10,7 +10,7 @@ import ray
 
 @ray.remote(num_cpus=0, num_gpus=1)
 def device(seconds=0.0):
-    time.sleep(seconds)  # Its work: meanwhile others get the other devices.
+    time.sleep(seconds)  # Work: meanwhile other tasks get the other devices.
     context = ray.get_runtime_context()
     return context.get_node_id(), *context.get_accelerator_ids()["GPU"]
 
@@ -47,7 +47,7 @@ def main() -> None:
         seen["stays"] = ray.get(holder.device.remote())
     print(json.dumps(seen), flush=True)
     if mode != "ends":
-        time.sleep(1000)  # It works until it is ended.
+        time.sleep(1000)  # Work until the test ends the job.
 
 
 if __name__ == "__main__":

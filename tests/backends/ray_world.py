@@ -1,4 +1,4 @@
-"""A real Ray of two nodes with declared GPUs, and a search for what workloads leave on it."""
+"""A real Ray of two nodes with declared GPUs, and a search for leftovers of workloads."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ class RayWorld(RayCluster):
         path = [os.fspath(self.programs), os.fspath(Path(sys.executable).parent)]
         return {
             "PATH": os.pathsep.join([*path, os.environ["PATH"]]),
-            "PYTHONPATH": os.fspath(Path(__file__).parent),  # Users' classes are there.
+            "PYTHONPATH": os.fspath(Path(__file__).parent),  # The folder of the users' classes.
         }
 
     def options(self, number: int) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class RayJobBench(RayBench):
         return RayJobResourceSpec(command=["sh", "-c", "seq 300; echo last"])
 
     def gang(self) -> None:
-        return None  # A job has one actor; `test_ray` takes its other node away.
+        return None  # A job has only one actor; `test_ray` tests gangs.
 
     def spec(self) -> BaseResourceSpec:
         script = "setsid sleep 1000 & echo started; exec sleep 1000"

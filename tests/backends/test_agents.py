@@ -1,4 +1,4 @@
-"""Both ends of an agent's connection, over loopback, and their behaviour when it is lost."""
+"""Both ends of an agent's connection over loopback, and what they do when it is lost."""
 
 import asyncio
 import dataclasses
@@ -64,7 +64,7 @@ class World:
         self.link: AgentLink | None = None
         self.port = 0
         self.epoch = 1
-        """Of the server."""
+        """The server's clock."""
 
     async def take(self, connection: ServerConnection) -> None:
         link = self.link = AgentLink(
@@ -130,7 +130,7 @@ async def test_orders_of_a_replaced_server_are_ignored(world: World) -> None:
     deposed = world.link
     assert deposed is not None
     async with connect(f"ws://127.0.0.1:{world.port}") as connection:
-        # Another server leads, and the one before has not noticed.
+        # Another server leads, and the former leader has not noticed.
         await until(lambda: world.link is not deposed)
         following = asyncio.create_task(world.host.serve(AgentSocket(connection), 0.05, 2))
         await until(lambda: world.host._epoch == 2)
@@ -199,7 +199,7 @@ async def test_a_start_continues_while_its_agent_is_disconnected(world: World) -
     world.link.abort()
     await until(lambda: world.machine.link is None)
     world.machine.note(lost=True)
-    assert not starting.done(), "it may run there, so it may run nowhere else"
+    assert not starting.done(), "it may run there, so it must not start elsewhere"
     living = await world.connected()
     assert (await starting).phase is Phase.READY
     assert list(world.there) == ["a"]
@@ -246,7 +246,7 @@ async def test_errors_of_a_lost_machine_say_since_when(world: World) -> None:
         await world.fleet.start(order())
     resumed = asyncio.create_task(world.fleet.start(order(resumed=True)))
     stopping = asyncio.create_task(world.fleet.stop("a"))
-    await asyncio.sleep(0)  # Both begin to wait.
+    await asyncio.sleep(0)  # Both calls begin to wait.
     assert not resumed.done()
     reports: list[WorkloadReport] = []
     world.fleet.listen(reports.append)
@@ -270,7 +270,7 @@ async def test_workloads_of_an_abandoned_machine_are_reported_as_failed(world: W
     world.machine.note(lost=True)
     starting = asyncio.create_task(world.fleet.start(order("b", resumed=True)))
     stopping = asyncio.create_task(world.fleet.stop("a"))
-    await asyncio.sleep(0)  # Both begin to wait.
+    await asyncio.sleep(0)  # Both calls begin to wait.
     reports: list[WorkloadReport] = []
     world.fleet.listen(reports.append)
     world.fleet.give_up(world.machine)
@@ -390,7 +390,7 @@ async def test_a_gang_found_after_a_restart_survives_another_stop(
     finding = asyncio.create_task(world.fleet.start(gang))
     reports: list[WorkloadReport] = []
     world.agents.listen(reports.append)
-    await asyncio.sleep(0.1)  # Nothing happens: it waits for the other machine.
+    await asyncio.sleep(0.1)  # Nothing happens: the start waits for the other machine.
     assert not finding.done()
     finding.cancel()
     with suppress(asyncio.CancelledError):
@@ -407,7 +407,7 @@ async def test_a_gang_with_a_forgotten_machine_ends_while_its_others_are_away(
     shares = (*PLACEMENT, *(Share(*each.place) for each in (away, forgotten)))
     gang = Order("a", MemoryResourceSpec(), shares, resumed=True)
     finding = asyncio.create_task(world.fleet.start(gang))
-    await asyncio.sleep(0)  # It begins to wait.
+    await asyncio.sleep(0)  # The call begins to wait.
     world.fleet.forget(forgotten)
     async with asyncio.timeout(60):
         found = await finding
@@ -419,10 +419,10 @@ async def test_a_gang_with_a_forgotten_machine_ends_while_its_others_are_away(
 
 async def test_a_gang_starts_once_all_its_machines_are_reachable(world: World) -> None:
     away = world.fleet.machine((PLACE[0], NodeId("n2")))
-    away.note(_is_known=True)  # This server has seen what it ran: not this.
+    away.note(_is_known=True)  # The server has its list of workloads: not this gang.
     gang = Order("a", MemoryResourceSpec(), (*PLACEMENT, Share(PLACE[0], NodeId("n2"))))
     starting = asyncio.create_task(world.fleet.start(gang))
-    await asyncio.sleep(0.1)  # Nothing happens: it waits for the other machine.
+    await asyncio.sleep(0.1)  # Nothing happens: the start waits for the other machine.
     assert (starting.done(), world.there) == (False, {})
     away.note(lost=True)
     with pytest.raises(BackendError, match="the machine n2 is not heard of since"):

@@ -57,10 +57,10 @@ def only(aws: AwsWorld, workload: str) -> dict[str, Any]:
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while not await asyncio.to_thread(condition):  # noqa: ASYNC110  # AWS sends no event.
-            await asyncio.sleep(0.02)  # AWS has no way to say that it is done.
+            await asyncio.sleep(0.02)  # No event of AWS reports the end.
 
 
-# What is tried ----------------------------------------------------------------------------------
+# Order of attempts ------------------------------------------------------------------------------
 
 
 async def test_a_zone_without_capacity_is_left_at_once(aws, backend):
@@ -174,7 +174,7 @@ async def test_a_price_above_the_limit_is_not_paid(aws, backend):
     assert aws.requests("RunInstances") == []
 
 
-# What AWS says ----------------------------------------------------------------------------------
+# Errors of AWS ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ async def test_a_cancelled_search_does_not_wait_for_a_silent_aws(aws, tmp_path, 
         search.cancel()
         await asyncio.wait([search])
         with connection:
-            await asyncio.to_thread(connection.recv, 65_536)  # The request.
+            await asyncio.to_thread(connection.recv, 65_536)  # Read the request.
             with pytest.raises(BlockingIOError):  # The call still waits for its answer.
                 connection.recv(1, socket.MSG_DONTWAIT)
         await backend.close()
@@ -366,7 +366,7 @@ async def test_a_start_cancelled_during_the_launch_leaves_nothing_behind(aws, ba
 
     def slowly(_: dict[str, str]) -> bool:
         launching.set()
-        time.sleep(0.5)  # AWS takes its time to answer.
+        time.sleep(0.5)  # A slow answer of AWS.
         return False
 
     aws.refuse("RunInstances", "", when=slowly)
@@ -396,7 +396,7 @@ def servers(aws: AwsWorld) -> set[str]:
     return {request[names["moorage:server"].replace(".Key", ".Value")]}
 
 
-# What the machine gets, and how it is reached ------------------------------------------------
+# Contents and readiness of the machine -------------------------------------------------------
 
 
 async def test_an_instances_tags_and_script_have_its_lease_id(aws, backend):
@@ -435,7 +435,7 @@ async def test_an_instance_is_ready_when_its_port_answers(aws, backend):
         )
         start = asyncio.create_task(backend.start(Order("a", spec)))
         await until(lambda: aws.requests("RunInstances"))
-        await asyncio.sleep(0.5)  # Long enough to be taken for ready, were the port not tried.
+        await asyncio.sleep(0.5)  # Without a probe of the port, it would be ready by now.
         assert not start.done()
         listener.listen()
         ready = await start
@@ -475,7 +475,7 @@ async def test_the_report_says_why_an_instance_ended_at_aws(aws, backend):
 
 
 async def test_a_start_that_takes_too_long_names_the_instance(aws, backend):
-    await backend.start(Order("b", SMALL))  # The first call of a process takes its time.
+    await backend.start(Order("b", SMALL))  # The first call of a process is slow.
     spec = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
     with pytest.raises(TimeoutError, match=r"not ready within 4 s \(t3.micro i-.* in us-east-1a"):
         await backend.start(Order("a", spec, timeout_seconds=4))

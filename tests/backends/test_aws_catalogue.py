@@ -65,7 +65,7 @@ def test_a_refreshed_list_replaces_the_shipped_one(aws, tmp_path):
     assert (read.region, read.find("g5.xlarge").usd_per_hour) == ("eu-west-1", 1.42)
     assert read.find("g5.xlarge").gpu_model == "A10G"
     assert read.find("t3.micro").usd_per_hour is None
-    assert read.find("g5g.xlarge") is None, "an ARM machine boots no image that is the default"
+    assert read.find("g5g.xlarge") is None, "an ARM machine cannot boot the default image"
     (request,) = aws.requests("GetProducts")
     assert "eu-west-1" in request["body"]
     assert load(tmp_path, "us-east-1").region == "us-east-1"

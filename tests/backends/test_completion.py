@@ -16,7 +16,7 @@ async def test_a_cancelled_caller_waits_until_its_work_is_finished():
         done.append("whole")
 
     caller = asyncio.ensure_future(finish(work()))
-    for _ in range(3):  # However often.
+    for _ in range(3):  # Repeated cancellations change nothing.
         await asyncio.sleep(0)
         caller.cancel()
     await asyncio.sleep(0)

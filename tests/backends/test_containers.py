@@ -44,7 +44,7 @@ def make_plan(spec: ContainerResourceSpec, *placement: Share, **fields: Any) -> 
     return plan(order, spec, grant, "name", {})
 
 
-# What the container engine is to do -------------------------------------------------------------
+# Arguments for the container engine ------------------------------------------------------------
 
 
 def test_a_containers_default_limits_are_those_of_its_lease():
@@ -55,7 +55,7 @@ def test_a_containers_default_limits_are_those_of_its_lease():
     assert made.image == "ubuntu:22.04"
     made = make_plan(ContainerResourceSpec(cpu_count=0.5, mem_limit="1g", gpus="all"), lease)
     assert (made.cpu_count, made.memory_bytes) == (0.5, 1 << 30)
-    assert len(made.devices) == 2, "those of the lease, and no others"
+    assert len(made.devices) == 2, "only the devices of the lease"
 
 
 def test_without_a_lease_a_spec_gives_the_number_or_names_of_gpus():
@@ -74,7 +74,7 @@ def test_an_image_cannot_give_gpus_to_a_container_without_any():
     environment = make_plan(ContainerResourceSpec(environment={"A": "1"}), part).environment
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert environment["A"] == "1"
-    assert "CUDA_VISIBLE_DEVICES" not in environment, "inside, they are numbered again"
+    assert "CUDA_VISIBLE_DEVICES" not in environment, "inside, GPUs are numbered from 0"
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     own = ContainerResourceSpec(environment={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     assert make_plan(own, part).environment["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
@@ -202,7 +202,7 @@ def test_output_that_comes_together_with_the_answer_is_not_lost(tmp_path):
             serving.join()
 
 
-# Real ones -----------------------------------------------------------------------------------
+# Real containers -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -375,7 +375,7 @@ async def test_output_is_read_by_offsets_and_outlasts_the_container(backend, con
     whole = "".join(f"line {number}\n" for number in range(2000)) + "wrong\n"
     async with asyncio.timeout(HEARD_SECONDS_MAX):
         while (log := await backend.logs("a")).text != whole:
-            pass  # It is written meanwhile.
+            pass  # The container still writes.
     assert (log.offset, log.over) == (len(whole), False)
     assert (await backend.logs("a", 100)).text == whole[100:]
     assert (await backend.logs("a", -6)) == type(log)("wrong\n", len(whole))
@@ -396,7 +396,7 @@ async def test_a_command_that_takes_too_long_is_killed_with_all_it_started(
     begun = asyncio.create_task(backend.execute("a", ("sleep", "555")))
     async with asyncio.timeout(HEARD_SECONDS_MAX):
         while "sleep 555" not in await inside(backend, "ps -o args | grep -v grep"):
-            pass  # It begins meanwhile, and takes minutes.
+            pass  # The command has not started yet; it then runs for minutes.
     begun.cancel()
     with pytest.raises(asyncio.CancelledError):
         await begun
@@ -494,7 +494,7 @@ async def test_a_container_ends_when_the_server_is_silent_too_long(
         assert (await reports.get()).phase is Phase.FAILED
     with pytest.raises(BackendError, match="not heard the server"):
         await backend.start(Order("b", shell(container_image, "exec sleep 1000")))
-    HeardFile(tmp_path / "root", 0.0).note_agreement(now())  # What guards it leaves.
+    HeardFile(tmp_path / "root", 0.0).note_agreement(now())  # Lets the guards of the container end.
 
 
 _LIBRARY = """

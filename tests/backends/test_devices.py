@@ -1,4 +1,4 @@
-"""GPUs of this machine: no workload starts on a GPU in use, whichever name it has."""
+"""GPUs of this machine: no workload starts on a GPU in use, whatever name the order uses."""
 
 import json
 import sys
@@ -22,13 +22,13 @@ def test_two_nodes_on_one_machine_share_its_gpus():
     devices = Devices([], {})
     first = order("first", "one", "0")
     grant = devices.take(first)
-    assert devices.take(first) == grant, "the same workload has it already"
+    assert devices.take(first) == grant, "the same workload already holds it"
     with pytest.raises(BackendError) as caught:
         devices.take(order("second", "two", "1", "0"))
     said = str(caught.value)
     assert said.startswith("GPU 0 of this machine is in use by the workload first, which has it as")
     assert "c/one, not of c/two: the same machine is registered twice" in said
-    devices.take(order("third", "two", "1"))  # What was refused has nothing.
+    devices.take(order("third", "two", "1"))  # The refused workload holds nothing.
     devices.give("first")
     devices.take(order("second", "two", "0"))
 
@@ -173,9 +173,9 @@ def test_a_workload_gets_the_current_index_of_its_gpu(set_gpus):
     assert binding.environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert devices.environment("stale") == {}
     set_gpus("aaa", "bbb")
-    assert devices.environment("stale")["CUDA_VISIBLE_DEVICES"] == "0", "what is run beside it"
+    assert devices.environment("stale")["CUDA_VISIBLE_DEVICES"] == "0", "the current index"
     set_gpus("bbb")
-    assert devices.environment("stale") == {}, "it is gone, and no other is meant"
+    assert devices.environment("stale") == {}, "the GPU is gone, so no GPU is named"
     with pytest.raises(BackendError, match="GPU 0 of c/n is GPU-aaa, which this machine does not"):
         devices.take(order_by_uuid("other", ("0", "aaa")))
 

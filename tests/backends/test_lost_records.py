@@ -47,7 +47,7 @@ def alive(folder: Path) -> set[int]:
 
 
 def is_supervisor(pid: int) -> bool:
-    with contextlib.suppress(OSError):  # It has ended meanwhile.
+    with contextlib.suppress(OSError):  # The process has ended meanwhile.
         return b"supervisor.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return True
 
@@ -94,7 +94,7 @@ async def test_a_workload_that_empties_its_own_folder_ends_when_it_is_stopped(en
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while "gone" not in (await engine.logs("a")).text:  # noqa: ASYNC110  # As above.
             await asyncio.sleep(0.01)  # A file does not report that it has grown.
-    assert (await engine.status("a")).phase is Phase.READY, "nothing of its records was in there"
+    assert (await engine.status("a")).phase is Phase.READY, "its records are not in that folder"
     await engine.stop("a")
     await check_gone(tmp_path)
     assert (await engine.logs("a")).text == "gone\n"

@@ -63,7 +63,7 @@ def test_the_machine_id_is_used_only_without_a_stored_node(
 
 
 async def test_workloads_keep_running_when_nodes_are_renamed(tmp_path):
-    """This happens after a change of the setting `local_nodes`."""
+    """A change of the setting `local_nodes` renames nodes."""
     spec = ProcessResourceSpec(command=["sleep", "1000"])
     there = (Share(ClusterId("c"), NodeId("old")),)
     before = LocalBackend(tmp_path, ["old"])

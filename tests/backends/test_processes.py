@@ -55,7 +55,7 @@ def starts(folder: Path) -> list[str]:
 async def wait_starts(folder: Path, times: int) -> list[str]:
     """Wait until a file lists `times` starts; return their processes."""
     async with asyncio.timeout(SEEN_SECONDS_MAX):
-        while len(starts(folder)) < times:  # noqa: ASYNC110  # Another process is waited for.
+        while len(starts(folder)) < times:  # noqa: ASYNC110  # No event of another process.
             await asyncio.sleep(0.02)  # A file does not report that it has grown.
     return starts(folder)
 
@@ -107,7 +107,7 @@ async def test_a_dead_command_is_not_ready_before_its_supervisors_report(backend
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     (process,) = (tmp_path / "running").glob("*/process.json")
     noted = json.loads(process.read_text())
-    os.kill(noted["supervisor"], signal.SIGSTOP)  # As one that had no time yet.
+    os.kill(noted["supervisor"], signal.SIGSTOP)  # As if it had had no time to report.
     try:
         watched = os.pidfd_open(noted["pid"])
         os.kill(noted["pid"], signal.SIGKILL)
@@ -138,7 +138,7 @@ async def test_a_supervisor_that_starts_after_the_stop_starts_nothing(backend, t
     (folder / "stop").touch()
     assert supervise(folder).returncode == 1
     await backend.stop("a")
-    assert supervise(folder).returncode == 1, "its folder is gone"
+    assert supervise(folder).returncode == 1, "the workload's folder is gone"
     assert len(starts(tmp_path)) == 1
 
 
@@ -160,7 +160,7 @@ async def test_a_recorded_start_order_is_carried_out_after_a_crash(backend, tmp_
 
 @pytest.mark.parametrize("name", ["no-such-program", "/", "x" * 100_000])
 async def test_a_program_that_cannot_be_run_fails_the_start_every_time(backend, name):
-    for _ in range(5):  # Its supervisor may or may not be gone when its word is read.
+    for _ in range(5):  # The supervisor may have ended or not when its report is read.
         with pytest.raises(BackendError, match=r"it did not start: [x/n]"):
             await backend.start(Order("a", ProcessResourceSpec(command=[name])))
     assert list(await backend.discover()) == []
@@ -223,9 +223,9 @@ async def test_exec_ends_although_a_child_process_still_runs(backend, tmp_path):
     done = await backend.execute("a", ("sh", "-c", script), timeout_seconds=SEEN_SECONDS_MAX)
     left, word = done.output.split()
     assert (done.exit_code, word) == (0, "done")
-    assert left in marks(tmp_path), "it goes on"
+    assert left in marks(tmp_path), "the background process still runs"
     await backend.stop("a")
-    assert marks(tmp_path) == set(), "until the workload does"
+    assert marks(tmp_path) == set(), "it ends with the workload"
 
 
 async def test_processes_left_by_exec_end_before_the_next_user(backend, tmp_path):
@@ -233,7 +233,7 @@ async def test_processes_left_by_exec_end_before_the_next_user(backend, tmp_path
     before = marks(tmp_path)
     await backend.execute("a", ("sh", "-c", "setsid sleep 1000 &"))
     assert marks(tmp_path) > before
-    with pytest.raises(UnsupportedSpecError):  # It has no reset_command.
+    with pytest.raises(UnsupportedSpecError):  # The spec has no reset_command.
         await backend.reset("a")
     assert marks(tmp_path) == before
 
@@ -253,7 +253,7 @@ async def test_exec_has_the_limits_and_folder_of_its_workload(backend, tmp_path)
         command=["sleep", "1000"], workdir=str(tmp_path / "here"), mem_limit="512m"
     )
     await backend.start(Order("a", spec))
-    script = "sleep 0.2; ulimit -d; pwd"  # It is bound as soon as it has a pid.
+    script = "sleep 0.2; ulimit -d; pwd"  # The limits are set once the command has a pid.
     done = await backend.execute("a", ("bash", "-c", script), workdir="below")
     assert done.output.split() == [str(512 * 1024), str(tmp_path / "here" / "below")]
 
@@ -413,7 +413,7 @@ async def test_output_is_read_once_while_a_stop_archives_it(tmp_path):
 
 
 HIDDEN = "env -i setsid sleep 1000 & echo $!"
-"""Starts what neither its parent, nor its session, nor its environment tells of."""
+"""Starts a process that no parent, session or environment links to its workload."""
 grouped = pytest.mark.skipif(
     control_groups.find().base is None,
     reason=f"no control groups here: {control_groups.find().detail}",
@@ -449,7 +449,7 @@ async def test_a_hidden_process_ends_before_the_next_user(backend, tmp_path):
     assert not lives(done.output)
     assert (await backend.status("a")).phase is Phase.READY
     again = await backend.execute("a", ["sh", "-c", HIDDEN], timeout_seconds=20)
-    assert lives(again.output), "and there is room for the next command"
+    assert lives(again.output), "the next command runs"
 
 
 @grouped
@@ -505,7 +505,7 @@ async def test_a_workload_over_its_total_memory_limit_is_ended(backend):
 
 
 async def test_shared_memory_of_processes_counts_once(backend):
-    """A sum over its processes would count the shared 60 MiB three times."""
+    """A sum over the workload's processes would count the shared 60 MiB three times."""
     spec = ProcessResourceSpec(command=filling(3, 60, shared=True), mem_limit="128m")
     await backend.start(Order("a", spec))
     async with asyncio.timeout(SEEN_SECONDS_MAX):
@@ -517,7 +517,7 @@ async def test_shared_memory_of_processes_counts_once(backend):
     detail = (await backend.status("a")).detail
     assert "48 MiB" in detail
     used = re.search(r"used (\d+) MiB", detail)
-    assert used is None or int(used[1]) < 128, "where its supervisor counted, not the kernel"
+    assert used is None or int(used[1]) < 128, "if the supervisor measured it"
 
 
 def test_an_out_of_memory_kill_is_reported(tmp_path):
@@ -545,7 +545,7 @@ def test_output_is_limited_and_its_last_half_stays(tmp_path):
     assert written.endswith(left)
     again = supervisor.Output(str(log), 300_000)
     again.take(b"more")
-    assert log.read_bytes() == left + b"more", "another supervisor goes on"
+    assert log.read_bytes() == left + b"more", "another supervisor continues the log"
 
 
 async def test_a_workload_that_writes_fast_never_passes_the_bound_of_its_log(backend, tmp_path):
@@ -603,7 +603,7 @@ async def test_a_failed_start_is_not_repeated_after_a_daemon_crash(
     assert list(await after.discover()) == []
     with pytest.raises(kind, match=reason):
         await after.start(grant_order(tmp_path, 8, script, attempt=2, **more))
-    assert len(starts(tmp_path)) == 2, "another grant is another start"
+    assert len(starts(tmp_path)) == 2, "another grant starts the workload again"
     await after.close()
 
 
@@ -648,7 +648,7 @@ def test_all_output_is_stored_while_another_process_holds_the_pipe(tmp_path):
     """The reader lags: when the workload ends, it first reads the rest of the pipe."""
     seen, written = os.pipe()
     output = supervisor.Output(str(tmp_path / "output"), 1 << 20)
-    output.taking.acquire()  # The machine is busy with something else.
+    output.taking.acquire()  # As on a busy machine.
     output.follow(seen)
     os.write(written, b"x" * 60_000)
     behind = threading.Timer(0.5, output.taking.release)
@@ -661,7 +661,7 @@ def test_all_output_is_stored_while_another_process_holds_the_pipe(tmp_path):
 async def test_other_users_cannot_read_the_workloads_folder(tmp_path):
     """The daemon's umask does not matter: the workload has its own folder and umask."""
     root = tmp_path / "local"
-    (root / "running").mkdir(parents=True, mode=0o755)  # An earlier release's.
+    (root / "running").mkdir(parents=True, mode=0o755)  # As an earlier release created it.
     before = os.umask(0)
     try:
         backend = LocalBackend(root)

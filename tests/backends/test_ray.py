@@ -58,7 +58,7 @@ async def end(reports: list[WorkloadReport]) -> WorkloadReport:
 
 async def wait_output(backend: RayBackend, name: str) -> str:
     async with asyncio.timeout(60):
-        while not (text := (await backend.logs(name)).text):  # noqa: ASYNC110  # Nothing tells.
+        while not (text := (await backend.logs(name)).text):  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.05)  # As above.
     return text.strip()
 
@@ -81,7 +81,7 @@ async def test_a_workload_gets_its_leases_gpus_and_not_rays_choice(backend, ray_
         assert await wait_output(backend, name) == ",".join(gpus)
     seen = await backend.observe()
     (free,) = [each["free"] for each in seen["nodes"] if each["id"] == ray_world.node(0)]
-    assert free.get("GPU", 0) == 0, "Ray knows that all are held"
+    assert free.get("GPU", 0) == 0, "Ray counts all GPUs as in use"
     (used,) = [each["workers"] for each in seen["nodes"] if each["id"] == ray_world.node(0)]
     assert {each["actor"] for each in used} <= set(seen["ours"])
     assert sorted(tuple(sorted(each["used"]["GPU"])) for each in used) == [
@@ -217,7 +217,7 @@ async def test_all_members_of_a_gang_start_and_end_together(backend, ray_world):
     fails = ServiceResourceSpec(command=["sh", "-c", "exit $MOORAGE_RANK"])
     with pytest.raises(BackendError):
         await backend.start(Order("g", fails, both))
-    assert ray_world.workloads() == set(), "none is left where one failed"
+    assert ray_world.workloads() == set(), "if one member fails, no member is left"
 
 
 async def test_a_failing_member_fails_its_gang(backend, ray_world, reports):
@@ -241,7 +241,7 @@ async def test_killing_an_actor_ends_its_processes(backend, ray_world, reports):
     await asyncio.to_thread(until, lambda: not folder.parent.exists())
     assert [each.phase for each in await backend.discover()] == [Phase.FAILED]
     again = await backend.start(Order("a", FOREVER))
-    assert again.phase is Phase.FAILED, "what ended is not started a second time"
+    assert again.phase is Phase.FAILED, "an ended workload is not started a second time"
 
 
 async def test_workloads_survive_when_the_process_connected_to_ray_dies_or_hangs(
@@ -262,7 +262,7 @@ async def test_workloads_survive_when_the_process_connected_to_ray_dies_or_hangs
     order.touch()
     await end(reports)
     ends = [(each.id, each.exit_code) for each in reports if each.phase.over]
-    assert set(ends) == {("b", 3)}, "the next driver may say it again"
+    assert set(ends) == {("b", 3)}, "the next driver may report it again"
     with monkeypatch.context() as patch:
         patch.setattr(connection, "SILENCE_SECONDS_MAX", 5.0)
         driver = backend.connection.pid
@@ -338,7 +338,7 @@ def test_a_daemon_that_is_killed_before_ray_answers_leaves_no_process(tmp_path):
             daemon.kill()
     try:
         ended, _, _ = select.select([driver], [], [], 60)
-        assert ended, "it outlives its daemon"
+        assert ended, "the driver outlives its daemon"
     finally:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(driver, signal.SIGKILL)

@@ -53,7 +53,7 @@ async def until_free(backend: RayBackend, node: str, count: float) -> None:
             (free,) = [each["free"] for each in seen["nodes"] if each["id"] == node]
             if free.get("GPU", 0) == count:
                 return
-            await asyncio.sleep(0.1)  # Nothing tells.
+            await asyncio.sleep(0.1)  # No event reports this.
 
 
 async def wait_output(backend: RayBackend, name: str) -> dict:
@@ -62,11 +62,11 @@ async def wait_output(backend: RayBackend, name: str) -> dict:
         while True:
             log = await backend.logs(name)
             for line in log.text.splitlines(keepends=True):
-                if line.startswith("{") and line.endswith("\n"):  # The others are Ray's.
+                if line.startswith("{") and line.endswith("\n"):  # Other lines are Ray's.
                     found: dict = json.loads(line)
                     return found
             assert not log.over, log.text
-            await asyncio.sleep(0.1)  # Nothing tells.
+            await asyncio.sleep(0.1)  # No event reports this.
 
 
 async def test_tasks_of_a_job_get_its_leases_gpus_and_not_rays_choice(backend, ray_world):
@@ -77,7 +77,7 @@ async def test_tasks_of_a_job_get_its_leases_gpus_and_not_rays_choice(backend, r
     assert seen["tasks"] == [[node, "1"], [node, "2"]]
     assert seen["below"] in ([node, "1"], [node, "2"])
     assert seen["stays"][0] in {"1", "2"}
-    assert seen["order"] == "PCI_BUS_ID", "else CUDA counts them otherwise than Ray"
+    assert seen["order"] == "PCI_BUS_ID", "CUDA's order must be Ray's"
     assert "cannot fit into any bundles" in seen["more"]
     document = inventory.document("ray", await backend.observe())
     (found,) = [each for each in document["nodes"]["nodeData"] if each["id"] == node]
@@ -95,7 +95,7 @@ async def test_a_job_on_two_nodes_runs_one_command_with_both_resources(backend, 
     seen = await wait_output(backend, "g")
     assert sorted(seen["tasks"]) == sorted([[ray_world.node(1), "1"], [ray_world.node(0), "2"]])
     async with asyncio.timeout(30):
-        while not (end := await backend.status("g")).phase.over:  # noqa: ASYNC110  # Nothing tells.
+        while not (end := await backend.status("g")).phase.over:  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.1)  # As above.
     assert (end.phase, end.exit_code) == (Phase.SUCCEEDED, 0)
     await backend.stop("g")
@@ -121,7 +121,7 @@ async def test_a_job_is_adopted_after_a_crash_of_the_daemon(ray_world, tmp_path)
         os.kill(before.connection.pid, signal.SIGKILL)
         assert [each.phase for each in await after.discover()] == [Phase.READY]
         assert (await after.start(order)).phase is Phase.READY
-        assert await wait_output(after, "a") == seen, "it was not started a second time"
+        assert await wait_output(after, "a") == seen, "the job was not started a second time"
         assert ray_world.groups() == groups
         await after.stop("a")
         assert ray_world.workloads() == set()
@@ -138,7 +138,7 @@ async def test_a_placement_group_left_by_a_crash_is_removed(backend, ray_world):
     ray.util.placement_group([{"GPU": 1}], name=f"{server}/a/0/1", lifetime="detached").wait(30)
     assert len(ray_world.groups()) == 1
     assert list(await backend.discover()) == []
-    await asyncio.to_thread(until, lambda: not ray_world.groups())  # Another look may have it.
+    await asyncio.to_thread(until, lambda: not ray_world.groups())  # Another check may remove it.
 
 
 async def test_a_killed_actor_leaves_nothing_of_its_job(backend, ray_world):

@@ -21,7 +21,7 @@ SECONDS_MAX = 120
 FOREVER = ProcessResourceSpec(command=["sleep", "1000"])
 COUNTER = RayActorResourceSpec(actor_cls_path="collections.Counter")
 EXECUTIONS = 8
-"""The daemon lets as many run beside one workload."""
+"""The daemon's limit of concurrent commands beside one workload."""
 STARTS = 140
 
 
@@ -58,7 +58,7 @@ async def test_a_command_may_be_as_long_as_the_system_allows(backend):
     spec = ProcessResourceSpec(command=["sh", "-c", 'echo "$#"; sleep 1000', *["x" * 1000] * 400])
     await backend.start(Order("a", spec))
     async with asyncio.timeout(SECONDS_MAX):
-        while not (text := (await backend.logs("a")).text):  # noqa: ASYNC110  # Nothing tells.
+        while not (text := (await backend.logs("a")).text):  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.05)  # As above.
     assert text == "399\n"
 
@@ -74,7 +74,7 @@ async def test_commands_of_one_workload_delay_no_others(backend, tmp_path):
     ]
     await asyncio.to_thread(until, lambda: len([*tmp_path.glob("begun-*")]) == EXECUTIONS)
     async with asyncio.timeout(SECONDS_MAX):
-        while not (await backend.logs("a")).text:  # noqa: ASYNC110  # Nothing tells.
+        while not (await backend.logs("a")).text:  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.05)  # As above.
     await backend.stop("a")
     assert (tmp_path / "heard").exists(), "it had a signal to end before it was killed"
@@ -100,7 +100,7 @@ async def test_starts_that_wait_for_ray_delay_nothing_else(backend, ray_world):
 
 async def test_starts_cancelled_at_once_leave_nothing_behind(backend, ray_world):
     starts = [asyncio.create_task(backend.start(Order(f"w{n}", FOREVER))) for n in range(20)]
-    await asyncio.sleep(0)  # They are on their way.
+    await asyncio.sleep(0)  # The starts have begun.
     for start in starts:
         start.cancel()
     await asyncio.gather(*starts, return_exceptions=True)

@@ -36,7 +36,7 @@ FOREVER = ProcessResourceSpec(command=["sh", "-c", "echo $CUDA_VISIBLE_DEVICES; 
 
 
 class Restartable(RayCluster):
-    """A cluster of one node, at one address, which imports nothing of Moorage."""
+    """A cluster of one node with a fixed address, whose processes cannot import Moorage."""
 
     def __init__(self) -> None:
         self.port, self.client_port = free_port(), free_port()
@@ -126,15 +126,15 @@ async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
             await backend.start(Order("a", FOREVER))
     restartable.start()
     async with asyncio.timeout(120):
-        while True:  # It is on its way when Ray is found again.
+        while True:  # Succeeds once the backend finds Ray again.
             with contextlib.suppress(BackendError):
                 await backend.start(Order("a", FOREVER, attempt=2))
                 break
-            await asyncio.sleep(0.1)  # Nothing tells.
+            await asyncio.sleep(0.1)  # No event reports this.
     driver = backend.connection.pid
     os.kill(driver, signal.SIGKILL)
     await asyncio.to_thread(until, lambda: backend.connection.pid not in {None, driver}, 120)
-    await backend.start(Order("b", FOREVER))  # By then all has been looked after.
+    await backend.start(Order("b", FOREVER))  # The new driver has now handled all failed starts.
     assert (await backend.status("a")).phase is Phase.READY
     for name in ("x", "a", "b"):
         await backend.stop(name)
@@ -142,12 +142,12 @@ async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
 
 
 async def test_workloads_run_through_the_port_of_rays_client(restartable, tmp_path):
-    until(lambda: listens(restartable.client_port))  # Who comes earlier pauses for many seconds.
+    until(lambda: listens(restartable.client_port))  # An earlier client would wait longer.
     backend = RayBackend(tmp_path, f"ray://127.0.0.1:{restartable.client_port}")
     async with asyncio.timeout(60):
-        while backend.connection.trouble:  # Ray starts a server for each client; that takes long.
+        while backend.connection.trouble:  # Ray starts a process for each client, which is slow.
             backend.connection.open()
-            await asyncio.sleep(0.1)  # Nothing tells.
+            await asyncio.sleep(0.1)  # No event reports this.
     await backend.start(Order("a", FOREVER, (await share(backend),)))
     assert (await backend.execute("a", ["echo", "x"])).output == "x\n"
     await backend.request([{"GPU": 2.0}])
@@ -159,7 +159,7 @@ async def test_workloads_run_through_the_port_of_rays_client(restartable, tmp_pa
     job = RayJobResourceSpec(command=["sh", "-c", script], stop_seconds=1)
     await backend.start(Order("j", job, (await share(backend),)))
     async with asyncio.timeout(60):
-        while '"tasks"' not in (text := (await backend.logs("j")).text):  # noqa: ASYNC110  # Nothing tells.
+        while '"tasks"' not in (text := (await backend.logs("j")).text):  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.1)  # As above.
     (line,) = [each for each in text.splitlines() if each.startswith("{")]
     assert [device for _, device in json.loads(line)["tasks"]] == ["2"]

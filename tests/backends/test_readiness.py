@@ -15,7 +15,7 @@ from moorage.resources.runners import CHAT_BYTES_MAX, APIModelResource
 MIB = 1 << 20
 HEAD = b"HTTP/1.1 200 OK\r\n"
 BUFFERS_MAX = 64 * MIB
-"""What the buffers of two sockets may hold, by far; all that is sent and not read lies there."""
+"""More than the buffers of two sockets can hold; they contain all bytes sent but not read."""
 SECONDS = 0.3
 BOMB = gzip.compress(bytes(64 * MIB))
 
@@ -69,7 +69,7 @@ async def drip():
     yield HEAD
     while True:
         yield b"x: y\r\n"
-        await asyncio.sleep(0.01)  # It is about an answer that never ends and never pauses.
+        await asyncio.sleep(0.01)  # The answer never ends and never pauses.
 
 
 async def drip_of_interim_answers():

@@ -7,20 +7,20 @@ from benchmarks.warm_costs import warm_leases
 from moorage.backends.specs import ContainerResourceSpec, ProcessResourceSpec
 
 COLD_TO_WARM_MIN = 3
-"""Tens on most machines, so that a busy machine does not decide it."""
+"""Far below the tens that most machines reach, so that a busy machine passes."""
 
 pytestmark = pytest.mark.heavy
 
 
 @pytest.mark.parametrize(
     ("reset_command", "times"),
-    [(None, 5), (["true"], 20)],  # Without one, each release starts it again.
+    [(None, 5), (["true"], 20)],  # Without a reset command, each release starts the process again.
 )
 def test_warm_restarts_of_a_process_are_cheap_and_leave_nothing_behind(reset_command, times):
     spec = ProcessResourceSpec(
         command=["sleep", "100000"], cpu_count=1, reset_command=reset_command
     )
-    costs = cycles(spec, times, starts=3)  # It raises where anything was left behind.
+    costs = cycles(spec, times, starts=3)  # Raises an error if something is left behind.
     assert costs["cycles"] == times
     assert costs["left_behind"] == 0
     assert costs["cold_to_warm"] >= COLD_TO_WARM_MIN
@@ -36,6 +36,6 @@ def test_a_warm_container_costs_little_against_a_cold_one(container_engine, cont
 def test_a_warm_lease_costs_less_than_a_cold_one():
     costs = warm_leases(
         starts=7
-    )  # It raises where a warm one was started again, or a cold one was not.
+    )  # Raises an error if a warm lease caused a start, or a cold one did not.
     assert costs["process_cold_to_warm"] > 1
     assert costs["service_cold_to_warm"] > 1

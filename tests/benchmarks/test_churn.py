@@ -1,4 +1,4 @@
-"""Fleets whose requests also end: the counted, compared and printed figures."""
+"""Fleets with leases that end and are replaced: the counted, compared and printed figures."""
 
 import json
 import subprocess

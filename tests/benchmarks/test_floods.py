@@ -14,7 +14,7 @@ from moorage.testing.daemon_process import Running, daemon
 
 SECONDS = 2.0
 PREPARING_SECONDS = 6.0
-"""Of attacks that first make something ready, which a busy machine takes seconds for."""
+"""Duration of attacks that need preparation, which takes seconds on a busy machine."""
 PREPARED = {"alternatives", "log_readers", "recalled_fleets", "waiters"}
 
 

@@ -1,4 +1,4 @@
-"""Peers of Moorage: each runs by the protocol, and the page is made of stored runs."""
+"""Peers of Moorage: each runs the same protocol, and the page shows stored runs."""
 
 import asyncio
 import contextlib

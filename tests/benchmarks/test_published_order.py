@@ -11,7 +11,7 @@ NODES = [TraceNode(f"n{number}", 64_000, 65_536, 4, "T4") for number in range(5)
 
 @pytest.mark.parametrize(
     ("seed", "first", "second", "permutation", "shuffled"),
-    [  # As a program of Go 1.26 printed them.
+    [  # The output of a program in Go 1.26.
         (1, 5577006791947779410, 8674665223082153551, [3, 7, 0, 1, 6, 2, 4, 5], "9650187243"),
         (42, 3440579354231278675, 608747136543856411, [1, 0, 6, 3, 7, 5, 2, 4], "2310897546"),
         (0, 8717895732742165505, 2259404117704393152, [3, 1, 0, 4, 7, 5, 2, 6], "7851340926"),

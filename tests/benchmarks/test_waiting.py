@@ -11,7 +11,7 @@ from benchmarks.waiting import ORDERS, WAYS, play, tables, waiting
 from benchmarks.waiting_jobs import Job, nodes_for, read_jobs
 from moorage.lab.errors import CommandError
 
-# One node: a long job of 8 GPUs waits for one that holds half of it, a short one may go before it.
+# One node: a long job of 8 GPUs waits for a job on 4 of them; a short job may go first.
 JOBS = [
     Job(0, 100, 4, "a"),
     Job(1, 100, 8, "a"),

@@ -9,7 +9,7 @@ from benchmarks import workflow
 
 NODES_FEW, NODES_MANY = 1_000, 8_000
 GROWTH_MAX = 2.5
-"""Of n log n; what goes over all nodes for each of them grows six times as much as that."""
+"""Largest growth compared with n log n. A loop over all nodes for each node would give 6."""
 
 
 @pytest.mark.heavy

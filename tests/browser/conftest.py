@@ -10,7 +10,7 @@ from tests.chromium import running_chromium
 
 FLAGS = (
     *("--disable-quic", "--disable-sync", "--disable-component-update"),
-    # Its own protection of local servers, which other browsers do not have: ours is under test.
+    # Chromium's own protection of local servers is off: other browsers lack it, and we test ours.
     "--disable-features=LocalNetworkAccessChecks,LocalNetworkAccessChecksWebSockets",
 )
 

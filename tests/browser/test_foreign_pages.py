@@ -1,6 +1,6 @@
 """Real servers refuse pages in a real browser: of other sites, without origin, or rebound.
 
-Each attack is seen to arrive, and to be refused: what the browser itself forbids proves nothing.
+Each test checks that the attack reaches the server: if the browser blocks it, that proves nothing.
 """
 
 import json
@@ -31,7 +31,7 @@ SOCKET = """url => new Promise(done => {
     socket.onmessage = event => { done(JSON.parse(event.data).success); socket.close(); };
     socket.onerror = () => done("refused");
 })"""
-# A form has no way to say JSON, but its fields can be made to read like it.
+# A form cannot send JSON, but its fields can look like JSON.
 FORM = """([url, text]) => {
     const [name, value] = text.split("=");
     const form = document.createElement("form");
@@ -57,7 +57,7 @@ def show(page, url: str) -> list[tuple[str, int]]:
     """Show a page, and return a list that receives the answers to its requests."""
     answers: list[tuple[str, int]] = []
     page.on("response", lambda answer: answers.append((answer.request.method, answer.status)))
-    if urlsplit(url).path == "/page":  # As if the server there had answered with it.
+    if urlsplit(url).path == "/page":  # As if the server there had sent this page.
         page.route(url, lambda route: route.fulfill(content_type="text/html", body="<title>x"))
     page.goto(url)
     answers.clear()
@@ -128,7 +128,7 @@ def test_pages_of_other_sites_and_ports_are_refused(page, server, site_port, sit
     for url in (running.http, f"http://localhost:{port(running.http)}"):
         for path in ("/healthz", "/metrics"):
             status, _ = page.evaluate(FETCH, [url + path, {"mode": "no-cors"}])
-            assert status == 0  # What is opaque has none.
+            assert status == 0  # An opaque answer has no status.
         page.evaluate(FETCH, [url + "/policy", {"method": "POST", "body": "{}"}])
         page.evaluate(FETCH, [url + "/policy", {"headers": token | {"X-Own": "asks first"}}])
     assert {status for _, status in answers} == {403}
@@ -199,7 +199,7 @@ def test_a_request_from_our_own_page_is_answered(page, server, host):
     ):
         assert page.evaluate(FETCH, [here + path, {**options, "headers": token}])[0] == 200
     for name in ("127.0.0.1", "localhost"):
-        # A page has no way to show a token here; without tokens none is needed.
+        # A page cannot send a token here; a server without tokens needs none.
         expected = "refused" if token else True
         assert page.evaluate(SOCKET, f"ws://{name}:{port(running.ws)}") == expected
 

@@ -55,7 +55,7 @@ def ticket(running: Running) -> dict:
     return answer.json()["data"]
 
 
-def test_a_page_that_knows_the_token_is_let_in(page, server, site_port):
+def test_a_page_that_knows_the_token_may_connect(page, server, site_port):
     page.goto(f"http://ours.example:{site_port}/")
     assert page.evaluate(SOCKET, [server.ws, bearer(TOKEN)]) == [True, "moorage"]
     for wrong in ([], ["moorage"], bearer("wrong"), bearer(TOKEN)[1:]):
@@ -65,7 +65,7 @@ def test_a_page_that_knows_the_token_is_let_in(page, server, site_port):
         assert page.evaluate(SOCKET, [server.ws, known]) == "refused"
 
 
-def test_a_ticket_lets_a_page_in_once(page, server, site_port):
+def test_a_ticket_connects_a_page_once(page, server, site_port):
     page.goto(f"http://ours.example:{site_port}/")
     issued = ticket(server)
     assert TOKEN not in str(issued)

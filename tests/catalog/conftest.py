@@ -1,4 +1,4 @@
-"""Lets the tests of this package import `faulty_service`, and gives them storages."""
+"""Lets the tests of this package import `faulty_service`, and provides storages for them."""
 
 import sqlite3
 import sys

@@ -50,7 +50,7 @@ async def hang_up(request: Asked, writer: Writer) -> None:
 
 
 async def stop_halfway(request: Asked, writer: Writer) -> None:
-    """Promise more than is sent, then close."""
+    """Announce more bytes than it sends, then close."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n[{")
     await writer.drain()
     writer.close()
@@ -68,7 +68,7 @@ async def drip(request: Asked, writer: Writer) -> None:
     while True:
         writer.write(b" ")
         await writer.drain()
-        await asyncio.sleep(0.01)  # This is what it is about: a drop at a time.
+        await asyncio.sleep(0.01)  # One byte at a time.
 
 
 async def flood(request: Asked, writer: Writer) -> None:
@@ -142,7 +142,7 @@ class FaultyService:
 
 
 class FaultyServiceInThread:
-    """A `FaultyService` on a loop of its own, for tests that block."""
+    """A `FaultyService` on a separate loop and thread, for tests that block."""
 
     def __init__(self) -> None:
         self.faulty = FaultyService()

@@ -17,7 +17,7 @@ CLUSTER = {"id": "c1", "regionId": "eu-west", "tags": ["gpu", "eu"], "gpus": {"c
         ({"id": {"$in": ["c1", "c2"]}, "gpus.count": {"$gte": "4"}}, True),
         ({"$or": [{"tags": "us"}, {"gpus.count": {"$lt": 4}}]}, False),
         ({"regionId": {"$regex": "^EU", "$options": "i"}}, True),
-        # Fields may be called what the documented conditions call their keys.
+        # Fields may have the same names as keys of conditions.
         ({"operator": {"$exists": True}}, False),
     ],
     ids=str,

@@ -106,7 +106,7 @@ async def test_a_policy_that_was_changed_is_set_aside_and_may_be_stored_again(
     stored = await kill_writer(path)
     uri = next(iter(stored))
     changed = f"CAST(replace(CAST({column} AS TEXT), 'e', 'f') AS BLOB)"
-    change(path, f"UPDATE records SET {column} = {changed} WHERE kind = 'policy' AND id = '{uri}'")  # noqa: S608  # Ours.
+    change(path, f"UPDATE records SET {column} = {changed} WHERE kind = 'policy' AND id = '{uri}'")  # noqa: S608  # Our own text.
     found, [warning] = await policies(path)
     assert found == {name: policy for name, policy in stored.items() if name != uri}
     assert f"the policy {uri} in" in warning
@@ -171,7 +171,7 @@ async def test_an_outdated_record_is_noticed(path: Path):
 async def test_every_flipped_bit_is_noticed(path: Path, name: str, places: int):
     stored = await kill_writer(path)
     if name == "catalog.db":
-        await policies(path)  # Has its log brought over into it.
+        await policies(path)  # Moves the log's content into the file.
     dice = random.Random(places)
     whole = path.parent.rename(path.parent.with_name("whole"))
     noticed = 0

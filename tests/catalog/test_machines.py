@@ -34,7 +34,7 @@ def test_nodes_of_one_kind_share_a_record_despite_different_identities():
     assert first.identity == ("machine m", "provider aws:///eu/i-1", "device gpu-ab")
     assert second.identity == ("device gpu-cd",)
     assert first.gpus == (Gpu("0", "A100", 80),)
-    assert first.gpus is second.gpus, "a million devices share what they have in common"
+    assert first.gpus is second.gpus, "nodes of one kind share one record of devices"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ async def test_metrics_are_searched_first_and_limit_the_clusters(catalog):
     both = filter_of(clusterQuery=gpus(2), clusterMetricsQuery=free(10))
     assert await catalog.search.matching(both) == ["c4"]
     assert await catalog.search.matching(filter_of(clusterMetricsQuery=free(10))) == ["c1", "c4"]
-    # Metrics of unknown clusters find nothing; neither does a condition nothing meets.
+    # Metrics of unknown clusters find nothing, nor does a condition that no document meets.
     assert await catalog.search.matching(filter_of(clusterMetricsQuery=free(99))) == []
     assert (
         await catalog.search.matching(
@@ -100,7 +100,7 @@ async def test_a_search_sees_every_change_that_was_made_before_it(catalog):
 async def test_a_search_sees_more_changes_than_the_buffer_holds(catalog):
     assert await catalog.search.matching(filter_of(clusterQuery=gpus(8))) == ["c8"]
     await catalog.clusters.delete("c8")
-    for number in range(CHANGED_MAX + 1):  # As if so many had come and gone.
+    for number in range(CHANGED_MAX + 1):  # As if so many clusters had changed.
         catalog.memory.index.note_change(f"gone-{number}")
     await catalog.clusters.create(cluster("c9", 9))
     assert await catalog.search.matching(filter_of(clusterQuery=gpus(4))) == ["c4", "c9"]

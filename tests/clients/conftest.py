@@ -58,11 +58,11 @@ DATA: dict[str, Callable[[dict[str, Any]], Any]] = {
     "watch": lambda message: {"topics": message["topics"]},
     "manage": lambda message: {"did": message["action"]},
 }
-"""What is answered whatever the state of the harbour, by operation."""
+"""Answers that do not depend on the harbour's state, by operation."""
 
 
 READS = frozenset({"status", "why", "leases", "queue", "fleet", "decisions", "watch"})
-"""What a standby answers itself."""
+"""Operations that a standby answers itself."""
 
 
 class Gate(threading.Event):
@@ -90,7 +90,7 @@ class Harbour:
         self.gate = Gate()
         self.token: str | None = None
         self.leader: str | None = None
-        """Whom a standby names."""
+        """The leader's URL that a standby names."""
         self.sessions: list[str] = []
         self.port = 0
         self._thread = LoopThread("harbour")
@@ -178,7 +178,7 @@ class Harbour:
             tasks.add(asyncio.create_task(self._answer_if_there(connection, message)))
 
     async def _answer_if_there(self, connection: ServerConnection, message: dict[str, Any]) -> None:
-        with contextlib.suppress(ConnectionClosed):  # Who has left meanwhile hears nothing.
+        with contextlib.suppress(ConnectionClosed):  # The client has left meanwhile.
             await self._answer(connection, message)
 
     async def _answer(self, connection: ServerConnection, message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Served pools, as their users serve them, for all tests of pools."""
+"""Serves pools with the command line, as users do, for all tests of pools."""
 
 import contextlib
 import json
@@ -55,5 +55,5 @@ def comes_back(pool: ResourcePoolAdapter, slots: float) -> bool:
     """Wait until the pool has the given number of free GPUs."""
     deadline = time.monotonic() + SECONDS_MAX
     while free(pool) != slots and time.monotonic() < deadline:
-        time.sleep(0.01)  # The server notices by itself, without an event.
+        time.sleep(0.01)  # No event reports that the server noticed the end.
     return free(pool) == slots

@@ -55,24 +55,22 @@ async def lease_of(client: Client, policy: str = "first:1-x") -> str:
 
 
 class TestWhichAddress:
-    async def test_an_address_that_does_not_serve_is_passed_over(
-        self, harbour, other, nowhere, deaf
-    ):
-        other.token = "of others"  # noqa: S105  # Of the test.
+    async def test_an_address_that_does_not_serve_is_skipped(self, harbour, other, nowhere, deaf):
+        other.token = "of others"  # noqa: S105  # A test's value.
         for unfit in (nowhere, deaf, other.url):
             async with asyncio.timeout(60), Client(f"{unfit},{harbour.url}") as client:
                 assert client.url == harbour.url
                 assert await lease_of(client)
 
     async def test_the_error_quotes_each_server_if_none_answers(self, nowhere, harbour):
-        harbour.token = "another"  # noqa: S105  # Of the test.
+        harbour.token = "another"  # noqa: S105  # A test's value.
         with pytest.raises(AddressesFailed) as caught:
             await Client(f"{nowhere},{harbour.url}").__aenter__()
         assert str(caught.value) == (
             f"none of 2 addresses serves: {nowhere}: Connection refused;"
             f" {harbour.url}: Send a valid token. [unauthorized]"
         )
-        with pytest.raises(Unauthorized):  # Where all refuse the token.
+        with pytest.raises(Unauthorized):  # All servers refuse the token.
             await Client(two(harbour, harbour)).__aenter__()
 
     async def test_the_token_goes_to_each_configured_address(self, harbour, standby):
@@ -95,7 +93,7 @@ class TestWhichAddress:
         urls = ",".join(f"ws://h{number}" for number in range(ADDRESSES_MAX + 1))
         with pytest.raises(SettingRefused, match="at most 16"):
             Client(urls)
-        assert len(Endpoint.of_socket("ws://a,ws://a", None, None)) == 1, "named twice"
+        assert len(Endpoint.of_socket("ws://a,ws://a", None, None)) == 1, "duplicates count once"
 
 
 class TestTheWriter:
@@ -103,7 +101,7 @@ class TestTheWriter:
         async with Client(two(standby, harbour)) as client:
             assert await lease_of(client)
             assert client.url == harbour.url
-            assert await client.manage("first:1-x", "poke") == {"did": "poke"}, "not repeated"
+            assert await client.manage("first:1-x", "poke") == {"did": "poke"}, "it is sent once"
         assert standby.count("ask") == harbour.count("ask") == 1
 
     async def test_a_standby_leads_to_a_writer_that_is_not_configured(self, harbour, standby):
@@ -112,7 +110,7 @@ class TestTheWriter:
             assert harbour.headers == ["Bearer secret"]
         third = Harbour()
         third.start()
-        harbour.standby, harbour.leader = True, third.url  # Its word is not followed.
+        harbour.standby, harbour.leader = True, third.url  # A client does not follow it.
         async with Client(standby.url, "secret", reconnect_seconds=0.1) as client:
             with pytest.raises(AddressesFailed, match="from an address that you did not name"):
                 await client.ask("first:1-x", lease={})
@@ -218,7 +216,7 @@ class TestATakeover:
             assert await waiting
         resumed = [each["session"] for each in other.heard if each.get("op") == "resume"]
         assert set(resumed) == {session}
-        assert len(resumed) >= 2, "once of the standby, once of the writer"
+        assert len(resumed) >= 2, "once at the standby, once at the writer"
 
     @pytest.mark.heavy  # It waits for seconds without a sign of life.
     async def test_a_writer_that_gives_no_sign_of_life_is_left(self, harbour, standby):
@@ -229,7 +227,7 @@ class TestATakeover:
             async with asyncio.timeout(20):
                 assert await lease_of(client)
             assert client.url == standby.url
-            harbour.lose_sockets()  # Else they are waited for at the end.
+            harbour.lose_sockets()  # Otherwise the end of the test waits for them.
 
     async def test_a_lease_outlives_a_takeover(self, harbour, standby):
         client = Client(two(harbour, standby))
@@ -257,7 +255,7 @@ class TestATakeover:
             news = client.watch("leases")
             for each in (harbour, other):
                 each.stop()
-            news.close()  # It would look on for ten minutes.
+            news.close()  # Otherwise it would look for a server for ten minutes.
             assert news.next() is None
 
 
@@ -287,7 +285,7 @@ def sites() -> Iterator[tuple[Registry, Registry]]:
 
 
 class TestHttp:
-    def test_an_address_without_a_server_is_passed_over(self, sites, nowhere):
+    def test_an_address_without_a_server_is_skipped(self, sites, nowhere):
         gone = nowhere.replace("ws", "http")
         with Services(f"{gone},{sites[0].url}") as services:
             assert services.policies() == []
@@ -299,7 +297,7 @@ class TestHttp:
         with Services(standby.url, "secret") as services:
             assert services.policies() == []
             assert services.policies() == []
-        assert len(standby.heard) == 1, "then it goes to the writer at once"
+        assert len(standby.heard) == 1, "later requests go to the writer at once"
         assert writer.heard == [("POST", "/policy/query", "Bearer secret")] * 2
 
     def test_a_standby_that_knows_no_writer_is_tried_again(self, sites):
@@ -308,7 +306,7 @@ class TestHttp:
         with ThreadPoolExecutor() as pool, Services(f"{standby.url},{other.url}") as services:
             asking = pool.submit(services.policies)
             while not (standby.heard and other.heard):
-                time.sleep(0.01)  # A site has no event for what it heard.
+                time.sleep(0.01)  # A site has no event for its requests.
             other.refusal = None
             assert asking.result(60) == []
 
@@ -347,7 +345,7 @@ async def test_a_server_that_leaves_is_followed_at_once(
         asked = asyncio.create_task(lease_of(client, "slow:1-x"))
         await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("ask"))
         other.gate.set()
-        await asyncio.to_thread(harbour.stop)  # Its sockets close with 1012.
+        await asyncio.to_thread(harbour.stop)  # The sockets close with 1012.
         assert await asked in other.leases
         other.refusals["first:1-x"] = {"code": "shutting_down", "reason": "It stops."}
         harbour.gate.set()

@@ -153,7 +153,7 @@ def test_each_error_has_the_right_hint(capsys, error, hint):
     explain_failure(error)
     assert hint in capsys.readouterr().err
     explain_failure(refusal("unknown_clusters", "No cluster “est” (did you mean east?)."))
-    assert "fleet import" not in capsys.readouterr().err, "the name that is meant is hint enough"
+    assert "fleet import" not in capsys.readouterr().err, "the similar name is enough of a hint"
 
 
 def test_a_shadow_is_reported_in_words(capsys):
@@ -450,7 +450,7 @@ def test_a_refusal_is_explained_in_words(shell, harbour):
 
 
 def test_each_reason_of_a_node_is_printed_in_words():
-    from moorage.policy.fleet import Misfit  # noqa: PLC0415  # Of the server; the client has words.
+    from moorage.policy.fleet import Misfit  # noqa: PLC0415  # The server's type; the client has only the phrases.
 
     for each in Misfit:
         if each is not Misfit.FITS:

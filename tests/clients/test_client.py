@@ -153,7 +153,7 @@ async def test_a_slow_reply_times_out_and_its_late_lease_is_given_back(harbour, 
         await client.ask("slow:1-x", timeout=0.05)
     harbour.gate.set()
     await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("release") == 1)
-    assert (await client.ask("first:1-x")).data  # The late replies disturb no caller.
+    assert (await client.ask("first:1-x")).data  # The late replies confuse no other call.
     assert harbour.leases["l-1"]["state"] == "ended"
 
 

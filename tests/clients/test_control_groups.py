@@ -68,7 +68,7 @@ def test_v1_limits_are_read_by_controller(machine):
 
 
 def test_v2_without_a_namespace_has_the_whole_path(machine):
-    """A slice of systemd is tighter than the service within."""
+    """A slice of systemd has a lower limit than the service inside it."""
     machine.mount("cgroup2", ".", "rw,nsdelegate")
     machine.put(
         ["0::/a.slice/b.service"],

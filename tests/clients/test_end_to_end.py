@@ -107,11 +107,11 @@ def test_commands_publish_ask_and_release_at_a_real_daemon(at_daemon, tmp_path):
 def test_the_blocking_client_watches_from_a_thread(server):
     terms = {"ttl_seconds": 60}
     with BlockingClient(server.ws) as client, client.watch("leases", timeout=0.2) as news:
-        assert list(news) == [], "nothing happens, and the loop ends"
+        assert list(news) == [], "without events, the loop ends"
         lease = client.ask(FIRST, resources={"gpus": 1}, lease=terms).lease
         client.release(lease.id, lease.token)
         seen = [(event.event, event.data["id"]) for event in (news.next(60), news.next(60))]
-        assert seen == [("granted", lease.id), ("ended", lease.id)], "and the next one goes on"
+        assert seen == [("granted", lease.id), ("ended", lease.id)], "the next loop continues"
         assert news.next(0) is None
         with pytest.raises(RequestRefused, match="there is no topic"):
             client.watch("moon")
@@ -135,7 +135,7 @@ async def test_a_client_that_stops_waiting_leaves_the_queue(server):
         first = (await client.ask(FIRST, lease={"ttl_seconds": 60}, **both)).lease
         waiting = asyncio.create_task(client.ask(FIRST, lease=terms, **both))
         async with asyncio.timeout(30):
-            while not await client.queue().all():  # noqa: ASYNC110  # On the server.
+            while not await client.queue().all():  # noqa: ASYNC110  # No event reports this.
                 await asyncio.sleep(0.01)  # As above.
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -33,7 +33,7 @@ DEAD_PROXY = "http://user:hidden@127.0.0.1:9"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 CA_FILES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MOORAGE_CA_FILE", "CURL_CA_BUNDLE")
 LEFT_OUT = ("NO_PROXY", "no_proxy", *CA_FILES)
-SECRET = "a-secret-of-32-characters-or-more"  # noqa: S105  # Of a server that lives for one test.
+SECRET = "a-secret-of-32-characters-or-more"  # noqa: S105  # For a server of one test.
 SIDES = [["policy", "list"], ["leases"]]
 """A command over HTTP, and one over the WebSocket."""
 each_side = pytest.mark.parametrize("command", SIDES)
@@ -82,7 +82,7 @@ def test_this_machine_is_reached_without_a_proxy(site, shell, harbour, monkeypat
         assert client.leases() == []
     shell.environment["MOORAGE_HTTP_URL"] = site.url
     assert shell("policy", "list").returncode == 0
-    with pytest.raises(ValueError, match="Ray's answer to GET"):  # It answered.
+    with pytest.raises(ValueError, match="Ray's answer to GET"):  # An answer, so no proxy.
         dashboard_inventory("ray", site.url, "")
 
 
@@ -155,7 +155,7 @@ def test_proxies_with_and_without_a_scheme_and_of_socks_are_used(scheme, site, h
     if scheme.startswith("socks"):
         pytest.importorskip("socks", reason="the extra `socks` is not installed")
         pytest.importorskip("python_socks", reason="as above")
-    host = "10.9.9.9" if scheme == "socks5://" else "moorage.example"  # It asks for no name.
+    host = "10.9.9.9" if scheme == "socks5://" else "moorage.example"  # It sends no names.
     ports = {"MOORAGE_HTTP_URL": site.server_port, "MOORAGE_URL": harbour.url.rpartition(":")[2]}
     for (name, port), kind in zip(ports.items(), ("http", "ws"), strict=True):
         with Proxy(int(port)) as proxy:
@@ -330,7 +330,7 @@ def test_the_error_names_a_file_without_the_authority(secure_shell, command, tmp
     said = secure_shell(*command).stderr
     assert f"not in {file} (" in said
     assert "SSL_CERT_FILE names that file" in said
-    assert "MOORAGE_CA_FILE goes before it" in said
+    assert "MOORAGE_CA_FILE overrides SSL_CERT_FILE" in said
 
 
 def test_a_folder_of_authorities_works_once_it_is_prepared(secure_shell, authority, tmp_path):
@@ -416,7 +416,7 @@ def test_refusals_name_the_fault_of_the_certificate(authority, tmp_path):
             asyncio.run(Client(site.url.replace("http", "wss")).__aenter__())
 
 
-def test_an_address_with_a_wrong_certificate_is_passed_over(secure, authority, shell, tmp_path):
+def test_an_address_with_a_wrong_certificate_is_skipped(secure, authority, shell, tmp_path):
     wrong = context_of(tmp_path, *certificate("server", certificate("another authority")))
     with Site(wrong) as site:
         for scheme, variable in (("wss", "MOORAGE_URL"), ("https", "MOORAGE_HTTP_URL")):

@@ -85,7 +85,7 @@ def test_an_existing_cluster_is_changed_only_with_an_option(moorage, server):
     assert "--replace" in error["reason"]
     assert "--merge" in error["reason"]
     assert set(nodes(moorage, "bay")) == {"a", "b"}
-    # Added up again over all nodes.
+    # The total of all nodes, computed again.
     assert change("--merge", rows=["b,2000,1,0,", "c,1000,1,0,"]) == ("merged", 4.0)
     found = {name: row["cpu_milli_free"] for name, row in nodes(moorage, "bay").items()}
     assert found == {"a": 1000, "b": 2000, "c": 1000}

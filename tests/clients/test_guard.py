@@ -24,7 +24,7 @@ async def test_a_block_holds_its_lease_and_releases_it(harbour, client):
 async def test_a_lease_is_renewed_even_while_its_block_holds_up_the_event_loop(harbour):
     async with Client(harbour.url) as client, client.lease("first:1-x", ttl_seconds=2) as held:
         first = held.expires_at
-        # This holds up the event loop itself, as a computation would.
+        # Block the event loop, as a long computation would.
         harbour.wait_for(lambda: harbour.count("renew") >= 2)
         held.check()
         assert held.expires_at > first
@@ -68,7 +68,7 @@ async def test_a_server_that_does_not_answer_renewals_loses_the_lease(harbour, c
     with pytest.raises(LeaseLost, match="no reply"):
         async with client.lease("first:1-x", ttl_seconds=1):
             await asyncio.Event().wait()
-    assert harbour.count("renew") >= 2  # It tried again, on another socket.
+    assert harbour.count("renew") >= 2  # The client tried again, on another socket.
     assert len(harbour.headers) >= 3
 
 
@@ -93,7 +93,7 @@ async def test_an_error_of_the_block_is_raised_even_if_its_lease_is_lost(harbour
     with pytest.raises(ZeroDivisionError):
         async with client.lease("first:1-x", ttl_seconds=60):
             raise ZeroDivisionError
-    assert harbour.leases["l-1"]["state"] == "ended", "it is released"
+    assert harbour.leases["l-1"]["state"] == "ended", "the client releases the lease"
     with pytest.raises(ZeroDivisionError) as caught:
         async with client.lease("first:1-x", ttl_seconds=0.6, cancel_when_lost=False) as held:
             harbour.leases[held.id] |= {"state": "ended", "reason": "preempted"}
@@ -136,7 +136,7 @@ async def test_many_leases_are_renewed_at_the_same_time(harbour):
     async def hold(client):
         async with client.lease("first:1-x", ttl_seconds=1) as held:
             first = held.expires_at
-            while held.expires_at == first:  # noqa: ASYNC110  # The keeper has no event for it.
+            while held.expires_at == first:  # noqa: ASYNC110  # No event reports a renewal.
                 await asyncio.sleep(0.01)  # As above.
             return held.id
 
@@ -144,4 +144,4 @@ async def test_many_leases_are_renewed_at_the_same_time(harbour):
         held = await asyncio.gather(*(hold(client) for _ in range(30)))
     assert len(set(held)) == 30
     assert {lease["state"] for lease in harbour.leases.values()} == {"ended"}
-    assert len(harbour.headers) == 2  # One socket asks, one renews.
+    assert len(harbour.headers) == 2  # One socket for requests, one for renewals.

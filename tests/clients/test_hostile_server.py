@@ -150,9 +150,9 @@ class Hostile(Site):
     def calm(self) -> None:
         self.document: Any = {}
         self.raw: bytes | None = None
-        """Sent as it is, by HTTP as the body."""
+        """A whole WebSocket message or HTTP body."""
         self.wire: bytes | None = None
-        """Sent in the place of an HTTP answer, or of a frame; then it hangs up."""
+        """Bytes in place of an HTTP answer or a frame; then the server closes the connection."""
         self.status = 200
 
     def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> Answer:
@@ -161,7 +161,7 @@ class Hostile(Site):
             return None
         document = self.document
         if request.command == "PUT" and isinstance(document, list) and document:
-            document = document[0]  # One of those that were listed.
+            document = document[0]  # The first one of the list.
         return self.status, document if self.raw is None else self.raw
 
     def _talk(self, connection: ServerConnection) -> None:
@@ -213,14 +213,14 @@ def hostile(hostile_server: Hostile) -> Hostile:
 def run_command(words: tuple[str, ...], *, as_json: bool, seconds: float = 5.0) -> int:
     """Run a command; check that it prints one clear error. Return its exit code."""
     files = {"RULE": "rule.py", "FLEET": "fleet.json"}
-    given = [os.path.join(os.environ["HOSTILE"], files[w]) if w in files else w for w in words]  # noqa: PTH118  # Words of a command line.
+    given = [os.path.join(os.environ["HOSTILE"], files[w]) if w in files else w for w in words]  # noqa: PTH118  # These are words of a command line.
     shared = ["--timeout", str(seconds), *(["--json"] if as_json else [])]
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run([*shared, *given])
     said, noted = out.buffer.getvalue().decode(errors="replace"), err.getvalue()
-    passes_on = words[0] in {"logs", "exec", "run"}  # As it is, to what is no terminal.
+    passes_on = words[0] in {"logs", "exec", "run"}  # They print output unchanged.
     assert "Traceback" not in noted, noted
     assert "a defect of moorage" not in said + noted, noted
     for text in (noted, *([] if passes_on else [said])):
@@ -279,7 +279,7 @@ def test_a_good_answer_is_shown(hostile, words, answer, as_json):
 @given(
     case=st.sampled_from(CASES), value=st.sampled_from(ABSURD), gone=st.booleans(), js=st.booleans()
 )
-def test_one_absurd_part_of_an_answer_is_one_error(hostile, case, value, gone, js):
+def test_one_impossible_part_of_an_answer_is_at_most_one_error(hostile, case, value, gone, js):
     words, answer, at = case
     hostile.document = change(answer, at, value, gone=gone)
     run_command(words, as_json=js)

@@ -167,7 +167,7 @@ def test_sources_of_one_cluster_are_put_together(put):
     lab, bay = collect([first, other, second]).documents
     assert (lab["id"], ids(lab), lab["nodes"]["count"]) == ("lab", ["a", "b", "c"], 3)
     assert lab["tags"] == ["x"]
-    assert "memory" not in lab  # The server adds it up again.
+    assert "memory" not in lab  # The server computes the total again.
     assert ids(bay) == ["a"]
 
 
@@ -229,7 +229,7 @@ def test_output_of_kubectl_becomes_a_cluster():
     nodes = by_name(document)
     assert list(nodes) == ["gpu-a", "mig-a", "shared-a", "cpu-a"]
     whole = nodes["gpu-a"]
-    assert whole["vcpus"] == {"count": 127.92}  # What pods can have, not what there is.
+    assert whole["vcpus"] == {"count": 127.92}  # The allocatable amount, not the capacity.
     assert whole["memory"] == 1_031_664
     assert whole["rack"] == "r12"
     gpu = {"modelName": "NVIDIA-A100-SXM4-80GB", "memory": 81_920}
@@ -271,8 +271,8 @@ def test_mig_instances_are_separate_devices_and_replicas_count_as_one():
     assert [each.get("id", "") for each in devices] == ["", *instances, "mig-3g.40gb-0"]
     model = "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
     own = {"modelName": model, "memory": 9728, "id": "mig-1g.10gb-0", "exclusive": True}
-    assert devices[1] == own  # The memory is that of its label …
-    assert devices[8]["memory"] == 40 * 1024  # … or of its name.
+    assert devices[1] == own  # The memory is from the label …
+    assert devices[8]["memory"] == 40 * 1024  # … or from the name.
     assert nodes["shared-a"]["gpus"]["gpus"] == [{"modelName": "Tesla-T4", "memory": 15_360}] * 2
 
 
@@ -333,7 +333,7 @@ def test_nodes_of_kubernetes_identify_their_machines(put):
     (document,) = collect([put("nodes.json", node_list(*nodes))], "lab").documents
     first, second = document["nodes"]["nodeData"]
     assert first["machineId"] == machine_key(one) != machine_key(two) == second["machineId"]
-    assert one not in str(document), "others are not to know it"
+    assert one not in str(document), "the document must not reveal the machine id"
     assert (first["providerId"], second["providerId"]) == ("aws:///eu/i-1", "aws:///eu/i-2")
     for wrong in ("", "uninitialized", "0" * 32, "ab", "zz" * 16):
         assert machine_key(wrong) == ""

@@ -13,7 +13,7 @@ import pytest
 from moorage_client.inventory import collect
 from moorage_client.inventory.documents import machine_key
 
-# The part of NVML's interface that is used, as a driver would export it: two devices joined by
+# The used part of NVML's interface, as a driver would export it: two devices joined by
 # NVLink, a third one by itself, and a fourth that is divided into MIG instances 0 and 2.
 DRIVER = """
 #include <stdio.h>

@@ -77,8 +77,8 @@ def import_document(dashboard):
 def test_a_dashboard_lists_nodes_and_devices(dashboard):
     found = collect([f"ray:{dashboard.url}"], "ray")
     (node,) = found.documents[0]["nodes"]["nodeData"]
-    assert node["id"] == ALIVE["node_id"]  # What Ray's node affinity takes.
-    assert node["providerId"] == f"ray:{ALIVE['node_id']}"  # Imported twice, it is known.
+    assert node["id"] == ALIVE["node_id"]  # Ray's node affinity needs this id.
+    assert node["providerId"] == f"ray:{ALIVE['node_id']}"  # A second import recognizes the node.
     assert node["vcpus"] == {"count": 2.0}
     assert node["memory"] == 22_958
     assert node["rack"] == "r1"
@@ -96,11 +96,11 @@ def test_unmeasured_devices_have_the_model_that_ray_schedules_by(dashboard):
 
 
 def test_a_token_of_ray_is_sent(dashboard, monkeypatch, tmp_path):
-    dashboard.token = "secret"  # noqa: S105  # Of a server that lives for one test.
+    dashboard.token = "secret"  # noqa: S105  # For a server of one test.
     with pytest.raises(InventoryError, match="HTTP 401 Unauthorized"):
         import_document(dashboard)
     (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("secret\n")  # Ray made it.
+    (tmp_path / ".ray" / "auth_token").write_text("secret\n")  # As Ray writes it.
     assert len(import_document(dashboard)) == 1
     (tmp_path / "other").write_text("wrong")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "other"))
@@ -197,7 +197,7 @@ def test_nodes_of_a_real_ray_are_read(tmp_path, folder):
             except (InventoryError, ValueError):
                 assert ray.poll() is None, log.read_text()
                 with pytest.raises(subprocess.TimeoutExpired):
-                    ray.wait(1)  # Its dashboard is up some seconds after it says so.
+                    ray.wait(1)  # The dashboard answers some seconds after Ray's start.
         assert (node["vcpus"]["count"], node["gpus"]["count"], node["rack"]) == (3.0, 2, "r7")
         assert node["gpus"]["modelNames"] == ["A100"]
         assert node["memory"] > 0

@@ -23,7 +23,7 @@ def test_an_hour_that_does_not_exist_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="does not exist") as refused:
         moment(text, "--from", 0.0)
     assert "--from" in str(refused.value)
-    assert "2027-03-28T01:" in str(refused.value), "it says the same with an offset"
+    assert "2027-03-28T01:" in str(refused.value), "the error shows the time with an offset"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def moorage(*words, expect=0, cwd=None):
     return done
 
 
-@pytest.mark.heavy  # All built-in requests, twice: `lab` asks them in one process.
+@pytest.mark.heavy  # Runs all built-in requests twice.
 def test_a_shipped_policy_is_found_by_name_unless_such_a_file_exists(tmp_path):
     assert "best_fit:1.0-stable: passed" in moorage("policy", "test", "best_fit").stdout
     (tmp_path / "best_fit").mkdir()

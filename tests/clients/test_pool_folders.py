@@ -76,7 +76,7 @@ def test_a_planted_link_empties_no_file(tmp_path):
     assert f"{lock}: is a link" in refusal(tmp_path, "--address", f"uds:{path}")
     assert victim.read_text() == "precious"
     lock.unlink()
-    lock.write_text("notes")  # No link, and a user's all the same.
+    lock.write_text("notes")  # A plain file, but of the user.
     with serving(tmp_path, "--address", f"uds:{path}"):
         assert lock.read_text() == "notes"
 

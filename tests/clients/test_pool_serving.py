@@ -190,7 +190,7 @@ class TestEndpoints:
         ):
             for method, path in (("GET", "/state"), ("POST", "/checkout"), ("GET", "/nothing")):
                 answer = http.request(method, path, headers=headers, json=GPU)
-                if isinstance(pool.address, Uds):  # No browser comes there.
+                if isinstance(pool.address, Uds):  # A browser cannot open a Unix socket.
                     assert answer.status_code != 403
                 else:
                     assert (answer.status_code, answer.json()["error"]) == (403, "Forbidden")
@@ -340,5 +340,5 @@ class TestServing:
             pool = ResourcePoolAdapter(address)
             with http_of(pool) as http:
                 taken = http.post("/checkout", json=GPU).json()["resources"]
-            assert taken == {"gpus": [{"id": "0", "slots": 1}]}, "of the options, not of the file"
+            assert taken == {"gpus": [{"id": "0", "slots": 1}]}, "the options win over the file"
             assert comes_back(pool, 1)

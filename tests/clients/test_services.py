@@ -91,7 +91,7 @@ def test_the_metrics_client_returns_data_and_raises(registry):
     assert client.get_cluster("c0") == {"clusterId": "c0"}
     assert client.query_clusters({"clusterId": {"$in": ["c0"]}}) == [{"n": 1}]
     assert registry.heard[-1][2] == {"clusterId": {"$in": ["c0"]}}
-    del registry.answers["POST /cluster/query"]  # As documented, there is GET alone.
+    del registry.answers["POST /cluster/query"]  # As documented, only GET exists.
     registry.answers["GET /cluster/query?clusterId=c0"] = (200, {"success": True, "data": []})
     assert client.query_clusters({"clusterId": "c0"}) == []
     with pytest.raises(APIError, match="gone") as caught:

@@ -36,7 +36,7 @@ def test_a_token_is_sent_to_both_ports_of_its_host_and_to_no_other(folder: Path)
     others = ("http://gpu.example", "https://gpu.example.evil", "https://gpu.example@x")
     for url in (*others, "https://x", "https://", "http://["):
         assert bearer_of(Endpoint.of_http(url, None, None)[0]) is None, url
-    assert bearer_of(Endpoint("https://gpu.example", None)) is None, "it wants no login"
+    assert bearer_of(Endpoint("https://gpu.example", None)) is None, "this endpoint uses no login"
     assert (folder / "logins.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -67,7 +67,7 @@ def test_an_expired_token_is_sent_if_the_issuer_does_not_answer(folder: Path) ->
 
 
 class _Refusing(Site):
-    """An issuer whose path says the status of its answer."""
+    """An issuer that answers with the HTTP status in the path."""
 
     def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> Answer:
         refused = request.path == "/400"

@@ -23,7 +23,7 @@ def test_text_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
     assert json_object(f"@{written}", "--inputs")["code"] == SOURCE
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "function.py").write_text(SOURCE, encoding="utf-8-sig")
-    assert document_of(tmp_path)["name"] == "Grüße"  # Of the document beside the code.
+    assert document_of(tmp_path)["name"] == "Grüße"  # From the document beside the code.
     (tmp_path / "p.py").write_text(SOURCE, encoding=encoding)
     assert document_of(tmp_path / "p.py")["code"] == SOURCE
     fleet = tmp_path / "fleet.json"
@@ -46,7 +46,7 @@ def test_source_names_its_encoding(tmp_path: Path, text: str) -> None:
     code = document_of(file)["code"]
     assert code.encode() == text.replace("latin-1", "utf-8").replace("cp1252", "utf-8").encode()
     held: dict[str, object] = {}
-    exec(compile(code.encode(), "p.py", "exec"), held)  # noqa: S102  # As the server's cells do.
+    exec(compile(code.encode(), "p.py", "exec"), held)  # noqa: S102  # The server's cells do the same.
     assert "AIOSv1PolicyRule" not in held or held["AIOSv1PolicyRule"].name == "Grüße"  # type: ignore[attr-defined]  # Of the text above.
 
 

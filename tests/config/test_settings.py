@@ -298,8 +298,8 @@ LINKS = {
     "MOORAGE_NAME": "/web2/moorage",
     "MOORAGE_ENV_PATH": "/usr/bin",
 }
-"""What Kubernetes tells the pods beside Services called moorage, moorage-http and moorage-dns-1,
-and Docker a container with a link to one called moorage."""
+"""Variables that Kubernetes sets in pods beside Services moorage, moorage-http and moorage-dns-1,
+and that Docker sets in a container with a link to a container `moorage`."""
 
 
 def test_service_variables_of_kubernetes_are_not_settings() -> None:
@@ -424,7 +424,7 @@ def test_beyond_loopback_an_issuer_replaces_tokens_and_needs_an_audience() -> No
         assert (error.setting, "oidc_issuer" in str(error)) == (name, True)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "moorage.example", "128.0.0.1"])  # noqa: S104  # The very addresses that must be refused.
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "moorage.example", "128.0.0.1"])  # noqa: S104  # The test refuses these addresses.
 def test_a_server_beyond_loopback_does_not_start_without_tokens(host: str) -> None:
     error = refusal({"host": host})
     assert error.setting == "host"

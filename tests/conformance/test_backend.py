@@ -1,6 +1,6 @@
 """The conformance suite of backends, for memory and every real backend that works here.
 
-A `Bench` brings what a backend needs: a backend, another one over the same machine (the daemon
+A `Bench` provides a backend, another backend over the same machine (as in the daemon
 after a crash), and specs with and without faults.
 """
 
@@ -67,7 +67,7 @@ SEEN_SECONDS_MAX = 60
 
 
 class Bench(Protocol):
-    """A backend, ready to be tried."""
+    """A backend under test, and specs for it."""
 
     def backend(self) -> Backend:
         """Return a new backend over the same machine: it sees the workloads of all earlier ones."""
@@ -94,11 +94,11 @@ class Bench(Protocol):
         """Return a spec that writes 300 lines and `last`, and ends; None if no output is stored."""
 
     async def left(self) -> int:
-        """Count what really is on the machine: processes, containers, instances."""
+        """Count what is actually on the machine: processes, containers or instances."""
 
 
 Gang = tuple[Order, Callable[[], Awaitable[str]]]
-"""What starts one, and what takes a member away and returns the node of it."""
+"""The gang's order, and a function that ends a member and returns its node."""
 
 
 WRITING = ["sh", "-c", "seq 300; echo last"]
@@ -132,19 +132,19 @@ class MemoryBench:
 
     def gang(self) -> Gang | None:
         async def lose() -> str:
-            return "n2"  # It does so by itself.
+            return "n2"  # The member ends by itself.
 
         return Order("a", MemoryResourceSpec(lose_seconds=0.2), shares("n1", "n2")), lose
 
     def writing(self) -> None:
-        return None  # Nothing runs that could write.
+        return None  # No program runs that could write.
 
     async def left(self) -> int:
         return len(self.machine)
 
 
 class ProcessBench:
-    """Real processes of this machine, each of which has a child that hides in its own session."""
+    """Real processes of this machine, each with a child in a separate session."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -244,7 +244,7 @@ class AgentBackend(FleetBackend):
             port = server.sockets[0].getsockname()[1]
             url, host = f"ws://127.0.0.1:{port}", AgentHost(LocalBackend(root), root)
             try:
-                async for connection in connect(url):  # Silence ends one on a busy machine.
+                async for connection in connect(url):  # Again if silence ended one.
                     await host.serve(AgentSocket(connection), 1.0, 0)
             finally:
                 await host.close()
@@ -270,7 +270,7 @@ class AgentBackend(FleetBackend):
         return await super().start(replace(order, placement=self.bench.placement))
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        if not self.running[0].done():  # Another one may be tried after it was closed.
+        if not self.running[0].done():  # Not after `close`.
             await super().stop(workload, stop_seconds_max)
 
     async def close(self) -> None:
@@ -367,7 +367,7 @@ class KubernetesBench:
         return Order("a", self.spec(), shares("n1", "n2", cluster="c1")), lose
 
     def writing(self) -> None:
-        return None  # Nothing runs that could write.
+        return None  # No program runs that could write.
 
     async def left(self) -> int:
         return await asyncio.to_thread(lambda: len(self.plane.all("Pod")))
@@ -381,7 +381,7 @@ RAY = [
 
 
 BENCHES = sorted(Path(__file__).parents[1].glob("backends/*/bench.py"))
-"""Of backends whose tests have a folder: a function `bench`, and `UNFINISHED` as long as some
+"""Modules of backends with their own test folder: a function `bench`, and `UNFINISHED` while some
 tests may fail."""
 
 
@@ -485,7 +485,7 @@ async def test_two_names_are_two_workloads(bench, backend):
 
 async def test_a_cancelled_start_leaves_no_workload(bench, backend):
     start = asyncio.create_task(backend.start(Order("a", bench.slow())))
-    await asyncio.sleep(0.3)  # Well into the start, which takes many seconds.
+    await asyncio.sleep(0.3)  # In the middle of the start, which takes many seconds.
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
@@ -574,7 +574,7 @@ async def test_the_listener_gets_the_end_of_a_workload(bench, backend):
     last = reports[-1]
     assert last.phase is (Phase.FAILED if code else Phase.SUCCEEDED)
     assert last.exit_code in {code, None}
-    assert [each.id for each in await backend.discover()] == ["a"], "until it is stopped"
+    assert [each.id for each in await backend.discover()] == ["a"], "a stop removes it"
     await backend.stop("a")
     assert list(await backend.discover()) == []
 
@@ -682,7 +682,7 @@ async def test_a_gang_that_lost_a_member_has_failed(bench, backend):
     assert [each.phase for each in await backend.discover()] != [Phase.READY]
     after = bench.backend()
     assert [each.phase for each in await after.discover()] != [Phase.READY]
-    with contextlib.suppress(BackendError):  # It says why not, or how the gang ended.
+    with contextlib.suppress(BackendError):  # A backend may also refuse the start.
         assert (await after.start(replace(order, resumed=True))).phase is Phase.FAILED
     await after.stop("a")
     await backend.stop("a")

@@ -58,7 +58,7 @@ class MemoryPlace:
         return MemoryLedger(self.storage)
 
     def relabel(self, seq: int, kind: str, version: int) -> None:
-        # Sealed again, as a release that knows the kind would have done.
+        # With valid checksums, as a release that knows this kind would write.
         row = self.storage.rows[seq - 1]
         self.storage.rows[seq - 1] = row._replace(
             kind=kind, version=version, checksum=seal(row, kind, version)
@@ -186,7 +186,7 @@ def grant(number: int) -> Granted:
         Lease(
             id=RequestId(f"r-{number}"),
             tenant=Tenant("team-a"),
-            token_digest="secret",  # noqa: S106  # It opens nothing.
+            token_digest="secret",  # noqa: S106  # A test's value.
             policy=PolicyRef("fgd", "0" * 64),
             placement=(Share(ClusterId("north"), NodeId("n1"), ("0", "1")),),
             fencing=number,
@@ -330,7 +330,7 @@ async def test_a_damaged_checkpoint_gives_way_to_the_one_before(ledger: Ledger, 
     assert "fact 6 is damaged" in warning
     await ledger.close()
     place.spoil_newest_checkpoint()
-    assert await read_remains(place) == numbered_facts(1, 7)  # The third was dropped as too old.
+    assert await read_remains(place) == numbered_facts(1, 7)  # The third was too old.
     ledger = place.ledger()
     await ledger.open()
     await ledger.checkpoint(7, [grant(7)])
@@ -510,7 +510,7 @@ async def test_a_checkpoint_reveals_facts_lost_from_the_end(ledger: Ledger, plac
         match=r"as of fact 3, but its facts end with 2|fact 3 was durable and is missing",
     ):
         await ledger.open()
-    with pytest.raises(LedgerCorrupt):  # And not LedgerLocked: the first attempt let go.
+    with pytest.raises(LedgerCorrupt):  # Not LedgerLocked: the first attempt has released the lock.
         await ledger.open()
 
 
@@ -532,7 +532,7 @@ async def test_history_is_pruned_by_age_and_no_further_than_the_older_checkpoint
     await prune(ledger, NOW + 1e9, 0)
     await append_and_checkpoint(ledger, 300)
     await prune(ledger, NOW + 1e9, 0)
-    assert (await ledger.read())[0].seq == 1, "one checkpoint alone may turn out damaged"
+    assert (await ledger.read())[0].seq == 1, "a single checkpoint may be damaged"
     assert await ledger.history_start() is None
     await append_and_checkpoint(ledger, 400)
     await prune(ledger, NOW + 150, 1 << 40)

@@ -43,7 +43,7 @@ async def replay(folder: Path) -> State:
     try:
         allocator = Allocator(1.0, 8)
         allocator.replay(recovery.facts, recovery.fencing)
-        assert recovery.checkpoint_seq, "both ways to restore are tried"
+        assert recovery.checkpoint_seq, "the folder has a checkpoint and later facts"
         assert recovery.last_seq > recovery.checkpoint_seq
         return allocator.state
     finally:

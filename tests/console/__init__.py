@@ -1,1 +1,1 @@
-"""Tests of the console; those that run one after the other share a browser."""
+"""Tests of the console; successive tests share a browser."""

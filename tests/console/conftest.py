@@ -1,4 +1,4 @@
-"""The console in a real browser, Debian's Chromium, before real daemons that are seeded by API."""
+"""The console in a real browser, Debian's Chromium, with real daemons that tests fill by API."""
 
 import sys
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from tests.chromium import running_chromium
 
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
-    """A browser. It must end with its package: while it is open, no test can start a loop."""
+    """A browser, closed after this package: while it is open, no test can start an event loop."""
     with running_chromium() as browser:
         yield browser
 
 
 @pytest.fixture
 def page(chromium: Any) -> Iterator[Any]:
-    """A page that may neither fail nor break its content security policy."""
+    """A page; a script error or a breach of the content security policy fails the test."""
     with open_page(chromium) as each:
         yield each
 

@@ -1,4 +1,4 @@
-"""Pages of the console, and daemons that are seeded by API, for all tests of the console."""
+"""Pages of the console, and daemons that are filled by API, for all tests of the console."""
 
 import json
 import time
@@ -44,8 +44,8 @@ def open_page(chromium: Any, **options: Any) -> Iterator[Any]:
 def load_again_if_dropped(page: Any) -> None:
     """Make `goto` load the page again if Chromium drops a part of it.
 
-    It drops what it loads when the machine gets or loses a network interface, as it does for
-    containers of tests that run beside.
+    Chromium drops loading files when the machine gets or loses a network interface, as other tests'
+    containers cause.
     """
     load, dropped = page.goto, list[str]()
     page.on("requestfailed", lambda it: dropped.append(it.url) if it.failure == _CHANGED else None)
@@ -67,7 +67,7 @@ def load_again_if_dropped(page: Any) -> None:
 
 
 def enter(page: Any, url: str, token: str) -> None:
-    """Show a page that wants a token, and log in there."""
+    """Show a page that needs a token, and log in there."""
     page.goto(url)
     page.get_by_label("Token").fill(token)
     page.keyboard.press("Enter")
@@ -108,7 +108,7 @@ class Seeded:
 
     @contextmanager
     def waiter(self, gpus: int, nodes: int = 1) -> Iterator[str]:
-        """A request that waits, from a client of its own."""
+        """A waiting request, from a separate client."""
         message = {
             "adhoc": True,
             "id": "waits",
@@ -128,7 +128,7 @@ class Seeded:
                 if rows:
                     yield rows[-1]["request"]
                     return
-                time.sleep(0.05)  # The queue has no news to wait for.
+                time.sleep(0.05)  # No event reports that the request waits.
             pytest.fail("the request does not wait")
 
     def ask(self, gpus: int = 1, **fields: Any) -> dict[str, Any]:

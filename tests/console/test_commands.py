@@ -31,9 +31,9 @@ COMMANDS = (
 
 @pytest.fixture
 def it() -> Iterator[Seeded]:
-    """A daemon with tokens, at ports of its own, with one object for each kind of command.
+    """A daemon with tokens, at separate ports, with one object for each kind of command.
 
-    Commands that are pasted change it, so each test, and each second try of one, has its own.
+    Pasted commands change the daemon, so each test and each repetition has a new one.
     """
     local = {"MOORAGE_BACKENDS": "local", "MOORAGE_ALLOWED_HOSTS": "moored.example"}
     with seed_server(MOORAGE_TOKENS="ann:of-ann", MOORAGE_OPERATORS="ann", **local) as each:
@@ -53,14 +53,14 @@ def it() -> Iterator[Seeded]:
 
 
 class Shell:
-    """The user's machine, which has the token and no files of the server."""
+    """A shell on the user's machine, which has the token but no files of the server."""
 
     def __init__(self) -> None:
-        self._beside = ThreadPoolExecutor(1)  # The browser has the loop of this thread.
+        self._beside = ThreadPoolExecutor(1)  # The browser uses this thread's event loop.
         self.ran: list[str] = []
 
     def paste(self, page: Any) -> None:
-        """Run each command that a page shows now and has not shown before."""
+        """Run each command on the page that the shell has not run before."""
         for button in page.get_by_role("button", name="Copy as command").all():
             text = button.get_attribute("title")
             if text in self.ran:
@@ -72,7 +72,7 @@ class Shell:
     def _run(self, text: str) -> tuple[int, str]:
         """Run a command; `moorage` runs within this process, to save a start of Python."""
         program, *words = shlex.split(text)
-        if program == "moorage" and "logs" not in words:  # It writes bytes to a real file.
+        if program == "moorage" and "logs" not in words:  # `logs` writes bytes to a real file.
             done = run_moorage(words)
         else:
             done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)

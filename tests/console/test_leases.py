@@ -38,7 +38,7 @@ def test_the_timeline_works_by_keys_and_by_mouse(page: Any, console_server: Seed
     page.get_by_text("of local, ").wait_for()
     page.get_by_role("combobox", name="Lines by").select_option("tenant")
     page.get_by_role("img", name="by tenant").wait_for()
-    legend.get_by_text("local").wait_for()  # An area of a tenant is of all models.
+    legend.get_by_text("local").wait_for()  # A tenant's area includes all models.
     page.mouse.move(box["x"] + box["width"] - 200, box["y"] + 50)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] - 100, box["y"] + 50)
@@ -63,7 +63,7 @@ def test_the_timeline_draws_whole_nodes_only(page: Any, console_server: Seeded) 
     rows = [lease(1, "a"), lease(5, "a"), lease(2, "b", "d"), lease(4, "b"), lease(3, "c")]
     whole = [["c/a", 2], ["c/b", 2], ["c/d", 1]]
     assert page.evaluate(LINES, [rows, "ends", False]) == [*whole, ["c/c", 1]]
-    # More leases follow, node by node; those of `c` and of what comes after it are not all here.
+    # More leases follow, node by node; leases of `c` and later nodes are incomplete here.
     assert page.evaluate(LINES, [rows, "ends", True]) == whole
     assert page.evaluate(LINES, [rows[:4], "ends", True]) == [["c/a", 2]]
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 
 BYTES_MAX = 50_000
 WHOLE = 20_000
-"""Rectangles of all slots of ten thousand: at least two each."""
+"""Rectangles for all slots of ten thousand GPUs: at least two each."""
 CHANGES = 100
 GPUS_EACH = 8
 
@@ -27,7 +27,7 @@ def agree(page: Any, it: Seeded) -> None:
     deadline = time.monotonic() + 60
     while legend_counts(page)["free"] != truth(it):
         assert time.monotonic() < deadline, (legend_counts(page), truth(it))
-        time.sleep(0.1)  # The page counts twice a second.
+        time.sleep(0.1)  # The page updates its counts twice a second.
 
 
 def test_keys_move_through_the_tree(page: Any, console_server: Seeded) -> None:
@@ -63,7 +63,7 @@ def test_the_map_follows_changes_and_a_click_opens_a_node(
     console_server.ask(3)
     agree(page, console_server)
     canvas = page.get_by_role("img", name="Map of the fleet")
-    canvas.click(position={"x": 30, "y": 40})  # Below the names of its cluster and rack.
+    canvas.click(position={"x": 30, "y": 40})  # Below the names of the cluster and the rack.
     page.wait_for_url("**/fleet/east/east-n0000")
     assert canvas.evaluate("each => each.painter.times.length") > 0
 
@@ -83,7 +83,7 @@ def test_the_nodes_of_a_rack_are_a_block_below_its_name(page: Any, console_serve
     blocks: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for cluster, rack, x, y in canvas.evaluate(BLOCKS):
         blocks.setdefault((cluster, rack), set()).add((x, y))
-    assert {len({x for x, _ in block}) for block in blocks.values()} == {1}, "one column each"
+    assert {len({x for x, _ in block}) for block in blocks.values()} == {1}, "a column per rack"
     assert {len(block) for block in blocks.values()} == {8}
     labels = canvas.evaluate("each => each.painter.layout.labels")
     named = {(each["text"], each["x"], each["y"] + 16) for each in labels}
@@ -168,7 +168,7 @@ def test_the_map_shows_the_fleet_of_an_earlier_time(page: Any, small: Seeded) ->
     """The page's clock is five minutes ahead: its "five minutes ago" is the present."""
     small.ask(3)
     then = say(small, {"op": "decisions"})["data"]["decisions"][0]["at"]
-    time.sleep(0.1)  # The page knows milliseconds.
+    time.sleep(0.1)  # The page's clock has milliseconds.
     small.ask(2)
     page.clock.set_fixed_time(then + 300.05)
     page.goto(f"{small.console}/fleet")
@@ -252,7 +252,7 @@ def test_ten_thousand_gpus_are_sent_once_and_only_changes_are_drawn_again(
         drawn = page.evaluate("() => window.drawn")
     changed = GPUS_EACH * (2 * CHANGES - CHANGES // 4)
     print(f"{drawn} rectangles for {changed} changes")
-    assert drawn < 3 * changed + 3 * WHOLE, "all is drawn once or twice, not for each change"
+    assert drawn < 3 * changed + 3 * WHOLE, "not the whole map for each change"
 
 
 MILLION = """async () => {

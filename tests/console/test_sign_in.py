@@ -77,7 +77,7 @@ def test_a_person_without_a_role_or_with_a_forged_callback_is_refused(
 
 
 def come_back(page: Any) -> None:
-    """Have a page act as when its tab is shown again; a browser without a screen hides none."""
+    """Act as if the page's tab were shown again; a browser without a screen hides no tab."""
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
 
@@ -94,7 +94,7 @@ def test_a_page_whose_login_ends_offers_to_sign_in_and_then_shows_its_view_again
         other.get_by_role("button", name="Log out").click()
         other.get_by_role("button", name="No").click()
         page.get_by_role("link", name="Sign in").click()
-        page.get_by_role("button").click()  # The issuer still knows who this is.
+        page.get_by_role("button").click()  # The issuer's session still exists.
         page.get_by_role("heading", name="Leases", level=1).wait_for()
         assert page.url == f"{console}/leases?sort=end"
         other.get_by_role("link", name="Sign in").wait_for()
@@ -175,7 +175,7 @@ def test_two_tabs_sign_in_at_the_same_time(chromium: Any, console: str) -> None:
         for each, person in zip(tabs, ("team.client", "team.author"), strict=True):
             fill_in(each, person)
             each.get_by_role("heading", name="Policies", level=1).wait_for()
-        come_back(page)  # Now both have the login of the second one.
+        come_back(page)  # Now both tabs have the second tab's login.
         page.locator(".who", has_text="author").wait_for()
         cookies = [each["name"] for each in page.context.cookies(f"{console}/sign-in")]
         assert not any("moorage-sign-in" in each for each in cookies)

@@ -12,12 +12,12 @@ from websockets.sync.client import connect
 pytestmark = pytest.mark.heavy  # A browser.
 
 PATIENCE_MS = 60_000
-"""Bound of each wait for what a process does."""
+"""Longest wait for the effect of a process."""
 
 
 def working(it: Seeded, sign: Path) -> str:
     """Start a process that writes more once a file exists; return its lease."""
-    saying = '[ -e "$0" ] && echo it goes on && exec sleep 60'  # It outlives its daemon.
+    saying = '[ -e "$0" ] && echo it goes on && exec sleep 60'  # The process outlives its daemon.
     script = f"echo it starts; for n in $(seq 600); do {saying}; sleep 0.1; done"
     command = {"command": ["sh", "-c", script, str(sign)]}
     answer = it.ask(1, provision={"backend": "local", "spec": command})
@@ -33,7 +33,7 @@ def it() -> Iterator[Seeded]:
     with seed_server(
         MOORAGE_TOKENS=tokens, MOORAGE_OPERATORS="bob", MOORAGE_BACKENDS="local"
     ) as each:
-        # The backend `local` starts on a node of this name alone.
+        # The backend `local` only starts workloads on a node with this name.
         gpus = {"count": 4, "gpus": [{"modelName": "A100", "memory": 80_000}] * 4}
         node = {"id": "localhost", "gpus": gpus, "vcpus": {"count": 8}, "memory": 64_000}
         document = {"id": "here", "nodes": {"count": 1, "nodeData": [node]}}
@@ -79,7 +79,7 @@ def test_pages_show_workloads_of_their_own_tenant_only(it: Seeded, tmp_path: Pat
     read, ran = say("ann", logs, command, Origin=it.running.http)
     assert "it starts" in read["data"]["text"]
     assert ran["data"]["output"] == "42\n"
-    assert all(each["success"] for each in say("ann", logs, command)), "a program does, too"
+    assert all(each["success"] for each in say("ann", logs, command)), "programs can do the same"
     others = say("bob", logs, command, Origin=it.running.http)
     assert codes(others) == ["unknown_lease"] * 2
     wrong = [{**each, "token": "no-token"} for each in (logs, command)]

@@ -69,7 +69,7 @@ def place(node: str, *gpus: str, **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Hand:
-    """An allocator with its clock, its answers and its effects."""
+    """Drives an allocator by a clock of its own, and records answers and effects."""
 
     allocator: Allocator = field(default_factory=Allocator)
     now: float = 0.0

@@ -139,7 +139,7 @@ def test_a_waiter_that_fits_is_tried_again_after_a_conflict() -> None:
         hand.grant(ask(f"fast{number}", ONE), place("n000", gpu))
         turn = hand.propose(turn, place("n000", gpu))
     assert list(hand.allocator.state.waiting) == ["slow"]
-    assert consults(turn) == ["slow"], "it fits, so its policy is consulted again"
+    assert consults(turn) == ["slow"], "the waiter fits, so its policy is consulted again"
     assert isinstance(answers(hand.propose(turn, place("n001", "0")))[0], LeaseNews)
 
 
@@ -152,7 +152,7 @@ def test_a_policy_gets_capacity_that_came_free_while_it_decided() -> None:
     turn = hand.propose(thinking, {"declined": "I wanted device 0"})
     assert consults(turn) == ["picky"]
     turn = hand.propose(turn, {"declined": "still not good enough"})
-    assert consults(turn) == [], "nothing changed since: the no stands"
+    assert consults(turn) == [], "nothing has changed, so the refusal stands"
     assert consults(hand.see(nodes(1, 2, name="d"))) == ["picky"]
 
 
@@ -194,7 +194,7 @@ def test_repeated_declines_of_a_policy_become_a_refusal() -> None:
         {"verdict": "not_now", "data": {"declined": "not today"}},
     )
     turn = hand.propose(hand.ask(ask("again", ONE)), {"declined": "not today"})
-    assert answers(turn)[0].code is Code.POLICY_DECLINED, "nothing came back meanwhile"
+    assert answers(turn)[0].code is Code.POLICY_DECLINED, "no capacity became free meanwhile"
 
 
 def test_few_waiters_are_consulted_at_the_same_time() -> None:
@@ -226,13 +226,13 @@ def test_a_policy_is_not_blamed_for_a_changed_inventory() -> None:
     turn = hand.propose(turn, place("n000", "0"))
     assert consults(turn) == ["r"]
     (answer,) = answers(hand.propose(turn, place("n000", "0")))
-    assert answer.code is Code.POLICY_UNSOUND, "now it knew"
+    assert answer.code is Code.POLICY_UNSOUND, "this time the policy saw the inventory"
 
 
 def test_a_waiter_after_an_undecided_head_is_not_consulted() -> None:
     hand = full(gpus=2)
     hand.ask(ask("head", Demand(gpus=2), wait=600.0))
-    hand.see(nodes(1, 2, name="d"))  # The head is being consulted about d now.
+    hand.see(nodes(1, 2, name="d"))  # Now the head's policy decides about `d`.
     turn = hand.ask(ask("behind", ONE, wait=600.0))
     assert consults(turn) == []
     assert "behind" in hand.allocator.state.waiting
@@ -273,7 +273,7 @@ def test_a_reused_key_with_another_demand_is_refused() -> None:
     for other in (Demand(gpus=2), Demand(gpus=1, nodes=2), Demand(gpus=1, cpu_milli=9)):
         (answer,) = answers(hand.ask(ask("r3", other, terms=keyed)))
         assert answer.code is Code.IDEMPOTENCY_MISMATCH
-    # The lease of a request that started nothing is no answer to one that wants something started.
+    # A lease without a workload does not answer a request that starts one.
     (answer,) = answers(
         hand.ask(replace(ask("r4", ONE, terms=keyed), provision=Provision("memory")))
     )
@@ -384,7 +384,7 @@ def test_the_bytes_of_undecided_and_waiting_requests_are_limited() -> None:
     hand.grant(ask("holder", Demand(gpus=1)), place("n000", "0"))
     large = ASKS_BYTES_MAX // 2 + 1
     first = ask("first", Demand(gpus=1), wait=9.0, size=large)
-    assert answers(hand.ask(first)) == []  # It waits.
+    assert answers(hand.ask(first)) == []  # The request waits.
     (no,) = answers(hand.ask(ask("second", Demand(gpus=1), wait=9.0, size=large)))
     assert no.code is Code.BUSY
     assert hand.allocator.state.waiting_loads.bytes == large
@@ -405,9 +405,9 @@ def test_a_follower_of_the_facts_gives_the_same_answers_and_indexes_the_waiters_
         hand.ask(ask(name, Demand(gpus=2), wait=60.0))
     follower.follow(hand.facts)
     followed = len(hand.facts)
-    assert len([*follower.index()]) == 0, "these are less than a piece"
+    assert len([*follower.index()]) == 0, "fewer waiters than one piece"
     assert [line.since for line in follower.requests.queue.lines()] == [hand.now]
-    index = follower.requests.queue._ranking  # Another one wherever all are indexed again.
+    index = follower.requests.queue._ranking  # A full index would replace this object.
     for step in (
         lambda: hand.propose(hand.see(nodes(2, 4)), place("n001", "0", "1")),
         lambda: hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder")),
@@ -434,14 +434,14 @@ def test_all_waiters_are_indexed_in_pieces() -> None:
         hand.ask(ask(f"w{number}", ONE, wait=60.0))
     follower.follow(hand.facts)
     assert len([*follower.index()]) == 2
-    assert len([*follower.index()]) == 0, "it is kept from then on"
+    assert len([*follower.index()]) == 0, "from then on the index is up to date"
     (line,) = follower.requests.queue.lines()
     assert len(line.waiters) == 2 * PIECE
 
 
 def test_the_number_of_device_selections_per_tenant_is_limited() -> None:
     hand = full()
-    for number in range(FILTERS_OF_TENANT_MAX - 2):  # One has none, and one is the next.
+    for number in range(FILTERS_OF_TENANT_MAX - 2):  # “known” is one more.
         hand.ask(ask(f"w{number}", replace(ONE, models=("A100", str(number))), wait=60.0))
     several = tuple(replace(ONE, models=("A100", each)) for each in "ab")
     two = ask("two", several[0], wait=60.0, alternatives=several)

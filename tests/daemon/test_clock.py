@@ -67,7 +67,7 @@ def test_a_missing_heartbeat_shows_that_the_loop_stalled(machine, clock):
 
 
 def test_sleep_of_the_machine_shifts_the_date_and_is_not_a_stall(machine, clock):
-    machine.date += 8 * 3_600.0  # As on Linux: the monotonic clock stops while it sleeps.
+    machine.date += 8 * 3_600.0  # As on Linux, whose monotonic clock stops during sleep.
     machine.run(BEAT_SECONDS)
     assert clock.stood_still_seconds == 0.0
     assert clock.follow_calendar() == 8 * 3_600.0
@@ -98,7 +98,7 @@ def test_after_a_restart_of_the_machine_a_calendar_earlier_than_the_ledger_is_de
     (tmp_path / CALENDAR).write_text(text)
     last_at = machine.date
     machine.run(60.0)
-    assert record.calendar_shift(last_at) == 0.0, "or its hours are those that it was off"
+    assert record.calendar_shift(last_at) == 0.0, "the machine may have been off"
     machine.date -= 7_200.0
     assert record.calendar_shift(last_at) == 60.0 - 7_200.0
 

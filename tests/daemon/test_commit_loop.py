@@ -43,7 +43,7 @@ from moorage.model import (
 POLICY = PolicyRef("rule", "digest")
 TENANT = Tenant("ann")
 SECONDS = 2.5
-"""Of a stall, and a little less than a stall is noticed after beside a loop that beats."""
+"""Duration of a stall, a little below the time after which a beating loop notices one."""
 NODE = Node(NodeId("n"), 64_000, 65_536, (Gpu("0", "A100", 81_920), Gpu("1", "A100", 81_920)))
 
 
@@ -126,7 +126,7 @@ class Played:
         self.inbox.post(ReleaseAsked(to, RequestId(name), "", TENANT), TENANT)
 
     async def queue(self, name: str, number: int) -> None:
-        """Ask for what is not free, and wait until the request stands in the queue."""
+        """Send a request that does not fit now, and wait until it is in the queue."""
         self.ask(name, number, wait_seconds=60.0)
         await self.rest()
         self.ledger.sync()
@@ -144,7 +144,7 @@ class Played:
         return [x.expires_at - time.time() for x in self.allocator.state.leases.values()]
 
     async def rest(self) -> None:
-        """Wait until only commits are left to do."""
+        """Wait until the loop has nothing left to do except commits."""
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -198,7 +198,7 @@ async def test_the_grant_of_a_waiter_follows_the_release_without_waiting_for_the
         it.ledger.log.clear()
         it.effects.propose("0")
         await it.rest()
-        assert it.ledger.log == ["Granted"]  # Though the release is not durable yet.
+        assert it.ledger.log == ["Granted"]  # Although the release is not durable yet.
         it.ledger.sync()
         await it.until("answer 3")
         assert it.ledger.log == ["Granted", "durable Ended", "answer 3"]
@@ -262,7 +262,7 @@ async def test_leases_get_a_grace_after_a_stall_of_the_disk() -> None:
     async with play(ttl_seconds=2.0) as it:
         it.tasks.spawn(it.loop.watch_clocks())
         it.inbox.post(RenewAsked(Address(SessionId("s"), 2), RequestId("a"), "", None))
-        await asyncio.sleep(SECONDS)  # The disk stalls, which reports nothing.
+        await asyncio.sleep(SECONDS)  # No event reports that the disk stalls.
         it.ledger.is_fast = True
         it.ledger.sync()
         await it.until("answer 2")

@@ -85,7 +85,7 @@ async def test_a_follower_is_stale_without_the_database_and_recovers(
     assert await scene.follower.has(await scene.append("a"))
     scene.beside.is_broken = True
     revision = await scene.append("b")
-    scene.follower._looked -= AGE_SECONDS_MAX  # As if that were so long ago.
+    scene.follower._looked -= AGE_SECONDS_MAX  # As if the last look were too long ago.
     assert not scene.follower.is_fresh
     assert scene.follower.revision == revision - 1
     scene.beside.is_broken = False
@@ -96,7 +96,7 @@ async def test_a_follower_is_stale_without_the_database_and_recovers(
 
 async def test_a_follower_ends_at_another_history(scene: Scene) -> None:
     assert await scene.follower.has(await scene.append("a"))
-    scene.follower._ledger._chain += 1  # As of another fact.
+    scene.follower._ledger._chain += 1  # As if another fact had been read.
     await scene.append("b")
     with pytest.raises(LedgerError, match="does not go on from fact 1"):
         await scene.running

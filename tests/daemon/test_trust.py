@@ -52,12 +52,12 @@ def test_a_server_that_slept_checks_its_election_before_it_answers():
     trust.begin()
     assert trust.holds()
     election.resign()
-    trust.begin()  # As if the last sign were too old.
+    trust.begin()  # As if the last heartbeat were too old.
     assert not trust.holds()
     with pytest.raises(LedgerFailed, match="no longer leads"):
         trust.check()
     assert [type(each) for each in failures] == [Deposed]
-    assert election.beats == 2, "once is enough"
+    assert election.beats == 2, "one more heartbeat is enough"
 
 
 async def test_a_heartbeat_returns_an_operators_request_to_resign():

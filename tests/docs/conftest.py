@@ -1,15 +1,15 @@
-"""A reader of the docs who types the blocks of a page, in order, against a real `moored serve`.
+"""Runs the blocks of a page in order, as a reader types them, with a real `moored serve`.
 
-- `python` is run; where its first line is a comment with a file name, it is written there instead;
+- `python` is run; if its first line is a comment with a file name, it is written to this file;
 - `javascript` is run by Node;
-- `console` lines after `$` are run by a shell, and what follows is compared, `…` standing for
-  anything; commands of `moorage` that need no shell run within this process, which is quick; where
-  an error of `moorage` follows, the command must fail with it;
+- `console` lines after `$` are run by a shell, and their output is compared; `…` stands for any
+  text; commands of `moorage` that need no shell run within this process, which is quick; if
+  an error of `moorage` follows a command, the command must fail with this error;
 - `sh` is run as a whole;
-- `json` with `adhoc`, `input` or `op` is sent over the WebSocket, and must succeed; with `success`
-  it is what the last such reply must look like; any other is read;
+- `json` with `adhoc`, `input` or `op` is sent over the WebSocket, and must succeed; `json` with
+  `success` shows the form of the last reply; other `json` is not run;
 - `toml` must be a configuration that loads;
-- `text` is read by people.
+- `text` is not run.
 """
 
 import doctest
@@ -42,12 +42,12 @@ START_SECONDS_MAX = 30
 RUN_SECONDS_MAX = 120
 SERVE = "moored serve"
 READY = {"event", "ws", "http", "console"}
-# Not run from within a test: the Makefile's own targets are what runs the tests.
+# Commands that no test runs: the Makefile's targets run the tests themselves.
 OUTSIDE = (
     *("make ", ". .venv/", "pip ", "docker ", "systemctl ", "journalctl "),
     *(SERVE, "MOORAGE_BACKENDS="),
 )
-# Needs no shell; `run`, `exec` and `logs` write bytes to a real file.
+# Commands without a shell; `run`, `exec` and `logs` write bytes to a real file.
 PLAIN = re.compile(r"moorage (?!run|exec|logs)[^|&;<>*~$()`\\\n]+$")
 
 
@@ -200,7 +200,7 @@ def reader() -> Callable[..., AbstractContextManager[Story]]:
 
     @contextmanager
     def start(folder: Path, *options: str, lab: bool = False) -> Iterator[Story]:
-        # The lab's machines are none; to the backend `local` one of them is this one.
+        # The lab's machines do not exist; for the backend `local`, the first one is this machine.
         here = {"MOORAGE_LOCAL_NODES": LAB[0]["id"]} if lab else {}
         with ExitStack() as stack:
 

@@ -28,7 +28,7 @@ def text() -> str:
 
 @pytest.fixture(scope="module")
 def metric_names(text: str) -> set[str]:
-    """Names of the metrics that a new server has; its histograms have three samples each."""
+    """Return the names of a new server's metrics; a histogram has three names."""
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     return names | {f"{name}_{part}" for name in names for part in ("bucket", "count", "sum")}
 
@@ -123,14 +123,14 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
                     "25m",
                     "MoorageCommitSlow",
                     "ticket",
-                    "Commits on a take more than 250 ms at p99",
+                    "One of 100 commits on a takes more than 250 ms",
                 ),
                 expectation("20m", "MoorageNodesOut"),
                 expectation(
                     "25m",
                     "MoorageNodesOut",
                     "ticket",
-                    "6 nodes of a take nothing new",
+                    "6 nodes of a accept no new leases",
                     job="moorage",
                 ),
             ],

@@ -1,4 +1,4 @@
-"""`make docs` refuses faulty pages; each kind of fault is made here once."""
+"""`make docs` refuses faulty pages, tested with one page for each kind of fault."""
 
 import os
 import subprocess

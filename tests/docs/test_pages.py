@@ -11,12 +11,12 @@ DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CELL_WORDS_MAX = 25
 SHOWN = {"toctree", "text"}
-"""Blocks that are read only."""
+"""Languages of blocks that are not run."""
 ELSEWHERE = {
     "how-to/kubernetes.md": "tests/kubernetes/test_how_to.py",
     "how-to/ray.md": "tests/end_to_end/test_ray_how_to.py",
 }
-"""Pages that need more than a server: the test that plays each."""
+"""Pages that need more than a server, each with the test that runs it."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -85,7 +85,7 @@ def test_each_how_to_lists_possible_failures(name: str) -> None:
     assert "\n## What can go wrong\n" in text
     title, purpose = text.split("\n\n")[:2]
     assert title.startswith("# ")
-    assert purpose[0] not in "#`|-", "the first paragraph says what it is for"
+    assert purpose[0] not in "#`|-", "the first paragraph gives the page's purpose"
 
 
 def test_sections_of_one_kind_look_alike(alike) -> None:

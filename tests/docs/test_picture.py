@@ -8,7 +8,7 @@ from recording import PICTURE, play
 from rich.text import Text
 
 CHANGING = re.compile(r"\b[0-9a-f]{16}\b|\b\d+ (?:min|s)\b|─+")
-"""Ids of leases, what is left of their time, and rules, which are as wide as that."""
+"""Parts that differ each time: ids of leases, their remaining time, and rules of that width."""
 
 
 def letters(text: str) -> str:
@@ -24,4 +24,4 @@ def test_the_picture_agrees_with_the_server() -> None:
         drawn.setdefault(float(top), []).append((float(left), html.unescape(text)))
     shown = " ".join(text for top in sorted(drawn) for _, text in sorted(drawn[top]))
     said = "\n".join(f"$ {command}\n{Text.from_ansi(output).plain}" for command, output in play())
-    assert letters(shown) == letters(said), "make it again: python tools/recording.py"
+    assert letters(shown) == letters(said), "record it again: python tools/recording.py"

@@ -98,7 +98,7 @@ def test_every_operation_and_field_is_explained(pages) -> None:
 
 
 NOT_OFFERED = {"stream"}
-"""What the server answers with `unsupported`, or does not do yet."""
+"""Names that the server answers with `unsupported`, or does not support yet."""
 
 
 def test_every_code_and_setting_is_in_the_reference(pages) -> None:

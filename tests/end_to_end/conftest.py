@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kubernetes"))  # And `kubern
 from fleets import Fleet
 from served import Server, cluster
 
-# What hangs here is to be stopped soon; the default leaves time for long searches.
+# Stop hanging policies soon; the default leaves time for long searches.
 os.environ.setdefault("MOORAGE_POLICY_DEADLINE_SECONDS", "1")
 
 
@@ -30,7 +30,7 @@ def server() -> Iterator[Server]:
         server = Server(running)
         server.fill(cluster("east"), cluster("west", model="H100"))
         yield server
-        assert running.log.read_text() == "", "the daemon had something to complain about"
+        assert running.log.read_text() == "", "the daemon logged a warning or an error"
         server.close()
 
 
@@ -47,14 +47,14 @@ def _end_leases(request) -> Iterator[None]:
 
 @pytest.fixture
 def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
-    """A cluster of the test's own, on the server that the tests of its file share."""
+    """A separate cluster for each test, on the server that the tests of a file share."""
     with shared_fleet.apart(tmp_path) as fleet:
         yield fleet
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
+    """A small disk for one test."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = shutil.which("mount")
@@ -68,4 +68,4 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     if done.returncode != 0:
         pytest.skip("only root can make a small disk")
     yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)  # Workloads may end a moment later.
+    subprocess.run(["umount", "-l", str(place)], check=True)  # Workloads may still be ending.

@@ -23,7 +23,7 @@ class CutProxy(ThreadingTCPServer):
         self.ends: list[socket.socket] = []
         self.is_closed = False
         self.passes = threading.Event()
-        """Unset: it holds back what comes, as a network that is partitioned."""
+        """If it is not set, the proxy passes no bytes on, like a partitioned network."""
         self.passes.set()
 
     def verify_request(self, request: object, client_address: object) -> bool:
@@ -34,7 +34,7 @@ class CutProxy(ThreadingTCPServer):
         """Reset both sides of every connection."""
         ends, self.ends = self.ends, []
         for end in ends:
-            # The reset leaves with `shutdown`, also while the other thread reads.
+            # `shutdown` sends the reset, also while the other thread reads.
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 end.shutdown(socket.SHUT_RDWR)
@@ -68,7 +68,7 @@ class _Passing(BaseRequestHandler):
 
 
 def _pass_on(passes: threading.Event, source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # It is cut.
+    with contextlib.suppress(OSError):  # The connection was cut.
         while piece := source.recv(65_536):
             passes.wait()
             target.sendall(piece)

@@ -1,4 +1,4 @@
-"""Disks that are full."""
+"""Fills disks."""
 
 import contextlib
 from pathlib import Path

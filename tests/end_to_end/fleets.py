@@ -1,6 +1,6 @@
-"""A server and agents of machines, as processes, over loopback sockets.
+"""A server and agents as processes, over loopback sockets.
 
-All agents are on one machine, which is why they have names and no machine id.
+All agents are on one machine, so they have names instead of the machine id.
 """
 
 import json
@@ -86,7 +86,7 @@ class Fleet:
         return answer["lease"]
 
     def output(self, lease: dict) -> tuple[str, int]:
-        """Return all that a workload writes, once it has ended, and its exit code."""
+        """Wait until a workload ends; return all its output and its exit code."""
         text, reply = "", {"over": False, "offset": 0}
         while not reply["over"]:
             message = {"op": "logs", "lease": lease["id"], "token": lease["token"]}
@@ -94,7 +94,7 @@ class Fleet:
             if answer["success"]:
                 reply = answer["data"]
                 text += reply["text"]
-            else:  # The machine is away.
+            else:  # The machine is not connected.
                 assert "is not heard of since" in answer["message"]
         return text, reply["exit_code"]
 
@@ -104,7 +104,7 @@ class Fleet:
 
 @contextmanager
 def serve_doomed_fleet(folder: Path, agents: ExitStack, **environment: str) -> Iterator[Fleet]:
-    """Run a server that the test kills; the agents of its fleet end with a stack of the test."""
+    """Run a server that the test kills; the agents of its fleet end with the given stack."""
     data = folder / "data"
     with serve_and_kill(data, environment=environment) as server:
         server.publish(catalog.document("first_fit"))

@@ -1,7 +1,7 @@
-"""A Podman of the tests, and a store of images below it that is made once per machine.
+"""A separate Podman for tests, above a store of images that is made once per machine.
 
-The store holds a Debian with Python, which `debootstrap` makes, and above it what the Dockerfile
-installs before it copies a source. The tests build the rest. `.ci/run` makes the store ahead,
+The store has a Debian with Python, which `debootstrap` makes, and above it all that the Dockerfile
+installs before it copies a source. The tests build the rest. `.ci/run` makes the store early,
 beside the fast tests: `python tests/end_to_end/image_store.py`.
 """
 
@@ -24,17 +24,17 @@ BASE: Final = "localhost/moorage-base:bookworm"
 PACKAGES: Final = "python3,python3-venv,python-is-python3,ca-certificates"
 MAKE_SECONDS_MAX: Final = 900
 UNUSED_SECONDS_MAX: Final = 86_400
-"""A store of another Dockerfile is removed when no test has used it for so long."""
+"""A store of another Dockerfile is removed after this time without use."""
 _BOUNDS: Final = ((resource.RLIMIT_NOFILE, 1024), (resource.RLIMIT_NPROC, 500))
 
 
 class Podman:
-    """Podman with all its data in folders of its own.
+    """Podman with all its data in separate folders.
 
     Args:
-        images: Where its images are.
-        running: Where it notes what runs: Podman takes 50 characters.
-        store: Images that it can see, too, and never changes.
+        images: Folder of its images.
+        running: Folder of its state; Podman allows a path of 50 characters.
+        store: Folder of further images, which it never changes.
     """
 
     def __init__(self, images: Path, running: Path, store: Path | None = None) -> None:
@@ -60,7 +60,7 @@ class Podman:
 
     def build(self, context: Path, image: str, target: str) -> str:
         """Build a target of a folder's Dockerfile; return the output."""
-        installs = [  # Downloads inside go the way that those of this machine go.
+        installs = [  # Downloads inside use this machine's proxy settings.
             f"--volume={each}:{each}:ro"
             for each in ("/etc/ssl/certs", "/etc/pip.conf")
             if Path(each).exists()
@@ -76,7 +76,7 @@ def image_store() -> Path:
     stores.mkdir(parents=True, exist_ok=True)
     store = stores / _key()
     with (CACHE / "images.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # Another run of the tests may be making it.
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Another test run may be making the store.
         if not store.exists():
             _make_store(store)
         os.utime(store)
@@ -87,7 +87,7 @@ def image_store() -> Path:
 
 
 def _key() -> str:
-    """Return a digest of all that decides what is in the store."""
+    """Return a digest of everything that determines the store's content."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needs = project["dependencies"], project["optional-dependencies"]
     content = [(ROOT / "Dockerfile").read_text(), json.dumps(needs), PACKAGES]

@@ -40,7 +40,7 @@ def cluster(name: str, nodes: int = 2, gpus: int = 4, model: str = "A100", **mor
 
 
 def here(gpus: int = 8, name: str = "here", **more) -> dict:
-    """Return the document of a cluster that is this machine."""
+    """Return the document of a cluster with this machine as its only node."""
     document = cluster(name, nodes=1, gpus=gpus, **more)
     document["nodes"]["nodeData"][0]["id"] = platform.node()
     return document
@@ -89,7 +89,7 @@ def ran(
 
 def invoke(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command of `moored` in this process, which is quick, for tests of its output."""
-    from moorage.commands.program import app  # noqa: PLC0415  # Not every test needs all of it.
+    from moorage.commands.program import app  # noqa: PLC0415  # Slow to import, and few tests need it.
 
     runner = CliRunner(env=variables)
     done = runner.invoke(app, [str(word) for word in words], catch_exceptions=False)
@@ -97,11 +97,11 @@ def invoke(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[
 
 
 class Server:
-    """A running daemon, and the few things that tests do with it.
+    """A running daemon, and helpers for tests.
 
     Args:
         running: The daemon.
-        token: What every request shows, unless it brings its own.
+        token: The token of each request that does not set its own.
     """
 
     def __init__(self, running: Running, token: str = "") -> None:
@@ -109,7 +109,7 @@ class Server:
         self.token = token
         self.data: Path | None = None
         self.leases: list[dict] = []
-        """What ends with the test, on a daemon that tests share."""
+        """Leases to end after the test, if tests share the daemon."""
         self.headers = bearing(token) if token else {}
         self.http = httpx.Client(
             base_url=running.http, headers=self.headers, timeout=30, verify=CONTEXT
@@ -133,7 +133,7 @@ class Server:
         if self._interface is None:
             headers = {k: v for k, v in request.headers.items() if k == "authorization"}
             described = self.http.get("/openapi.json", headers=headers)
-            if not described.is_success:  # A client like this may not see it.
+            if not described.is_success:  # This caller may not read the description.
                 return
             self._interface = Interface(described.json())
         response.read()
@@ -156,7 +156,7 @@ class Server:
     def socket(
         self, headers: dict[str, str] | None = None, bearer: str = "", unread_max: int | None = None
     ):
-        """Return a new socket, which sends a token of its own if one is given.
+        """Return a new socket, with the given token or the server's.
 
         With a bound for unread messages, a close waits 10 s if there are more.
         """
@@ -172,7 +172,7 @@ class Server:
             yield socket
 
     def say(self, *messages: dict | str, bearer: str = "") -> list[dict]:
-        """Send messages over one new socket, all at once, and return the replies."""
+        """Send all messages over one new socket without waiting; return the replies."""
         with self.socket(bearer=bearer) as socket:
             for message in messages:
                 socket.send(message if isinstance(message, str) else json.dumps(message))

@@ -65,7 +65,7 @@ def test_reservations_cordons_quotas_and_alternatives_outlast_a_kill(tmp_path: P
         (row,) = client.queue()
         assert [each["gpus"] for each in row["alternatives"]] == [4, 3, 2]
         client.release(big.id, big.token)
-        wants["resources"] = Demand(gpus=4, models=("A100",))  # The same in other words.
+        wants["resources"] = Demand(gpus=4, models=("A100",))  # An equal demand.
         lease = client.ask(FIRST_FIT, **wants).lease
         assert lease is not None
         assert lease.choice == 0

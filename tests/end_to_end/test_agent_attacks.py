@@ -1,6 +1,6 @@
-"""Agents over raw sockets: those that misbehave, and those whose machine a tenant has registered.
+"""Agents over raw sockets: they misbehave, or a tenant has already registered their machine.
 
-The server refuses the first in one sentence, and goes on.
+The server refuses a misbehaving agent with one sentence, and continues.
 """
 
 import json
@@ -76,7 +76,7 @@ DEEP = msgspec.Raw(b"\x91" * 100_000 + b"\xc0")
 
 
 def raw_hello(node: object, **fields: object) -> bytes:
-    """Return a hello with values that none of the own program has."""
+    """Return a hello with values that our own agent never sends."""
     own = {"release": "9.9", "agent": "x", "unheard_seconds": 0.0, "busy": {}}
     about = {"type": "AgentHello", "version": wire.VERSION, "node": node}
     return msgspec.msgpack.encode(about | own | fields)
@@ -313,7 +313,7 @@ def names(fleet: Fleet, cluster: str) -> set[str]:
 
 
 def displaced(fleet: Fleet) -> list[tuple[str, str]]:
-    """Return the nodes that gave way to agents of a cluster, each with its tenant."""
+    """Return the nodes that agents of a cluster have replaced, each with its tenant."""
     lines = invoke("audit", "--what", "agent.displaced", "--json", "--data", fleet.data).stdout
     entries = [json.loads(line) for line in lines.splitlines()]
     return [
@@ -342,7 +342,7 @@ def test_an_agent_takes_its_machine_over_from_the_tenant_that_registered_it(
 
 
 def test_an_agent_takes_its_name_and_its_cluster_over_from_other_tenants(apart: Fleet) -> None:
-    """The devices may exist under further names, too."""
+    """The devices may also be registered under other names."""
     here, ann = f"/clusters/{apart.cluster}", bearing("of-ann")
     squats = [{"id": "box", "machineId": "false"}, {"id": "x", "machineId": "m2"}, {"id": "y"}]
     assert register(apart, "of-ann", apart.cluster, *squats)[0] == 201
@@ -374,7 +374,7 @@ def test_an_agent_that_a_full_cluster_refuses_is_told_the_remedy(apart: Fleet) -
         farewell = answer(raw)
     assert isinstance(farewell, wire.AgentFarewell)
     assert "the tenant ann registered (`moorage fleet delete " in farewell.reason
-    assert apart.server.http.delete(f"/clusters/{apart.cluster}").is_success, "an operator does so"
+    assert apart.server.http.delete(f"/clusters/{apart.cluster}").is_success, "operators may do so"
     with dial(apart, token) as raw:
         join(apart, raw, "box")
 
@@ -393,7 +393,7 @@ def test_no_tenant_can_exclude_a_machine_with_an_agent_from_placement(apart: Fle
         assert displaced(apart) == [(f"{apart.cluster} ({field}: {said})", "ann")]
         until(lambda: apart.server.ask(**wanted)["success"])
         assert apart.server.http.put(here, json=shut, headers=ann).status_code == 403
-        assert apart.server.http.put(here, json=shut).status_code == 200, "operators may"
+        assert apart.server.http.put(here, json=shut).status_code == 200, "operators may do so"
         join(apart, other, "box2")
         assert not apart.server.ask(**wanted)["success"]
         assert len(displaced(apart)) == 1
@@ -409,7 +409,7 @@ def test_a_lease_on_a_machine_that_an_agent_takes_over_lasts_until_its_end(apart
         assert displaced(apart) == [(f"{mine}/x", "ann")]
         assert apart.state(lease) == "granted"
         again = apart.server.ask(clusters=[apart.cluster], **whole)
-        assert not again["success"], "the machine is held"
+        assert not again["success"], "the machine is leased"
         assert apart.server.release(lease)["success"]
         until(lambda: apart.server.ask(clusters=[apart.cluster], **whole)["success"])
 
@@ -427,7 +427,7 @@ def test_an_agent_takes_over_devices_that_it_finds_later(apart: Fleet) -> None:
 
 
 def test_no_agent_takes_over_the_machine_of_another_one(apart: Fleet, tmp_path: Path) -> None:
-    register(apart, "of-ann", apart.cluster, {"id": "hers"})  # The cluster is hers, too.
+    register(apart, "of-ann", apart.cluster, {"id": "hers"})  # The cluster is also ann's.
     with dial(apart, apart.token()) as raw:
         join(apart, raw, "box", machineId="m5")
     until(lambda: not apart.listed()["box"]["connected"])

@@ -37,7 +37,7 @@ TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
 VARIABLES = {**TOKENS, "MOORAGE_AGENT_LOST_SECONDS": "3"}
 DAY = 86_400.0
 LINES = 100
-"""That a command writes in 5 s, which is longer than its machine may be unheard."""
+"""Lines that a command writes in 5 s, longer than a machine may be disconnected."""
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +91,13 @@ def test_set_clocks_lose_no_machine_and_end_no_workload(tmp_path: Path, monkeypa
         until(seen.exists)
         for server, box in ((DAY, -DAY), (-DAY, DAY)):
             for name, off in (("server", server), ("box", box)):
-                with (tmp_path / f"{name}.off").open("r+b") as file:  # It is mapped.
+                with (tmp_path / f"{name}.off").open("r+b") as file:  # It is mapped: keep its size.
                     file.write(struct.pack("d", off))
             before = len(seen.read_text().split())
             until(lambda begun=before: len(seen.read_text().split()) > begun + LINES)
             assert fleet.state(lease) == "active"
             assert "unavailable" not in fleet.node("box")
-        assert len(set(seen.read_text().split())) == 1, "it is the process that was started"
+        assert len(set(seen.read_text().split())) == 1, "the process was not restarted"
         log = (tmp_path / "box.log").read_text()
         assert "agent_disconnected" not in log
 
@@ -139,7 +139,7 @@ def test_agents_follow_a_restored_server_once_an_operator_confirms_it(fleet: Fle
     agent.wait(60)
     until(lambda: not fleet.listed()["box"]["connected"])
     file = fleet.folder / "box" / "agent.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "epoch": 9}))  # Of another server.
+    file.write_text(json.dumps({**json.loads(file.read_text()), "epoch": 9}))  # Another server's.
     command, pipe = fleet.command("box"), subprocess.PIPE
     with (
         subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as again,
@@ -208,7 +208,7 @@ def test_a_stalled_reader_of_logs_delays_no_other(fleet: Fleet) -> None:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         slow.connect((url.hostname, url.port))
         slow.settimeout(0.5)
-        with suppress(TimeoutError):  # The server reads no more of it: that is flow control.
+        with suppress(TimeoutError):  # The server stops reading: flow control.
             slow.sendall(upgrade + frame * 200)
         assert fleet.output(fleet.ask("seq 50000; exit 3")) == (
             "".join(f"{number}\n" for number in range(1, 50_001)),

@@ -49,7 +49,7 @@ def pids(fleet: Fleet, lease: dict) -> dict[str, int]:
 
 
 def wait_end(fleet: Fleet, lease: dict) -> str:
-    """Await the end of a lease of which no process remains; return its reason."""
+    """Wait until a lease has ended; check that no process remains; return the reason."""
     until(lambda: fleet.state(lease) == "ended")
     assert pids(fleet, lease) == {}
     return fleet.server.status(lease)["reason"]
@@ -96,7 +96,7 @@ OWN = {"MOORAGE_LOCAL_NODES": "own"}
 
 
 def register_own(fleet: Fleet) -> None:
-    """Add the server's own machine to those with agents."""
+    """Add the server's own machine to the cluster of machines with agents."""
     node = {"id": "own", "vcpus": {"count": 4}, "memory": 4096}
     document = {"id": "lab", "nodes": {"count": 1, "nodeData": [node]}}
     assert fleet.server.http.post("/clusters/lab/nodes", json=document).is_success

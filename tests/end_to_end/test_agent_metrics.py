@@ -1,6 +1,6 @@
 """Metrics of agents, as policies see them, and GPUs in use by others.
 
-The GPUs are those of a stand-in for NVML, which an agent imports in the place of the bindings.
+The agents import a stand-in for NVML, which simulates the GPUs.
 """
 
 import json
@@ -126,7 +126,7 @@ def test_a_gpu_in_use_by_others_is_not_leased(fleet: Fleet, set_use: SetUse) -> 
 
 
 def check_use_by_others(fleet: Fleet, set_use: SetUse, node: str) -> None:
-    """Check that the first of two GPUs is leased only once this process uses it no more."""
+    """Check that the first of two GPUs is leased only after this process stops using it."""
     (busy,) = fleet.node(node)["busy"]
     assert f"(process {os.getpid()}, 300 MiB), which no lease started" in busy["reason"]
     assert gpu_of(fleet) == "1"
@@ -153,7 +153,7 @@ def test_processes_of_a_lease_do_not_count_as_use_by_others(fleet: Fleet, set_us
 @pytest.mark.usefixtures("set_use")
 def test_metrics_of_a_lost_machine_are_stale_and_are_removed_with_it(fleet, monkeypatch):
     agent = fleet.agent("box", fleet.token())
-    monkeypatch.delenv("PYTHONPATH")  # It would have the same GPUs.
+    monkeypatch.delenv("PYTHONPATH")  # Otherwise this agent would have the same GPUs.
     fleet.agent("other", fleet.token())
     until(lambda: node_metrics(fleet) and node_metrics(fleet, "other"))
     agent.kill()

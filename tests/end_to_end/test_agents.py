@@ -1,7 +1,7 @@
 """Machines with agents: how they join, run workloads of leases, get lost and return.
 
-Agents and server are processes, over sockets of loopback. All agents are on one machine, which is
-why they have names and no machine id. Each test has a cluster of its own.
+Agents and server are processes, over loopback sockets. All agents are on one machine, so they
+have names instead of the machine id. Each test has a separate cluster.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def test_unheard_seconds_end_no_workload_of_a_connected_agent(fleet: Fleet) -> N
     assert "unheard_seconds_short" in (fleet.folder / "box.log").read_text()
 
 
-def test_strangers_are_not_let_in(fleet: Fleet) -> None:
+def test_an_agent_without_a_valid_token_or_key_is_refused(fleet: Fleet) -> None:
     assert "does not know this machine's" in fleet.refused(fleet.command("a", "--token", "no"))
     assert "has not joined" in fleet.refused(fleet.command("a"))
     http = fleet.server.running.http.replace("http", "ws", 1)
@@ -196,9 +196,9 @@ def test_an_agent_that_gets_many_end_signals_ends_cleanly(fleet: Fleet) -> None:
 
 
 class Away(NamedTuple):
-    """A machine whose agent is stopped or dead, and a lease whose command writes to `seen`.
+    """A machine with a stopped or dead agent, and a lease whose command writes to `seen`.
 
-    Its output is followed by a client.
+    A client follows the output.
     """
 
     fleet: Fleet
@@ -211,7 +211,7 @@ class Away(NamedTuple):
 
 UNHEARD = ("--unheard-seconds", "2")
 WRITING = "while :; do echo $MOORAGE_NODE_ID >>{seen}; sleep 0.05; done"
-# The names of machines, what runs there, what the agent of the lease is sent, and its options.
+# Names of machines, the command, the signal for the lease's agent, and the agent's options.
 SCENES = {
     "stopped": ("ab", WRITING, signal.SIGSTOP, UNHEARD),
     "dead": ("ab", WRITING, signal.SIGKILL, UNHEARD),
@@ -223,7 +223,7 @@ SCENES = {
 
 @pytest.fixture(scope="module")
 def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
-    """Machines of several clusters, all lost at one moment, since a loss takes seconds."""
+    """Machines of several clusters, all lost at the same time, since each loss takes seconds."""
     folder = tmp_path_factory.mktemp("lost")
     with serve_fleet(folder, MOORAGE_AGENT_LOST_SECONDS="12") as server, ExitStack() as stack:
         scenes = {}
@@ -296,7 +296,7 @@ def test_a_machine_is_lost_and_found_while_its_command_runs_on(away: dict[str, A
 def test_a_lease_moves_once_its_lost_machine_has_ended_its_workload(
     away: dict[str, Away], gone: str
 ) -> None:
-    """The agent hangs or is dead; its deadline still holds, so that no command runs twice."""
+    """The agent hangs or is dead; its deadline still ends the command, so none runs twice."""
     scene = away[gone]
     fleet, there = scene.fleet, scene.node
     other = "b" if there == "a" else "a"
@@ -348,7 +348,7 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(fleet: Fleet) -> None:
     agent.kill()
     assert fleet.server.release(lease)["success"]
     until(lambda: not fleet.listed()["box"]["connected"])
-    assert fleet.state(lease) == "ending"  # It may still run.
+    assert fleet.state(lease) == "ending"  # The workload may still run.
     assert fleet.state(fails) == "active"
     assert "expected CLUSTER/NODE" in fleet.server.moorage("fleet", "forget", "box").stderr
     done = fleet.server.moorage("fleet", "forget", name)
@@ -362,7 +362,7 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(fleet: Fleet) -> None:
     assert "does not know this machine's" in fleet.refused(fleet.command("box"))
     agent = fleet.agent("box", fleet.token())
     folder = fleet.folder / "box" / "local" / "running"
-    until(lambda: not any(folder.iterdir()))  # No lease stands for it.
+    until(lambda: not any(folder.iterdir()))  # No lease has this workload any more.
     agent.terminate()
     until(lambda: not fleet.listed()["box"]["connected"])
     assert invoke("agent", "forget", name, "--data", fleet.data).returncode == 0
@@ -391,7 +391,7 @@ def test_a_machine_forgotten_while_the_server_was_down_leaves(tmp_path: Path) ->
     with serve_fleet(tmp_path, **VARIABLES, bearer="of-ops") as fleet:
         fleet.agent("box", fleet.token())
         until(lambda: fleet.state(held) == "ended")
-        # What no lease holds takes its time to end, in which nothing starts.
+        # Workloads without a lease end slowly, and nothing starts meanwhile.
         lease = fleet.ask(f"[ -e /proc/$(cat {file}) ] && echo double || echo alone")
         assert fleet.output(lease) == ("alone\n", 0)
         until(lambda: "unavailable" not in fleet.node("box"))

@@ -118,7 +118,7 @@ return [names, seen, load, same, free, reads, input_data["inputs"], parameters]
 """
     server.publish(policy(body, "see:1-x", policy_parameters={"depth": 1, "width": 2}))
     reads, parameters = ["east", "HTTP error occurred", "west"], {"depth": 9, "width": 2}
-    for _ in range(2):  # What one evaluation changes, the next does not see.
+    for _ in range(2):  # An evaluation must not see the changes of an earlier one.
         reply = server.ask("see:1-x", inputs={"a": [1]}, parameters={"depth": 9})
         names = ["east", "west"]
         assert reply["data"] == [names, "west", 0.5, True, 1000, reads, {"a": [1]}, parameters]
@@ -228,7 +228,7 @@ def test_bad_input_has_one_reply_that_names_the_field(server, message, code, fie
 
 
 def test_ids_that_follow_one_another_begin_alike_and_differ(server):
-    """So a commit changes few pages of the ledger's index."""
+    """Similar ids keep a commit to few pages of the ledger's index."""
     ids = [server.ask(resources={"gpus": 1}, id=number)["request"] for number in range(20)]
     assert len(set(ids)) == 20
-    assert len({each[:4] for each in ids}) <= 2  # 256 are drawn at a time.
+    assert len({each[:4] for each in ids}) <= 2  # 256 ids share a beginning.

@@ -40,7 +40,7 @@ def test_a_new_policy_passes_its_tests_and_goes_live(server, tmp_path):
     push = ("policy", "push", "mine", "--uri", "mine:1-stable", "--no-test")
     pushed = moorage(server, *push, folder=tmp_path)
     assert pushed.stdout == "mine:1-stable\n"
-    assert "not available" not in pushed.stderr  # The types are for the editor alone.
+    assert "not available" not in pushed.stderr  # Only the author's editor needs the types.
     moorage(server, "policy", "activate", "mine:1-stable")
     answer = moorage(server, "ask", "mine", "--gpus", "1")
     assert json.loads(answer.stdout)["gpus"] == ["0"]
@@ -48,7 +48,7 @@ def test_a_new_policy_passes_its_tests_and_goes_live(server, tmp_path):
 
 def test_the_code_of_a_new_policy_is_typed(tmp_path):
     file = tmp_path / "function.py"
-    file.write_text(skeleton._FUNCTION.replace("{name}", "mine"))  # As `new` writes it.
+    file.write_text(skeleton._FUNCTION.replace("{name}", "mine"))  # As `policy new` writes it.
     done = ran(sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path, file)
     assert done.returncode == 0, done.stdout
 

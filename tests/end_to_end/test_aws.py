@@ -1,4 +1,4 @@
-"""Workloads at AWS run on the instance type in the node's labels, and no instance is leaked."""
+"""Workloads at AWS run on the instance type in the node's labels, and leave no instance behind."""
 
 import json
 import sys

@@ -46,7 +46,7 @@ def test_a_workload_sees_its_own_devices_and_its_lease(server, data, tmp_path):
     assert not any("TOKEN" in name for name in seen)
     server.in_state(lease, "active")
     pids = workload_processes(data)[lease["id"]]
-    assert all(len(os.sched_getaffinity(pid)) == 1 for pid in pids), "one processor is its share"
+    assert all(len(os.sched_getaffinity(pid)) == 1 for pid in pids), "one processor per process"
     server.release(lease)
     server.in_state(lease, "ended")
     assert lease["id"] not in workload_processes(data)

@@ -50,7 +50,7 @@ def test_a_restored_copy_has_its_leases_with_their_tokens(tmp_path: Path, data: 
     shutil.rmtree(data)
     shutil.copytree(backup, data)
     with daemon(data) as running, BlockingClient(running.ws) as client:
-        assert [each.id for each in client.leases()] == [held.id], f"not {later.id}, of later"
+        assert [each.id for each in client.leases()] == [held.id], f"{later.id} came later"
         assert client.renew(held.id, held.token).id == held.id
         assert grant(client).fencing > held.fencing
 

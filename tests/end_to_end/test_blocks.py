@@ -10,7 +10,7 @@ from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy
 
-# The least GPUs of one healthy node whose free memory together suffices.
+# The fewest GPUs of one healthy node with enough free memory in total.
 POOLS = policy(
     """
 payload = input_data["payload"]
@@ -35,7 +35,7 @@ return {"selection_score_data": {"score": 1 / count, "node_info": info}}
 """,
     "pools:1.0-gpus",
 )
-# Answers as the block says, to prove what is checked.
+# Returns the answer that the block contains, to test the checks.
 OBEYS = policy(
     """
 block = input_data.get("block") or input_data.get("block_data") or {}
@@ -67,7 +67,7 @@ def site() -> Iterator[Server]:
         measured = {"clusterId": "two", "cluster": {"gpu": {"totalFreeMem": 9_000}}}
         server.http.post("/cluster", json=measured).raise_for_status()
         yield server
-        assert server.log() == "", "the daemon had something to complain about"
+        assert server.log() == "", "the daemon logged a warning or an error"
 
 
 FREE = "cluster.gpu.totalFreeMem"
@@ -114,7 +114,7 @@ def free(site, nodes: dict[int, list[int]]) -> None:
         (15_000, {0: [12_000] * 2}, "one-0", [0, 1]),
         (20_000, {0: [12_000] * 2, 2: [1, 1, 1, 24_000]}, "one-2", [3]),
         (30_000, {0: [12_000] * 2, 1: [12_000] * 3}, "one-1", [0, 1, 2]),
-        # A node that metrics know and the registry does not is not healthy.
+        # A node in the metrics but not in the registry is not healthy.
         (15_000, {0: [12_000] * 2, 7: [24_000]}, "one-0", [0, 1]),
     ],
 )

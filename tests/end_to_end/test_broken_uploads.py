@@ -1,6 +1,6 @@
 """Policies broken in many ways: errors name the fault, and other clients are served.
 
-The daemon, its jail and its sockets are real. While they are uploaded, another client asks for
+The daemon, its jail and its sockets are real. During the uploads, another client requests
 placements and gets them.
 """
 
@@ -27,7 +27,7 @@ EVAL = "    def eval(self, parameters, input_data, context): return input_data['
 GOOD = HEAD + INIT + EVAL
 
 Broken = dict[str, Any]
-"""A document, the bytes of a body, or a function, by a piece of the answer's one sentence."""
+"""By a part of the expected error: a document, the bytes of a body, or a function."""
 
 
 def document(**more: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def tar_of(*names: str) -> bytes:
 
 def damaged_zip() -> bytes:
     packed = bytearray(zip_of(function_py=GOOD))
-    packed[packed.index(GOOD.encode()[:20]) + 3] ^= 0xFF  # The checksum then does not agree.
+    packed[packed.index(GOOD.encode()[:20]) + 3] ^= 0xFF  # Now the checksum is wrong.
     return bytes(packed)
 
 
@@ -102,7 +102,7 @@ BROKEN: Broken = {
     "resource_estimates: expected an obj": document(resource_estimates=7),
     "whole numbers of at most 64 bits": document(policy_parameters={"size": 10**30}),
     "at most 16777216": document(metadata={"pad": "x" * (17 << 20)}),
-    # Where the code comes from.
+    # Sources of the code.
     "127.0.0.1 is not public": document(code=f"{HTTP}/openapi.json"),
     "169.254.169.254 is not public": document(code="http://169.254.169.254/latest"),
     "has no host: ": document(code="http://xn--a.example./x"),
@@ -177,10 +177,10 @@ WARNED: Broken = {
     # Schemas.
     "policy_input_schema: expected an object with one entry": document(policy_input_schema="x"),
 }
-"""What is no reason to refuse a policy: it is registered, and its author is warned."""
+"""Faults for which a policy is registered with a warning instead of refused."""
 
 ANSWER_SECONDS_MAX = 30
-"""How long the bystander waits for one answer: a daemon that stands still does not pass."""
+"""Longest wait of the other client for an answer; a daemon that hangs fails the test."""
 PAUSE_SECONDS = 0.005
 
 
@@ -200,7 +200,7 @@ def upload(server, broken):
 
 @pytest.fixture(scope="module")
 def answers(server):
-    """Upload every kind once, while another client sends requests."""
+    """Upload each broken policy once, while another client sends requests."""
     over, placed = threading.Event(), []
 
     def ask():
@@ -213,7 +213,7 @@ def answers(server):
     bystander.start()
     try:
         found = {text: upload(server, broken) for text, broken in BROKEN.items()}
-        assert bystander.is_alive(), "the bystander was not answered in time"
+        assert bystander.is_alive(), "the other client got no answer in time"
     finally:
         over.set()
         bystander.join()
@@ -233,7 +233,7 @@ def test_unknown_fields_of_existing_documents_yield_a_warning(server):
 @pytest.mark.parametrize("text", BROKEN)
 def test_the_error_names_the_fault_and_the_expected_value(answers, text):
     status, reply = answers[text]
-    assert status in {400, 413, 429, 503}, reply  # Never 500: that is a defect of the server.
+    assert status in {400, 413, 429, 503}, reply  # Status 500 would be a defect of the server.
     assert reply["success"] is False
     assert reply["message"] == reply["error"]["reason"]
     assert text in reply["message"]

@@ -46,7 +46,7 @@ def server():
             ),
         )
         yield server
-        assert server.log() == "", "the daemon had something to complain about"
+        assert server.log() == "", "the daemon logged a warning or an error"
 
 
 def simple(variable, operator, value) -> dict:
@@ -97,7 +97,7 @@ def test_a_filter_finds_the_same_clusters_over_socket_and_http(server):
     body = {"policy_rule_uri": SEEN, "inputs": {}, "filter": BOTH}
     answer = server.http.post("/allocate", json=body).json()
     assert answer["data"]["clusters"] == ["east", "south"]
-    # The draining one is found, and is no candidate.
+    # The draining cluster is found, but is no candidate.
     assert search_ids(server, "/api/filter-data", filtering()) == sorted(DOCUMENTS)
     assert candidates_seen(server, filter=filtering()) == ["east", "north", "south", "west"]
 
@@ -149,7 +149,7 @@ def test_a_policy_ranks_the_clusters_of_the_filter_rule(server, wrap):
             body["rankingPolicyRule"] = {"values": body["rankingPolicyRule"]}
         return envelope(body) if wrap else body
 
-    # The policy's default says the highest first; the caller's parameters and settings win.
+    # By default the highest comes first; the caller's parameters and settings override that.
     assert search_ids(server, SEARCH, search(filterRule=EU)) == ["north", "east", "zzz"]
     assert search_ids(server, SEARCH, search(filterRule=EU, highest=False)) == [
         "zzz",

@@ -88,10 +88,10 @@ def test_commands_and_workloads_of_agents_continue(pair, storage, tmp_path, how)
     own = {"MOORAGE_URL": urls(pair), "MOORAGE_HTTP_URL": urls(pair, "http")}
     ask = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--json")
     lease = json.loads(writer.server.moorage(*ask, **own).stdout)["lease"]["id"]
-    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "none")}  # No server has run for this user.
+    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "none")}  # As a user who has run no server.
     made = invoke("agent", "token", "--cluster", "lab", MOORAGE_STORAGE=storage, **elsewhere)
     assert made.returncode == 0, made.stderr
-    standby_first = urls((other, writer))  # It says who leads.
+    standby_first = urls((other, writer))  # The standby names the leader.
     place = ["--server", standby_first, "--data", str(tmp_path / "box"), "--name", "box"]
     agent = [sys.executable, "-P", "-m", "moorage", "agent", *place, "--no-machine-id"]
     command = [*agent, "--token", made.stdout.strip()]

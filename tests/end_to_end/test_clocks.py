@@ -19,7 +19,7 @@ file, real = os.open(os.environ["CALENDAR"], os.O_RDONLY), time.time
 off = mmap.mmap(file, 8, mmap.MAP_SHARED, mmap.PROT_READ)
 time.time = lambda: real() + struct.unpack("d", off)[0]
 """
-"""A calendar that is set by writing to a file: how far off it is, in seconds."""
+"""A simulated calendar: a file has its shift in seconds."""
 
 
 def test_a_resumed_daemon_reads_renewals_sent_during_its_stop(tmp_path):
@@ -41,7 +41,7 @@ def test_a_resumed_daemon_reads_renewals_sent_during_its_stop(tmp_path):
             server.say(shorter, unheard)
             os.kill(server.pid, signal.SIGSTOP)
             renewing.send(json.dumps({**shorter, "ttl_seconds": 60}))
-            time.sleep(4)  # It does not run, so it reports nothing.
+            time.sleep(4)  # A stopped daemon reports nothing.
             os.kill(server.pid, signal.SIGCONT)
             renewed = read_message(renewing)
             assert renewed["success"], renewed
@@ -65,7 +65,7 @@ def offset(tmp_path: Path) -> Path:
 
 
 def shift(offset: Path, seconds: float) -> None:
-    with offset.open("r+b") as file:  # It stays as long as it is: it is mapped.
+    with offset.open("r+b") as file:  # The file is mapped, so it keeps its size.
         file.write(struct.pack("d", seconds))
 
 
@@ -108,7 +108,7 @@ def test_times_in_replies_follow_a_calendar_that_is_set(tmp_path, offset):
         assert made["success"], made
         shift(offset, 0.0)
         both = server.ask(resources={"gpus": 1, "nodes": 2}, lease={"wait_seconds": 0.5})
-        assert both["error"]["code"] == "wait_timeout", "in its own time, and not hours later"
+        assert both["error"]["code"] == "wait_timeout", "after its own wait, and not hours later"
         until(lambda: abs(server.status(lease)["granted_at"] - time.time()) < 60)
         assert abs(server.status(lease)["expires_at"] - (time.time() + 600)) < 60
         (found,) = server.say({"op": "reservations"})[0]["data"]["reservations"]

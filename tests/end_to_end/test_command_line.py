@@ -79,7 +79,7 @@ def test_results_are_printed_as_tables_wide_tables_json_and_yaml(server):
     assert refused["error"]["code"] == "unknown_lease"
     assert yaml.safe_load(run(server, "nosuch", "-oyaml", code=2))["error"]["code"] == "usage"
     run(server, "leases", "-o", "xml", code=2)
-    # What belongs to another command is not ours: no JSON.
+    # An option of the other command does not make our output JSON.
     assert run(server, "run", "--nosuch", "--", "cat", "-o", "json", code=2) == ""
 
 
@@ -91,7 +91,7 @@ def watching(server, *options, stdout=subprocess.PIPE, **more):
         stderr=subprocess.PIPE,
         text=True,
         # A background job ignores Ctrl-C, and so would this one.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  # No threads here.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  # This process has no threads.
     )
 
 

@@ -38,14 +38,14 @@ def moored(
 
 
 def test_demo_shows_placement_lease_and_reason():
-    shown = moored("demo", PYTHONIOENCODING="ascii").stdout  # What a bare terminal can show.
+    shown = moored("demo", PYTHONIOENCODING="ascii").stdout  # A plain terminal can show only ASCII.
     assert "harbour/harbour-0 GPUs 0" in shown
     assert "It can never fit" in shown
 
 
 def test_the_demo_does_not_follow_the_operators_own_settings():
     own = {
-        "MOORAGE_HOST": "0.0.0.0",  # noqa: S104  # Is not followed.
+        "MOORAGE_HOST": "0.0.0.0",  # noqa: S104  # The demo ignores it.
         "MOORAGE_TOKENS": "ann:sesame",
         "MOORAGE_CONFIG": "/nowhere",
         "CLUSTER_SERVICE_URL": "http://127.0.0.1:9",
@@ -87,7 +87,7 @@ def daemons_of(session: int) -> list[int]:
             if b"serve" in words and os.getsid(int(folder.name)) == session:
                 found.append(int(folder.name))
         except OSError:
-            continue  # It ended meanwhile.
+            continue  # The process ended meanwhile.
     return found
 
 
@@ -224,7 +224,7 @@ def test_bench_figures_are_ratios(tmp_path):
     ids=["ctrl_c", "kill_9"],
 )
 def test_the_end_of_a_command_ends_its_children(tmp_path, number, code, words):
-    """`policy test` runs the server's sandbox in a process of its own, with folders of its own."""
+    """`policy test` runs the server's sandbox in a separate process, with its own folders."""
     (tmp_path / "hangs.py").write_text(
         policy("import time\ntime.sleep(60)\nreturn {}", "hangs:1-x")["code"]
     )
@@ -238,11 +238,11 @@ def test_the_end_of_a_command_ends_its_children(tmp_path, number, code, words):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # As a shell has it; no lock is held.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # As a shell sets it; no lock is held.
     ) as process:
         until(lambda: any(folders.iterdir()))
         os.killpg(process.pid, number)
-        out, err = process.communicate(timeout=60)  # To the end of the last process that has them.
+        out, err = process.communicate(timeout=60)  # Until no process holds the pipes.
     assert (process.returncode, out, err) == (code, "", words)
     until(lambda: not any(folders.iterdir()))
 
@@ -262,7 +262,7 @@ def test_a_daemon_starts_although_pythonpath_hides_standard_modules(tmp_path):
 def test_health_uses_the_address_of_the_settings(running):
     port = str(urlsplit(running.http).port)
     assert json.loads(invoke("health", "--http-port", port).stdout) == {"status": "ok"}
-    everywhere = {"MOORAGE_HTTP_HOST": "0.0.0.0", "MOORAGE_TOKENS": "a:bbbbbbbb"}  # noqa: S104  # It goes to loopback.
+    everywhere = {"MOORAGE_HTTP_HOST": "0.0.0.0", "MOORAGE_TOKENS": "a:bbbbbbbb"}  # noqa: S104  # The command connects to loopback.
     plain = {"MOORAGE_INSECURE_PLAINTEXT": "true", "MOORAGE_HTTP_PORT": port}
     assert "ok" in invoke("health", **everywhere, **plain).stdout
 

@@ -1,6 +1,6 @@
 """The console's files and logins, and the refusal of other sites' pages.
 
-Also what pages do without the tokens of leases, and what every operation would do.
+Also: actions of pages without lease tokens, and dry runs of each operation.
 """
 
 import json
@@ -142,7 +142,7 @@ def test_failed_logins_from_one_address_are_delayed(server, tokens):
         httpx.Client(base_url=server.running.http, timeout=60) as http,
         ThreadPoolExecutor(4 * FAILING_LOGINS_MAX) as pool,
     ):
-        for _ in range(20):  # On a busy machine they come one by one.
+        for _ in range(20):  # On a busy machine, attempts arrive one by one.
             statuses.update(pool.map(fail, range(4 * FAILING_LOGINS_MAX)))
             if statuses[429]:
                 break

@@ -1,4 +1,4 @@
-"""The console's map over a real socket: first a snapshot, then deltas, as fast as they are read."""
+"""The console's map over a real socket: a snapshot, then deltas, at the reader's speed."""
 
 import asyncio
 import base64
@@ -26,7 +26,7 @@ WATCHERS = 50
 ROUNDS = 3
 ROUND_REQUESTS = 500
 COST_MAX = 0.33
-"""Some hundredths on most machines; each grant sent to each map would be half of all."""
+"""Largest cost of maps; usually some hundredths. A message per grant and map would cost half."""
 
 
 class Map:
@@ -227,7 +227,7 @@ async def test_fifty_open_maps_cost_little():
             if pages is not None:
                 pages.terminate()
                 await pages.wait()
-        # By the daemon's own processor time: what else runs here takes from both kinds of rounds.
+        # Measure the daemon's own CPU time, since other programs slow both kinds of rounds.
         cost = 1 - median(taken[False]) / median(taken[True])
         print(f"{WATCHERS} maps cost {cost:.1%}; CPU seconds {taken}")
         assert cost <= COST_MAX

@@ -57,7 +57,7 @@ def test_a_query_of_a_damaged_fact_does_not_end_the_daemon(tmp_path):
     with serving(tmp_path) as server:
         server.fill(cluster("east", nodes=1, gpus=8))
         server.ask(resources={"gpus": 8}, lease=LEASE)
-        # Of what waited in vain only the history tells, once the daemon has started again.
+        # After a restart, only the history knows requests that waited without success.
         waited = [
             server.ask(resources={"gpus": 1}, lease={**LEASE, "wait_seconds": 0.05})["request"]
             for _ in range(2)
@@ -118,7 +118,7 @@ def test_only_a_command_accepts_a_loss_and_nothing_is_granted_twice(damaged_copy
     assert (code, "ledger.db-wal: frame" in said) == (1, True)
     code, said = care("repair", data)
     assert (code, "A repair would lose:" in said) == (1, True)
-    assert "are missing" in refusal(data), "nothing was changed"
+    assert "are missing" in refusal(data), "a refused start changes nothing"
     code, said = care("repair", data, "--accept-loss")
     assert code == 0
     assert "all later grants and ends of leases" in said
@@ -145,7 +145,7 @@ def test_why_reports_since_when_history_exists(tmp_path):
         waited = {"ttl_seconds": 60, "wait_seconds": 0.05}
         server.ask(resources={"gpus": 8}, lease=LEASE)
         gone = server.ask(resources={"gpus": 1}, lease=waited)["request"]
-    # Each stop writes a checkpoint, and each start prunes what that allows.
+    # Each stop writes a checkpoint, and each start removes facts that it makes unnecessary.
     with serving(tmp_path, environment=days) as server:
         server.register(cluster("west", nodes=1))
     with serving(tmp_path, environment=days) as server:

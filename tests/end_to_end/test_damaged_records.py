@@ -105,7 +105,7 @@ def test_concurrent_commands_in_one_workload_are_bounded(server):
             client.send(json.dumps({**ask, "command": command}))
         refused = [read_message(client) for _ in range(4)]
         assert {each["error"]["code"] for each in refused} == {"busy"}
-        assert server.say(asking("exec", second))[0]["success"], "another's are its own"
+        assert server.say(asking("exec", second))[0]["success"], "each workload has its own limit"
         ask = json.loads(asking("exec", first))
         assert server.say(ask)[0]["error"]["code"] == "busy"
         assert server.say(asking("logs", first))[0]["success"]

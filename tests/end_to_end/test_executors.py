@@ -1,4 +1,4 @@
-"""One daemon executes policies for another, which verifies the executor's answers like all."""
+"""One daemon executes policies for another, which verifies the answers like any proposal."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ DEFAULTS = {"policy_parameters": {"x": 1, "y": 2}, "policy_settings": {"a": "def
 
 def policies() -> list[dict]:
     documents = [policy(body, uri, **DEFAULTS) for uri, body in POLICIES.items()]
-    documents[2]["deadline_seconds"] = 0.3  # Of the one that spins.
+    documents[2]["deadline_seconds"] = 0.3  # For the policy that never ends.
     return [*documents, catalog.document("first_fit")]
 
 
@@ -63,10 +63,10 @@ def test_leases_are_decided_by_a_policy_that_runs_on_another_daemon(pair):
     assert {r["error"]["code"] for r in replies if not r["success"]} <= {"conflict"}
     held += at_once + [decides.ask(**one)["lease"] for _ in range(8 - len(at_once))]
     places = [(s["node_id"], gpu) for each in held for s in each["placement"] for gpu in s["gpus"]]
-    assert len(set(places)) == 16, "what is free travels along"
+    assert len(set(places)) == 16, "the executor gets the free amounts"
     assert decides.ask(**one)["error"]["code"] == "no_capacity"
     assert count_evaluations(executes) >= there + 16
-    assert count_evaluations(decides) == here, "nothing ran here"
+    assert count_evaluations(decides) == here, "no policy ran in its own sandbox"
     for lease in held:
         decides.release(lease)
 
@@ -92,7 +92,7 @@ def test_faults_of_a_policy_at_an_executor_are_reported(pair, policy, code, says
     for _ in range(6):
         error = decides.ask(policy)["error"]
         assert (error["code"], says in error["reason"]) == (code, True), error
-    assert decides.ask("shows:1-x")["success"], "a failing policy is no failing service"
+    assert decides.ask("shows:1-x")["success"], "a policy's fault does not count as the service's"
 
 
 def test_management_of_policies_that_run_elsewhere_is_refused(pair):

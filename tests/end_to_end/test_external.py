@@ -58,7 +58,7 @@ def until(ask, good):
         reply = ask()
         if good(reply):
             return reply
-        time.sleep(0.05)  # The other side of a socket does not report when it has healed.
+        time.sleep(0.05)  # No event reports that the other side works again.
     raise AssertionError(reply)
 
 
@@ -85,7 +85,7 @@ def test_a_daemon_survives_a_kill_of_the_site_whose_services_it_uses(tmp_path):
             places = {(s["node_id"], *s["gpus"]) for each in held for s in each["placement"]}
             assert len(places) == 8
             assert here.ask(**one)["error"]["code"] == "no_capacity"
-            assert site.ask(**one)["success"], "they share an inventory, not a ledger"
+            assert site.ask(**one)["success"], "the daemons share an inventory, not a ledger"
             for free_mib in (5, 6):
                 site.http.post("/cluster", json=metrics("east", free_mib)).raise_for_status()
                 reply = until(lambda: here.ask("reads:1.0-metrics"), lambda r: not doubts(r))
@@ -149,12 +149,12 @@ def test_answers_warn_of_failing_examples_of_a_mirrored_policy():
         assert (said["event"], said["data"]["policy_rule_uri"]) == ("examples_failed", "fails:1-x")
         assert "metadata.examples[1] “the second node” fails" in said["data"]["reason"]
         reply = here.ask("fails:1-x", clusters=["east"])
-        assert reply["success"], "other servers rely on it"
+        assert reply["success"], "other servers use this policy, too"
         (warning,) = reply["warnings"]
         assert "which fails its own examples: metadata.examples[1]" in warning
 
 
-# `tests/catalog/mirrored` has more that are found out as these are.
+# `tests/catalog/mirrored` has more wrong answers.
 LIES = {
     "silent": silence,
     "dripping": drip,
@@ -162,7 +162,7 @@ LIES = {
     "500": answer("", 500),
     "numbers": answer([1, 2, 3]),
     "other ids": answer({"success": True, "data": [metrics("stranger")]}),
-    "deep": answer("[" * 100_000 + "]" * 100_000),  # Python 3.13 still reads 5,000.
+    "deep": answer("[" * 100_000 + "]" * 100_000),  # Python 3.13 still reads 5,000 levels.
     "not a number": answer('[{"id": "east", "clusterId": "east", "cluster": {"a": NaN}}]'),
     "digits": answer('[{"id": "east", "clusterId": "east", "v": ' + "9" * 5_000 + "}]"),
     "half a character": answer('[{"id": "\\ud800"}]'),

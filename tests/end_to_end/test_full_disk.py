@@ -17,7 +17,7 @@ def test_a_full_disk_ends_no_daemon_and_loses_no_lease(disk):
         held = [server.ask(resources={"gpus": 1}, lease=SHORT)["lease"] for _ in range(5)]
         filler = disk / "filler"
         fill(filler)
-        # Nothing is written to the ledger meanwhile, only to the catalog beside it.
+        # Meanwhile only the catalog is written, not the ledger.
         assert server.http.post("/clusters", json=cluster("west")).status_code == 503
         until(lambda: server.http.get("/readyz").json()["details"]["disk"] == "full")
         refused = []
@@ -42,7 +42,7 @@ def test_a_full_disk_ends_no_daemon_and_loses_no_lease(disk):
         for _ in range(10):
             is_refused()
         filler.unlink()
-        # Nothing is written meanwhile: the room is noticed by time.
+        # Nothing is written meanwhile: the server notices free space by checking now and then.
         until(lambda: server.http.get("/readyz").json()["details"]["disk"] == "ok")
         held.append(server.ask(resources={"gpus": 1}, lease=SHORT)["lease"])
         until(lambda: "disk_has_room" in server.log())

@@ -24,19 +24,19 @@ pytestmark = [pytest.mark.heavy, pytest.mark.containers]
 
 IMAGE: Final = "localhost/moorage:test"
 AGENT_IMAGE: Final = "localhost/moorage-agent:test"
-TOKEN: Final = "a-long-random-secret"  # noqa: S105  # Of this test.
+TOKEN: Final = "a-long-random-secret"  # noqa: S105  # A test's value.
 CONTEXT: Final = ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE")
 SOURCES: Final = ("server", "policies", "clients")
 SAFE: Final = (
     *("--read-only", "--read-only-tmpfs=false", "--tmpfs=/tmp", "--cap-drop=all"),
     *("--security-opt=no-new-privileges", "--network=host"),
 )
-"""As compose.yaml has it, but for the network: the tests have no bridge."""
+"""As in compose.yaml, except for the network: tests have no bridge."""
 TESTED_WITH: Final = (
     *("pytest", "_pytest", "pytest_asyncio", "pluggy", "iniconfig", "packaging", "py"),
     "typing_extensions",
 )
-"""Modules without compiled parts, which the image has no use for."""
+"""Pure Python modules that the image lacks."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def engine() -> Iterator[Podman]:
             pytest.skip(f"{tool} is not here; on Debian: apt-get install {tool}")
     if os.getuid() != 0:
         pytest.skip("debootstrap and the tests' own Podman need root")
-    folder = Path(tempfile.mkdtemp(prefix="pod-", dir="/tmp"))  # Podman takes 50 characters.
+    folder = Path(tempfile.mkdtemp(prefix="pod-", dir="/tmp"))  # Podman needs a short path.
     try:
         made = Podman(folder / "root", folder / "run", image_store())
         yield made
@@ -203,7 +203,7 @@ def copy_modules(folder: Path, names: Sequence[str]) -> None:
 
 
 def test_a_changed_source_installs_no_dependency_again(build_output: str) -> None:
-    """What the store holds was installed without any source."""
+    """The store's content was installed without any source."""
     assert "Successfully built moorage" in build_output
     assert "Using cache" in build_output
     assert "Collecting" not in build_output

@@ -1,6 +1,6 @@
 """All HTTP reads agree with `/openapi.json`; test_notes covers changes.
 
-`served.Server` holds every exchange against the description.
+`served.Server` compares every exchange with the description.
 """
 
 from served import FIRST_FIT, policy

@@ -138,7 +138,7 @@ def test_kills_of_the_daemon_lose_and_duplicate_no_lease(fresh_plane, tmp_path):
         with contextlib.suppress(CommandError), serve_clusters(plane, tmp_path) as server:
             held += [ask(server, 1), ask(server, 1)]
             server.release(held.pop(0))
-            time.sleep(draws.uniform(0, 1))  # The moment is what is tried.
+            time.sleep(draws.uniform(0, 1))  # A random moment for each kill.
             os.kill(server.pid, signal.SIGKILL)
     held.append(first)
     with serve_clusters(plane, tmp_path) as server:

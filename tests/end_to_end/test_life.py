@@ -31,7 +31,7 @@ def test_a_clean_stop_answers_all_requests_closes_with_1012_and_logs_no_error(tm
         )
         replies: list[dict] = []
         caller = threading.Thread(
-            # This client has read the interface description, which it cannot do during the stop.
+            # Here the client reads the description, which it cannot read during the stop.
             target=lambda: replies.append(server.http.post("/allocate", json=wait).json())
         )
         with server.socket() as socket:
@@ -44,7 +44,7 @@ def test_a_clean_stop_answers_all_requests_closes_with_1012_and_logs_no_error(tm
         caller.join(30)
         assert closed.value.rcvd.code == 1012
         assert (replies[0]["error"]["code"], replies[0]["id"]) == ("shutting_down", 7)
-    # The block above fails where the exit code is not 0.
+    # The block above fails if the exit code is not 0.
     with serving(tmp_path) as server:
         assert [lease["id"] for lease in server.held()] == [held["id"]]
         renewed = server.say({"op": "renew", "lease": held["id"], "token": held["token"]})[0]
@@ -65,7 +65,7 @@ def test_further_stop_signals_leave_a_clean_stop_clean(tmp_path, number):
         assert json.loads(process.stdout.readline())["event"] == "ready"
         while process.poll() is None:
             process.send_signal(number)
-            time.sleep(0.001)  # It is to meet one at every moment of its end.
+            time.sleep(0.001)  # A signal at every moment of the stop.
     assert (process.returncode, errors.read_text()) == (0, "")
 
 
@@ -97,7 +97,7 @@ def test_a_ledger_that_fails_during_the_start_ends_the_daemon(tmp_path):
         ask = ask_message(resources={"gpus": 1, "gpu_milli": 10}, lease={"ttl_seconds": 10})
         for _ in range(5):
             assert all(reply["success"] for reply in server.say(*[ask] * 100))
-    # The restart wants to give 500 leases their grace, and there is room for its first pages only.
+    # The restart extends 500 leases, but the disk has space for the first pages only.
     done = ran("/bin/sh", "-c", 'ulimit -f 128; exec "$@"', "sh", *serve_command(tmp_path))
     assert (done.returncode, done.stdout) == (3, "")
     assert "moored: cannot start: the ledger" in done.stderr

@@ -20,7 +20,7 @@ from tests.ports import free_port
 pytestmark = pytest.mark.heavy  # Daemons.
 
 PAGE = 4_096
-"""The smallest buffer that a pipe may have."""
+"""Bytes of the smallest possible buffer of a pipe."""
 LOUD = {**os.environ, "MOORAGE_LOG_LEVEL": "debug"}
 JSON = {"MOORAGE_LOG_FORMAT": "json"}
 QUOTA = {"op": "set_quota", "tenant": "ann", "nominal": {"gpu_milli": 1000}}
@@ -60,7 +60,7 @@ def test_a_terminal_gets_readable_log_lines(tmp_path, variables, readable):
         (line,) = [each for each in said.splitlines() if b"changed" in each]
         assert line.startswith(b"{") is not readable
         process.terminate()
-        with contextlib.suppress(OSError):  # EIO: it has ended.
+        with contextlib.suppress(OSError):  # EIO: the process has ended.
             while os.read(reader, PAGE):
                 pass
     os.close(reader)
@@ -91,7 +91,7 @@ def test_a_broken_log_does_not_disturb_the_daemon(tmp_path, log):
     with serving(tmp_path, descriptor) as (server, process):
         os.close(descriptor)
         work(server, "east", "west")
-        assert server.metric("moorage_log_lines_dropped_total") >= 2, "each change is a line"
+        assert server.metric("moorage_log_lines_dropped_total") >= 2, "a line for each change"
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 

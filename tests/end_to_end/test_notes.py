@@ -37,9 +37,9 @@ NAMES = {"cluster_id": "east", "block_id": "b", "uri": "one:1-x", "alias": "one:
     "tenant": "ann",
 }
 REFUSED = {"POST /executor/{executor}/create-infra", "DELETE /executor/{executor}/remove-infra"}
-"""These never do anything."""
+"""Operations that change nothing."""
 LOGINS = {"POST /console/session", "DELETE /console/session"}
-"""These are about nothing but who it is: see below."""
+"""Operations that only log callers in or out; separate tests cover them."""
 ACTIVATE = "POST /policy-alias/{alias}/activate"
 CANARY, SHADOW = "POST /policy-alias/{alias}/canary", "POST /policy-alias/{alias}/shadow"
 NEEDED = {
@@ -47,7 +47,7 @@ NEEDED = {
     "DELETE /policy-alias/{alias}/canary": [ACTIVATE, CANARY],
     "DELETE /policy-alias/{alias}/shadow": [ACTIVATE, SHADOW],
 }
-"""What must be there first."""
+"""Operations that must come first."""
 LAST = ("DELETE /policy-alias/{alias}", "DELETE /policy/{uri}")
 
 
@@ -86,7 +86,7 @@ def call(server, operation, bodies):
     before = len(changes(server))
     answer = server.http.request(method, path.format(**NAMES), json=bodies.get(operation))
     assert answer.status_code < 300, (operation, answer.text)
-    until(lambda: len(changes(server)) > before)  # No request waits for its line.
+    until(lambda: len(changes(server)) > before)  # Lines are written after the reply.
 
 
 def order(operation):

@@ -73,7 +73,7 @@ def test_a_token_of_the_issuer_logs_in_to_the_console(
     body = {"token": issuer.token("viewer")}
     session = serve_issuer.http.post("/console/session", json=body, headers=page).json()["data"]
     assert (session["tenant"], session["role"]) == ("research", "viewer")
-    assert session["expires_at"] < time.time() + 3_600  # Its token lasts for minutes.
+    assert session["expires_at"] < time.time() + 3_600  # The token is valid for minutes.
 
 
 def test_a_rotated_key_is_accepted_at_once_and_a_withdrawn_one_ends_sessions(
@@ -157,7 +157,7 @@ def test_altered_tokens_are_refused(issuer: Provider, serve_issuer: Server) -> N
     }
     for what, token in made.items():
         shown = bearing(token)
-        with contextlib.suppress(OSError, HTTPError):  # A header so long is not read to its end.
+        with contextlib.suppress(OSError, HTTPError):  # The server cuts a long header off.
             status = serve_issuer.http.get("/policy", headers=shown).status_code
             assert status == (400 if what == "longer than a header" else 401), what
         with (

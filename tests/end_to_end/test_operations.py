@@ -127,7 +127,7 @@ def test_the_command_line_makes_and_ends_reservations(server: Server) -> None:
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
-    until(lambda: "No node is reserved" in run("list"))  # That of the test before ends by itself.
+    until(lambda: "No node is reserved" in run("list"))  # The previous test's one ends by itself.
     times = ["--from", "2036-01-31T08:00Z", "--to", "2036-01-31T10:00+01:00"]
     name, _, rest = run("add", *times, "--tenant", "bob", "--lapse", "600").partition("  ")
     span = "2036-01-31 08:00:00+00:00 to 2036-01-31 09:00:00+00:00"
@@ -199,14 +199,12 @@ def test_a_victim_has_notice_stops_and_starts_again(server: Server) -> None:
         assert news[0]["event"] == "preempted", "the notice comes before the end"
         notice = news[0]["data"]
         assert notice["by"] == winner["id"]
-        assert news[1]["data"]["at"] >= notice["until"] > notice["at"], "it runs on until then"
+        assert news[1]["data"]["at"] >= notice["until"] > notice["at"], "it runs until then"
         why = f"preempted by request {winner['id']} of tenant ops, of priority 5"
         assert notice["reason"] == why
         assert why in news[-1]["data"]["reason"]
         assert server.status(victim)["state"] == "queued"
-        until(
-            lambda: not workload_processes(server.data)
-        )  # Its processes are gone, not only its lease.
+        until(lambda: not workload_processes(server.data))  # The processes have ended, too.
         server.release(winner)
         news_of(watching, victim, "started")
     again = server.in_state(victim, "active")
@@ -219,7 +217,7 @@ def test_a_victim_has_notice_stops_and_starts_again(server: Server) -> None:
 
 
 def test_a_failed_workload_starts_again_and_watchers_see_it(server: Server, tmp_path: Path) -> None:
-    """Its command fails the first time; a file says which time it is."""
+    """The command fails the first time; a file records the attempts."""
     once = 'test -e "$0" && exec sleep 1000; touch "$0"; echo no such model; exit 7'
     spec = {"command": ["sh", "-c", once, str(tmp_path / "once")]}
     again = {"on_failure": "requeue", "attempts_max": 3}

@@ -1,4 +1,4 @@
-"""A whole server on a real PostgreSQL: its folder has no data that it needs."""
+"""A server with all its data in a real PostgreSQL: it does not need its folder."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def test_leases_outlast_a_kill_and_the_loss_of_the_folder(postgres, tmp_path: Pa
     with serving(data, environment=environment) as server:
         there = json.loads(server.moorage("leases", "--json").stdout)
         assert {each["id"] for each in held} == {each["id"] for each in there}
-        # The token is made of the secret, which is in the database, too.
+        # The token depends on the secret, which is also in the database.
         assert server.release(held[0])["success"]
         new = server.ask(resources={"gpus": 1}, lease=HOUR)["lease"]
         assert new["fencing"] > max(each["fencing"] for each in held)
@@ -34,7 +34,7 @@ def test_leases_outlast_a_kill_and_the_loss_of_the_folder(postgres, tmp_path: Pa
 
 def test_tokens_are_stored_in_the_database(postgres, tmp_path: Path) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database(), "MOORAGE_INSECURE_PLAINTEXT": "true"}
-    outside = {**environment, "MOORAGE_HOST": "0.0.0.0", "MOORAGE_HTTP_HOST": "0.0.0.0"}  # noqa: S104  # Every address is what it refuses.
+    outside = {**environment, "MOORAGE_HOST": "0.0.0.0", "MOORAGE_HTTP_HOST": "0.0.0.0"}  # noqa: S104  # The test checks that this address is refused.
     refused = ran(*serve_command(tmp_path / "data"), **outside)
     assert refused.returncode == 3
     assert "the database has no tokens" in refused.stderr

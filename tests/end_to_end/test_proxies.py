@@ -31,7 +31,7 @@ from tests.ports import free_port
 pytestmark = pytest.mark.heavy  # A daemon and proxies.
 
 FOLDER: Final = Path(__file__).parents[2] / "deploy" / "proxies"
-TOKEN: Final = "a-long-random-secret"  # noqa: S105  # Of these tests.
+TOKEN: Final = "a-long-random-secret"  # noqa: S105  # A test's value.
 PING_SECONDS: Final = GatewaySettings().ping_interval_seconds
 IDLE_SECONDS: Final = int(PING_SECONDS) + 5
 UPGRADE: Final = {
@@ -40,7 +40,7 @@ UPGRADE: Final = {
     "Sec-WebSocket-Key": "bW9vcmFnZS1tb29yYWdlIQ==",
     "Sec-WebSocket-Version": "13",
 }
-"""What a WebSocket opens with: a client of one that is refused over TLS may hang."""
+"""Headers that open a WebSocket, for HTTP clients: a refused WebSocket client may hang in TLS."""
 NGINX: Final = """
 daemon off;
 pid nginx.pid;
@@ -53,13 +53,13 @@ http {
     include site.conf;
 }
 """
-"""What /etc/nginx/nginx.conf is on a machine."""
+"""A stand-in for /etc/nginx/nginx.conf."""
 PROXIES: Final = {
     "nginx": ("nginx.conf", "nginx -p . -e stderr -c main.conf"),
     "caddy": ("Caddyfile", "caddy run --config site.conf --adapter caddyfile"),
     "haproxy": ("haproxy.cfg", "haproxy -db -f site.conf"),
 }
-"""Program → its file, and how it is started over a folder."""
+"""Program → its file, and its command for a folder."""
 
 Edit = Callable[[str], str]
 
@@ -81,7 +81,7 @@ class Site:
     Args:
         http: URL of the HTTP services through it.
         ws: URL of the WebSocket through it.
-        ca: The authority of its certificate and of clients.
+        ca: The authority that signed the certificates of the proxy and of clients.
         client: Files of a client's certificate and of its key.
     """
 
@@ -104,9 +104,9 @@ class Site:
         return httpx.get(url, headers=shown, verify=context, timeout=30).status_code
 
     def connect(self, *, certified: bool = False, origin: str | None = None) -> connect:
-        """Open a WebSocket that sends no pings of its own.
+        """Open a WebSocket that does not send pings itself.
 
-        Not with threads: one that reads and one that writes can lock each other out in TLS.
+        Without threads: in TLS, a reading and a writing thread can block each other.
         """
         return connect(
             self.ws,
@@ -175,7 +175,7 @@ def serve(name: str, server: Server, folder: Path, edit: Edit = str) -> Iterator
         "server_name moorage.example": "server_name localhost",
     }.items():
         text = text.replace(place, here)
-    if name == "caddy":  # It would open the ports 80 and 2019, too.
+    if name == "caddy":  # Otherwise Caddy would also open the ports 80 and 2019.
         text = "{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + text
     (folder / "site.conf").write_text(text)
     (folder / "main.conf").write_text(NGINX)
@@ -191,7 +191,7 @@ def serve(name: str, server: Server, folder: Path, edit: Edit = str) -> Iterator
             command.split(), cwd=folder, env={**os.environ, **own}, stdout=log, stderr=log
         )
     try:
-        # Another program may have taken the port meanwhile: this one has our certificate.
+        # Another program may have taken the port, so check for our certificate.
         until(lambda: child.poll() is not None or is_ours(site))
         assert child.poll() is None, (folder / "log").read_text()
         yield site
@@ -269,7 +269,7 @@ async def test_clients_need_a_certificate_if_the_file_demands_it(
 def test_haproxy_with_both_lines_refuses_clients_without_a_certificate(
     server: Server, tmp_path: Path
 ) -> None:
-    """Linux spreads connections over the two: it takes some to meet the line without `verify`."""
+    """Linux spreads connections over both lines; the test tries until it meets the other one."""
     seen = set()
     with serve(find_program("haproxy"), server, tmp_path / "proxy", uncomment) as site:
         for _ in range(40):

@@ -54,7 +54,7 @@ def test_an_alias_and_a_bare_name_are_answered_by_the_active_version(swap):
     held = swap.ask("swap", lease={"ttl_seconds": 5}, resources={"cpu_milli": 1})
     assert held["lease"]["policy_rule_uri"] == TWO
     swap.leases = [held["lease"]]
-    assert "policy_rule_uri" not in swap.ask(ONE), "who names a version knows it"
+    assert "policy_rule_uri" not in swap.ask(ONE), "the request named the version"
     twin = swap.http.post("/allocate", json=ask_message("swap")).json()
     assert (twin["success"], twin["policy_rule_uri"]) == (True, TWO)
 
@@ -113,14 +113,14 @@ def test_a_version_in_use_by_an_alias_is_deleted_only_by_force(swap):
     assert swap.http.delete(path, params={"force": "maybe"}).status_code == 400
     assert swap.http.delete(f"/policy/{TWO}", params={"force": "true"}).status_code == 409
     assert swap.http.delete(path, params={"force": "true"}).status_code == 200
-    # Under its URI other code may be registered, and a rollback must not activate that.
+    # Other code may be registered under the URI, and a rollback must not activate that code.
     swap.publish(policy("return {'says': 'something else'}", ONE))
     back = swap.http.post("/policy-alias/swap/rollback")
     assert (back.status_code, back.json()["error"]["code"]) == (409, "conflict")
     assert "registered with other content" in back.json()["message"]
     assert swap.ask("swap")["data"]["says"] == TWO
     run(swap, "policy", "delete", ONE)
-    swap.publish(version(ONE))  # What was there is the same again, and may take over again.
+    swap.publish(version(ONE))  # The same content as before, so a rollback may activate it.
     run(swap, "policy", "delete", ONE, code=3)
     assert run(swap, "policy", "rollback", "swap") == f"swap:stable -> {ONE}\n"
     run(swap, "policy", "delete", TWO, "--force")
@@ -136,7 +136,7 @@ def test_simultaneous_activation_and_deletion_of_a_version_end_in_one_of_both(sw
             target=swap.http.post, args=("/policy-alias/swap:race/activate",), kwargs=body
         )
         activating.start()
-        time.sleep(turn * 0.006)  # From before the jail's look at it to behind that.
+        time.sleep(turn * 0.006)  # Moments before and after the check in the jail.
         swap.http.delete(f"/policy/{third}")
         activating.join()
         found = swap.http.get("/policy-alias/swap:race").json()
@@ -171,7 +171,7 @@ def test_activations_disturb_no_request_on_four_sockets(swap):
                 uri = (TWO, ONE)[turn % 2]
                 activate(swap, "swap", uri)
                 reply = tell(witness, ask_message("swap"))
-                assert reply["policy_rule_uri"] == uri, "answered: in force"
+                assert reply["policy_rule_uri"] == uri, "a confirmed activation applies"
     finally:
         stop.set()
         for thread in threads:
@@ -252,7 +252,9 @@ def test_the_command_line_activates_and_rolls_back_policies(swap):
     run(swap, "policy", "aliases", "swap:beta", code=5)
     run(swap, "policy", "activate", "swap:9-none", code=5)
     run(swap, "policy", "shadow", "swap", "first_fit:1.0-stable")
-    assert "first_fit:1.0-stable" in run(swap, "policy", "aliases", "swap"), "of another name"
+    assert "first_fit:1.0-stable" in run(swap, "policy", "aliases", "swap"), (
+        "in another name's alias"
+    )
     run(swap, "policy", "shadow", "swap", "--stop")
 
 
@@ -378,8 +380,8 @@ def test_changes_by_management_persist_and_can_be_undone(tmp_path):
         done = manage("set", parameters={"weight": 5}, settings={"mode": "fast"})
         assert done.json()["data"] == {"weight": 5}
         assert ask() == changed
-        assert ask("mellon")["weight"] == 1, "it is of one tenant"
-        assert ask(parameters={"weight": 2})["weight"] == 2, "a request wins"
+        assert ask("mellon")["weight"] == 1, "the change applies to one tenant"
+        assert ask(parameters={"weight": 2})["weight"] == 2, "the request's own value wins"
         for action, data in (("fail", {}), ("odd", {}), ("set", {"parameters": {"weight": 10}})):
             assert manage(action, **data).status_code >= 400, action
             assert ask() == changed, action

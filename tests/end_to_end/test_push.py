@@ -16,7 +16,7 @@ FAILING = [{"request": {}, "output": {"cluster_id": "elsewhere"}}]
 
 @pytest.fixture
 def push(server, tmp_path):
-    """The command, run in a folder of its own."""
+    """The command `policy push`, run in a separate folder."""
 
     def run(*arguments, command="push"):
         return server.moorage("policy", command, *arguments, folder=tmp_path)
@@ -49,7 +49,7 @@ def forms(folder: Path) -> None:
     ],
 )
 def test_a_policy_is_registered_in_each_form(push, server, tmp_path, form, more):
-    """`tests/clients/test_services.py` and `tests/catalog/documents` have the other archives."""
+    """`tests/clients/test_services.py` and `tests/catalog/documents` test other archives."""
     forms(tmp_path)
     done = push(form, *more)
     assert done.returncode == 0, done.stderr
@@ -60,7 +60,7 @@ def test_a_policy_is_registered_in_each_form(push, server, tmp_path, form, more)
         assert document["tags"] == "a,b"
     assert server.ask(registered, resources={"gpus": 1}, clusters=["east"])["error"]["code"] == (
         "policy_unsound"
-    ), "the policy itself was registered: it names a cluster that is not here"
+    ), "the policy was registered: it proposes a cluster that does not exist here"
 
 
 def test_options_override_the_document(push, server, tmp_path):

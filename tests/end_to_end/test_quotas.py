@@ -31,7 +31,7 @@ def test_operators_change_quotas_over_http_while_it_runs() -> None:
 
         row = put("/quotas/ann", change)["data"]
         assert (row["tenant"], row["project"], row["weight"]) == ("ann", None, 2.0)
-        assert row["resources"]["gpu_milli"]["used"] == 2000, "what is held stays"
+        assert row["resources"]["gpu_milli"]["used"] == 2000, "existing leases stay"
         with pytest.raises(RequestRefused) as caught:
             ann.ask(FIRST_FIT, **one)
         assert caught.value.code == "quota_exceeded"

@@ -20,7 +20,7 @@ ENVIRONMENT = {
     "MOORAGE_POLICY_DEADLINE_SECONDS": "30",
 }
 FLOOD = 200
-"""Messages; refused is a part of those that come within ten seconds."""
+"""Number of messages in the flood; some of those within ten seconds must be refused."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_surplus_upload_is_answered_429(rates_server: Server) -> None:
 def test_a_surplus_watcher_is_refused(rates_server: Server) -> None:
     watch = {"op": "watch", "topics": ["leases"]}
     with rates_server.socket(bearer="b1") as one, rates_server.socket(bearer="b1") as two:
-        for socket in (one, two, one):  # Again is not one more.
+        for socket in (one, two, one):  # A repeated watch does not count again.
             assert tell(socket, watch)["success"]
         with rates_server.socket(bearer="b1") as three:
             error = tell(three, watch)["error"]
@@ -95,7 +95,7 @@ return {"burnt": 0.4}
     answer = rates_server.http.post("/allocate", json=message, headers=bearing("c1"))
     assert answer.status_code == 429
     assert "tenant_evaluation_seconds_per_minute" in answer.text
-    assert rates_server.say(message, bearer="b1")[0]["success"], "another tenant has its own"
+    assert rates_server.say(message, bearer="b1")[0]["success"], "another tenant has its own limit"
 
 
 def test_surplus_requests_have_one_entry_a_minute_and_a_metric(rates_server: Server) -> None:

@@ -41,7 +41,7 @@ def environment(world: RayWorld) -> dict[str, str]:
     return {
         "MOORAGE_BACKENDS": "ray,memory",
         "MOORAGE_RAY_ADDRESS": world.address,
-        "MOORAGE_POLICY_DEADLINE_SECONDS": "10",  # Raylets and their workers take the processors.
+        "MOORAGE_POLICY_DEADLINE_SECONDS": "10",  # Raylets keep the processors busy.
     }
 
 
@@ -71,7 +71,7 @@ def clear(world: RayWorld) -> None:
     """End what daemons started, and restore the nodes of the beginning."""
     world.mend()
     for name in world.actors():
-        with contextlib.suppress(ValueError):  # It has ended meanwhile.
+        with contextlib.suppress(ValueError):  # The actor has ended meanwhile.
             ray.kill(ray.get_actor(name, namespace="moorage"))
     until(lambda: not world.workloads(), 60)
 
@@ -122,8 +122,8 @@ def autoscaler_requests() -> list[dict]:
 
 def test_the_ray_autoscaler_gets_waiting_and_held_resources(ray_world, tmp_path):
     """The test plays the autoscaler: it adds the node that the request needs."""
-    clear(ray_world)  # An attempt before this one may have failed.
-    request_resources(bundles=[{"GPU": 64}])  # A daemon that is gone left this.
+    clear(ray_world)  # An earlier attempt of this test may have failed.
+    request_resources(bundles=[{"GPU": 64}])  # As left by an earlier daemon.
     variables = {**environment(ray_world), "MOORAGE_RAY_AUTOSCALE": "true"}
     spec = {"command": ["sleep", "1000"]}
     with daemon(tmp_path, environment=variables) as running:
@@ -181,7 +181,7 @@ class Workers:
             with contextlib.suppress(OSError):
                 variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
                 known = dict(line.split("=", 1) for line in variables if "=" in line)
-                # A process that ends has none, and another one may have its number by now.
+                # An ending process has no environment, and its number may be used again.
                 if (known.get("MOORAGE_LEASE_ID"), known.get("MOORAGE_FENCING")) != (
                     lease,
                     fencing,
@@ -238,7 +238,7 @@ def test_kill_9_of_the_daemon_duplicates_and_orphans_no_workload(ray_world, tmp_
         def running_now() -> set[str]:
             return {name.partition("/")[2] for name in ray_world.workloads()}
 
-        with contextlib.suppress(AssertionError):  # Then the next line says what differs.
+        with contextlib.suppress(AssertionError):  # The next line then shows the difference.
             until(lambda: running_now() == held, 60)
         assert running_now() == held
         started = len(list(folder.iterdir()))
@@ -246,7 +246,7 @@ def test_kill_9_of_the_daemon_duplicates_and_orphans_no_workload(ray_world, tmp_
         assert len(ray_world.actors()) == len(held), "one actor for each lease"
         for name in held:
             server.say({"op": "release", "lease": name, "token": tokens.get(name, "")})
-        unknown = held - tokens.keys()  # Granted, and killed before they were answered.
+        unknown = held - tokens.keys()  # Granted, but the daemon was killed before it replied.
         until(lambda: {each["id"] for each in leases(server)} <= unknown, 120)
         until(lambda: {name.partition("/")[2] for name in ray_world.workloads()} <= unknown, 60)
         server.close()
@@ -256,7 +256,7 @@ def test_kill_9_of_the_daemon_duplicates_and_orphans_no_workload(ray_world, tmp_
 
 
 def test_a_gang_that_lost_a_node_is_requeued_and_then_ends(ray_world, ray_server):
-    clear(ray_world)  # An attempt before this one may have failed.
+    clear(ray_world)  # An earlier attempt of this test may have failed.
     until(lambda: gpus(ray_server) == 8, 120)
     spec = {"command": ["sleep", "1000"]}
     provision = {"backend": "ray", "spec": spec, "on_failure": "requeue", "attempts_max": 2}

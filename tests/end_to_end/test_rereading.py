@@ -1,4 +1,4 @@
-"""Tokens that change while the daemon runs: by SIGHUP, and by the file alone."""
+"""Tokens that change while the daemon runs: with SIGHUP, and without it."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def shared_server(tmp_path_factory):
 
 @pytest.fixture
 def first(shared_server):
-    """A server that knows the first tokens, and its file."""
+    """A server with the first tokens, and its file of tokens."""
     file, server = shared_server
     if not is_known(server, "old"):
         file.write_text(FIRST)
@@ -103,7 +103,7 @@ def test_a_broken_file_changes_no_token_and_the_log_names_its_fault(first):
             assert reason in line["finding"]
             assert "two words" not in line["finding"]
             assert answers(old)
-        file.write_text(WITHOUT_OLD)  # Mended: no request is needed.
+        file.write_text(WITHOUT_OLD)  # Corrected: the server notices by itself.
         with pytest.raises(ConnectionClosed):
             old.recv(30)
 

@@ -183,7 +183,7 @@ def test_watched_topics_continue_with_the_missed_news(server, proxy):
             first.setdefault(news["topic"], news)
         assert first["leases"]["event"] == "granted"
         assert first["leases"]["data"]["id"] == held["id"]
-        assert first["map"]["event"] == "snapshot", "the whole map, not what changed in it"
+        assert first["map"]["event"] == "snapshot", "the whole map instead of its changes"
         server.release(held)
 
 

@@ -111,7 +111,7 @@ def test_a_tenant_changes_a_cluster_that_has_only_its_own_leases(rights_server: 
     assert send(rights_server, BOB, "PUT", "/clusters/idle", change).status_code == 200
     assert send(rights_server, BOB, "DELETE", "/clusters/idle").status_code == 200
     answer = send(rights_server, BOB, "POST", "/clusters", cluster("idle", nodes=1, gpus=1))
-    assert answer.status_code == 201, "anybody registers a new one"
+    assert answer.status_code == 201, "any tenant may register a new cluster"
     again = send(rights_server, BOB, "POST", "/clusters", document)
     assert again.status_code == 409
 
@@ -127,7 +127,7 @@ def test_no_other_tenant_takes_the_name_of_a_deleted_cluster_with_leases(
     assert send(rights_server, ANN, "POST", "/clusters", document).status_code == 201
     release(rights_server, lease)
     assert send(rights_server, BOB, "DELETE", "/clusters/gone").status_code == 403, (
-        "it is ann's now"
+        "the name belongs to ann now"
     )
     assert send(rights_server, ANN, "DELETE", "/clusters/gone").status_code == 200
 
@@ -147,7 +147,7 @@ def test_a_refused_command_names_the_setting(rights_server: Server, lease: dict)
         done = rights_server.moorage("fleet", word, "east", MOORAGE_TOKEN=BOB)
         assert done.returncode != 0
         assert "MOORAGE_OPERATORS" in done.stderr
-        assert "Say who you are" not in done.stderr, "the caller is known"
+        assert "Say who you are" not in done.stderr, "the caller is already authenticated"
     assert say(rights_server, ANN, {"op": "status", "lease": lease["id"]})["success"]
 
 

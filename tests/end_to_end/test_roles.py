@@ -177,7 +177,7 @@ def test_policies_and_aliases_of_others_are_read_only(
         assert refused.status_code == 403, refused.text
         assert "tenant “ann”" in refused.text
 
-    # Else the bare name, which clients may send, would lead to the stranger's version.
+    # Otherwise the bare name, which clients may send, would lead to the other tenant's version.
     for name in ("mine", "mine:stable", "mine:prod"):
         refuse("POST", f"/policy-alias/{name}/activate", {"policy_rule_uri": theirs})
     means, alias = {"policy_rule_uri": mine}, "/policy-alias/mine:stable"
@@ -277,7 +277,7 @@ def test_a_client_continues_with_the_new_token_of_its_file(
         assert event.event == "reconnected"
         client.leases()
         assert services.policies()
-        revoke(f"two-{tag}", second)  # And there is no other one.
+        revoke(f"two-{tag}", second)  # The client has no other token now.
         with pytest.raises(Unauthorized):
             client.leases()
         file.unlink()

@@ -140,7 +140,7 @@ def test_a_command_that_always_fails_ends_with_the_reason_of_its_last_start(
 ):
     lease, *_ = failed_lease
     ended = server.status({"id": lease})
-    assert ended["reason"].startswith("attempt 4 of 4 failed"), "not merely released"
+    assert ended["reason"].startswith("attempt 4 of 4 failed"), "not “released”"
     outcome = ended["workload"]["outcome"]
     assert outcome["attempt"] == 4
     assert outcome["nodes"] == [{"cluster_id": "here", "node_id": platform.node()}]
@@ -200,7 +200,7 @@ def test_exec_logs_and_release_find_the_lease_of_run(server, environment, moorag
     process.communicate(timeout=30)
     assert process.returncode != 0
     until(lambda: not server.held())
-    assert moorage("logs", lease).stdout == "hello\n", "its output stays"
+    assert moorage("logs", lease).stdout == "hello\n", "the output stays"
 
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -226,7 +226,7 @@ def test_a_run_ended_by_a_signal_leaves_nothing_behind(server, environment, sent
         process.send_signal(number)
         until(lambda: ending.exists() or not late)
     errors = process.communicate(timeout=30)[1]
-    assert process.returncode in {128 + each for each in sent}  # They may come in any order.
+    assert process.returncode in {128 + each for each in sent}  # They may arrive in any order.
     assert not server.held()
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
     assert "Traceback" not in errors
@@ -245,8 +245,8 @@ def test_a_late_ctrl_c_ends_a_command_whose_server_is_gone(environment, tmp_path
             kill(one)
             assert "trying again" in next(line for line in process.stderr if "lease " not in line)
             process.send_signal(signal.SIGINT)
-            while process.poll() is None:  # The first one ends the lease; a later one leaves.
-                time.sleep(0.5)  # What it waits for passes unsaid.
+            while process.poll() is None:  # The first Ctrl-C ends the lease; a later one exits.
+                time.sleep(0.5)  # Only a Ctrl-C some seconds later exits.
                 process.send_signal(signal.SIGINT)
             assert process.returncode == 128 + signal.SIGINT
 
@@ -294,7 +294,7 @@ def on_a_terminal(environment, *words: str) -> bytes:
     """Return the output of a command at a terminal."""
     here, there = os.openpty()
     attributes = termios.tcgetattr(there)
-    attributes[1] &= ~termios.OPOST  # The terminal itself adds nothing to what is written.
+    attributes[1] &= ~termios.OPOST  # The terminal must not change the output.
     termios.tcsetattr(there, termios.TCSANOW, attributes)
     with subprocess.Popen(
         [MOORAGE, *words], env=environment, stdin=subprocess.DEVNULL, stdout=there

@@ -73,12 +73,12 @@ def test_no_path_leaves_the_folder_of_a_run(fleet: Fleet) -> None:
 def test_a_link_in_place_of_the_folder_is_not_followed(fleet: Fleet) -> None:
     lease, message = begin(fleet, "cd ..; rm -rf work; ln -s /etc work; echo done; sleep 1000")
     (answer,) = fleet.server.say(message)
-    assert "passwd" not in str(answer), "where the jail lets it put a link there"
+    assert "passwd" not in str(answer), "if the jail allows such a link"
     assert fleet.server.release(lease)["success"]
 
 
 def test_a_run_in_a_user_folder_offers_no_files(fleet: Fleet) -> None:
-    spec = {"category": "process", "command": ["sleep", "1000"], "workdir": os.getcwd()}  # noqa: PTH109  # A text.
+    spec = {"category": "process", "command": ["sleep", "1000"], "workdir": os.getcwd()}  # noqa: PTH109  # The spec needs a text.
     lease = fleet.server.ask(
         clusters=["lab"],
         resources={"cpu_milli": 100},

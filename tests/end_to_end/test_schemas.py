@@ -152,7 +152,7 @@ def test_a_block_is_checked_by_the_input_schema(server):
     block = {"policies": policies, "needs": {}}
     reply = server.say({"input": block, "id": 1})[0]
     assert reply["success"], reply
-    assert reply["data"]["score_data"]["score"] == 0.25, "its default"
+    assert reply["data"]["score_data"]["score"] == 0.25, "the schema's default"
     del policies["clusterAllocator"]
     for needs_given, field in (({"gpus": 9}, ".gpus"), (None, "")):
         error = server.say({"input": {**block, "needs": needs_given}, "id": 1})[0]["error"]
@@ -181,7 +181,7 @@ def test_ranked_documents_are_checked_by_the_input_schema(server):
     )
     body = ranking("schemas.ranks:1-t")
     found = server.http.post("/api/no-ir/similarity-search", json=body).json()
-    assert found, "its default is there"
+    assert found, "the default is filled in"
     error = server.ask(search=ranking("schemas.picky:1-t"))["error"]
     assert (error["code"], error["field"]) == ("bad_message", "input_data[0].id")
     assert error["expected"].startswith("a number")

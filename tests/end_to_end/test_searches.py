@@ -80,7 +80,7 @@ def test_a_ranking_policy_returns_its_own_fields(server):
     found = rank(server, "cluster", "brief:1.0-x")
     names = ("east", "north", "west")
     assert [(each["id"], each["score"]) for each in found] == [(name, 7) for name in names]
-    # The candidates of a request are ranked all the same.
+    # Candidates of a request are ranked in the same way.
     search = {"matchType": "cluster", "rankingPolicyRule": {"policyRuleURI": "scores:1.0-x"}}
     reply = server.ask(search=search, resources={"gpus": 1})
     assert reply["data"]["cluster_id"]

@@ -137,7 +137,7 @@ def activate(server: Server, *arguments: str) -> subprocess.CompletedProcess[str
 
 def test_a_candidate_with_a_failing_shadow_needs_force(side):
     begin(side, RAISES)
-    assert activate(side, RAISES).stdout == f"side:stable -> {RAISES}\n", "it has not failed yet"
+    assert activate(side, RAISES).stdout == f"side:stable -> {RAISES}\n", "it has no failure yet"
     post(side, "activate", FIRST)
     begin(side, RAISES)
     for _ in range(3):
@@ -148,7 +148,7 @@ def test_a_candidate_with_a_failing_shadow_needs_force(side):
     assert f"{RAISES} fails as the shadow of side:stable: {failed} policy_error" in refused.stderr
     assert "--force" in refused.stderr
     assert side.http.get("/policy-alias/side").json()["data"]["policy_rule_uri"] == FIRST
-    assert activate(side, RAISES, "--alias", "other").returncode == 0, "there it is no shadow"
+    assert activate(side, RAISES, "--alias", "other").returncode == 0, "that alias has no shadow"
     side.http.delete("/policy-alias/side:other").raise_for_status()
     assert activate(side, RAISES, "--force").stdout == f"side:stable -> {RAISES}\n"
 
@@ -170,14 +170,14 @@ def test_a_slow_candidate_delays_no_request_and_skips_are_counted(side):
     assert all(reply["success"] for reply in replies)
     found = report(side)
     assert found["asked"] <= 64 + found["compared"]
-    assert found["dropped"] == 150 - found["asked"] > 0, "nothing waited for it"
+    assert found["dropped"] == 150 - found["asked"] > 0, "no request waited for the candidate"
     begin(side, LAST)
-    assert report(side)["asked"] == 0, "another candidate starts afresh"
+    assert report(side)["asked"] == 0, "the counts of another candidate start at 0"
 
 
 def test_a_shadow_is_reported_by_command_http_and_metrics_and_ended(side):
     begin(side, LAST)
-    for number in range(MANY):  # One by one: the candidate's cell is free for each.
+    for number in range(MANY):  # One by one, so that the candidate's cell is free for each.
         side.ask("side", resources={"gpus": 1})
         assert wait_comparisons(side, number + 1)["compared"] == number + 1
     text = side.http.get("/metrics").text

@@ -80,9 +80,9 @@ def test_requests_of_a_tenant_do_not_reach_the_owner_of_a_shadow(site):
 
     seen = report(bob)
     assert seen["whole"] is False
-    assert seen["compared"] == MANY, "figures of many, in steps"
+    assert seen["compared"] == MANY, "bob sees counts only in steps"
     assert seen["candidate"]["placed"] + seen["candidate"]["refused"] == MANY
-    assert seen["samples"], "one's own requests are shown"
+    assert seen["samples"], "bob sees samples of bob's requests"
     assert all("mine" in str(sample["candidate"]) for sample in seen["samples"])
     shown = [
         str(seen),
@@ -92,7 +92,7 @@ def test_requests_of_a_tenant_do_not_reach_the_owner_of_a_shadow(site):
         bob.http.get("/policy-alias/side").text,
         bob.http.get(f"/policy/{SPY}").text,
     ]
-    assert "mine" in shown[3], "what it printed at one's own requests is shown"
+    assert "mine" in shown[3], "bob sees the output for bob's requests"
     for text in shown:
         assert ANNS not in text
         assert not [each for each in sent if each in text]
@@ -111,7 +111,7 @@ def test_a_report_hides_figures_of_few_answers(site):
     assert f'policy="{SPY}",what="differ"}} 0.0' in bob.http.get("/metrics").text
     body = {"policy_rule_uri": SPY}
     answers = [each.http.post("/policy-alias/side/activate", json=body) for each in site]
-    assert [each.status_code for each in answers] == [409, 403], "no failure of others is shown"
+    assert [each.status_code for each in answers] == [409, 403], "bob learns of no failure"
 
 
 def test_no_tenant_takes_over_an_alias_by_creating_it_again(site):

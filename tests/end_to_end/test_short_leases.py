@@ -1,4 +1,4 @@
-"""Many short commands with short leases: nothing ends the daemon, and nothing is left behind."""
+"""Many short commands with short leases: the daemon keeps running, and nothing is left behind."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ def send_one(server: Server, socket, draw: random.Random) -> bool:
     lease = tell(socket, message).get("lease")
     if lease is None:
         return False
-    time.sleep(draw.choice([0, 0, 0.05, 0.3]))  # A client that does something.
+    time.sleep(draw.choice([0, 0, 0.05, 0.3]))  # The client works for a while.
     if draw.random() < 0.7:
         owned = {"lease": lease["id"], "token": lease["token"]}
         tell(socket, {"op": draw.choice(["release", "release", "renew"]), **owned})
@@ -94,7 +94,7 @@ def test_a_stop_during_many_starts_ends_in_time(tmp_path: Path):
                 socket.send(json.dumps(ask_message(provision=provision, id=number, **terms)))
             until(lambda: len(workload_processes(tmp_path)) >= 12, 90)
             os.kill(server.pid, signal.SIGTERM)
-            until(lambda: is_over(server.pid), 120)  # Long before they would end.
+            until(lambda: is_over(server.pid), 120)  # Long before the services would end.
     for pids in workload_processes(tmp_path).values():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

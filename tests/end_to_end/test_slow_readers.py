@@ -16,7 +16,7 @@ pytestmark = pytest.mark.heavy
 READERS = 20
 CPU_SECONDS_MAX = 0.25
 CALM_ROUND_TRIPS = 100
-"""In a row, without anything of the readers in them: then all that can be sent to them was sent."""
+"""Small requests in a row without work for the slow readers: their buffers are then full."""
 CALM_CPU_SECONDS_MAX = 0.005
 ROUND_SECONDS_MAX = 120
 UPGRADE = (
@@ -71,7 +71,7 @@ def cpu_seconds(pid: int) -> float:
 async def worst_beside_slow_readers(running: Running, sent: bytes) -> float:
     """Return the highest CPU seconds of the daemon before its answer to a small request.
 
-    A small request waits for what is done before it, and no other program's work is in that.
+    CPU time of the daemon shows how long the request waited, without other programs' work.
     """
     url = urlsplit(running.http)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)

@@ -133,7 +133,7 @@ def test_a_read_waits_for_the_callers_own_writes(pair: tuple[One, One]):
     posted = first.http.post("/allocate", json=ask_message(resources={"gpus": 1}, lease=HOUR))
     assert posted.json()["revision"] > granted["revision"]
     first.release(posted.json()["lease"])
-    # It is bounded, and then the leader's to answer, which knows all facts that there are.
+    # The wait is bounded; after it the leader must answer, which knows all facts.
     ahead = {"op": "leases", "min_revision": granted["revision"] + 1_000}
     refused = read(second, **ahead)
     assert refused["error"]["code"] == "not_leader"

@@ -139,7 +139,7 @@ def test_a_copy_overwrites_no_data_and_is_verified(postgres, folder: Path, tmp_p
     fill(SqliteStorage(other))
     assert invoke("storage", "copy", folder, address).returncode == 0
     before = contents(open_storage(address, tmp_path))
-    for words in ((other, address), (address, other)):  # Its secret is another one.
+    for words in ((other, address), (address, other)):  # The secrets differ.
         refused = invoke("storage", "copy", *words)
         assert (refused.returncode, "has other data than" in refused.stderr) == (1, True)
     assert contents(open_storage(address, tmp_path)) == before
@@ -179,7 +179,7 @@ def test_a_killed_copy_is_repeated(postgres, folder: Path, tmp_path: Path) -> No
     address, back = postgres.database(), tmp_path / "back"
     assert invoke("storage", "prepare", MOORAGE_STORAGE=address).returncode == 0
     before = contents(SqliteStorage(folder))
-    # Its facts are written when it comes to records, all in one transaction.
+    # The copy writes facts before records, all in one transaction.
     with kill_copy_at(postgres, address, "record", folder, address):
         assert postgres.execute("SELECT * FROM moorage.fact", address.rpartition("/")[2]) == []
     assert invoke("storage", "copy", folder, address).returncode == 0

@@ -81,7 +81,7 @@ def check(server: Server, leases: dict[str, int], later: dict[str, int] | None =
 
 
 def test_no_lease_is_lost_when_the_database_ends_sessions(postgres, tmp_path: Path):
-    """Without its ledger or lock a server ends; it reopens other database sessions."""
+    """If the ledger's or the lock's session ends, so does the server; it reopens other sessions."""
     address, data = postgres.database(), str(postgres.folder / "data")
     leases: dict[str, int] = {}
 
@@ -170,7 +170,7 @@ def test_a_backup_under_load_is_restored(tmp_path: Path):
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    """A small disk of its own, which the database's user may write."""
+    """A small disk for one test, on which the database's user may write."""
     place = Path(tempfile.mkdtemp(prefix="moorage-disk-", dir="/tmp"))
     mounted = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=777", "none", str(place)]
     if os.getuid() != 0 or subprocess.run(mounted, check=False, capture_output=True).returncode:

@@ -115,14 +115,14 @@ def test_the_client_passes_progress_on(server):
         queued = progress.get(timeout=60)
         server.release(held)
         got = answer.result(60).lease
-        decided = progress.get(timeout=60)  # Before the reply, or after it.
+        decided = progress.get(timeout=60)  # It may come before or after the reply.
         client.release(got.id, got.token)
     assert (queued["state"], queued["position"]) == ("queued", 1)
     assert (decided["state"], decided["lease"]) == ("decided", got.id)
 
 
 def test_a_long_decision_sends_progress(server):
-    body = "import time; time.sleep(2.5); return {'cluster_id': 'east'}"  # It is what is shown.
+    body = "import time; time.sleep(2.5); return {'cluster_id': 'east'}"  # Time for progress.
     server.publish({**policy(body, "long:1-x"), "deadline_seconds": 30})
     with server.socket() as socket:
         socket.send(json.dumps(ask_message("long:1-x", id=1, stream=True)))
@@ -151,7 +151,7 @@ def test_a_request_of_a_gone_client_waits_until_its_time_is_up(server):
     with server.socket() as socket:
         socket.send(json.dumps(waiting(id=1)))
         positions = [read_message(socket)["data"]["position"]]
-        while positions[-1] == 2:  # It comes again as the expected time moves.
+        while positions[-1] == 2:  # The same position is sent again with a new expected time.
             positions.append(read_message(socket)["data"]["position"])
         assert (positions[0], positions[-1]) == (2, 1)
     server.release(held)

@@ -72,7 +72,7 @@ def grant(server: Server, **lease) -> dict:
 
 
 def leads(server: Server) -> bool:
-    """Return whether a server leads; at the beginning of its lead a server closes old sockets."""
+    """Return whether a server leads; a new leader first closes old sockets."""
     return server.http.get("/readyz").status_code == 200
 
 
@@ -85,7 +85,7 @@ def read(server: Server, **message: Any) -> dict:
 
 
 def wait_sync(pair: tuple[One, One]) -> int:
-    """Wait until the standby knows all that the leader does; return the revision."""
+    """Wait until the standby has all facts of the leader; return the revision."""
     (first, *_), (second, *_) = pair
     revision = read(first, op="quotas")["revision"]
     until(lambda: read(second, op="quotas").get("revision") == revision)
@@ -200,7 +200,7 @@ def test_a_stopping_server_hands_over_to_a_standby(pair: tuple[One, One], storag
             asking.send(json.dumps(ask_message(resources={"gpus": 1}, lease=lease)))
             return json.loads(asking.recv(30))
 
-        # Over the same socket; a busy machine may take longer than a request waits.
+        # Over the same socket; on a busy machine, the takeover may take longer than the wait.
         until(lambda: answer().get("lease", {}).get("id") == held["id"])
     until(lambda: leads(second))
     assert wait_exit(stopped) == 0
@@ -212,7 +212,7 @@ def test_a_stopping_server_hands_over_to_a_standby(pair: tuple[One, One], storag
 
 
 def test_a_login_to_the_console_outlasts_its_server(storage: str, tmp_path: Path):
-    token = "secret-of-ann"  # noqa: S105  # Made up.
+    token = "secret-of-ann"  # noqa: S105  # A test's value.
     variables = {"MOORAGE_TOKENS": f"ann:{token}"}
     with (
         one(tmp_path / "a", storage, **variables) as (first, killed, ready),

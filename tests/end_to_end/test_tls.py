@@ -46,8 +46,8 @@ class Authority:
         """Return the TLS context of a client, with a certificate if one is given.
 
         Args:
-            client: Whose certificate.
-            by: The authority that signs it, where it is another one.
+            client: Name in the certificate; empty: no certificate.
+            by: The authority that signs the certificate; None: this one.
         """
         context = ssl.create_default_context(cafile=self.file)
         if client:
@@ -117,7 +117,7 @@ def bundle(ours: Authority, bundle_server: Bundle) -> Bundle:
     running, file, leaving = bundle_server
     file.write_text(ours.file.read_text() + leaving.file.read_text())
     until(lambda: not is_refused(running, ours.context("goes", by=leaving)))
-    until(lambda: len(bundle_server.logged("certificate_renewed")) % 2)  # Tests remove one again.
+    until(lambda: len(bundle_server.logged("certificate_renewed")) % 2)  # Tests remove one.
     return bundle_server
 
 
@@ -228,7 +228,7 @@ def test_an_http_client_shows_a_certificate_that_was_renewed(
         renew(ours)
         bundle.file.write_text(ours.file.read_text())
         until(lambda: is_refused(bundle.running, ours.context("goes", by=bundle.leaving)))
-        with contextlib.suppress(ConnectionFailed):  # Its connection of before ends.
+        with contextlib.suppress(ConnectionFailed):  # Its old connection ends.
             services.policies()
         assert services.policies() == []
 
@@ -242,7 +242,7 @@ def test_a_certificate_and_a_token_are_both_required(tmp_path: Path, ours: Autho
     with daemon(environment=environment) as running:
 
         def shows(context: ssl.SSLContext, headers: dict[str, str]) -> set[object]:
-            """Return the answers of both ports: a status, or that there is no connection."""
+            """Return the answers of both ports: a status, or that the connection failed."""
             said = set[object]()
             try:
                 at = f"{running.http}/policy"
@@ -260,8 +260,8 @@ def test_a_certificate_and_a_token_are_both_required(tmp_path: Path, ours: Autho
             return said
 
         assert shows(ours.context("ann"), known) == {200}
-        assert shows(ours.context("ann"), {}) == {401}, "a certificate alone is no caller"
-        assert shows(ours.context("admin"), {}) == {401}, "and its name is no role"
+        assert shows(ours.context("ann"), {}) == {401}, "a certificate does not replace a token"
+        assert shows(ours.context("admin"), {}) == {401}, "the name in a certificate gives no role"
         for context in (ours.context(), old, ours.context("ann", by=stranger)):
             assert shows(context, known) == {"no connection"}
 
@@ -300,7 +300,7 @@ def test_removing_an_authority_ends_its_connections_at_once(
         ended.send(json.dumps({"op": "fleet"}))
         with pytest.raises((OSError, WebSocketException)):
             read_message(ended)
-        with pytest.raises((httpx.HTTPError, OSError)):  # Also on a connection of before.
+        with pytest.raises((httpx.HTTPError, OSError)):  # Also on an older connection.
             pages.get("/policy")
         open_still.send(json.dumps({"op": "fleet"}))
         assert read_message(open_still)["success"]
@@ -332,7 +332,7 @@ def test_a_renewed_certificate_is_used_and_a_bad_one_is_not(
             new.replace(file)
         until(lambda: served_certificate() != before)
         assert served_certificate() == certificate.read_text()
-        connection.send(json.dumps({"op": "fleet"}))  # What is open goes on.
+        connection.send(json.dumps({"op": "fleet"}))  # Open connections continue.
         assert read_message(connection)["success"]
     assert ask(running, ours.context(), op="fleet")["success"]
 

@@ -29,7 +29,7 @@ def test_no_file_holds_a_lease_token_and_a_retry_returns_it_again(tmp_path):
         lease = server.say(REQUEST)[0]["lease"]
         token = lease["token"]
         assert server.say(REQUEST)[0]["lease"]["token"] == token
-        for _ in range(60):  # Makes it write a checkpoint.
+        for _ in range(60):  # Enough facts for a checkpoint.
             server.release(server.ask(resources=ONE, lease={"ttl_seconds": 300})["lease"])
         assert token not in str(server.say({"op": "leases"}, {"op": "why", "lease": lease["id"]}))
         assert has(tmp_path, lease["id"])

@@ -149,7 +149,7 @@ def test_the_client_sends_its_active_span(server: Server, receiver: Receiver) ->
     with BlockingClient(server.running.ws) as client:
         with tracer.start_as_current_span("mine") as span:
             client.ask(FIRST_FIT)
-        client.ask(FIRST_FIT)  # Without a span it begins a trace of its own.
+        client.ask(FIRST_FIT)  # Without a span, the request begins a new trace.
     context = span.get_span_context()
     spans = receiver.of(api.format_trace_id(context.trace_id), ["request", *PARTS[:2]])
     assert spans["request"].parent_span_id.hex() == api.format_span_id(context.span_id)

@@ -12,7 +12,7 @@ ECHO = "return input_data['inputs']['answer']"
 ASK_MESSAGE = {
     "request": {"inputs": {"answer": {"cluster_id": "lab", "node_id": "node-1", "gpus": ["0"]}}}
 }
-"""Of an example that echoes a placement on the fleet that examples have by default."""
+"""The message of an example, whose policy returns this placement on the default fleet."""
 
 
 def publish(server, *examples, body=ECHO, **more):
@@ -29,7 +29,7 @@ def _remove_policies(server):
 @pytest.mark.heavy
 def test_a_flood_of_uploads_delays_no_other_tenant(tmp_path):
     tokens = {"MOORAGE_TOKENS": "flood:alpha,calm:beta"}
-    # The daemon stops first, or the flood would go on for a minute.
+    # Stop the daemon first; otherwise the flood lasts a minute.
     with ThreadPoolExecutor(48) as pool, daemon(tmp_path, environment=tokens) as running:
         stuck = {"policy_rule_uri": "stuck:1-x", "code": "while True: pass\nAIOSv1PolicyRule = 1\n"}
 
@@ -38,11 +38,11 @@ def test_a_flood_of_uploads_delays_no_other_tenant(tmp_path):
             return httpx.post(url, json=document, headers=bearing(token), timeout=300)
 
         flood = [pool.submit(upload, stuck, "alpha") for _ in range(48)]
-        # Those that are too many are refused at once; the others take their five seconds each.
+        # Surplus uploads are refused at once; the others take five seconds each.
         until(lambda: sum(each.done() for each in flood) >= 48 - (3 + 32))
         answer = upload(policy(ECHO, "calm:1-x"), "beta")
         assert answer.status_code == 200, answer.text
-        assert sum(each.done() for each in flood) < 48 - 16, "the flood is still there"
+        assert sum(each.done() for each in flood) < 48 - 16, "the flood still goes on"
         codes = {each.result().json()["error"]["code"] for each in flood if each.done()}
         assert codes <= {"busy", "bad_policy"}
 

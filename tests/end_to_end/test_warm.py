@@ -1,4 +1,4 @@
-"""Warm workloads: taken over, evicted, found again after a crash."""
+"""Warm workloads are reused, evicted, and found again after a crash."""
 
 import contextlib
 import json
@@ -58,7 +58,7 @@ def server(tmp_path_factory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("data")) as server:
         server.fill(here(2))
         yield server
-        assert server.log() == "", "the daemon had something to complain about"
+        assert server.log() == "", "the daemon logged a warning or an error"
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_the_next_equal_request_gets_the_same_process(server):
         came = [read_message(watching)]
         while came[-1].get("event") != "started":
             came.append(read_message(watching))
-    # The reply is first, although both are one commit.
+    # The reply comes first, although both facts are in one commit.
     order = [each.get("event") or each["id"] for each in came]
     assert order.index("reply") < order.index("granted") < order.index("started")
     second = next(each["lease"] for each in came if each.get("id") == "reply")
@@ -105,7 +105,7 @@ def test_the_next_equal_request_gets_the_same_process(server):
         assert server.say({**message, **token})[0]["error"]["code"] == "lease_ended"
     done = {"op": "exec", "lease": second["id"], "token": second["token"]}
     reply = server.say({**done, "command": ["sh", "-c", "echo $MOORAGE_WORKLOAD"]})[0]
-    assert reply["data"]["output"].strip().endswith(first["id"]), "it is in the same workload"
+    assert reply["data"]["output"].strip().endswith(first["id"]), "in the same workload"
     server.release(second)
     server.in_state(second, "warm")
     with server.watching("leases") as watching:
@@ -140,7 +140,7 @@ def test_a_hanging_reset_delays_no_other_workload(server):
     assert server.status(first)["state"] == "ending"
     other = run(server, gpus=1, provision=None)
     ended = server.in_state(first, "ended")
-    assert ended["reason"].startswith("evicted"), "not that its reset took too long"
+    assert ended["reason"].startswith("evicted"), "the reason is the eviction, not a slow reset"
     server.release(other)
     second = run(server, provision=hangs)
     server.in_state(second, "active")
@@ -176,7 +176,7 @@ def test_a_service_that_stopped_answering_is_not_reused(server, tmp_path):
     server.release(second)
     server.in_state(second, "warm")
     third, *same = start()
-    assert (third["workload"]["warm"], *same) == (True, pid, endpoint), "one that answers is reused"
+    assert (third["workload"]["warm"], *same) == (True, pid, endpoint), "an answering one is reused"
     server.release(third)
     server.in_state(third, "warm")
     os.kill(pid, signal.SIGSTOP)
@@ -277,7 +277,7 @@ def test_random_kills_leave_no_orphan_and_start_nothing_twice(tmp_path, monkeypa
         until(lambda: not server.held(state="ending") and not server.held(state="starting"))
         server.say({"op": "flush"})
         until(lambda: not server.held(state="warm") and not server.held(state="ending"))
-        # Also of leases whose answer was lost with a daemon; each ends up with one process.
+        # Including leases whose answer was lost with a daemon: each has one process in the end.
         until(
             lambda: (
                 [len(pids) for pids in workload_processes(data).values()]

@@ -79,7 +79,7 @@ def test_a_what_if_of_a_request_is_answered_and_changes_nothing(server):
     advice = whatif(server, request=request(1, lease=None))["answer"]
     assert (advice["state"], advice["data"]["node_id"]) == ("advised", share["node_id"])
     assert everything(server) == before
-    assert hold(server, 1)["placement"] == [share], "it is what then happens"
+    assert hold(server, 1)["placement"] == [share], "the real answer is the predicted one"
 
 
 def test_a_what_if_with_more_nodes_names_the_waiters_that_are_granted(server):
@@ -97,7 +97,7 @@ def test_a_what_if_with_more_nodes_names_the_waiters_that_are_granted(server):
         change = {"add_nodes": [{"cluster": "east", "node": node}]}
         found = whatif(server, request=wanted, change=change)
         assert {row["request"] for row in found["granted"]} == {first, second}
-        assert found["answer"]["state"] == "refused", "waiters are served before"
+        assert found["answer"]["state"] == "refused", "waiters are served first"
         assert everything(server) == before
 
 
@@ -112,7 +112,7 @@ def test_predicted_cordons_keep_leases_and_uncordons_start_waiters(server):
         assert (row["request"], row["placement"][0]["node_id"]) == (waits, "east-1")
         both = {"cordon": [{"cluster": "east"}], "uncordon": [node]}
         found = whatif(server, request=request(1), change=both)
-        assert found["drained"] == [], "leases stay where a cordon is"
+        assert found["drained"] == [], "a cordon moves no lease"
         assert found["answer"]["state"] == "refused"
         assert everything(server) == before
         assert server.say({"op": "cancel", "request": waits})[0]["success"]

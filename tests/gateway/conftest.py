@@ -26,7 +26,7 @@ from moorage.protocol.replies import success
 from moorage.records.rights import Caller, Role
 
 PATIENCE_SECONDS = 60.0
-"""Bound of every wait; nothing is expected to come near it."""
+"""Longest wait in seconds, far above what tests need."""
 UPGRADE = (
     "Host: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -41,8 +41,8 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 class Harbour:
     """Answers requests with their own `inputs`; `inputs.do` chooses when.
 
-    `hold`: when the test calls `answer`. `wait`: not before the test opens `room`. `park`: as
-    `hold`, and parked. `raise`: never, by a defect. Else at once.
+    `hold`: when the test calls `answer`; `wait`: not before the test opens `room`; `park`: as
+    `hold`, and the request is parked; `raise`: never, because of a defect; otherwise at once.
     """
 
     def __init__(self) -> None:

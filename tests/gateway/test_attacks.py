@@ -44,7 +44,7 @@ def crowd() -> Iterator[int]:
     """Raise the limit of open files; return how many clients it allows, at most 2,000."""
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1], usual[1]))
-    yield min(2_000, usual[1] // 2 - 100)  # Both ends of each socket are here.
+    yield min(2_000, usual[1] // 2 - 100)  # This process has both ends of each socket.
     resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 
@@ -126,7 +126,7 @@ async def test_a_ping_after_a_huge_message_leaves_no_stray_exception(open_port):
     attacker = await port.attacker()
     await attacker.write(b"\x81\xff" + (80 * MIB).to_bytes(8) + bytes(4) + bytes(MIB))
     assert await attacker.close_code() == Close.TOO_LARGE
-    while port.gateway.stats().connections:  # noqa: ASYNC110  # Counts have no event.
+    while port.gateway.stats().connections:  # noqa: ASYNC110  # No event reports a count.
         await asyncio.sleep(0.02)  # As above.
     gc.collect()
     await asyncio.sleep(0)
@@ -182,7 +182,7 @@ async def test_a_slow_client_that_reads_at_last_sees_why_it_was_closed(open_port
             await other.ask("meanwhile")
             await other.reply()
     assert await attacker.close_code() == Close.TRY_LATER
-    await writing  # First: asyncio forgets one of two tasks that write to the same socket.
+    await writing  # Only one task may write to a socket at a time.
     await attacker.write(attacker.frame(CLOSE))
 
 
@@ -207,10 +207,10 @@ async def test_unread_news_are_bounded(open_port):
         await asyncio.sleep(0)
     stats = port.gateway.stats()
     assert stats.events_total + stats.missed_total == 1_000
-    assert stats.events_total < 100, "sixteen, and what the sockets hold"
+    assert stats.events_total < 100, "sixteen, plus those in the sockets' buffers"
     await port.harbour.until(lambda: not port.harbour.sessions)
     assert port.gateway.stats().slow_readers_total == 1
-    assert await attacker.close_code() in {Close.TRY_LATER, 0}, "or cut: it read nothing"
+    assert await attacker.close_code() in {Close.TRY_LATER, 0}, "or cut, since it read nothing"
 
 
 async def test_a_slow_watcher_reads_how_many_events_it_missed(open_port):
@@ -246,7 +246,7 @@ async def test_a_client_that_floods_pings_and_reads_nothing_is_slowed_and_droppe
         unsent = max(unsent, attacked.transport.get_write_buffer_size())
         await other.ask("meanwhile")
         await other.reply()
-    assert flood.result() is False, "the server read all of it"
+    assert flood.result() is False, "the server must not read the whole flood"
     # The pongs to one read of the socket, on top of a full write buffer.
     assert unsent < MIB
     await port.harbour.until(lambda: len(port.harbour.sessions) == 1)
@@ -277,7 +277,7 @@ async def test_clients_with_tiny_frames_are_read_in_turn(port, frame):
         assert (await other.reply())["data"]["n"] == number
         waited |= any(each._unread for each in attacked)
         assert sum(len(each._unread) for each in attacked) <= MIB
-    assert waited, "all was read at once"
+    assert waited, "the frames must not be read all at once"
     for each in attackers:
         each.vanish()
     await asyncio.gather(*floods, return_exceptions=True)

@@ -42,7 +42,7 @@ async def test_a_browser_learns_that_this_port_has_no_web_page(port):
 @pytest.mark.parametrize("path", ["/", "/v1/allocate?x=1", "/healthzz"])
 async def test_every_other_path_opens_the_socket(port, path):
     client = await port.client(path, subprotocols=["graphql-ws"])
-    assert client.socket.subprotocol is None, "others are left alone"
+    assert client.socket.subprotocol is None, "other subprotocols are ignored"
     assert await client.answers()
 
 
@@ -114,7 +114,7 @@ def owner_of(token):
 async def test_a_page_sends_its_token_as_a_subprotocol(open_port, token):
     port = await open_port(owner_of)
     client = await port.client(subprotocols=bearer(token))
-    assert client.socket.subprotocol == "moorage", "the secret is not sent back"
+    assert client.socket.subprotocol == "moorage", "the reply must not contain the secret"
     assert await client.answers()
     assert [*port.harbour.sessions.values()] == [Tenant("a")]
 
@@ -144,6 +144,6 @@ async def test_a_ticket_opens_one_socket(open_port):
     assert await (await port.client(subprotocols=offered)).answers()
     assert (await refusal(port, subprotocols=offered)).status_code == 401
     tickets = SocketTickets(lambda _: Caller(Tenant("local"), Role.ADMIN))
-    port = await open_port(tickets=tickets)  # Where no token is needed.
+    port = await open_port(tickets=tickets)  # A server without tokens.
     offered = ["moorage", "moorage.ticket.guessed"]
     assert (await refusal(port, subprotocols=offered)).status_code == 401

@@ -32,10 +32,10 @@ def test_a_tenant_has_at_most_its_share_of_the_memory():
     assert [connection.reads for connection in ours] == [True] * 6 + [False] * 14
     received.note(other, "b", MIB)
     assert other.reads
-    for connection in ours[:6]:  # Their messages are complete.
+    for connection in ours[:6]:  # The messages are complete.
         received.note(connection, "a", 0)
     assert sum(connection.reads for connection in ours[6:]) == 1
-    for connection in ours[6:]:  # Or they are gone.
+    for connection in ours[6:]:  # The connections are closed.
         received.note(connection, "a", 0)
     received.note(other, "b", 0)
     assert not received._held
@@ -74,7 +74,7 @@ async def test_large_messages_are_read_between_small_ones(port):
 
 
 async def test_a_connection_holds_one_large_message_at_a_time(port):
-    await port.client()  # A session of another.
+    await port.client()  # A session of another tenant.
     attacker = await port.attacker()
     message = json.dumps({"adhoc": True, "policy_rule_uri": "p", "inputs": {"n": 1, "do": "wait"}})
     frame = attacker.frame(1, message[:-1].encode() + b" " * 1_000_000 + b"}")
@@ -90,7 +90,7 @@ async def test_a_connection_holds_one_large_message_at_a_time(port):
 async def until_all(port, condition):
     """Poll until the connections of a gateway are in a state; no event reports this."""
     async with asyncio.timeout(60):
-        while not all(map(condition, port.gateway._connections)):  # noqa: ASYNC110  # As it says.
+        while not all(map(condition, port.gateway._connections)):  # noqa: ASYNC110  # See above.
             await asyncio.sleep(0.01)  # As above.
 
 

@@ -12,7 +12,7 @@ from moorage.protocol.replies import event
 from moorage.records.rights import Caller, Role
 
 LONG = 600.0
-"""Longer than any test takes."""
+"""Seconds, longer than any test takes."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def park(port, count):
 
 async def until_none_is_open(port):
     async with asyncio.timeout(30):
-        while port.gateway.stats().sessions:  # noqa: ASYNC110  # It has no event.
+        while port.gateway.stats().sessions:  # noqa: ASYNC110  # No event reports a count.
             await asyncio.sleep(0.01)  # There is no event to wait for.
 
 
@@ -93,7 +93,7 @@ async def test_a_session_that_is_not_resumed_in_time_ends(open_port, settings):
     await port.harbour.until(lambda: bool(port.harbour.held))
     client.socket.transport.abort()
     await port.harbour.until(lambda: not port.harbour.sessions)
-    port.harbour.answer(1)  # Its client is gone.
+    port.harbour.answer(1)  # The client of this request is gone.
     reply = await (await port.client()).resume(client.session)
     assert reply["error"]["code"] == "not_found"
 
@@ -163,7 +163,7 @@ async def test_a_stop_ends_disconnected_sessions(port):
 async def test_resume_must_be_the_first_message(port):
     client = await port.client()
     error = (await client.resume(client.session))["error"]
-    assert (error["code"], error["field"]) == ("not_found", "session"), "not one's own"
+    assert (error["code"], error["field"]) == ("not_found", "session"), "its own session is in use"
     assert await client.answers(0)
     reply = await client.resume(client.session, id=1)
     assert (reply["id"], reply["error"]["code"]) == (1, "bad_message")

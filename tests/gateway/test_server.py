@@ -79,7 +79,7 @@ async def test_connections_that_send_nothing_are_bounded_and_cut_off(open_port):
     idle = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(8)]
     async with asyncio.timeout(60):
         for reader, writer in idle:
-            with contextlib.suppress(ConnectionError):  # Cut is cut, however the kernel tells it.
+            with contextlib.suppress(ConnectionError):  # The kernel may report the cut as an error.
                 assert b"101" not in await reader.read()
             writer.close()
     assert await (await port.client()).answers()
@@ -94,7 +94,7 @@ async def test_connections_that_send_nothing_do_not_lock_clients_out(open_port):
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert await (await port.client()).answers()
     await port.harbour.until(lambda: port.gateway.stats().connections <= 76)
-    assert await idle[0][0].read() == b""  # The oldest gave way.
+    assert await idle[0][0].read() == b""  # The oldest connection was closed.
     for _, writer in idle:
         writer.close()
 
@@ -144,7 +144,7 @@ async def test_a_defect_in_the_daemon_is_reported_and_closes_the_session(port, f
 async def test_a_stop_closes_all_clients_with_1012_and_logs_nothing(open_port, caplog):
     port = await open_port()
     clients = [await port.client() for _ in range(50)]
-    gc.collect()  # What other tests left behind is not logged below.
+    gc.collect()  # So that leftovers of other tests are not logged below.
     with caplog.at_level(logging.WARNING):
         await port.gateway.close()
     assert [await client.close_code() for client in clients] == [Close.RESTART] * 50
@@ -230,12 +230,12 @@ async def test_messages_of_a_client_that_left_are_dropped(port):
     await port.harbour.until(lambda: port.harbour.waiting == 1)
     client.socket.transport.abort()
     async with asyncio.timeout(60):
-        while port.gateway.stats().connections:  # noqa: ASYNC110  # Counts have no event.
+        while port.gateway.stats().connections:  # noqa: ASYNC110  # No event reports a count.
             await asyncio.sleep(0.01)  # As above.
     port.harbour.room.set()
     await port.harbour.until(lambda: not port.harbour.sessions)
     assert port.harbour.taken == [1, 2]
-    assert port.harbour.defects == [], "it got no question"
+    assert port.harbour.defects == [], "the daemon got no request"
 
 
 async def test_the_gateway_counts_connections_messages_and_replies(port):

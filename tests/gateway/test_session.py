@@ -73,7 +73,7 @@ async def test_messages_that_wait_for_room_keep_their_order(port):
     await client.ask(1, "wait")
     await client.ask(2)
     await client.say("{}")
-    # The first ask has to wait for room, so nothing behind it was taken.
+    # The first request waits for space, so no later one was admitted.
     assert await (await port.client()).answers("other")
     assert port.harbour.taken == ["other"]
     port.harbour.room.set()
@@ -184,7 +184,7 @@ async def test_messages_beyond_the_limit_are_busy_and_the_socket_stays_open(open
     assert (await client.reply())["id"] == "a"
     port.harbour.answer(3)
     assert (await client.reply())["id"] == 3
-    await client.ask(99, "park", id=99, **patient)  # There is room for one again.
+    await client.ask(99, "park", id=99, **patient)  # Now there is space for one more.
     await port.harbour.until(lambda: 99 in port.harbour.held)
     assert port.gateway.stats().parked == 20
 
@@ -192,9 +192,9 @@ async def test_messages_beyond_the_limit_are_busy_and_the_socket_stays_open(open
 async def test_a_socket_that_is_not_read_for_a_while_is_not_closed(open_port):
     port = await open_port(inflight_max=1, ping_interval_seconds=0.05, ping_timeout_seconds=0.05)
     client = await port.client()
-    for n in range(60):  # More than are read ahead.
+    for n in range(60):  # More messages than the server reads ahead.
         await client.ask(n, "hold")
-    await asyncio.sleep(0.3)  # Several pings, and no pong that is read.
+    await asyncio.sleep(0.3)  # Time for several pings without a pong.
     for n in range(60):
         await port.harbour.until(lambda n=n: n in port.harbour.held)
         port.harbour.answer(n)

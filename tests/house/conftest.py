@@ -53,11 +53,11 @@ def names(root: Path) -> list[str]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     if (root / ".git").exists() and shutil.which("git"):
         listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-        if listed.returncode == 0:  # Git reads no tree of another user.
+        if listed.returncode == 0:  # Git refuses a tree of another user.
             return sorted(
                 name for name in set(listed.stdout.splitlines()) if (root / name).is_file()
             )
-    # An unpacked archive, also one inside another repository, which may ignore it as a whole.
+    # Without git: an unpacked archive, perhaps inside another repository.
     ignored = [".git", *(root / ".gitignore").read_text().splitlines()]
     files = pathspec.GitIgnoreSpec.from_lines(ignored).match_tree_files(root, negate=True)
     return sorted(files)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 CITED = re.compile(r'docs/reference/([\w-]+\.md)((?:,?(?: and)?\s+"[^"]+")*)')
-# A number leads nowhere but into a standard, or into the paper that the line names.
+# A section number is allowed only for a standard, or for the paper that the line names.
 NUMBERED = re.compile(r"§ ?\d|\bsections? \d", re.IGNORECASE)
 STANDARD = re.compile(r"RFC ?\d|fileformat2\.html")
 ELSEWHERE = re.compile(
@@ -14,7 +14,7 @@ ELSEWHERE = re.compile(
 )
 
 NAMED = re.compile(r"`([\w./-]+\.py)`")
-# What authors of policies write is named by their documents, and in no place of the repository.
+# Files of policy authors; they are not in the repository.
 AUTHORS = {"function.py", "code/function.py"}
 
 

@@ -18,7 +18,7 @@ PUBLIC = (
 )
 
 STANDS_APART = {
-    "APIError",  # The documents of the policy API show it by itself, and policies catch it so.
+    "APIError",  # Documented as a separate class, and policies catch it as such.
 }
 
 
@@ -68,7 +68,7 @@ def test_the_packages_import_without_starting_anything(tmp_path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        check=False,  # What went wrong is in what it wrote.
+        check=False,  # The output shows the fault.
     )
     assert done.stderr == ""
     assert re.fullmatch(r"<_MainThread\(MainThread, started \d+\)>\n", done.stdout)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-# Folders of tests that are about more than one package.
+# Folders of tests for more than one package.
 ACROSS = {
     "simulation",
     "transcripts",
@@ -16,16 +16,16 @@ ACROSS = {
     "kubernetes",  # The control plane that tests of several packages use.
 }
 OUTSIDE = {"clients": "clients/moorage_client", "policies": "policies/moorage_policies"}
-# Packages whose behaviour is tested there, as a whole, rather than file by file.
+# Packages that the tests of another folder test as a whole.
 AS_A_WHOLE = {
     "core": "simulation",
     "daemon": "end_to_end",
     "backends": "conformance",
     "commands": "end_to_end",
-    "pool_server": "clients",  # With the client that asks it.
-    "policy": "policies",  # What a policy sees is tested with the policies that see it.
+    "pool_server": "clients",  # Together with its client.
+    "policy": "policies",  # Together with the policies that use it.
 }
-# Packages with several kinds behind one Protocol, and the file that it is in.
+# Packages with several kinds behind one Protocol, and the Protocol's file.
 KINDS = ("ledger/base.py", "backends/base.py", "catalog/ports.py")
 
 
@@ -48,7 +48,7 @@ def test_inner_folders_of_tests_mirror_inner_packages(root: Path, tests) -> None
         for pair in inner
         if pair[0] in known and not (known[pair[0]] / pair[1] / "__init__.py").is_file()
     ]
-    assert [each for each in lost if each != "sandbox/attacks"] == []  # Those are on all of it.
+    assert [each for each in lost if each != "sandbox/attacks"] == []  # These test all of it.
 
 
 def test_every_package_has_its_tests(root: Path, tests) -> None:

@@ -85,7 +85,7 @@ def test_under_the_unit_workloads_outlive_a_restart(root: Path, name: str) -> No
     service = unit["Service"]
     assert service["KillMode"] == "process"
     assert service["OOMPolicy"] == "continue"
-    assert {"DynamicUser", "PrivateTmp"}.isdisjoint(service), "both end when the daemon does"
+    assert {"DynamicUser", "PrivateTmp"}.isdisjoint(service), "systemd ends these with the daemon"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")

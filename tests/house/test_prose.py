@@ -5,7 +5,7 @@ import re
 import pytest
 
 VAGUE = re.compile(r"(?<![a-z])(?:whoever|anew|nobody|somebody)(?![a-z])", re.IGNORECASE)
-# `nobody` is also the name of a user, and a name that tests give to what is not there.
+# `nobody` is also the name of a user, and tests use it as the name of a missing object.
 NAME = re.compile(r"""NOBODY|(["'`])nobody\1|~nobody|"nobody[-:]|/nobody\b""")
 
 

@@ -49,7 +49,7 @@ def play(root: Path, folder: Path, *flags: str) -> tuple[int, str]:
     shutil.copy(root / "tests" / "conftest.py", folder)
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--rootdir", folder, *flags, folder]
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    environment["PYTHONPATH"] = str(root)  # For `benchmarks`.
+    environment["PYTHONPATH"] = str(root)  # To import `benchmarks`.
     ran = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

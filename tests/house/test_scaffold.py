@@ -13,8 +13,8 @@ from moorage.backends.registry import kinds
 from moorage.setting_kinds import read_settings
 
 TREES = ("server", "policies", "clients", "benchmarks", "tests", "tools", "docs")
-# What names Ray, AWS or Kubernetes for other reasons than their backends: policy workers, libraries
-# that stand on their own, a benchmark, and what `moorage fleet import` reads.
+# Files that name Ray, AWS or Kubernetes for other reasons than backends: policy workers, separate
+# libraries, a benchmark, and sources of `moorage fleet import`.
 OTHER_USES = re.compile(
     r"server/moorage/(sandbox|slices|resources|bench|ray_devices|commands/display)"
     r"|clients/moorage_client/inventory/"

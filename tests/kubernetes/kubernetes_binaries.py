@@ -1,6 +1,6 @@
 """The programs of a Kubernetes control plane, built once per machine from `tools/*/go.mod`.
 
-The fixtures ask for them, and `python tests/kubernetes/kubernetes_binaries.py` builds them ahead.
+The fixtures build missing ones; `python tests/kubernetes/kubernetes_binaries.py` builds all early.
 A program in the folder that `KUBEBUILDER_ASSETS` names is taken as it is. All others are built
 with Go into `$XDG_CACHE_HOME/moorage-tests`: some six minutes and 0.3 GB of downloads on two
 cores, once; Go's own caches make the next build one of seconds.
@@ -19,7 +19,7 @@ from typing import Final
 
 TOOLS: Final = Path(__file__).parent / "tools"
 BUILD_SECONDS_MAX: Final = 2400
-"""For all of them, on a machine that is busy with other things, too."""
+"""Longest time to build all programs, also on a busy machine."""
 
 KUBERNETES: Final = "1.34.4"
 _MAJOR, _MINOR, _ = KUBERNETES.split(".")
@@ -51,9 +51,9 @@ PROGRAMS: Final = {
 }
 CONTROL_PLANE: Final = tuple(name for name in PROGRAMS if name not in {"kubectl", "helm", "kueue"})
 FOR_TESTS: Final = tuple(name for name in PROGRAMS if name != "kueue")
-"""All but what only `python -m benchmarks.peers` runs: `make kueue` builds that."""
+"""All programs except those that only `python -m benchmarks.peers` runs: see `make kueue`."""
 _LIMITS: Final = {"QPS = 50": "QPS = 10_000", "Burst = 100": "Burst = 10_000"}
-"""Of Kueue's client, as those of kube-scheduler in the benchmark; it has no flag for them."""
+"""Rate limits of Kueue's client, equal to kube-scheduler's in the benchmark; no flag sets them."""
 
 
 class BinariesError(Exception):
@@ -64,7 +64,7 @@ def binaries(*names: str) -> dict[str, Path]:
     """Return the paths of the programs; missing ones are built first.
 
     Raises:
-        BinariesError: One is missing, and Go is, too; or Go could not build it.
+        BinariesError: A program is missing, and Go is missing, too, or could not build it.
     """
     found = {name: _find_given(name) or _find_built(name) for name in names or CONTROL_PLANE}
     missing = [name for name, path in found.items() if not path.exists()]
@@ -101,7 +101,7 @@ def _build(missing: list[str]) -> None:
         )
     _cache().mkdir(parents=True, exist_ok=True)
     with (_cache() / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # Another run of the tests may be building them.
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Another test run may be building them.
         for name in missing:
             if not _find_built(name).exists():
                 print(f"Building {name} for tests with Kubernetes, once.", file=sys.stderr)

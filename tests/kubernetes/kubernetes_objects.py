@@ -1,4 +1,4 @@
-"""Objects that tests put into a cluster: nodes with GPUs, DRA slices, claims and pods.
+"""Objects for clusters of tests: nodes with GPUs, DRA slices, claims and pods.
 
 Node labels are those of NVIDIA's GPU feature discovery; the attributes of devices are those that
 NVIDIA's DRA driver publishes.
@@ -27,18 +27,18 @@ def node(
     """Return a node.
 
     Args:
-        name: Its name.
-        gpus: How many `nvidia.com/gpu` a device plugin advertises.
-        product: The model of each, as a label.
-        memory_mib: Memory of each, as a label.
-        cpu: Cores.
+        name: Name of the object.
+        gpus: Number of `nvidia.com/gpu` that a device plugin advertises.
+        product: The model of the GPUs, as a label.
+        memory_mib: Memory of each GPU, as a label.
+        cpu: Cores of the node.
         memory: Memory of the node.
         resources: Further extended resources.
         labels: Further labels.
-        taints: Its taints.
+        taints: Taints of the node.
     """
     sizes = {"cpu": str(cpu), "memory": memory, "pods": "110"}
-    known = {"kubernetes.io/hostname": name, "kubelet": "up"}  # Plane.lose_node removes the last.
+    known = {"kubernetes.io/hostname": name, "kubelet": "up"}  # `lose_node` removes `kubelet`.
     if gpus:
         sizes["nvidia.com/gpu"] = str(gpus)
         known |= {"nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": str(memory_mib)}
@@ -177,17 +177,17 @@ def pod(
     """Return a pod.
 
     Args:
-        name: Its name.
-        namespace: Where it lies.
-        gpus: How many `nvidia.com/gpu` it asks for.
-        claim_name: The ResourceClaim that it uses.
+        name: Name of the object.
+        namespace: Namespace of the pod.
+        gpus: Number of requested `nvidia.com/gpu`.
+        claim_name: The pod's ResourceClaim.
         node_name: The node that the scheduler must choose.
-        cpu: What it asks for.
-        memory: What it asks for.
-        labels: Its labels.
-        run: How long it runs, e.g. `2s`; empty: for ever.
-        exit_code: What it then ends with; 137 means OOMKilled.
-        fate: `imagepull`, `evicted`, or `hang`: bound to its node, and nothing more.
+        cpu: Requested CPU.
+        memory: Requested memory.
+        labels: Labels of the pod.
+        run: Duration of the run, e.g. `2s`; empty: without end.
+        exit_code: Exit code at the end; 137 means OOMKilled.
+        fate: `imagepull`, `evicted`, or `hang`: the pod is bound to its node, and never starts.
     """
     simulated = {"SIM_RUN": run, "SIM_EXIT": str(exit_code or ""), "SIM_FATE": fate}
     sizes = {"cpu": cpu, "memory": memory} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})

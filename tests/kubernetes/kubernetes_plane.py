@@ -1,9 +1,9 @@
 """A real Kubernetes control plane on loopback; KWOK simulates nodes and kubelets.
 
 etcd, kube-apiserver, kube-controller-manager, kube-scheduler and KWOK run as children, each with
-free ports and certificates of its own, and end with the process that started them, however that
-ends. Nothing in it is simulated but what a machine would do: pods run by the stages of
-`kwok.yaml`, which `kubernetes_objects.pod` tells how long and how well.
+free ports and own certificates. They end with the process that started them, however it ends. Only
+the machines are simulated: pods run by the stages of `kwok.yaml`, to which
+`kubernetes_objects.pod` gives the duration and the outcome.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from kubernetes_objects import device_class
 
 HERE: Final = Path(__file__).parent
 READY_SECONDS_MAX: Final = 120.0
-"""How long a program may take to be of use; three seconds where nothing else runs."""
+"""Longest start of a program in seconds; three are usual on an idle machine."""
 POLL_SECONDS: Final = 0.05
 USERS: Final = ("admin", "moorage", "nobody")
-"""Who may log in: an administrator, and two whom RBAC grants nothing unless a test does."""
+"""Users: an administrator, and two without rights until a test grants some."""
 NODE_GRACE_SECONDS: Final = 20
-"""A node counts as lost when its kubelet has said nothing for so long."""
+"""A node counts as lost after this time without a report of its kubelet."""
 KINDS: Final[Mapping[str, tuple[str, bool]]] = {
     "ClusterRole": ("rbac.authorization.k8s.io/v1", False),
     "ClusterRoleBinding": ("rbac.authorization.k8s.io/v1", False),
@@ -55,7 +55,7 @@ KINDS: Final[Mapping[str, tuple[str, bool]]] = {
     "RoleBinding": ("rbac.authorization.k8s.io/v1", True),
     "Service": ("v1", True),
 }
-"""Kind → its API version, and whether its objects lie in namespaces."""
+"""Kind → its API version, and whether its objects have namespaces."""
 
 _CONTROLLERS: Final = (
     "deployment-controller",
@@ -83,17 +83,17 @@ class Plane:
     """A control plane that runs until `close`.
 
     Args:
-        folder: An empty one; everything that the plane keeps and logs lies in it.
-        grace_seconds: A node counts as lost when its kubelet has said nothing for so long; KWOK
-            has each of them report some four times in that.
+        folder: An empty folder for all data and logs.
+        grace_seconds: A node counts as lost after this time without a report of its kubelet; KWOK
+            reports about four times in this time.
 
     Attributes:
-        url: Of the API server.
-        etcd_url: Of what it keeps its objects in.
-        ca: File with the certificate that its own is checked against.
+        url: URL of the API server.
+        etcd_url: URL of etcd, which stores all objects.
+        ca: File with the certificate of the authority of the API server's certificate.
         logs: Folder with one `NAME.log` for each program.
-        pod_log: What the log of every pod says; lines `RFC3339 stdout F text`.
-        audit_log: What accounts of the namespace `moorage` called, one JSON object per line.
+        pod_log: File with the log of every pod; lines `RFC3339 stdout F text`.
+        audit_log: File with the calls of accounts of the namespace `moorage`, one JSON per line.
     """
 
     _shared: ClassVar["Plane | None"] = None
@@ -128,7 +128,7 @@ class Plane:
 
     @classmethod
     def share(cls, folders: pytest.TempPathFactory) -> "Plane":
-        """Return the plane that files share; start it for the first one."""
+        """Return the plane that test files share; start it for the first file."""
         if Plane._shared is None:
             Plane._shared = cls(folders.mktemp("plane"))
             Plane._shared._start_all()
@@ -136,7 +136,7 @@ class Plane:
 
     @classmethod
     def end_shared(cls) -> None:
-        """End the plane that files share, if it runs."""
+        """End the plane that test files share, if it runs."""
         plane, Plane._shared = Plane._shared, None
         if plane is not None:
             plane.close()
@@ -155,8 +155,8 @@ class Plane:
 
     def start(self, name: str) -> None:
         """Start a stopped program; for the API server, wait until it answers."""
-        # Whatever ends the tests, kill -9 among it, ends the plane: Linux ends a child with the
-        # thread that started it, so all are started by one that lives as long as the plane.
+        # The plane must end even if the tests are killed. Linux ends a child with the thread that
+        # started it, so one thread that lives as long as the plane starts all programs.
         self._children[name] = self._starter.submit(self._spawn, name).result()
         if name == "kube-apiserver":
             self.until(self._answers, f"{self.url}/readyz answers", READY_SECONDS_MAX)
@@ -170,7 +170,7 @@ class Plane:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                start_new_session=True,  # Ctrl-C is for the tests; they end the plane then.
+                start_new_session=True,  # Ctrl-C reaches only the tests, which then end the plane.
             )
 
     def kill(self, name: str) -> None:
@@ -202,12 +202,12 @@ class Plane:
     # Its objects ------------------------------------------------------------------------------
 
     def token(self, user: str = "admin") -> str:
-        """Return the bearer token of one of `USERS`."""
+        """Return the bearer token of a user in `USERS`."""
         assert user in USERS
         return f"token-of-{user}"
 
     def kubeconfig(self, user: str = "admin") -> Path:
-        """Return a kubeconfig file of one of `USERS`."""
+        """Return a kubeconfig file of a user in `USERS`."""
         return self.folder / f"kubeconfig-{user}"
 
     def call(
@@ -216,7 +216,7 @@ class Plane:
         """Make a call of the API and return its JSON.
 
         Raises:
-            PlaneError: It was refused; the message has the status and what the server said.
+            PlaneError: The call was refused; the message has the status and the server's text.
         """
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         answer = self._client(user).request(
@@ -271,7 +271,7 @@ class Plane:
             self.until(lambda kind=kind: not self.all(kind), f"no {kind} is left")
 
     def _free_claims(self) -> None:
-        """Let deleted claims go: the controller may have missed that a pod ended while it started."""
+        """Let deleted claims go: the controller may miss that a pod ended during its start."""
         for each in self.all("ResourceClaim"):
             with contextlib.suppress(PlaneError):  # Gone meanwhile.
                 change = {"metadata": {"finalizers": None}}
@@ -282,7 +282,7 @@ class Plane:
     def lose_node(self, name: str) -> None:
         """Silence a node's kubelet; the node counts as lost about 20 s later."""
         self.patch("Node", name, {"metadata": {"labels": {"kubelet": None}}})
-        self.kill("kwok")  # It may go on reporting for an earlier node of this name.
+        self.kill("kwok")  # KWOK may still report for an earlier node of this name.
         self.start("kwok")
 
     def find_node(self, name: str) -> None:
@@ -295,7 +295,7 @@ class Plane:
         """Call a function repeatedly, and return its first true result.
 
         Raises:
-            PlaneError: None came in time, or a program of the plane ended meanwhile.
+            PlaneError: No true result came in time, or a program of the plane ended meanwhile.
         """
         deadline = time.monotonic() + seconds
         while not (answer := happened()):
@@ -304,7 +304,7 @@ class Plane:
                 raise PlaneError(
                     f"waited {seconds:g} s in vain until {what}; logs are in {self.logs}"
                 )
-            time.sleep(POLL_SECONDS)  # It is another program's state; a watch would be no shorter.
+            time.sleep(POLL_SECONDS)  # Another program's state; a watch is no simpler.
         return answer
 
     # How it starts ----------------------------------------------------------------------------
@@ -314,7 +314,7 @@ class Plane:
         self.start("kube-apiserver")
         for name in ("kube-controller-manager", "kube-scheduler", "kwok"):
             self.start(name)
-        # Without it no pod is admitted.
+        # Without a ServiceAccount, no pod is admitted.
         path = "/api/v1/namespaces/default/serviceaccounts"
         self.until(lambda: self.call("GET", path)["items"], "the default ServiceAccount is there")
 
@@ -509,7 +509,7 @@ def _namespace(thing: dict[str, Any]) -> str:
 def _free_ports(count: int) -> list[int]:
     """Return free ports below the range of outgoing connections.
 
-    A killed program finds its port free again, then.
+    So a killed program finds its port free when it starts again.
     """
     found: dict[int, None] = {}
     while len(found) < count:

@@ -18,12 +18,12 @@ ROUND_SECONDS: Final = 0.1
 class ProcessKubelet:
     """Starts a process for each pod, ends it with the pod, and reports its probe's result.
 
-    KWOK leaves pods alone whose variable SIM_FATE is `hang`, but for their end.
+    KWOK only ends pods whose variable SIM_FATE is `hang`.
 
     Args:
-        plane: Has the pods.
-        folder: An empty one, for the data of the servers.
-        storage: The database of all of them.
+        plane: The control plane with the pods.
+        folder: An empty folder for the data of the servers.
+        storage: The common database of the servers.
     """
 
     def __init__(self, plane: Plane, folder: Path, storage: str) -> None:
@@ -82,7 +82,7 @@ class ProcessKubelet:
             return
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ready = {"type": "Ready", "status": str(is_ready), "lastTransitionTime": since}
-        with contextlib.suppress(PlaneError):  # It was deleted just now.
+        with contextlib.suppress(PlaneError):  # The pod was just deleted.
             status = {"phase": "Running", "conditions": [ready]}
             self._plane.patch("Pod", name, {"status": status}, NAMESPACE, at="status")
             self._reported[name] = is_ready

@@ -12,11 +12,11 @@ class Wire:
     """A TCP proxy before an API server.
 
     Args:
-        plane: Whose.
-        folder: Where its kubeconfig goes.
+        plane: The control plane.
+        folder: Folder for the kubeconfig.
 
     Attributes:
-        kubeconfig: Leads through it, once it was mended for the first time.
+        kubeconfig: Kubeconfig with the proxy's address; valid after the first `mend`.
     """
 
     def __init__(self, plane: Plane, folder: Path) -> None:
@@ -48,7 +48,7 @@ class Wire:
     def lose(self) -> None:
         """Drop all data from now on without notice, like a firewall that lost its state.
 
-        What is open now stays so: it carries nothing any more, also after `find`.
+        Open connections stay open, but carry no data any more, even after `find`.
         """
         self._losses += 1
         self._loses = True
@@ -61,12 +61,12 @@ class Wire:
         self._joined.add(asyncio.current_task())
         port = int(self._plane.url.rpartition(":")[2])
         writers = [writer]
-        losses = self._losses - self._loses  # One that is opened meanwhile is lost, too.
+        losses = self._losses - self._loses  # A connection that opens meanwhile is lost, too.
         with contextlib.suppress(OSError):
             to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
             writers.append(to_writer)
             self._open.update(writers)
-            if self._server is not None:  # It was not cut meanwhile.
+            if self._server is not None:  # The proxy was not cut meanwhile.
                 await asyncio.gather(
                     self._pass(reader, to_writer, losses), self._pass(to_reader, writer, losses)
                 )

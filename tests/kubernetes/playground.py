@@ -1,8 +1,8 @@
 """A Kubernetes cluster with fake GPU nodes, and a `moored` beside it, for tests on a laptop.
 
-`make kubernetes-playground` starts it; Ctrl-C ends everything. What follows on the command line is
-for `moored serve`, e.g. `--port 0`. The daemon follows the cluster: cordon a node with kubectl, and
-no lease goes there.
+`make kubernetes-playground` starts it; Ctrl-C ends everything. Arguments of the command line are
+passed to `moored serve`, e.g. `--port 0`. The daemon follows the cluster: if you cordon a node with
+kubectl, it gets no new lease.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def moored(data: Path, kubeconfig: Path, *options: str) -> Iterator[dict[str, An
         "MOORAGE_KUBERNETES_CLUSTERS": f"{CLUSTER_ID}=test",
         "MOORAGE_KUBERNETES_CONFIG": str(kubeconfig),
     }
-    tied = ["setpriv", "--pdeathsig", "TERM", "--"]  # Whatever ends this program ends it.
+    tied = ["setpriv", "--pdeathsig", "TERM", "--"]  # It ends with this program.
     command = [sys.executable, "-P", "-m", "moorage", "serve", "--data", str(data), *options]
     with (data.parent / "moored.log").open("w") as log:
         daemon = subprocess.Popen(
@@ -77,7 +77,7 @@ def moored(data: Path, kubeconfig: Path, *options: str) -> Iterator[dict[str, An
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            start_new_session=True,  # Ctrl-C is for this program, which ends it then.
+            start_new_session=True,  # Ctrl-C reaches only this program, which then ends the daemon.
         )
     try:
         line = daemon.stdout.readline()

@@ -134,7 +134,7 @@ def test_the_deployment_uses_the_defined_account_volume_and_ports() -> None:
     given = {each["name"]: each.get("value") for each in container["env"]}
     (role,) = (x for x in manifests("rbac.yaml") if x["kind"] == "Role")
     assert given["MOORAGE_KUBERNETES_NAMESPACE"] == role["metadata"]["namespace"]
-    # MOORED_PORT would be no setting; a Service called moorage would even set MOORAGE_PORT.
+    # With links, a Service called `moorage` would set MOORAGE_PORT to a URL.
     assert spec["enableServiceLinks"] is False
 
 
@@ -261,12 +261,12 @@ async def test_the_backend_needs_exactly_the_rights_that_it_has(
     await backend.start(order("service", service, 2))
     async with asyncio.timeout(60):
         while "started" not in (await backend.logs("pod")).text:  # noqa: ASYNC110  # As below.
-            await asyncio.sleep(0.1)  # It follows the log, and says nothing of it.
+            await asyncio.sleep(0.1)  # No event reports that it follows the log.
     assert (await backend.execute("pod", ["true"], timeout_seconds=30)).exit_code == 0
     await backend.close()
     backend = KubernetesBackend(tmp_path / "data", [source], "moorage-workloads")
     assert {each.id for each in await backend.discover()} == {"pod", "job", "service"}
-    plane_with_roles.kill("kwok")  # What ends slowly is looked for.
+    plane_with_roles.kill("kwok")  # The backend polls pods that end slowly.
     ending = asyncio.gather(*(backend.stop(name) for name in ("pod", "job", "service")))
     wanted = {(name, "get") for name in ("pods", "jobs", "resourceclaims")}
     await asyncio.to_thread(
@@ -279,7 +279,7 @@ async def test_the_backend_needs_exactly_the_rights_that_it_has(
     await ending
     assert not await backend.discover()
     await backend.close()
-    # Kubernetes 1.35 asks for the right to create an execution, too; 1.36 has PodGroups.
+    # Kubernetes 1.35 also needs the right to create an execution; 1.36 has PodGroups.
     assert calls_since(plane_with_roles, since) == rights(
         "moorage-inventory", "moorage-workloads"
     ) - {

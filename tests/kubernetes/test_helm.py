@@ -36,11 +36,11 @@ ALL: Final = (
     *("--set", "ingress.enabled=true,ingress.host=moorage.example,ingress.tlsSecret=outside"),
     *("--set", "nodeSelector.disk=fast,image.pullSecrets={registry}"),
 )
-"""What is off by default."""
+"""Options that turn on everything that is off by default."""
 
 
 class Helm:
-    """Helm with folders of its own."""
+    """Helm with separate folders."""
 
     def __init__(self, folder: Path, kubeconfig: Path | None = None) -> None:
         try:
@@ -223,7 +223,7 @@ def test_tls_reaches_daemon_probes_and_scraper(offline: Helm) -> None:
     assert endpoint["scheme"] == "https"
     assert "moorage.example" in given["MOORAGE_ALLOWED_HOSTS"].split(",")
     daemon = container(offline.template(*TLS, "--set", "tls.clientCa=true"))
-    assert daemon["readinessProbe"]["tcpSocket"] == {"port": "http"}, "the kubelet has none"
+    assert daemon["readinessProbe"]["tcpSocket"] == {"port": "http"}, "kubelets have none"
 
 
 def test_of_two_pods_only_the_leader_is_ready(offline: Helm) -> None:
@@ -239,7 +239,7 @@ def test_of_two_pods_only_the_leader_is_ready(offline: Helm) -> None:
     given = {each["name"]: each.get("value") for each in container(manifests)["env"]}
     assert given["MOORAGE_ADVERTISE_URL"] == "wss://moorage.moorage.svc:8765"
     assert "MOORAGE_ROLLOUT" in given, "a new pod is ready while an old one leads"
-    # An eviction may take the only pod that is ready: the other one takes over.
+    # An eviction may end the only ready pod: then the other pod takes over.
     assert of_kind(manifests, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 2
     own = ("--set", "settings.advertise_url=wss://moorage.example/ws,affinity.nodeAffinity.a=b")
     manifests = offline.template(*TLS, *TWO, *own)
@@ -300,7 +300,7 @@ def test_an_api_server_accepts_every_field(helm: Helm, fresh_plane: Plane, tmp_p
         check=True,
     )
     helm.run("install", "moorage", str(CHART), *TLS, *TWO, "--dry-run=server")
-    # A label that is not one shows that it looks.
+    # An invalid label proves that the API server checks fields.
     helm.run("install", "moorage", str(CHART), *PLAIN, "--set", "nodeSelector.a=b c", fails=True)
     helm.run("uninstall", "moorage")
 
@@ -333,7 +333,7 @@ def test_the_chart_is_installed_upgraded_and_rolled_back(helm: Helm, fresh_plane
     helm.run("rollback", "moorage", "1", "--wait", "--timeout", "100s")
     assert image() == "moorage:0.1.0"
     states = [(1, "superseded"), (2, "superseded"), (3, "deployed")]
-    assert revisions(helm) == states, "what the schema refused left no revision"
+    assert revisions(helm) == states, "values that the schema refuses leave no revision"
     (running,) = fresh_plane.all("Pod", "moorage")
     assert running["spec"]["containers"][0]["image"] == "moorage:0.1.0"
 

@@ -63,7 +63,7 @@ def test_a_cluster_is_imported_with_its_present_nodes(fresh_plane: Plane, start:
         lambda: fresh_plane.get("Pod", "p")["spec"].get("nodeName"), "the pod is bound"
     )
     code, said = wait_end(start("kubernetes", "--dry-run", "--json"))
-    assert (code, said["clusters"][0]["id"]) == (0, "test"), "its context's name"
+    assert (code, said["clusters"][0]["id"]) == (0, "test"), "the name of the context"
     code, said = wait_end(start("kubernetes", "--cluster-id", "once", "--dry-run", "--json"))
     (document,) = said["clusters"]
     nodes = {each["id"]: each for each in document["nodes"]["nodeData"]}

@@ -19,7 +19,7 @@ plane = own_plane
 
 NODES, PODS_PER_NODE = 1_000, 10
 BATCH = 100
-"""Objects of one transaction of etcd; it takes 128."""
+"""Objects in one transaction of etcd, whose limit is 128."""
 CREATED = "2026-01-01T00:00:00Z"
 
 
@@ -74,7 +74,7 @@ def write(plane: Plane, objects: Iterator[tuple[str, dict[str, Any]]]) -> None:
 def large(plane: Plane) -> Plane:
     """Return a plane with only an API server, and with all these nodes and pods."""
     for name in ("kwok", "kube-scheduler", "kube-controller-manager"):
-        plane.kill(name)  # They would look at all nodes, and find no kubelet.
+        plane.kill(name)  # These would mark all nodes as lost, since there are no kubelets.
     write(plane, machines())
     write(plane, pods())
     last = f"pod-{NODES * PODS_PER_NODE - 1:05}"

@@ -1,6 +1,6 @@
 """The control plane for tests refuses what RBAC does not grant; it ends with its tests.
 
-That it schedules, fails and loses nodes, tests/backends/kubernetes/test_backend.py says.
+tests/backends/kubernetes/test_backend.py tests scheduling, failures and lost nodes.
 """
 
 import os
@@ -55,7 +55,7 @@ def test_the_plane_ends_with_the_tests(plane: Plane, tmp_path: Path) -> None:
             os.kill(pid, 0)
         except ProcessLookupError:
             return True
-        # What became of it, its new parent may not have read yet.
+        # Its new parent may not have read its exit code yet.
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
     plane.until(lambda: all(has_ended(pid) for pid in pids), "every program has ended", 10)

@@ -58,9 +58,9 @@ async def test_the_same_input_gives_the_same_bytes(trace, tmp_path):
         outcomes.append((outcome, *(file.read_bytes() for file in files)))
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][1].startswith(b"<?xml")
-    assert b"requests from pods.csv" in outcomes[0][1], "it has a title"
+    assert b"requests from pods.csv" in outcomes[0][1], "the chart has a title"
     ends = re.findall(rb"(random|best_fit):1.0-stable  [\d.]+ %", outcomes[0][1])
-    assert sorted(ends) == [b"best_fit"] * 2 + [b"random"] * 2, "each end of a line has its name"
+    assert sorted(ends) == [b"best_fit"] * 2 + [b"random"] * 2, "each line has a name at its end"
     assert {b"#0072b2", b"#d55e00"} <= set(re.findall(rb"stroke: (#\w+)", outcomes[0][1]))
     assert outcomes[0][2].startswith(b"\x89PNG")
     outcome = json.loads(outcomes[0][0])
@@ -177,11 +177,11 @@ async def test_a_ledger_is_replayed_as_far_as_its_facts_reach(trace, tmp_path):
     await ledger.open()
     for now, fact in facts:
         await ledger.append([fact], now)
-    # It is replayed while its daemon still has it.
+    # The ledger is replayed while its daemon still uses it.
     outcome = await backtest(BacktestJob(shipped_policies("first_fit", "spread"), ledger=str(data)))
     await ledger.close()
     first, second = outcome["rules"]
-    # History made by the first node that fits, replayed through that policy, comes out as it was.
+    # A history by first fit, replayed with first fit, gives the same decisions.
     assert first["granted"] == granted > 20
     assert first["waited"] > 0
     assert first["asked"] == second["asked"]

@@ -1,4 +1,4 @@
-"""Offline tests of policies in real cells: what passes, and which faults are reported how."""
+"""Offline tests of policies in real cells: sound policies pass, and faults are reported."""
 
 import textwrap
 
@@ -30,7 +30,7 @@ def two_seeds(monkeypatch):
 @pytest.fixture
 def all_seeds(monkeypatch, two_seeds):
     monkeypatch.setattr(policy_test, "HASH_SEEDS", HASH_SEEDS)
-    monkeypatch.setattr(policy_test, "QUICK_SECONDS", 60.0)  # Also on a busy machine.
+    monkeypatch.setattr(policy_test, "QUICK_SECONDS", 60.0)  # Quick also on a busy machine.
 
 
 def policy(body, head="", **more):
@@ -59,7 +59,7 @@ async def test_a_shipped_policy_passes_the_built_in_requests():
 
 async def test_a_server_accepts_the_example_site():
     measured = {each["clusterId"] for each in metrics()}
-    assert measured < {each["id"] for each in clusters()}, "one of them has no metrics"
+    assert measured < {each["id"] for each in clusters()}, "one cluster has no metrics"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ async def test_a_server_accepts_the_example_site():
                 "names = {fleet.node_ids[int(row)]: int(row) for row in rows}\n"
                 "return fleet.placement(names[next(iter(set(names)))])"
             ),
-            "the same request, fleet and seed gave ",  # Once and for all: the seeds are fixed.
+            "the same request, fleet and seed gave ",  # Always, since the seeds are fixed.
         ),
         (policy("return {}", policy_input_schema={"x": {"type": "number", "required": True}}), "x"),
     ],
@@ -94,9 +94,9 @@ async def test_faults_are_found(document, finding):
     assert not report.passed
     assert finding in report.findings[0]
     numbered = [each for each in report.findings if each.startswith("request ")]
-    assert len(numbered) <= 2  # What is wrong with many requests is said once.
+    assert len(numbered) <= 2  # A fault of many requests is reported once.
     if "SyntaxError" in finding:
-        assert report.findings[0].endswith("^")  # The line, and the caret under the place.
+        assert report.findings[0].endswith("^")  # The line, with a caret under the place.
 
 
 NONE = "'NoneType' object is not subscriptable"
@@ -157,9 +157,9 @@ async def test_a_policy_that_loads_under_some_seeds_only_does_not_pass(all_seeds
 
 async def test_a_policy_that_never_returns_is_stopped_and_shown_line_by_line():
     report = await try_policy(PolicyTestJob(policy("while True:\n    rows = rows + 1"), [ONE] * 20))
-    assert report.outcomes == {"policy_timeout": 3}  # It has shown what it does.
+    assert report.outcomes == {"policy_timeout": 3}  # After three, the test stops.
     assert not report.passed
-    assert {"8)", "9)"} & lines_of(report), report.requests  # Where the machine is busy, of some.
+    assert {"8)", "9)"} & lines_of(report), report.requests  # Perhaps only in some of them.
     first, second = report.profile["lines"][:2]
     assert {first["line"], second["line"]} == {8, 9}
     assert first["file"] == "function.py"
@@ -221,7 +221,7 @@ async def test_an_answer_with_neither_placement_nor_reason_is_reported():
     report = await try_policy(PolicyTestJob(policy("return {}"), [advice, ONE, {"inputs": {}}]))
     (finding,) = report.findings
     assert finding.startswith("request 0: it fits, and {} says neither where it goes nor why")
-    assert "(1 more request likewise)" in finding  # The last says nothing of what must fit.
+    assert "(1 more request likewise)" in finding  # The last request has no resources.
     assert finding.endswith('and a no {"declined": "…"} with the reason')
 
 

@@ -122,7 +122,7 @@ def test_arrivals_reach_the_limit_and_do_not_exceed_it():
     assert order[:25] != pods
     assert set(order[25:]) <= set(pods)  # … and then draws from it,
     total = sum(pod.demand_milli for pod in order)
-    assert 26_000 - 1000 <= total <= 26_000  # until the next one would be too many.
+    assert 26_000 - 1000 <= total <= 26_000  # … until the next one would be too many.
 
 
 def test_arrivals_depend_on_the_seed_and_not_on_the_order_of_the_file():

@@ -1,7 +1,7 @@
-"""Appends numbered facts as fast as it can until it is killed. Started by `test_crash.py`.
+"""Appends numbered facts as fast as possible until it is killed. `test_crash.py` starts it.
 
-Prints every acknowledged seq on its own line. Facts are `Renewed` with their own seq in them;
-checkpoints consist of `CONDENSED` facts with the checkpoint's seq in them.
+It prints each acknowledged seq on a separate line. Facts are `Renewed` with their own seq;
+checkpoints consist of `CONDENSED` facts with the checkpoint's seq.
 """
 
 import asyncio

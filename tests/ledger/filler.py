@@ -1,6 +1,6 @@
-"""Appends facts to a file that may not grow beyond a limit. Started by `test_crash.py`.
+"""Appends facts to a file that may not grow beyond a limit. `test_crash.py` starts it.
 
-Prints every acknowledged seq on its own line, then the error, then the error of another try.
+It prints each acknowledged seq on a separate line, then the error, then that of a second attempt.
 """
 
 import asyncio

@@ -72,7 +72,7 @@ from moorage.model import (
 
 SHAPES = Path(__file__).with_name("shapes.json")
 
-# Every value that the model allows, derived from its types; only `Any` is given here.
+# Strategies derive all values from the model's types; only those for `Any` are listed here.
 times = st.floats(allow_nan=False, allow_infinity=False)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | times | st.text(),
@@ -174,7 +174,7 @@ def test_every_fact_has_a_kind_and_a_strategy():
 
 @pytest.mark.parametrize("record", STRATEGIES, ids=lambda record: record.__name__)
 def test_stored_facts_are_read_back_unchanged(record: type[Any]):
-    # No deadlines: how busy the machine is says nothing about the codec.
+    # No deadlines, since a busy machine says nothing about the codec.
     @settings(max_examples=50)
     @given(STRATEGIES[record], st.integers(1, 2**62), times)
     def come_back(fact: Any, seq: int, at: float) -> None:
@@ -327,7 +327,7 @@ def test_newer_versions_are_refused():
 def test_each_old_version_has_an_upgrade():
     with pytest.raises(ValueError, match="moored has version 3 but no upgrade from 1"):
         Codec([FactKind("moored", 3, Moored)], {("moored", 2): MOORED_UPGRADES["moored", 2]})
-    # The codec of the ledgers is made at import, so it has every step that its kinds need.
+    # The ledgers' codec is built at import, so it has every needed step.
     known = {(kind.name, v) for kind in KINDS for v in range(1, kind.version)}
     assert set(UPGRADES) == known, "a step for a shape that no release wrote"
 

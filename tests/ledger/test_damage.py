@@ -18,7 +18,7 @@ from moorage.storage.sqlite.marks import read_mark
 
 NOW = 1_763_647_000.125
 MARK_BYTES = 36
-"""Of one copy of a mark."""
+"""Bytes of one copy of a mark."""
 
 
 def grant(fencing: int) -> Granted:
@@ -150,11 +150,11 @@ async def test_a_fact_of_another_ledger_is_detected(path: Path):
 async def test_the_checksum_covers_the_fields_of_a_checkpoint(path: Path, column: str):
     facts = await write_and_kill(path)
     connection = sqlite3.connect(path)
-    connection.execute(f"UPDATE checkpoint SET {column} = {column} + 1")  # noqa: S608  # Ours.
+    connection.execute(f"UPDATE checkpoint SET {column} = {column} + 1")  # noqa: S608  # Our own text.
     connection.commit()
     connection.close()
     found, [warning], _ = await read_back(path)
-    assert found == facts, "all of them were replayed"
+    assert found == facts, "all facts were replayed"
     assert "is damaged and was dropped" in warning
 
 
@@ -192,7 +192,7 @@ async def test_every_flipped_bit_is_noticed(path: Path, name: str, places: int):
     commits = 300 if name.startswith("ledger.db") else 60
     facts = await write_and_kill(path, commits=commits, checkpoint_at=commits // 2)
     if name == "ledger.db":
-        await read_back(path)  # Has its log brought over into it.
+        await read_back(path)  # Moves the log's content into the file.
         assert not log(path).exists()
     dice = random.Random(places)
     whole = path.parent.rename(path.parent.with_name("whole"))
@@ -201,7 +201,7 @@ async def test_every_flipped_bit_is_noticed(path: Path, name: str, places: int):
         shutil.rmtree(path.parent, ignore_errors=True)
         shutil.copytree(whole, path.parent)
         bit = dice.randrange(size * 8)
-        if not name.startswith("ledger.db"):  # Behind each of its two copies all is empty.
+        if not name.startswith("ledger.db"):  # The file is empty behind each of the two copies.
             bit = 8 * dice.choice((0, 4096)) + bit % (8 * MARK_BYTES)
         flip(path.parent / name, bit)
         try:
@@ -239,7 +239,7 @@ async def test_a_torn_last_commit_does_not_count_as_damage(path: Path):
     content = bytearray(log(path).read_bytes())
     frame = 24 + 4096
     commits = [at for at in range(32, len(content), frame) if content[at + 4 : at + 8] != bytes(4)]
-    first = commits[-2] + frame  # Of the last commit, which has several.
+    first = commits[-2] + frame  # A frame of the last commit, which has several.
     content[first : first + frame] = bytes(frame)
     log(path).write_bytes(content)
     assert (await read_back(path))[0] == facts[:-1]

@@ -47,7 +47,7 @@ async def write_facts(tmp_path: Path):
 async def test_each_fact_is_applied_once_and_in_order(write_facts) -> None:
     store, ledger = write_facts
     await ledger.append(facts(0, 5), NOW)
-    await ledger.checkpoint(3, facts(0, 2))  # As if two facts said what three did.
+    await ledger.checkpoint(3, facts(0, 2))  # As if two facts had the state of all three.
     taken: list[Fact] = []
     followed = FollowedLedger(Beside(store))
     await followed.load(taken.extend)
@@ -96,13 +96,13 @@ async def test_another_history_is_not_followed(write_facts, tmp_path: Path) -> N
     beside = Beside(store)
     followed = FollowedLedger(beside)
     await followed.load(lambda _: None)
-    # The database that took over had not all that was acknowledged, and went on without it.
+    # The database that took over lacked an acknowledged fact, and continued without it.
     other = SqliteFacts(tmp_path / "other.db")
     promoted = StoredLedger(other)
     await promoted.open()
     await promoted.append([*facts(0, 2), *facts(9, 2)], NOW)
     beside.store, beside.reading = other, other.reading
-    followed._reading = beside  # As its connection leads elsewhere now.
+    followed._reading = beside  # As if its connection now led to another database.
     with pytest.raises(LedgerError, match="does not go on from fact 3"):
         await followed.follow(lambda _: None)
     await promoted.close()

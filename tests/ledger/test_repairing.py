@@ -181,9 +181,9 @@ def rename_in_its_page(path: Path, seq: int, name: int) -> None:
     """Give a fact another key in its place in the file (https://sqlite.org/fileformat2.html)."""
     content = bytearray(path.read_bytes())
     size = int.from_bytes(content[16:18])
-    cell = bytes([seq])  # Below 128, a key is one byte, behind the two of the cell's size.
+    cell = bytes([seq])  # Below 128, a key is one byte, after the two bytes of the cell's size.
     for start in range(size, len(content), size):
-        if content[start] != 0x0D:  # No leaf of a table.
+        if content[start] != 0x0D:  # The page is no leaf of a table.
             continue
         count = int.from_bytes(content[start + 3 : start + 5])
         for place in range(start + 8, start + 8 + 2 * count, 2):
@@ -306,7 +306,7 @@ async def test_a_repair_adds_no_facts(path: Path, name: str, places: int):
     if name == "ledger.db":
         ledger = StoredLedger(SqliteFacts(path))
         await ledger.open()
-        await ledger.close()  # Has its log brought over into it.
+        await ledger.close()  # Moves the log's content into the file.
     everything = [grant(number) for number in range(1, COMMITS + 1)]
     dice = random.Random(places)
     whole = path.parent.rename(path.parent.with_name("whole"))

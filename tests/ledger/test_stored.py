@@ -115,7 +115,7 @@ async def test_facts_beyond_the_limit_wait_for_room_in_order(path: Path):
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Have the ledger's next commit wait, as on a disk that hangs."""
+    """Make the ledger's next commit wait, as on a hanging disk."""
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -158,7 +158,7 @@ async def test_only_the_newest_checkpoints_stay(path: Path):
         (CHECKPOINTS_KEPT, 8, 9)
     ]
     [(parts,)] = run(path, "SELECT count(DISTINCT checkpoint) FROM checkpoint_part")
-    assert parts == CHECKPOINTS_KEPT + 1, "the last one dropped is swept by the next checkpoint"
+    assert parts == CHECKPOINTS_KEPT + 1, "the next checkpoint removes the last dropped one"
 
 
 async def test_parts_of_an_unfinished_checkpoint_are_ignored(path: Path):

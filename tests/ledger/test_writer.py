@@ -84,7 +84,7 @@ async def test_nothing_is_written_after_a_failure(tmp_path: Path):
     for waiting in (failing, later):
         with pytest.raises(LedgerFailed, match="no such table: nowhere"):
             await waiting.done
-    assert groups.facts() == [], "the first was rolled back, and the second would leave a gap"
+    assert groups.facts() == [], "the first job was rolled back; the second would leave a gap"
     await groups.stop()
     assert groups.seen[:2] == [(1, True), (1, True)]
 
@@ -101,7 +101,7 @@ async def test_stopping_settles_submitted_jobs(tmp_path: Path):
 
 
 async def test_a_lone_job_is_durable_before_the_call_returns(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(writer, "QUICK_SECONDS", SECONDS_MAX)  # This machine may be busy.
+    monkeypatch.setattr(writer, "QUICK_SECONDS", SECONDS_MAX)  # Also on a busy machine.
     groups = Groups(tmp_path / "ledger.sqlite")
     lone = job(1)
     assert groups.writer.commit_at_once(lone)
@@ -118,13 +118,13 @@ async def test_no_job_overtakes_submitted_ones(tmp_path: Path):
     assert not groups.writer.commit_at_once(second)
     gate.go_on.set()
     await first.done
-    assert groups.facts() == [1], "the second was left to the caller"
+    assert groups.facts() == [1], "the second job was left to the caller"
     await groups.stop()
 
 
 async def test_after_a_slow_commit_the_loop_leaves_the_next_to_the_thread(tmp_path: Path):
     groups = Groups(tmp_path / "ledger.sqlite")
-    slow = job(1, work=lambda _: time.sleep(2 * QUICK_SECONDS))  # The disk is slow.
+    slow = job(1, work=lambda _: time.sleep(2 * QUICK_SECONDS))  # As on a slow disk.
     groups.writer.submit(slow)
     await slow.done
     assert not groups.writer.commit_at_once(job(2))
@@ -154,6 +154,6 @@ async def test_a_disk_that_hangs_keeps_the_event_loop_for_a_moment_only(tmp_path
     assert not groups.writer.commit_at_once(later)
     gate.go_on.set()
     assert await hanging.done == (7,)
-    assert groups.writer.commit_at_once(later) is False, "the next one may be as slow"
+    assert groups.writer.commit_at_once(later) is False, "the next commit may be as slow"
     await groups.stop()
     assert groups.seen[0] == (1, False)

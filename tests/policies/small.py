@@ -59,7 +59,7 @@ def document_of(cluster):
 def cluster_data(fleet, clusters=(), metrics=None):
     """Return `input_data["cluster_data"]`, as a cell builds it.
 
-    `clusters` have documents; a cluster of the fleet that is not among them has a bare one.
+    `clusters` have their own documents; each other cluster of the fleet has a minimal one.
     """
     entries = {name: {"data": {"id": name}} for name in fleet.cluster_ids}
     entries |= {cluster.id: {"data": document_of(cluster)} for cluster in clusters}
@@ -93,9 +93,9 @@ def ask(
 
 
 def options(fleet, demand):
-    """Yield each possible placement: row, model, free amounts, columns, and the GPUs afterwards.
+    """Yield each possible placement: row, model, free amounts, columns, and GPUs after it.
 
-    Whole GPUs are the lowest free ones; several shares take the tightest.
+    Whole GPUs are the lowest free ones; several shares take the fullest GPUs.
     """
     for row in range(len(fleet)):
         cpu, memory, gpus = fleet.capacity(row)
@@ -139,7 +139,7 @@ def steps_of(demands, size_max):
 
 
 def play(name, typical, fleet_of, nodes, steps):
-    """Assert that a warm instance of a policy answers as a fresh one at each step."""
+    """Assert that a running instance of a policy answers like a new one at each step."""
     fleet, policy, held = fleet_of(nodes), new_policy(name), []
     parameters = {"typical": typical}
     for what, value in steps:
@@ -151,7 +151,7 @@ def play(name, typical, fleet_of, nodes, steps):
                 held.append((warm, value))
         elif what == "release" and held:
             give(fleet, *held.pop(value % len(held)))
-        elif what == "install":  # The rows mean other nodes from now on.
+        elif what == "install":  # From now on, the rows are other nodes.
             nodes = nodes[value % len(nodes) :] + nodes[: value % len(nodes)]
             fleet.restore(fleet_of(nodes).snapshot())
             held.clear()

@@ -47,7 +47,7 @@ def test_a_policy_imports_only_modules_of_a_cell(name):
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_source_alone_is_a_working_policy(name):
     namespace = {"__name__": "function"}
-    sys.modules["function"] = type(sys)("function")  # As the cell gives every policy a module.
+    sys.modules["function"] = type(sys)("function")  # A cell also gives every policy a module.
     try:
         exec(compile(catalog.shipped()[name], "function.py", "exec"), namespace)  # noqa: S102  # Our own source, as a cell runs it.
         document = catalog.document(name)

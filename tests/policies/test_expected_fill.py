@@ -1,4 +1,4 @@
-"""Expected fill against a slow implementation of its definition; and its caches against none."""
+"""Expected fill agrees with a slow implementation of its definition, with and without caches."""
 
 import numpy as np
 import pytest
@@ -271,11 +271,11 @@ def test_many_states_have_the_same_values_as_one_by_one():
     assert together.tolist() == alone
 
 
-# What it is for --------------------------------------------------------------------------------
+# Purpose ---------------------------------------------------------------------------------------
 
 
 def test_a_share_goes_where_the_remainder_is_still_usable():
-    # n0 has 700 left, n1 a whole GPU. A learner that expects 700s keeps the 700.
+    # n0 has 700 left, n1 a whole GPU. A policy that expects requests for 700 keeps the 700.
     fleet, policy = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_policy("expected_fill")
     fleet.set_capacity(0, 64_000, 65_536, [700])
     usual = {"typical": [{"gpus": 1, "gpu_milli": 700}]}
@@ -297,7 +297,7 @@ def test_cpu_is_taken_where_all_gpus_stay_usable():
 
 
 def test_rare_nodes_remain_for_requests_that_need_them():
-    # Only n0 serves requests for B; nothing says that the others like it less.
+    # Only n0 serves requests for B, although it serves all other requests as well.
     fleet, policy = fleet_of([(64, 4, "B"), *[(64, 4, "A")] * 3]), new_policy("expected_fill")
     typical = [{"gpus": 1, "weight": 9}, {"gpus": 1, "models": ["B"]}]
     for _ in range(12):
@@ -358,7 +358,7 @@ def test_stored_demands_and_values_are_bounded():
     for cpu in range(expected_fill.DEMANDS_MAX + 10):
         ask(policy, fleet, Demand(1, cpu_milli=cpu), parameters={"typical": [{"gpus": 1}]})
     assert len(policy._scored) == expected_fill.DEMANDS_MAX
-    # What was judged by numbers of states that mean others now is judged again.
+    # Values by numbers of states are computed again, since the numbers now mean other states.
     values, full = policy._values, policy._values.states_max
     states = np.zeros((full, 4), np.int64)
     values.numbers(states[:, 0], np.arange(full), states[:, 0], states)
@@ -416,7 +416,7 @@ def test_prices_follow_the_fleet_in_steps_of_a_sixth_of_its_nodes(
         answer = ask(policy, fleet, demand, parameters={"typical": typical})
         fresh = new_policy("expected_fill")
         from_now = ask(fresh, fleet, demand, parameters={"typical": typical})
-        if number % 2 == 0:  # They are due.
+        if number % 2 == 0:  # Prices are due.
             assert answer == from_now
             expected = fresh._values._prices.prices
             assert policy._values._prices.prices.tolist() == expected.tolist()
@@ -429,7 +429,7 @@ def test_prices_follow_the_fleet_in_steps_of_a_sixth_of_its_nodes(
 
 
 def test_scarce_whole_gpus_stay_whole():
-    # One node could still take a request of four GPUs; of places for one GPU there are many.
+    # One node still fits a request of four GPUs; many nodes fit one of one GPU.
     fleet = fleet_of([(64, 4, "A"), *[(64, 4, "A")] * 5])
     for row in range(1, 6):
         fleet.set_capacity(row, 64_000, 65_536, [1000, 1000, 1000, 0])
@@ -451,7 +451,7 @@ def test_the_learnt_mix_of_requests_changes_the_placement():
     for _ in range(16 * MixLearner.BATCH):
         ask(policy, fleet, usual, context=context)
     assert ask(policy, fleet, small, context=context)["node_id"] == "n1"
-    # A fresh instance goes on with what is in the context.
+    # A new instance continues with the context.
     assert ask(new_policy("expected_fill"), fleet, small, context=context)["node_id"] == "n1"
     assert ask(new_policy("expected_fill"), fleet, small)["node_id"] == "n0"
 

@@ -1,4 +1,4 @@
-"""FGD against a slow implementation of its definition; and its caches against none."""
+"""FGD agrees with a slow implementation of its definition, with and without caches."""
 
 from functools import partial
 from math import exp
@@ -143,7 +143,7 @@ def test_another_fleet_of_the_same_size_is_noticed():
 
 def test_other_typical_requests_are_noticed():
     policy, demand = new_policy(), Demand(1, gpu_milli=500)
-    # n0 has half a GPU left and n1 a whole one: who expects halves keeps neither useless.
+    # n0 has half a GPU left, n1 a whole one: if halves are typical, neither becomes useless.
     fleet = fleet_of([(4, "A"), (4, "A")])
     take(fleet, {"cluster_id": "c", "node_id": "n1", "gpus": ["0"]}, demand)
     whole = [{"gpus": 1, "gpu_milli": 1000, "weight": 1}]
@@ -259,10 +259,10 @@ def test_the_learnt_mix_of_requests_changes_the_placement():
     fleet, policy, context = fleet_of([(4, "A"), (4, "A")]), new_policy(), {}
     take(fleet, {"cluster_id": "c", "node_id": "n1", "gpus": ["0"]}, Demand(1, gpu_milli=500))
     little, usual = Demand(1, gpu_milli=300), Demand(1, gpu_milli=400)
-    assert ask(policy, fleet, little, context=context)["node_id"] == "n1"  # The guess: whole GPUs.
+    assert ask(policy, fleet, little, context=context)["node_id"] == "n1"  # It assumes whole GPUs.
     for _ in range(8 * fgd.Learner.BATCH):
         ask(policy, fleet, usual, context=context)
-    # What n1 would have left is of no use to the usual request.
+    # The rest of n1 would be useless for typical requests.
     assert ask(policy, fleet, little, context=context)["node_id"] == "n0"
 
 

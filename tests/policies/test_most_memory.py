@@ -1,4 +1,4 @@
-"""Most memory: of the GPUs, or without GPUs of the nodes."""
+"""Most memory: of the GPUs, or of the nodes for requests without GPUs."""
 
 from small import ask, fleet_with, new_policy, node, take
 

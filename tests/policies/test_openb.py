@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.trace,
     pytest.mark.skipif(not DATA.is_dir(), reason=f"the production traces are not at {DATA}"),
 ]
-# Means of ten runs when the policy was found, in another program.
+# Means of ten runs in the program with which the policy was developed.
 EXPECTED_FILL = {
     "default": 96.11,
     "multigpu20": 96.49,

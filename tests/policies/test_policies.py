@@ -95,7 +95,7 @@ def test_random_takes_whole_gpus_from_the_lowest():
     } == {("1",)}
 
 
-# What every policy owes --------------------------------------------------------------------------
+# Rules for every policy --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -276,7 +276,7 @@ def build(nodes):
 
 
 def room_for(view, demand):
-    """Return whether the demand fits, by `feasible` and the rules for gangs alone."""
+    """Return whether the demand fits, only by `feasible` and the rules for gangs."""
     rows = [row for row, fits in enumerate(view.feasible(demand)) if fits]
     if demand.nodes > 1 and demand.topology in {"rack", "zone"}:
         groups = getattr(view, demand.topology)

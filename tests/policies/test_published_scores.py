@@ -1,6 +1,6 @@
-"""The policies of the ATC'23 comparison against slow implementations of their definitions.
+"""The policies of the ATC'23 comparison agree with slow implementations of their definitions.
 
-FGD has a file of its own. The definitions are those of the original simulator, in whole numbers:
+FGD has a separate file. The definitions are those of the original simulator, in whole numbers:
 8 GPUs and 128 cores are its largest node.
 """
 
@@ -12,7 +12,7 @@ from small import ask, fleet_with, give, new_policy, node, take
 from moorage.model import Demand
 
 LARGEST = node("zz-largest", gpus=8, cpu=128_000, memory=0)
-"""Sets the scale. It has no memory, so that nothing is placed on it."""
+"""The largest node, for the scale. It has no memory, so nothing is placed on it."""
 
 
 def dot_product(cpu, gpus, demand, tags, tag):
@@ -75,13 +75,13 @@ def choose(score, fleet, demand, held):
             scores[row] = score(cpu, gpus, demand, tags, tag_of(demand))
     if not scores:
         return None
-    if score is best_fit:  # Stretched over the candidates, which makes more of them equal or not.
+    if score is best_fit:  # Scaled to the candidates, so rounding decides which are equal.
         low, high = min(scores.values()), max(scores.values())
         scores = {row: (x - low) * 100 // max(1, high - low) for row, x in scores.items()}
     row = max(scores, key=lambda row: (scores[row], -row))
     free = fleet.capacity(row)[2]
     columns = [column for column, milli in enumerate(free) if milli >= demand.gpu_milli]
-    columns = sorted(columns, key=free.__getitem__)[: demand.gpus]  # Whole ones are equal.
+    columns = sorted(columns, key=free.__getitem__)[: demand.gpus]  # Whole GPUs are equal.
     return fleet.node_ids[row][1], [str(column) for column in sorted(columns)]
 
 
@@ -94,7 +94,7 @@ def test_the_policy_agrees_with_its_definition(name, nodes, steps):
     for demand, released in steps:
         if released is not None and released < len(held):
             at, value, ended = held.pop(released)
-            if name != "gpu_clustering" or not ended.gpus:  # It cannot see who leaves a node.
+            if name != "gpu_clustering" or not ended.gpus:  # This one does not see ends.
                 give(fleet, value, ended)
             else:
                 held.insert(released, (at, value, ended))
@@ -111,7 +111,7 @@ def test_the_policy_agrees_with_its_definition(name, nodes, steps):
         held.append((value["node_id"], value, demand))
 
 
-# What clustering knows without having seen it ---------------------------------------------------
+# What clustering infers from the fleet ----------------------------------------------------------
 
 
 def test_clustering_forgets_a_node_that_becomes_empty():
@@ -123,7 +123,7 @@ def test_clustering_forgets_a_node_that_becomes_empty():
     first = ask(policy, fleet, half)
     take(fleet, first, half)
     assert first["node_id"] == "a"
-    assert ask(policy, fleet, Demand(1))["node_id"] == "b"  # Advice: nothing is placed there.
+    assert ask(policy, fleet, Demand(1))["node_id"] == "b"  # Advice, so nothing is placed there.
     give(fleet, first, half)
     assert ask(policy, fleet, Demand(1))["node_id"] == "a"
 

@@ -65,7 +65,7 @@ def test_a_demanded_topology_is_respected():
         "domains"
     )
     assert "nvlink" in ask(policy, fleet_with(DOMAINS), Demand(2, topology="nvlink"))["declined"]
-    # One rack is about the nodes: their GPUs are still chosen by preference.
+    # The demand for one rack concerns nodes: GPUs are still chosen by preference.
     racked = [node(name, rack="r", groups=["x", "y", "y", "x"]) for name in "ab"]
     shares = ask(policy, fleet_with(*racked), Demand(2, nodes=2, topology="rack"))
     assert [share["gpus"] for share in shares] == [["0", "3"]] * 2

@@ -72,8 +72,8 @@ def test_close_gpus_share_an_nvlink_group_or_else_a_numa_domain():
     assert place(data(fleet, demand), lambda *_: [1, 0, 0, 0, 0, 0], close=True)["gpus"] == list(
         "4567"
     )
-    assert close_gpus(view, 4, Demand(gpus=4)) == [0, 1, 2, 3]  # No NVLink there, but a domain.
-    assert close_gpus(view, 5, Demand(gpus=3)) == [0, 1, 2]  # Groups of two; the domain has four.
+    assert close_gpus(view, 4, Demand(gpus=4)) == [0, 1, 2, 3]  # No NVLink, but a domain.
+    assert close_gpus(view, 5, Demand(gpus=3)) == [0, 1, 2]  # Two per group, four per domain.
     assert close_gpus(view, 5, Demand(gpus=3, topology="nvlink")) == []
     assert close_gpus(view, 4, Demand(gpus=6)) == [0, 1, 2, 3, 4, 5]
 
@@ -107,7 +107,7 @@ def test_invalid_scores_are_refused_with_the_node():
             fitting_scores(view, demand, wrong)
     with pytest.raises(ValueError, match="the score of a/n1 is nan"):
         fitting_scores(view, demand, [1, float("nan"), 1, 1, 1, 1])
-    # Where it does not fit, no policy looks.
+    # Scores of nodes without a fit are ignored.
     assert fitting_scores(view, Demand(gpus=8), [3, 2, 1, 0, -1, float("inf")]).tolist() == [
         4, 3, 2, 1, 0, -1
     ]  # fmt: skip
@@ -163,7 +163,7 @@ def test_scores_are_printed_if_a_policy_wants_that(capsys, monkeypatch):
     fleet = site()
     place(data(fleet, Demand(gpus=1)), by_row)
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr(choice._Printed, "nodes", 0)  # As it was, once this test has ended.
+    monkeypatch.setattr(choice._Printed, "nodes", 0)  # Restored after this test.
     print_scores(2)
     place(data(fleet, Demand(gpus=1)), by_row)
     assert capsys.readouterr().out.splitlines() == [
@@ -180,7 +180,7 @@ def test_a_score_of_named_terms_is_their_sum_and_lists_them(capsys, monkeypatch)
     fleet = site()
     best = place(data(fleet, Demand(gpus=1)), by_terms)
     assert best == {"cluster_id": "b", "node_id": "m1", "gpus": ["0"]}
-    monkeypatch.setattr(choice._Printed, "nodes", 0)  # As it was, once this test has ended.
+    monkeypatch.setattr(choice._Printed, "nodes", 0)  # Restored after this test.
     print_scores(2)
     place(data(fleet, Demand(gpus=1)), by_terms)
     assert capsys.readouterr().out.splitlines() == [

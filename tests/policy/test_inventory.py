@@ -1,4 +1,4 @@
-"""Columns that are updated cluster by cluster equal columns that are built at once."""
+"""Columns that are updated cluster by cluster equal newly built columns."""
 
 from random import Random
 

@@ -133,5 +133,5 @@ def test_parts_with_different_gpus_of_one_node_are_one_share() -> None:
         (("0",), 5),
     ]
     for apart in ([part("0"), part("0")], [part("0"), part("1", gpu_milli=500)]):
-        assert len(parse_proposal(apart, None)) == 2  # Which is refused.
+        assert len(parse_proposal(apart, None)) == 2  # Two shares of one node are refused later.
     assert len(parse_proposal(parts, Demand(gpus=1, nodes=3))) == 3

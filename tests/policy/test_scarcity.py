@@ -1,4 +1,4 @@
-"""Kinds of places and their prices against slow implementations of their definitions."""
+"""Kinds of places and their prices agree with slow implementations of their definitions."""
 
 import numpy as np
 from hypothesis import given

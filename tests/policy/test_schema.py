@@ -106,9 +106,9 @@ def test_defaults_fill_missing_fields_on_all_levels():
         "l": [{"b": 1}, {"b": 2}],
         "more": 1,
     }
-    assert given == {"l": [{"b": 1}, {}], "more": 1}, "what was given is left as it was"
+    assert given == {"l": [{"b": 1}, {}], "more": 1}, "the given value is unchanged"
     whole = {"a": {"b": 1}, "l": [{"b": 1}]}
-    assert schema.check(whole, "v") is whole, "what lacks nothing is not copied"
+    assert schema.check(whole, "v") is whole, "a complete value is not copied"
 
 
 def test_a_field_set_elsewhere_gets_no_default():
@@ -348,7 +348,7 @@ def test_the_time_of_a_pattern_is_linear_in_its_text():
     started = time.process_time()
     with pytest.raises(SchemaError):
         schema.check({"t": "a" * 4000 + "b"}, "v")
-    assert time.process_time() - started < 10  # It would be there until the sun burns out.
+    assert time.process_time() - started < 10  # Backtracking would never end.
 
 
 def test_several_objects_share_the_limits_of_one_check():

@@ -75,7 +75,7 @@ def feed(learner, context, demands, *, through_json=False):
     for number, demand in enumerate(demands, 1):
         if learner.observe(demand, context):
             readings.append(number)
-        if through_json:  # As the server carries it.
+        if through_json:  # As the server transfers it.
             context.update(json.loads(json.dumps(context)))
     return readings
 

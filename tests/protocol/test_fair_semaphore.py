@@ -51,7 +51,7 @@ class Visits:
             await asyncio.sleep(0)
 
     def busy(self):
-        """Return the tenants that were refused because too many callers wait."""
+        """Return the tenants of callers that were refused because too many wait."""
         done = [name for name, task in self.tasks.items() if task.done() and task.exception()]
         for name in done:
             error = self.tasks[name].exception()
@@ -98,7 +98,7 @@ async def test_a_full_queue_drops_the_latest_waiter_of_the_largest_tenant(visits
     assert visits.inside == ["a0", "a1", "b1"]
     assert visits.busy() == [flood[-1], "a9"]
     await visits.come("b3", "b4", "b5")
-    assert visits.busy() == [*flood[-3:], "a9", "b5"], "no more than as many"
+    assert visits.busy() == [*flood[-3:], "a9", "b5"], "b may have no more waiters than a"
 
 
 async def test_a_cancelled_waiter_is_forgotten(visits, semaphore):
@@ -106,7 +106,7 @@ async def test_a_cancelled_waiter_is_forgotten(visits, semaphore):
     visits.tasks["b2"].cancel()
     await visits.leave("a1")
     assert visits.inside == ["a2", "b1", "c1"]
-    # Cancelled in the moment in which its turn comes.
+    # Cancelled at the moment when its turn comes.
     await visits.come("d1")
     visits.ends["a2"].set()
     await asyncio.sleep(0)
@@ -114,7 +114,7 @@ async def test_a_cancelled_waiter_is_forgotten(visits, semaphore):
     await visits.settle()
     await visits.leave("b1", "c1")
     await visits.come("e1", "e2", "f1")
-    assert visits.inside == ["e1", "e2", "f1"], "all turns are there"
+    assert visits.inside == ["e1", "e2", "f1"], "no turn is lost"
     await visits.leave("e1", "e2", "f1")
     assert not semaphore._waiting
     assert not semaphore._held
@@ -126,7 +126,7 @@ async def test_all_waiters_may_leave_while_another_arrives(visits, semaphore):
     await visits.come(*flood)
     for name in flood:
         visits.tasks[name].cancel()
-    # These come after those were cancelled, and before their tasks have heard of it.
+    # These callers come after the cancellations, before the cancelled tasks have run.
     await visits.come("b1", "c1")
     await asyncio.gather(*(visits.tasks[name] for name in flood), return_exceptions=True)
     assert all(visits.tasks[name].cancelled() for name in flood)
@@ -171,7 +171,7 @@ async def test_after_each_turn_the_loop_is_free_for_as_long_as_the_turn_took():
     async def read() -> None:
         async with turns.turn("a"):
             start = loop.time()
-            await asyncio.sleep(0.02)  # Work that others wait for.
+            await asyncio.sleep(0.02)  # Work while others wait.
             seen.append((start, loop.time()))
 
     await asyncio.gather(read(), read(), read())

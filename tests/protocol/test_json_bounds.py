@@ -97,7 +97,7 @@ def test_a_message_with_too_many_parts_is_refused_with_its_id(name: str) -> None
 
 
 def test_the_largest_number_of_parts_is_read() -> None:
-    allowed = bounds.PARTS_MAX - 7  # Five named fields, and the objects around them.
+    allowed = bounds.PARTS_MAX - 7  # Minus five named fields, and the objects around them.
     message = HEAD + json.dumps({"a": [[]] * (allowed - 1)}) + "}"
     assert isinstance(read(message), AllocationRequest)
     error = read(message.replace("[[]", "[[],[]", 1))

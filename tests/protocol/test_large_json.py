@@ -97,9 +97,9 @@ def test_other_threads_run_during_decoding():
     """One call holds the interpreter's lock, so it must be a small part of the whole."""
     node = {"id": "node-1", "gpus": [{"modelName": "A100", "memory": 40960}] * 16}
     encoded = msgspec.json.encode({"nodes": {"nodeData": [node] * 5_000}})
-    gc.disable()  # A collection is no task's turn either, and none of what this is about.
+    gc.disable()  # Garbage collections would disturb the measurement.
     try:
-        ways = [(decode_in_parts, msgspec.json.decode)] * 3  # In turn: the machine slows both.
+        ways = [(decode_in_parts, msgspec.json.decode)] * 3  # In turn: the machine may be busy.
         taken = [[longest_call_seconds(each, encoded) for each in pair] for pair in ways]
     finally:
         gc.enable()

@@ -166,7 +166,7 @@ def test_a_message_over_http_need_not_have_adhoc() -> None:
         decode_allocation('{"inputs": {}}')
 
 
-# Absent, empty and null ----------------------------------------------------------------------
+# Missing, empty and null ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("empty", [None, {}])
@@ -290,7 +290,7 @@ def test_a_misspelt_dry_run_is_always_refused(name: str) -> None:
 def test_a_misspelt_dry_run_gets_no_lease(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadMessage, match=r"unknown field; .*did you mean dry_run\?"):
         warnings_on(**wrong, lease={})
-    assert warnings_on(**wrong), "without a lease it is advice anyway"
+    assert warnings_on(**wrong), "without a lease, the answer is advice anyway"
 
 
 @pytest.mark.parametrize(
@@ -555,7 +555,7 @@ def test_the_length_of_a_page_is_limited(limit: Any) -> None:
     assert error.reason == "limit: expected a whole number between 1 and 1000"
 
 
-# Not a message at all ------------------------------------------------------------------------
+# No valid message ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("frame", ["[]", "5", "null", '"adhoc"', "true", "[[[]]]"])
@@ -702,7 +702,7 @@ def texts_that_may_hold_anything(schema: Any, path: str, defined: Any) -> Iterat
 def test_texts_that_others_see_accept_no_control_characters(kind: type) -> None:
     (schema,), defined = msgspec.json.schema_components([kind])
     free = set(texts_that_may_hold_anything(schema, "", defined))
-    # Echoed to its sender; compared; parsed; given to the workload.
+    # These are echoed to the sender, compared, parsed, or passed to the workload.
     assert free <= {"id", "filters", "traceparent", "command", "environment", "path"}
     reason = {"op": "cordon", "cluster": "c", "reason": "a\u202eb"}
     error = refusal_of(json.dumps(reason))

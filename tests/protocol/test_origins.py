@@ -87,7 +87,7 @@ def test_the_address_that_received_a_request_is_a_valid_host():
 
 def test_every_host_header_counts_and_so_does_the_target():
     assert answer(target="http://localhost:8080/x?y=//evil.example") == ""
-    assert answer(target="//evil.example/") == ""  # A path.
+    assert answer(target="//evil.example/") == ""  # Not a URL, but a path.
     assert answer(target="/?at=http://evil.example") == ""
     for target in ("http://evil.example", "HTTP://evil.example/x", "ws://evil.example?localhost"):
         assert answer(target=target) == "host"
@@ -96,23 +96,23 @@ def test_every_host_header_counts_and_so_does_the_target():
         found = OURS.refusal("/", rows, HERE)
         assert found is not None
         assert found.header == "host"
-    assert OURS.refusal("/", [], HERE) is None  # HTTP/1.0: no browser.
+    assert OURS.refusal("/", [], HERE) is None  # HTTP/1.0, so not from a browser.
 
 
 @pytest.mark.parametrize(
     ("origin", "host"),
     [
-        ("http://localhost:8765", "localhost:8765"),  # Of one origin, at any port.
+        ("http://localhost:8765", "localhost:8765"),  # The same host, at any port.
         ("http://localhost:9999", "LOCALHOST.:9999"),
         ("http://127.0.0.1", "127.0.0.1"),
         ("https://moorage.example", "moorage.example"),  # Through a proxy that ends TLS.
         ("https://moorage.example", "moorage.example:443"),
         ("http://[::1]:8765", "[::1]:8765"),
-        ("http://localhost:8080", "localhost:8765"),  # Our pages, at our other port.
+        ("http://localhost:8080", "localhost:8765"),  # A page of our other port.
         ("http://127.0.0.1:8080", "localhost:8765"),
         ("http://[::1]:8080", "localhost:8765"),
         ("http://moorage.example:8080", "moorage.example:8765"),
-        ("https://console.example", "localhost:8765"),  # As configured.
+        ("https://console.example", "localhost:8765"),  # A configured origin.
         ("https://CONSOLE.example:443", "localhost:8765"),
         ("http://tools.example:3000", "localhost:8765"),
     ],
@@ -130,9 +130,9 @@ def test_our_own_pages_and_configured_ones_are_accepted(origin, host):
         "https://evil.example",
         "http://evil.example:8080",
         "http://localhost.evil.example:8080",
-        "http://localhost:3000",  # Another server of this machine.
+        "http://localhost:3000",  # Another server on this machine.
         "http://localhost",
-        "http://console.example",  # Not as it is configured.
+        "http://console.example",  # Another scheme than the configured one.
         "https://console.example:8443",
         "https://console.example.",
         "https://tools.example:3000",
@@ -146,7 +146,7 @@ def test_our_own_pages_and_configured_ones_are_accepted(origin, host):
     ],
 )
 def test_pages_of_other_sites_are_refused(origin):
-    expected = "" if origin == "https://console.example." else "origin"  # One name, two spellings.
+    expected = "" if origin == "https://console.example." else "origin"  # The same name.
     assert answer(origin=origin) == expected
     assert answer(origin=origin, sec_fetch_site="same-origin") == expected
 
@@ -178,7 +178,7 @@ def test_a_refusal_names_the_origin_and_the_remedy():
     assert found.advice == f"{found.reason}; setting `allowed_hosts` allows it"
     found = OURS.refusal("/", [("host", "localhost"), ("origin", "null")], HERE)
     assert found is not None
-    assert found.advice == found.reason  # Nothing lets a hidden origin in.
+    assert found.advice == found.reason  # No setting admits a hidden origin.
 
 
 @given(st.text(), st.text())

@@ -24,7 +24,7 @@ from moorage.protocol.replies import (
 from moorage.records.leases import Lease
 from moorage.records.reading import read_record
 
-# A lease as the core shows it to its owner.
+# A lease as its owner sees it.
 OWNED = read_record(
     Lease,
     {
@@ -150,7 +150,7 @@ def test_data_arrives_unchanged_or_as_a_failure(data: Any) -> None:
         assert "data" in reply.error.field
 
 
-# The other side ------------------------------------------------------------------------------
+# The client ----------------------------------------------------------------------------------
 
 
 def test_the_client_reads_replies_of_the_server() -> None:

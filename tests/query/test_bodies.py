@@ -31,7 +31,7 @@ def test_every_match_type_has_its_required_queries(match_type):
     queries = {f"{kind}Query": {"kind": kind} for kind in kinds}
     read = parse_filter({"matchType": match_type, "filter": queries})
     assert read.condition == parse_condition({"kind": match_type})
-    # In the order of their use, whatever the order in the body.
+    # Queries are listed in the order of their use, not of the body.
     assert tuple(read.companions) == COMPANIONS[match_type]
 
 

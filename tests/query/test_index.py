@@ -61,7 +61,7 @@ def leaves(draw):
 
 
 def join(inner):
-    # `parse` makes trees of any shape; their logic is put together here from parsed leaves.
+    # `parse` can make any tree; this strategy combines parsed leaves directly.
     from moorage.query.conditions import AllOf, AnyOf, Not  # noqa: PLC0415  # The only use.
 
     several = st.lists(inner, max_size=3).map(tuple)
@@ -87,7 +87,7 @@ def agrees(index, documents, condition):
 )
 def test_the_index_agrees_with_evaluate(kinds, happenings):
     """Evaluate conditions between additions and removals; finally evaluate each once more."""
-    # More than are looked at one by one, or there would be no columns.
+    # More documents than are evaluated one by one; otherwise no column is built.
     documents = {f"d{n}": kinds[n % len(kinds)] for n in range(SCAN_MAX + 8)}
     index = DocumentIndex(columns_max=4)
     for key, document in documents.items():
@@ -109,7 +109,7 @@ def test_the_index_agrees_with_evaluate(kinds, happenings):
 
 
 HUGE = 2**53
-# Every kind of value, alone and in company, with its neighbours.
+# Every kind of value, alone and in lists, with its neighbours in the order.
 POOL = [
     *(None, True, False, 0, 1, -1, 4, 4.0, 4.5, "4", "4.0", "", "a", "b", "aa", "ab", "ba", "abc"),
     *(HUGE - 1, HUGE, HUGE + 1, HUGE + 2, float(HUGE), -HUGE - 1, 10**30, 10**400, float("nan")),
@@ -174,7 +174,7 @@ def test_the_index_agrees_with_evaluate_after_every_change():
             index.put(key, document)
         for condition in ASKED:
             agrees(index, documents, condition)
-        # Everybody gets another's value; some leave, some come, one has values to itself.
+        # All documents swap values; some are removed or added, one has values of its own.
         values = list(documents.values())
         documents = dict(zip(documents, values[7:] + values[:7], strict=True))
         for key in list(documents)[turn::9]:
@@ -311,6 +311,6 @@ def test_an_expression_that_would_read_too_much_is_refused_with_its_place():
     with pytest.raises(QueryError) as caught:
         index.matching(parse_mongo({"text": {"$regex": "^[0-9]+[7-8]x*$"}, "n": None}, "filter"))
     assert (caught.value.path, caught.value.code) == ("filter.text.$regex", Code.TOO_LARGE)
-    # With some fixed text in it there is little to read.
+    # A fixed text in the pattern leaves little to read.
     assert index.matching(parse_mongo({"text": {"$regex": "^0*7x"}})) != []
     assert index.matching(parse_mongo({"text": {"$regex": "^[0-9]+000017x"}})) == []

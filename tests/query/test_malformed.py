@@ -1,6 +1,6 @@
 """Hundreds of wrong queries, each refused at the place of its fault.
 
-Most are made from right ones by spoiling one thing at a known place; the rest are written out.
+Most are valid queries with one fault at a known place; the others are written by hand.
 """
 
 import copy
@@ -336,7 +336,7 @@ def test_queries_at_the_limits_are_accepted():
 
 def test_errors_name_the_accepted_values():
     for body in ({"matchType": "exact", "filter": {}}, {"filter": {}}):
-        # Of the kinds that may be named, those of which there are documents.
+        # The searchable kinds for which this server stores documents.
         assert refusal(parse_filter, body).expected == "one of cluster, block, policy"
     body = {"matchType": "cluster", "filter": {"clusterQuery": leaf("~")}}
     assert refusal(parse_filter, body).expected == "one of " + ", ".join(OPERATORS)

@@ -23,7 +23,7 @@ CLUSTERS = {
 
 def test_the_distance_equals_a_manual_calculation():
     weights = {"gpus.count": 2, "tags": 1, "memory": 5}
-    # Counts range over 16; none has `memory`, the reference neither, so it does not count.
+    # Counts have a range of 16; no document has `memory`, so it does not count.
     expected = {"b": (0 + 0.5) / 3, "d": (2 * 8 / 16 + 1) / 3, "c": (2 * 8 / 16 + 1) / 3}
     found = nearest(CLUSTERS, "a", weights)
     assert [each for each, _ in found] == ["b", "c", "d"]

@@ -1,4 +1,4 @@
-"""The process that ends what a dead program left on a remote backend."""
+"""The process that ends workloads which a dead program left on a remote backend."""
 
 import os
 import subprocess

@@ -1,6 +1,6 @@
-"""`ResourceEngine` on every backend, configured by environment variables alone.
+"""`ResourceEngine` on every backend, configured only by environment variables.
 
-A `Place` brings the name of a backend, specs, and what really is there.
+A `Place` provides the name of a backend, specs, and a count of what is actually there.
 """
 
 import asyncio
@@ -195,7 +195,7 @@ async def test_services_and_models_answer_on_ray(ray_world, monkeypatch, tmp_pat
     one = await engine.acquire("a", service, "ray")
     assert one.endpoint.startswith("http://127.0.0.1:")
     gpus = (await one.run_cmd("echo $CUDA_VISIBLE_DEVICES")).strip()
-    assert gpus in {str(each) for each in range(4)}, "Ray gave it one"
+    assert gpus in {str(each) for each in range(4)}, "Ray gave the process a GPU"
     python = tmp_path / "python"
     python.write_text(MODEL.format(python=sys.executable))
     python.chmod(0o755)
@@ -278,7 +278,7 @@ asyncio.run(main())
 def test_resources_end_with_their_program(place, end):
     """The program may end by itself or be killed."""
     if place.name in {"local", "memory"}:
-        return  # `test_runners` has it, and there is nothing to end.
+        return  # `test_runners` tests this, and no workload would remain.
     command = [sys.executable, "-c", SCRIPT, place.name, end]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
@@ -308,4 +308,4 @@ def test_after_close_no_request_reaches_the_backend(fresh_plane, tmp_path):
     config.write_bytes(Path(fresh_plane.kubeconfig()).read_bytes())
     given = {**os.environ, "KUBECONFIG": str(config), "TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", CLOSED], env=given, check=True)
-    until(lambda: not [*tmp_path.glob("moorage-kubernetes-*")])  # Its caretaker removes it.
+    until(lambda: not [*tmp_path.glob("moorage-kubernetes-*")])  # The caretaker removes the folder.

@@ -44,7 +44,7 @@ class Spec(BaseResourceSpec):
 
 
 ALONE = Spec(max_global_num=1)
-"""There is one of it."""
+"""A spec of which only one resource may exist."""
 
 
 class Thing(BaseResource):
@@ -154,7 +154,7 @@ async def begin(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 
 async def test_methods_of_the_class_use_one_shared_engine(workshop):
-    ResourceEngine._runners["workshop"] = workshop  # As the original's tests do.
+    ResourceEngine._runners["workshop"] = workshop  # As in the tests of the original.
     try:
         one = await ResourceEngine.acquire("shared", Spec(), backend="workshop")
         assert await ResourceEngine.acquire("shared", Spec(), backend="workshop") is one
@@ -192,7 +192,7 @@ async def test_the_last_released_resource_is_reused_first(engine, workshop):
     assert await engine.acquire("c", Spec()) is second
     assert await engine.acquire("d", Spec()) is first
     assert workshop.starts == 2
-    assert first.resets == [((), {})], "it was reset between its users"
+    assert first.resets == [((), {})], "the resource was reset between its users"
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ async def test_a_failure_in_start_keeps_the_others_and_holds_no_slot(engine, wor
 async def test_a_start_that_is_cancelled_leaves_nothing_behind(engine, workshop):
     workshop.seconds = 60
     task = await begin(engine.start(Spec(), size=3))
-    assert await counts(engine) == (3, 0, 3), "what is being made counts"
+    assert await counts(engine) == (3, 0, 3), "starting resources count"
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -359,8 +359,8 @@ async def test_the_error_of_a_cancelled_caller_is_not_logged(engine, workshop):
     with pytest.raises(RuntimeError, match="broken"):
         await second
     del first, second
-    await asyncio.sleep(0)  # The step that woke us up holds `second`.
-    gc.collect()  # asyncio complains when the future goes.
+    await asyncio.sleep(0)  # The step that woke this task refers to `second`.
+    gc.collect()  # asyncio logs the error when the future is deleted.
     assert seen == []
 
 
@@ -377,7 +377,7 @@ async def test_a_resource_released_during_its_start_is_free_afterwards(engine, w
     workshop.seconds = 0.02
     task = await begin(engine.acquire("a", ALONE))
     await engine.release("a")
-    assert await counts(engine) == (1, 0, 1), "the cap stays exact"
+    assert await counts(engine) == (1, 0, 1), "the cap still counts it"
     await task
     assert await counts(engine) == (1, 1, 0)
 
@@ -471,7 +471,7 @@ async def test_close_reports_resources_that_cannot_be_ended_and_retries(engine, 
     workshop.end_errors = [RuntimeError("it bites")]
     with pytest.raises(BackendError, match=r"1 could not be ended: a of thing:default.* it bites"):
         await engine.close()
-    assert await counts(engine) == (1, 0, 1), "it may still run, so it counts"
+    assert await counts(engine) == (1, 0, 1), "the resource may still run, so it counts"
     await engine.close()
     assert workshop.alive == 0
 
@@ -500,7 +500,7 @@ async def test_threads_with_loops_of_their_own_share_a_backend(workshop):
             with guard:
                 holding[0] += 1
                 most[0] = max(most[0], holding[0])
-            await asyncio.sleep(draw.random() / 2000)  # The work itself.
+            await asyncio.sleep(draw.random() / 2000)  # The use of the resource.
             with guard:
                 holding[0] -= 1
             await (engine.release(name) if draw.random() < 0.7 else engine.end(name))
@@ -540,7 +540,7 @@ async def test_caps_hold_under_random_operations(workshop, seed):
             case 8 if workshop.made:
                 draw.choice(workshop.made).status = ResourceStatus.FAILED
         if draw.random() < 0.5:
-            await asyncio.sleep(draw.random() / 500)  # Anything may happen meanwhile.
+            await asyncio.sleep(draw.random() / 500)  # Other operations run meanwhile.
         assert workshop.under_way + workshop.alive <= 3
     await asyncio.gather(*tasks, return_exceptions=True)
     for pool in engine._store._pools.values():
@@ -571,13 +571,13 @@ async def test_a_service_that_stopped_answering_is_ended_and_not_handed_out(tmp_
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert await engine.get_status("a") is ResourceStatus.PENDING
     await engine.release("a")
-    assert await engine.monitor() == {}, "it was ended"
+    assert await engine.monitor() == {}, "the resource was ended"
     second = await engine.acquire("a", spec)
     assert second is not first
     await engine.release("a")
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     third = await engine.acquire("b", spec)
-    assert third is not second, "it was looked at again before it was handed out"
+    assert third is not second, "it was checked again before its next use"
     assert await engine.get_status("b") is ResourceStatus.RUNNING
     await engine.release("b")
     assert await engine.acquire("c", spec) is third
@@ -645,7 +645,7 @@ async def test_a_custom_category_uses_its_registered_runner(engine, workshop):
     thing = await engine.acquire("a", spec)
     assert (own.made, workshop.made) == ([thing], [])
     assert next(iter(await engine.monitor())).startswith("my_env:python:3|local|")
-    assert await engine.acquire("b", spec, "workshop") is workshop.made[0], "at its own backend"
+    assert await engine.acquire("b", spec, "workshop") is workshop.made[0], "by its backend"
     await engine.end("a")
     assert own.alive == 0
 
@@ -706,7 +706,7 @@ async def test_built_in_runners_name_their_keywords():
 
 
 class Resettable:
-    """An environment that takes arguments of a reset."""
+    """An environment whose reset has arguments."""
 
     def reset(self, *args, **kwargs):
         self.given = args, kwargs

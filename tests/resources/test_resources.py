@@ -61,7 +61,7 @@ async def kill_process(resource: BaseResource) -> None:
     os.kill(int(await resource.run_cmd("cat pid")), signal.SIGKILL)
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while await resource.get_status() is ResourceStatus.RUNNING:
-            pause = 0.02  # The news comes from the machine.
+            pause = 0.02  # No event reports the end of a process here.
             await asyncio.sleep(pause)
 
 
@@ -96,7 +96,7 @@ async def test_a_container_that_ends_at_once_is_an_error_with_its_output(engine,
     assert await engine.monitor() == {}
 
 
-# The dead ---------------------------------------------------------------------------------------
+# Dead resources ---------------------------------------------------------------------------------
 
 
 async def test_start_and_monitor_do_not_count_dead_resources(engine):
@@ -128,7 +128,7 @@ async def test_a_dead_acquired_resource_counts_until_released(engine, tmp_path):
     assert (tmp_path / "runs").read_text() == "x\n"
 
 
-# Clean ------------------------------------------------------------------------------------------
+# Clean resources --------------------------------------------------------------------------------
 
 
 async def test_a_released_process_is_returned_clean(engine):
@@ -201,7 +201,7 @@ async def test_a_failed_reset_is_reported_and_resets_do_not_overlap(tmp_path):
     resets = await asyncio.gather(engine.reset("a"), engine.reset("a"), return_exceptions=True)
     assert [str(each) for each in resets] == ["None", "a is being reset already"]
     under_way = asyncio.create_task(engine.reset("a"))
-    while await backend.discover():  # noqa: ASYNC110  # It is stopped first; the start takes longer.
+    while await backend.discover():  # noqa: ASYNC110  # The reset first stops it, and the start takes longer.
         await asyncio.sleep(0)
     await engine.end("a")
     with contextlib.suppress(BackendError):
@@ -257,7 +257,7 @@ async def test_a_custom_resource_without_reset_is_refused_with_advice():
         await Robot().reset()
 
 
-# A shell ----------------------------------------------------------------------------------------
+# A shell as command -----------------------------------------------------------------------------
 
 
 @pytest.mark.heavy
@@ -268,7 +268,7 @@ async def test_a_container_may_be_a_shell(engine, container_image, shell_image, 
     thing = await engine.acquire("a", spec)
     assert await thing.get_status() is ResourceStatus.RUNNING
     assert (await thing.run_cmd("echo hello; exit 5")).exit_code == 5
-    async with asyncio.timeout(120):  # A shell hears no SIGTERM: no call waits for it to obey.
+    async with asyncio.timeout(120):  # A shell ignores SIGTERM; calls must not wait for it.
         await engine.release("a")
         await engine.end("a")
 
@@ -283,7 +283,7 @@ async def test_run_cmd_gives_exit_codes(engine):
     assert isinstance(output, str)
     assert (await thing.run_cmd("exit 3")).exit_code == 3
     assert (await thing.run_cmd("kill -9 $$")).exit_code == -9
-    again = pickle.loads(pickle.dumps(CommandOutput("x", 2)))  # noqa: S301  # Our own, just made.
+    again = pickle.loads(pickle.dumps(CommandOutput("x", 2)))  # noqa: S301  # Our own data.
     assert (again, again.exit_code) == ("x", 2)
 
 
@@ -324,7 +324,7 @@ def test_different_limits_are_different_pools(one, other):
     assert pool_key(one, "local") != pool_key(other, "local")
 
 
-# What is missing --------------------------------------------------------------------------------
+# Missing extras ---------------------------------------------------------------------------------
 
 _WITHOUT = """
 import asyncio, importlib.metadata, sys

@@ -1,4 +1,4 @@
-"""The library's own folder: one for each process, and none left behind."""
+"""The library's folder: one for each process, and none stays behind."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def test_an_unavailable_backend_leaves_no_caretaker(tmp_path):
     )
     assert "there is no kubeconfig ~/.kube/config; set KUBECONFIG" in done.stdout
     assert done.stderr == ""
-    until(lambda: not [*tmp_path.glob("moorage-kubernetes-*")])  # Its caretaker removes it.
+    until(lambda: not [*tmp_path.glob("moorage-kubernetes-*")])  # The caretaker removes the folder.
 
 
 KILLED = """

@@ -95,7 +95,7 @@ class Bench:
         self.outcomes: dict[tuple[str, int], asyncio.Future[Proposed | ConsultFailed]] = {}
         self.order: list[str] = []
         self.twice: list[str] = []
-        # Policies that are to end by themselves do so on a busy machine, too.
+        # Long enough for policies that end by themselves, also on a busy machine.
         options.setdefault("limits", Limits(evaluation_seconds=20.0))
         self.sandbox = Sandbox(
             fleet=self.fleet, services=self.registry, deliver=self._deliver, **options
@@ -193,7 +193,7 @@ async def make_bench():
 
 @pytest_asyncio.fixture
 async def bench(make_bench):
-    """A started sandbox of this test alone."""
+    """A started sandbox for one test."""
     return await make_bench()
 
 
@@ -214,7 +214,7 @@ async def make_common():
 async def shared_bench(make_common):
     """A started sandbox shared by a file's tests that are marked `loop_scope="module"`.
 
-    Each has a policy of its own, and leaves fleet, contexts and what is outstanding as they were.
+    Each test has its own policy, and leaves fleet, contexts and open proposals unchanged.
     """
     return await make_common()
 

@@ -90,7 +90,7 @@ def resident_mib(pid):
 
 @pytest.mark.heavy
 async def test_a_policy_that_uses_up_the_cpu_time_of_its_cell_is_to_blame_for_its_end(make_bench):
-    # Demoted, it would get what others leave, on a busy machine for minutes.
+    # With low priority, it could run for minutes on a busy machine.
     limits = Limits(evaluation_seconds=600, demote_seconds=600, cpu_seconds_per_cell_max=1)
     bench = await make_bench(limits=limits)
     refusal = await bench.refusal(bench.policy("while True: pass"))
@@ -147,10 +147,10 @@ async def test_kills_of_the_zygote_stop_policies_for_seconds_only(bench):
         await until(lambda: bench.sandbox.report().counters.get("zygote_restarts", 0) == rounds)
 
     while PAUSE_SECONDS_MIN * 2.0 ** (rounds - 2) <= PATIENCE_SECONDS:
-        assert await bench.value(code) == 1  # Within the pause, too: so long it is waited for.
+        assert await bench.value(code) == 1  # Requests wait during the pause, too.
         await kill_zygote()
     assert rounds > 5
-    # One that dies all the time is started less and less often, and no request waits for that.
+    # A zygote that always dies is started less and less often, and then requests do not wait.
     refusal = reason = None
     while not (refusal and reason):
         refusal = getattr(await bench.outcome(code), "refusal", None)
@@ -158,7 +158,7 @@ async def test_kills_of_the_zygote_stop_policies_for_seconds_only(bench):
             await bench.sandbox.check(code)
         except PolicyFault as fault:
             reason = str(fault)
-        if not (refusal and reason):  # A busy machine is later than this pause; the next is longer.
+        if not (refusal and reason):  # The pause may be over; the next is longer.
             await kill_zygote()
     assert refusal.code is Code.UNAVAILABLE
     assert "is started again in" in refusal.reason

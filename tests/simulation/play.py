@@ -1,6 +1,6 @@
 """Plays seeds of the simulation: `play.py 17`, `play.py 0:200 --events 300 --digest`.
 
-`play.py 0:200 --mutant "frees at Ending"` plays a mutant of the core until it dies.
+`play.py 0:200 --mutant "never ends a pause"` plays a mutant of the core until a law fails.
 """
 
 import argparse

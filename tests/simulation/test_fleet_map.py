@@ -28,7 +28,7 @@ def rows(shown: FleetMap, viewer=None) -> list[tuple]:
 
 
 def is_true(shown: FleetMap, state: State) -> None:
-    """Compare the map with the state, by the fleet's own columns."""
+    """Check that the map agrees with the state, by the fleet's own columns."""
     fleet = state.fleet
     sent = iter(rows(shown))
     for row, devices in enumerate(fleet.gpu_ids):

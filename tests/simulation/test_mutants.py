@@ -1,7 +1,7 @@
 """Each law of the simulation kills a mutant of the core.
 
-A mutant is one function of the core, changed in place while its world is played. One that
-survives means a law that would not notice.
+A mutant is one function of the core, changed in place while a world is played. A mutant that
+survives shows that no law notices its fault.
 """
 
 import ast
@@ -18,7 +18,7 @@ from simulated.world import EVENTS, World, run
 from moorage.core.turns.turn import Turn
 
 SEEDS = 500
-"""Played from the one on that is known to kill a mutant, where it survives that one."""
+"""Number of further seeds to play if a mutant survives the seed that should kill it."""
 
 
 def death(mutant: Mutant) -> Exception | None:
@@ -27,7 +27,7 @@ def death(mutant: Mutant) -> Exception | None:
         for seed in range(mutant.seed, mutant.seed + SEEDS):
             try:
                 run(seed, EVENTS)
-            except Exception as error:  # noqa: BLE001  # Whatever it is, it is noticed.
+            except Exception as error:  # noqa: BLE001  # Any error shows the fault.
                 if seed != mutant.seed:
                     print(f"{mutant.name}: dies of seed {seed}, and not of {mutant.seed} any more")
                 return error
@@ -102,7 +102,7 @@ def test_a_local_variable_in_an_edit_is_found(edit: Edit) -> None:
 
 
 def test_a_mutant_is_played_and_then_removed() -> None:
-    """If a mutant were never played, all would live; if it stayed, it would kill the next ones."""
+    """A mutant that is not played kills nothing; one that stays would kill the next ones."""
     edit = Body("raise SystemExit('the mutant was played')")
     with pytest.raises(SystemExit, match="was played"), play_mutant("Allocator.step", edit):
         run(0, 5)

@@ -29,10 +29,10 @@ from moorage.core.state.facts import ClockMoved, Ending, Granted, Moved, WaitExt
 from moorage.core.turns.events import Asked
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1500"))
-"""Of plain worlds, and a quarter of them of each other kind: over a million events in all."""
+"""Number of plain worlds; of each other kind, a quarter: over a million events in total."""
 CHUNK = 10
 BATCH = 183
-"""Seeds of one heavy test: among so many, all that a kind of world is for happens."""
+"""Seeds in one heavy test, enough for every event that a kind of world tests."""
 PLAY = Path(__file__).with_name("play.py")
 
 
@@ -50,7 +50,7 @@ def seeds(first: int, many: int = SEEDS // 4, quick: int = CHUNK) -> pytest.Mark
 @seeds(0, SEEDS)
 def test_the_laws_hold(first: int, end: int) -> None:
     for seed in range(first, end):
-        if end <= CHUNK:  # Others look at these, too.
+        if end <= CHUNK:  # Other tests use these worlds, too.
             play(seed)
         else:
             run(seed, EVENTS)
@@ -64,7 +64,7 @@ def test_the_laws_hold_with_labels(first: int, end: int) -> None:
         asks = [event.ask for _, event in world.trace if isinstance(event, Asked)]
         where = {ask.id for ask in asks if ask.demand is not None and ask.demand.where}
         found += sum(isinstance(f, Granted) and f.lease.id in where for f in world.ledger)
-    assert found, "some are granted that ask for labels"
+    assert found, "some requests with labels are granted"
 
 
 @seeds(ELASTIC)
@@ -72,7 +72,7 @@ def test_the_laws_hold_with_alternatives(first: int, end: int) -> None:
     choices = set[int | None]()
     for seed in range(first, end):
         choices |= {f.lease.choice for f in run(seed, EVENTS).ledger if isinstance(f, Granted)}
-    assert choices >= {None, 0, 1}, "some are granted each"
+    assert choices >= {None, 0, 1}, "each alternative is granted sometimes"
 
 
 @seeds(AGREED, quick=25)  # Few leases are shortened.
@@ -81,7 +81,7 @@ def test_the_laws_hold_with_shorter_leases(first: int, end: int) -> None:
     for seed in range(first, end):
         leases = [f.lease for f in run(seed, EVENTS).ledger if isinstance(f, Granted)]
         shorter += sum(shortest_ttl(lease) is not None for lease in leases)
-    assert shorter, "some are shortened"
+    assert shorter, "some leases are shortened"
 
 
 @seeds(APART)
@@ -105,7 +105,7 @@ def test_the_laws_hold_if_waiters_are_overtaken_only_a_few_times(first: int, end
         world = run(seed, EVENTS)
         times = Counter(f.overtakes for f in world.ledger if isinstance(f, Granted))
         overdue += sum(times[name] == world.overtaken_max for name in times.keys() - {None})
-    assert overdue, "some are overtaken as often as may be"
+    assert overdue, "some waiters are overtaken as often as allowed"
 
 
 @seeds(REBUILT)
@@ -115,8 +115,8 @@ def test_the_laws_hold_while_gpus_come_and_go(first: int, end: int) -> None:
         facts = [f for f in run(seed, EVENTS).ledger if isinstance(f, Moved)]
         moved += sum(not fact.lost for fact in facts)
         lost += sum(bool(fact.lost) for fact in facts)
-    assert moved, "some are called otherwise"
-    assert lost, "some are gone"
+    assert moved, "some devices get another name"
+    assert lost, "some devices are lost"
 
 
 @seeds(STALLED)
@@ -127,14 +127,14 @@ def test_the_laws_hold_while_clocks_go_wrong(first: int, end: int) -> None:
         extended += sum(isinstance(fact, WaitExtended) for fact in facts)
         set_back += sum(isinstance(fact, ClockMoved) and fact.seconds < 0 for fact in facts)
         on += sum(isinstance(fact, ClockMoved) and fact.seconds > 0 for fact in facts)
-    assert extended, "some wait longer"
+    assert extended, "some waiters wait longer"
     assert set_back, "some clocks are fast"
-    assert on, "some are slow"
+    assert on, "some clocks are slow"
 
 
 def test_the_simulated_world_has_every_kind_of_fault() -> None:
     """A law about crashes would prove nothing in a world without crashes."""
-    worlds = [play(seed) for seed in (*range(13), 24, 34, 35)]  # Two take over.
+    worlds = [play(seed) for seed in (*range(13), 24, 34, 35)]  # Some have a takeover.
     kinds = {type(event).__name__ for world in worlds for _, event in world.trace}
     facts = {type(fact).__name__ for world in worlds for fact in world.ledger}
     assert facts >= {"Paused", "Resumed", "Cordoned", "Uncordoned"}
@@ -144,9 +144,9 @@ def test_the_simulated_world_has_every_kind_of_fault() -> None:
     assert facts >= {"Granted", "Queued", "Dequeued", "Renewed", "Started", "Ending", "Ended"}
     again = [f.lease for w in worlds for f in w.ledger if isinstance(f, Granted)]
     assert max(lease.attempt for lease in again) > 1, "some workloads fail and are started again"
-    assert any(lease.inherited for lease in again), "some stay warm and are taken over"
+    assert any(lease.inherited for lease in again), "some workloads stay warm and are taken over"
     ends = [f.reason for w in worlds for f in w.ledger if isinstance(f, Ending)]
-    assert EVICTED in ends, "some give way"
+    assert EVICTED in ends, "some warm leases are evicted"
     assert any(world.checkpoint is not None for world in worlds)
     assert {world.honest for world in worlds} == {True, False}
 

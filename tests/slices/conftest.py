@@ -20,7 +20,7 @@ with contextlib.suppress(ImportError):  # An extra, which the fast tests do with
     import ray
 
 TYPE: Final = "v4-16"
-# What Ray leaves on each node.
+# Ends of titles of processes that Ray leaves on each node.
 _STAYS: Final = ("IDLE", "Agent")
 
 
@@ -109,7 +109,7 @@ class World(RayCluster):
 
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest, ray_clusters: None) -> Iterator[World]:
-    """The Ray cluster of these files; functions of this file are sent to it by value."""
+    """The Ray cluster of these files; Ray sends functions of this file by value."""
     ray.cloudpickle.register_pickle_by_value(request.module)
     with pytest.MonkeyPatch.context() as patch:
         for name in [each for each in os.environ if each.startswith(("EFORMER_", "TPU_"))]:

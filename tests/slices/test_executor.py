@@ -38,7 +38,7 @@ TPUS = TpuAcceleratorConfig(TYPE, pod_count=2)
 CPUS = CpuAcceleratorConfig(core_count=1, worker_count=2)
 ONE_CPU = CpuAcceleratorConfig(core_count=1)
 GPU_HOST = GpuAcceleratorConfig(2)
-"""A slice of one host, where it is for slices."""
+"""A job on one host with two GPUs; for calls on slices, a slice of one host."""
 SURROGATE = "half a \ud800 surrogate"
 NAMES = [
     *("TPU_NAME", "TPU_VERSION", "TPU_ZONE", "TPU_POD_COUNT", "TPU_SLICE_NAME", "TPU_HOST_ID"),
@@ -215,7 +215,7 @@ def test_a_repeated_job_takes_more_slices_if_available(make_pool, tmp_path, monk
     """The next attempt uses capacity that another pool has freed."""
     monkeypatch.setattr("moorage.slices.manager.SCALE_UP_SECONDS_MIN", 0)
     monkeypatch.setenv("EFORMER_SCALE_ADD_TIMEOUT_S", "6")
-    monkeypatch.setenv("EFORMER_SCALE_POLL_S", "20")  # A process of the slice starts in half of it.
+    monkeypatch.setenv("EFORMER_SCALE_POLL_S", "20")  # A slice's process starts in half this time.
     other = make_pool(TYPE)
     other.scale_multislice(1)
 
@@ -223,7 +223,7 @@ def test_a_repeated_job_takes_more_slices_if_available(make_pool, tmp_path, monk
         (folder / "started").touch()
         if os.environ["TPU_POD_COUNT"] == "1":
             while not (folder / "free").exists():
-                time.sleep(0.02)  # Nothing tells.
+                time.sleep(0.02)  # No event reports this.
             raise KeyError("again")
         return os.environ["TPU_POD_COUNT"]
 

@@ -121,7 +121,7 @@ def test_growing_and_shrinking_leave_no_actors_behind(make_pool, ready):
 
 @pytest.mark.parametrize("shape", [RACKS, TpuSlices("v4-16")])
 def test_a_late_pool_waits_for_its_turn(make_pool, shape):
-    """Neither pool may hold a part of its hosts and wait for the rest for ever."""
+    """Neither pool may hold a part of its hosts and wait forever for the rest."""
     one, two = make_pool(shape=shape), make_pool(shape=shape)
     one.scale_multislice(2)
     with pytest.raises(RuntimeError, match="only 0 slices"):
@@ -147,7 +147,7 @@ except InsufficientSlicesError as error:
 def test_a_pool_that_never_fits_is_refused_even_on_a_new_ray():
     """Ray's monitor reports only after some seconds; until then a pool would wait."""
     short = tempfile.TemporaryDirectory("", "ray-", "/tmp", ignore_cleanup_errors=True)
-    with short as folder:  # Ray puts sockets deep into it.
+    with short as folder:  # Paths of Ray's sockets must be short.
         done = subprocess.run(
             [sys.executable, "-c", NEVER],
             env=os.environ

@@ -1,4 +1,4 @@
-"""Hosts that a pool loses, gets late, or must give back, on a real Ray."""
+"""Hosts that a pool loses, gets late, or must return, on a real Ray."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def beside():
 def stays(folder):
     (folder / os.environ["TPU_SLICE_NAME"]).mkdir(exist_ok=True)
     (folder / os.environ["TPU_SLICE_NAME"] / os.environ["TPU_HOST_ID"]).touch()
-    time.sleep(600)  # Its work.
+    time.sleep(600)  # The task's work.
 
 
 def at_work(folder):
@@ -96,7 +96,7 @@ def test_a_host_that_fails_because_another_is_lost_counts_as_lost(
         (folder / os.environ["TPU_SLICE_NAME"]).mkdir(exist_ok=True)
         (folder / os.environ["TPU_SLICE_NAME"] / "0").touch()
         while not (folder / "gone").exists():
-            time.sleep(0.02)  # Nothing tells.
+            time.sleep(0.02)  # No event reports this.
         raise RuntimeError("connection reset by peer")
 
     job = beside(RayExecutor.execute, collective, SLICE, _fn_args=(tmp_path,), _settings=settings)
@@ -158,7 +158,7 @@ def test_the_error_of_a_dead_process_names_its_host(make_pool):
     def dies():
         if os.environ["TPU_HOST_ID"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(600)  # Its work.
+        time.sleep(600)  # The task's work.
 
     with pytest.raises(HostTaskError, match="host 1") as caught:
         pool.execute_on_each_host(dies, timeout=60)

@@ -1,4 +1,4 @@
-"""Reports of tasks about the user's function, without Ray."""
+"""Results and errors that tasks report about the user's function, without Ray."""
 
 import io
 import pickle
@@ -13,13 +13,13 @@ from moorage.slices.tasks import reporting
 pytestmark = pytest.mark.heavy  # The extra `ray`.
 
 
-class Unpicklable(Exception):  # noqa: N818  # A user's.
+class Unpicklable(Exception):  # noqa: N818  # A user's class.
     def __init__(self, first, second):
         super().__init__(f"{first} and {second}")
         self.lock = threading.Lock()
 
 
-class UnpicklableThere(Exception):  # noqa: N818  # It is sent, and cannot be made again.
+class UnpicklableThere(Exception):  # noqa: N818  # It can be sent, but not rebuilt.
     def __init__(self, first, second):
         super().__init__(f"{first} and {second}")
 

@@ -35,7 +35,7 @@ def names(pool):
 
 def sleeps(folder):
     (folder / str(os.getpid())).touch()
-    time.sleep(600)  # Its work.
+    time.sleep(600)  # The task's work.
 
 
 def wait_until_gone(folder):
@@ -122,7 +122,7 @@ def test_growing_does_not_disturb_running_tasks(make_pool, tmp_path):
 
     def waits():
         while not gate.exists():
-            time.sleep(0.02)  # Nothing tells.
+            time.sleep(0.02)  # No event reports this.
         return os.environ["TPU_SLICE_NAME"]
 
     refs = pool.schedule_on_each_host(waits)
@@ -140,10 +140,10 @@ def test_the_first_failure_names_its_host_and_ends_the_others(make_pool, ready, 
     def one_fails(folder):
         (folder / str(os.getpid())).touch()
         while len(list(folder.iterdir())) < 4:
-            time.sleep(0.02)  # Nothing tells.
+            time.sleep(0.02)  # No event reports this.
         if (os.environ["TPU_SLICE_NAME"], os.environ["TPU_HOST_ID"]) == ("tpu-b", "1"):
             raise KeyError("broken")
-        time.sleep(600)  # Its work.
+        time.sleep(600)  # The task's work.
 
     with pytest.raises(HostTaskError, match="broken") as caught:
         pool.execute_on_each_host(one_fails, tmp_path, timeout=60)
@@ -170,7 +170,7 @@ def test_a_time_limit_ends_all_tasks(make_pool, tmp_path, settings):
     wait_until_gone(tmp_path)
     with pytest.raises(SliceTimeoutError, match="host 0"):
         pool.execute_on_each_host(sleeps, tmp_path, timeout=0.5)
-    refs = pool.execute_on_each_host_flat(lambda: time.sleep(600), timeout=1)  # Its work.
+    refs = pool.execute_on_each_host_flat(lambda: time.sleep(600), timeout=1)  # The task's work.
     for ref in refs:
         with pytest.raises(SliceTimeoutError, match="its task took more than 1 s"):
             ray.get(ref, timeout=60)
@@ -179,7 +179,7 @@ def test_a_time_limit_ends_all_tasks(make_pool, tmp_path, settings):
 def test_a_host_has_one_task_which_can_be_cancelled(make_pool, tmp_path):
     pool = make_pool(TYPE)
     pool.scale_multislice(1)
-    refs = pool.schedule_on_each_host(lambda: time.sleep(600), env={})  # Its work.
+    refs = pool.schedule_on_each_host(lambda: time.sleep(600), env={})  # The task's work.
     assert pool.execute_on_each_host(lambda: 2, timeout=60) == [[2, 2]]
     for ref in refs:
         with pytest.raises(ray.exceptions.TaskCancelledError):
@@ -251,7 +251,7 @@ def test_shrinking_frees_reserved_hosts(make_pool):
 
 def test_the_autoscaler_gets_requests_for_all_missing_hosts(make_pool):
     def autoscaler_requests():
-        from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # Ray's own.
+        from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # Ray's own API.
 
         return _internal_kv_get("autoscaler_resource_request")
 

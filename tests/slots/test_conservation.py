@@ -1,7 +1,7 @@
 """The laws of the flat pool under random operations, by one thread or by many.
 
-Free and checked out are together what an instance has; nothing is handed out twice; what fails
-changes nothing. The model is a plain dict of what every instance has.
+Free and checked-out slots add up to an instance's total; no slot is handed out twice; a failed call
+changes nothing. The model is a plain dict of each instance's slots.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class Pool(RuleBasedStateMachine):
         self.pool.checkin(allocation)
         self.held = [each for each in self.held if each is not allocation]
         before = self.pool.getstate()
-        if allocation:  # Nothing can be checked in any number of times.
+        if allocation:  # An empty allocation can be checked in repeatedly.
             with pytest.raises(InvalidCheckin):
                 self.pool.checkin(allocation)
         assert self.pool.getstate() == before
@@ -133,7 +133,7 @@ def work_through(pool: ResourcePool, seed: int, operations: int, owners: dict) -
         with contextlib.suppress(ResourceUnavailable):
             taken = pool.checkout(request)
             for row in taken["gpus"]:
-                # Whole GPUs have one owner. A second one would find the first one's name here.
+                # Whole GPUs have one owner. A second owner would find the first one's name here.
                 assert owners.setdefault(row["id"], seed) == seed
             held.append(taken)
             granted += 1
@@ -165,7 +165,7 @@ def test_threads_share_a_pool_without_their_own_lock():
     for each in threads:
         each.join(60)
     assert failures == []
-    assert sum(granted) > 0  # How many depends on which threads hold slots while others try.
+    assert sum(granted) > 0  # The number depends on the threads' timing.
     assert pool.getstate() == idle
 
 

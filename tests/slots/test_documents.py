@@ -1,5 +1,5 @@
-"""Each sentence and signature of the published page is tested; tests have its words as names."""
-# ruff: noqa: FBT003  # As the page calls it.
+"""Each sentence and signature of the published page is tested; tests are named by its words."""
+# ruff: noqa: FBT003  # Calls as on the page.
 
 import inspect
 import io

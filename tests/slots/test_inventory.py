@@ -53,11 +53,11 @@ def test_a_successful_transaction_keeps_its_slots():
         taken = Allocator().acquire(here, "gpus", 1)
         transaction.record("gpus", taken["id"], taken["slots"])
     assert here.slots_available("gpus") == 1
-    for _ in range(2):  # A rollback happens once.
+    for _ in range(2):  # A second rollback does nothing.
         transaction.rollback()
         assert here.slots_available("gpus") == 2
     assert transaction.deltas == []
-    for name in "09":  # What was not taken cannot be rolled back.
+    for name in "09":  # Slots that were not taken cannot be returned.
         transaction = AllocationTransaction(here)
         transaction.record("gpus", name, 1)
         with pytest.raises(ValueError, match=name):

@@ -68,9 +68,9 @@ def test_an_allocation_has_metadata_and_names_its_nodes():
 def test_the_largest_request_is_placed_first_on_the_node_with_most_room():
     pool = pool_of(a=2, b=4, c=3)
     assert nodes_of(pool.checkout([gpus(1)])) == ["b"]
-    assert nodes_of(pool.checkout([gpus(1)])) == ["b"]  # Of equal ones the one listed first.
+    assert nodes_of(pool.checkout([gpus(1)])) == ["b"]  # Of equal nodes, the first listed one.
     assert nodes_of(pool.checkout([gpus(1)])) == ["c"]
-    # 1 GPU and 8 CPUs are less than 0 GPUs and 8 CPUs by no length of leftovers but the whole one.
+    # The length counts the free slots of all types, not only of the requested type.
     assert nodes_of(pool.checkout([NodeRequest().add("cpus")])) == ["a"]
     taken = pool_of(a=4, b=2).checkout([gpus(2), gpus(3)])
     assert nodes_of(taken) == ["b", "a"], "in the order of the request"

@@ -157,7 +157,7 @@ class TestCheckin:
             with pytest.raises(InvalidCheckin, match="checked in before"):
                 pool.checkin(again)
         assert free(pool, "gpus") == [1]
-        pool.checkin(dict(second))  # As JSON it is recognised by what it says.
+        pool.checkin(dict(second))  # From JSON, an allocation is recognised by its contents.
         with pytest.raises(InvalidCheckin):
             pool.checkin(second)
         assert free(pool, "gpus") == [2]
@@ -186,7 +186,7 @@ class TestCheckin:
         pool = ResourcePool({"cpus": 4, "gpus": 1})
         pool.checkout(of(gpus=1, cpus=1))
         before = pool.getstate()
-        if isinstance(wrong, dict):  # Valid members come first, and must not be given back.
+        if isinstance(wrong, dict):  # Valid members come first, and must stay checked out.
             wrong = {"gpus": [{"id": "0", "slots": 1}], **wrong}
         with pytest.raises(InvalidCheckin):
             pool.checkin(wrong)
@@ -273,7 +273,7 @@ class TestPlain:
             ):
                 write()
         assert pool.getstate() == before
-        pool.slots_per_resource_type = Counter(cpus=2)  # As what they are they may be.
+        pool.slots_per_resource_type = Counter(cpus=2)  # Equal totals may be assigned.
         for wrong in ({"cpus": 3}, {}):
             with pytest.raises(TypeError, match="computed from the pool"):
                 pool.slots_per_resource_type = Counter(wrong)
@@ -344,7 +344,7 @@ class TestPlain:
     def test_assigned_resources_are_checked_first(self, write):
         pool = ResourcePool({"cpus": 2})
         before, view = pool.getstate(), pool.resources
-        with pytest.raises(ValueError):  # The messages are those of `fill`.
+        with pytest.raises(ValueError):  # With the messages of `fill`.
             write(pool)
         assert pool.getstate() == before
         assert view == pool.resources
@@ -359,7 +359,7 @@ class TestPlain:
         assert free(pool, "gpus") == [3, 0]
         assert pool.slots_per_resource_type["gpus"] == 8
         pool.checkin({"gpus": taken["gpus"][1:]})
-        view["gpus"].append({"id": "c", "slots": 9})  # The view is older than that checkin.
+        view["gpus"].append({"id": "c", "slots": 9})  # The view is older than the checkin.
         assert free(pool, "gpus") == [3, 2, 9]
         pool.checkin({"gpus": taken["gpus"][:1]})
         assert free(pool, "gpus") == [6, 2, 9]
@@ -446,7 +446,7 @@ class TestCopies:
 
 
 def test_fractions_do_not_drift():
-    for tenth, times in ((0.1, 10), (1 / 3, 3)):  # As their user wrote them.
+    for tenth, times in ((0.1, 10), (1 / 3, 3)):  # As a user writes them.
         pool = ResourcePool({"gpus": 1})
         taken = [pool.checkout(of(gpus=tenth)) for _ in range(times)]
         with pytest.raises(ResourceUnavailable):

@@ -23,5 +23,5 @@ def test_every_example_works_as_described():
 @pytest.mark.parametrize("pool", [ResourcePool, NodeResourcePool])
 def test_the_readme_names_every_method_of_a_pool(pool):
     methods = [name for name in vars(pool) if not name.startswith("_")]
-    few = {"types", "nodes", "empty"}  # Their names say it.
+    few = {"types", "nodes", "empty"}  # Their names explain them.
     assert [name for name in methods if name not in few and name not in README.read_text()] == []

@@ -40,7 +40,7 @@ def test_each_test_has_a_fleet_of_its_own(moorage_server, turn):
 def test_the_fixture_works_with_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    # What the wheel needs is there already: installing it again would need a network.
+    # The wheel's requirements are installed already: installing them would need a network.
     (packages,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
     places = {str(each.locate_file("")) for each in distributions() if each.name != "moorage"}
     (packages / "dependencies.pth").write_text("\n".join(sorted(places)))

@@ -48,7 +48,7 @@ def test_workloads_in_a_temporary_folder_end_with_their_server(tmp_path) -> None
     terms = {"lease": {"ttl_seconds": 600}, "provision": workload}
     with server([here]) as running, BlockingClient(running.ws) as client:
         client.ask(FIRST_FIT, resources={"cpu_milli": 100}, **terms)
-        pid = int((tmp_path / "pid").read_text())  # It waits for the command.
+        pid = int((tmp_path / "pid").read_text())  # Waits for the command.
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -60,7 +60,7 @@ def test_fleet_policies_and_settings_are_given_by_the_caller(tmp_path) -> None:
             [fake_cluster("near"), fake_cluster("far", gpus=1)],
             policies=[own],
             environment={"MOORAGE_TOKENS": "ann:secret-1"},
-            token="secret-1",  # noqa: S106  # Of this test.
+            token="secret-1",  # noqa: S106  # A test's value.
         ) as running,
         BlockingClient(running.ws, "secret-1") as client,
     ):

@@ -14,11 +14,11 @@ Commands, each optionally after `@SECONDS`, which moves the clock:
     flush s1 [CLUSTER]     lose s1     tick
     workload-started|workload-stopped|workload-kept r1[#FENCING]
     workload-failed|workload-finished r1[#FENCING] REASON
-    pause SECONDS     before the second start of a workload; 1 where nothing is said
-    restart [lost=FACTS]      the process died; so many of its last facts were not durable
-    event KIND JSON           anything at all, as the simulation dumps it
+    pause SECONDS     before the second start of a workload; default 1
+    restart [lost=FACTS]      the process died; this many of its last facts were not durable
+    event KIND JSON           any event, as the simulation writes it
 
-`ask` gives a `ttl` of 60 and the token `token-ID`; the tenant is `ann` where none is named.
+`ask` has a default `ttl` of 60 and the token `token-ID`; the default tenant is `ann`.
 """
 
 import json
@@ -130,7 +130,7 @@ class Story:
             assert float(clock[1:]) >= self.now or set_back, "the clock never goes back"
             self.now = float(clock[1:])
         if command.split()[0] == "pause":
-            assert not self.ledger, "it is a setting"
+            assert not self.ledger, "a setting must precede all facts"
             self.pause = float(command.split()[1])
             self.allocator = Allocator(self.pause)
             return []

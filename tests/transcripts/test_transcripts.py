@@ -1,7 +1,7 @@
 """Transcripts of the core; `storyteller` explains their language.
 
-`MOORAGE_TRANSCRIPTS=write pytest tests/transcripts` writes down what the core now answers. Read
-the difference before you keep it: a story is what a person judged to be right.
+`MOORAGE_TRANSCRIPTS=write pytest tests/transcripts` stores the core's present answers. Read the
+difference before you commit it: a person must judge the answers to be right.
 """
 
 import os

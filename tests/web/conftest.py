@@ -63,12 +63,12 @@ class House:
         self.noted.append((remote, door))
 
     def check_cluster(self, caller, cluster_id):
-        """Allow everybody to change every cluster."""
+        """Allow every caller to change every cluster."""
 
     check_new_cluster = check_alias = check_metrics = check_block = check_cluster
 
     async def check_policy(self, caller, uri):
-        """Allow everybody to change every policy."""
+        """Allow every caller to change every policy."""
 
     check_executor = check_policy
 
@@ -81,7 +81,7 @@ class House:
         return await self.catalog.policies.update(uri, change, who)
 
     async def delete(self, uri, who, *, force):
-        assert not force  # There are no aliases here that could mean it.
+        assert not force  # This catalog has no aliases.
         return await self.catalog.policies.delete(uri, who)
 
     async def search(self, action, body, tenant):
@@ -153,7 +153,7 @@ async def site(tmp_path, tokens, connections_max, server_interface):
         async def check(response):
             await response.aread()
             real = not response.request.url.path.startswith(("/allocate", "/api/"))
-            interface.check(response.request, response, body=real)  # `House` reads those its way.
+            interface.check(response.request, response, body=real)  # `House` reads these itself.
 
         client.event_hooks = {"response": [check]}
         yield Site(server, house, client, port)

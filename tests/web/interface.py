@@ -8,11 +8,11 @@ from jsonschema import Draft202012Validator
 from starlette.routing import compile_path
 
 CHECKED_BYTES_MAX = 65_536
-"""Larger bodies are let pass: they are of tests about size."""
+"""Larger bodies are not checked: they belong to tests of limits."""
 
 
 class Interface:
-    """The description that a server gives of its interface."""
+    """A server's description of its own interface."""
 
     def __init__(self, described):
         self.described = described

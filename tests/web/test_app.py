@@ -30,7 +30,7 @@ async def test_health_and_readiness_are_answered(site):
 
 
 NO_BODY = ("/rollback", "/create-infra", "/websocket-ticket")
-"""Ends of paths that are posted to and take none."""
+"""Ends of paths of POST requests without a body."""
 
 
 def is_typed(schema):
@@ -43,7 +43,7 @@ REFUSALS = {"400", "401", "403", "404", "409", "413", "421", "422", "429", "500"
 
 async def test_every_operation_has_schemas_of_request_and_answer(client):
     described = (await client.get("/openapi.json")).json()
-    openapi_spec_validator.validate(described)  # All references resolve, too.
+    openapi_spec_validator.validate(described)  # Also checks that all references resolve.
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
             assert operation["summary"]
@@ -59,7 +59,7 @@ async def test_every_operation_has_schemas_of_request_and_answer(client):
             assert answers, (method, path)
             known = {"200", "201", "503"} | (REFUSALS if path == "/allocate" else set())
             for status, answer in answers.items():
-                assert status in known  # None of the framework's own.
+                assert status in known  # No status of the framework itself.
                 (content,) = answer["content"].values()
                 assert is_typed(content["schema"]), (method, path, status)
 
@@ -181,7 +181,7 @@ async def test_a_body_of_unknown_length_is_cut_off_at_the_limit(client):
         for _ in range(BODY_BYTES_MAX // (1024 * 1024) + 1):
             yield bytes(1024 * 1024)
 
-    # The answer may come while the client still sends, which some clients see as a lost link.
+    # The answer may come while the client still sends; some clients report a lost connection.
     try:
         answer = await client.post("/policy", content=chunks())
     except (httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadError):

@@ -20,7 +20,7 @@ from moorage.web.bodies import (
 )
 
 LARGE = b" " * BODY_BYTES_MAX
-"""As large as one may be; the clients below send it, and then nothing for a while."""
+"""A body of the largest size; the clients below send it, and then pause."""
 
 
 def request(
@@ -58,7 +58,7 @@ async def test_a_tenant_that_sends_bodies_slowly_leaves_room_for_others():
     end.set()
     assert await other == b"mine"
     assert [len(body) for body in await asyncio.gather(*slow)] == [BODY_BYTES_MAX] * fits
-    with pytest.raises(ServiceError):  # Until they are answered, what they sent is held.
+    with pytest.raises(ServiceError):  # Until the answers, the bodies use memory.
         await bodies.read(request("a", b"again", end))
     for each in held:
         finish(each)

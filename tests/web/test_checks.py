@@ -1,4 +1,4 @@
-"""Requests that reach no endpoint: from foreign pages, for foreign hosts, with two lengths."""
+"""Requests that must reach no endpoint: from foreign pages, for foreign hosts, with two lengths."""
 
 import asyncio
 
@@ -86,7 +86,7 @@ async def test_a_websocket_is_sent_to_the_right_port_and_nothing_is_logged(site,
     answer = caught.value.response
     assert (answer.status_code, answer.headers["Connection"]) == (426, "close")
     assert b"connect the WebSocket to port 8765" in answer.body
-    assert "WebSocket" not in caplog.text, "what uvicorn lacks is no news for an operator"
+    assert "WebSocket" not in caplog.text, "uvicorn must log no complaint"
     await server.close()
 
 
@@ -96,7 +96,7 @@ HOST = "Host: localhost\r\n"
 @pytest.mark.parametrize(
     ("line", "headers", "status"),
     [
-        ("/healthz HTTP/1.0", "", 200),  # Old programs name no host.
+        ("/healthz HTTP/1.0", "", 200),  # Old programs send no host.
         ("/healthz HTTP/1.1", "", 400),
         ("/healthz HTTP/1.1", HOST + HOST, 400),
         ("http://evil.example/healthz HTTP/1.1", HOST, 403),
@@ -105,7 +105,7 @@ HOST = "Host: localhost\r\n"
         *((f"/{path}/ HTTP/1.1", HOST, 404) for path in ("clusters", "policy", "healthz")),
     ],
 )
-async def test_odd_requests_are_answered_and_not_forwarded(site, line, headers, status):
+async def test_unusual_requests_are_answered_and_not_redirected(site, line, headers, status):
     found, answer = await send_raw(site.port, f"GET {line}\r\n{headers}{CLOSE}\r\n")
     assert found == status
     assert "location:" not in answer.lower()
@@ -128,7 +128,7 @@ async def test_names_and_origins_can_be_added(site):
 
 async def test_a_server_on_all_addresses_accepts_each_of_them_as_its_name(site):
     server = WebServer(site.house)
-    port = await server.start("0.0.0.0", 0)  # noqa: S104  # What is under test.
+    port = await server.start("0.0.0.0", 0)  # noqa: S104  # The test needs this address.
     ask = f"GET /readyz HTTP/1.1\r\nHost: {{}}\r\n{CLOSE}\r\n"
     for host, status in ((f"127.0.0.1:{port}", 200), ("10.1.2.3", 403), ("evil.example", 403)):
         assert (await send_raw(port, ask.format(host)))[0] == status
@@ -141,7 +141,7 @@ async def test_a_body_with_two_lengths_is_refused(site):
     status, answer = await send_raw(site.port, head + "2\r\n{}\r\n0\r\n\r\n")
     assert status == 400
     assert "either Content-Length or Transfer-Encoding" in answer
-    assert answer.count("HTTP/1.1 ") == 1  # What came behind it is not read as a request.
+    assert answer.count("HTTP/1.1 ") == 1  # The rest is not read as a second request.
 
 
 async def test_answers_forbid_content_sniffing(site):

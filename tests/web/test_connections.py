@@ -16,7 +16,7 @@ from moorage.web.server import WebServer
 
 PATIENCE_SECONDS = 30
 MOST = 256
-"""Connections that the server takes here: an eighth of the default."""
+"""Most connections of the server in these tests: an eighth of the default."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ class Clients:
     async def rest(self, client: socket.socket) -> bytes:
         """Return the bytes received until the server closes."""
         answer = b""
-        # Cut is cut, however the kernel tells it.
+        # The kernel may report the cut as an error.
         async with asyncio.timeout(PATIENCE_SECONDS):
             with contextlib.suppress(ConnectionError):
                 while chunk := await asyncio.get_running_loop().sock_recv(client, 65_536):
@@ -158,7 +158,7 @@ async def test_an_incomplete_head_is_cut_off_but_an_idle_client_is_not(site, cli
 
     async def trickle(client):
         for _ in range(1_000):
-            await asyncio.sleep(0.5)  # What is under test.
+            await asyncio.sleep(0.5)  # A slow client is under test.
             await loop.sock_sendall(client, b"x")
 
     dripping = [asyncio.create_task(trickle(each)) for each in (partial, after, body)]
@@ -168,10 +168,10 @@ async def test_an_incomplete_head_is_cut_off_but_an_idle_client_is_not(site, cli
     await asyncio.gather(*dripping, return_exceptions=True)
     assert loop.time() - began >= connections.HEAD_SECONDS_MAX
     statuses = [re.findall(rb"HTTP/1.1 (\d+)", end) for end in ends]
-    # A client that sends on may not see the last message.
+    # A client that still sends may not see the last answer.
     assert [each[:1] for each in statuses[::3]] == [[], [b"404"]]
     assert statuses[1] in ([b"408"], [])
     assert statuses[2][:1] == [b"200"]
-    await asyncio.sleep(1)  # Clients may rest for longer than that.
+    await asyncio.sleep(1)  # Clients may pause for longer than that.
     await loop.sock_sendall(rests, ASK)
     assert (await clients.rest(rests)).count(b"HTTP/1.1 200") == 2

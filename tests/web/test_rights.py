@@ -27,7 +27,7 @@ def expected_right(method: str, path: str) -> str:
     if path in PLACE:
         return "PLACE"
     if method == "get" or path in READ_BY_POST or path.startswith("/quotas"):
-        return "READ"  # An operation on quotas asks for its own right.
+        return "READ"  # The quota operation itself checks its right.
     return "POLICY" if path.startswith(("/policy", "/console/playground")) else "CLUSTER"
 
 

@@ -85,7 +85,7 @@ async def test_the_result_of_a_change_is_checked(client):
 
 @pytest.mark.parametrize("kind", ["clusters", "blocks", "cluster", "block"])
 async def test_a_query_is_answered_by_pages(client, kind):
-    """Documented for blocks: `options` beside the `query`."""
+    """`options` beside the `query`, as documented for blocks."""
     key = {"cluster": "clusterId", "block": "blockId"}.get(kind, "id")
     for name in ("a", "b", "c"):
         made = await client.post(f"/{kind}", json={key: name, "tags": ["t"]})
@@ -98,7 +98,7 @@ async def test_a_query_is_answered_by_pages(client, kind):
     refused = await client.post(f"/{kind}/query", json=body)
     assert refused.status_code == 400
     assert "options.populate" in refused.text
-    # A field of this name, in a bare filter.
+    # In a bare filter, this is a field's name.
     assert (await client.post(f"/{kind}/query", json={"options": {"sort": 1}})).is_success
 
 
@@ -154,7 +154,7 @@ async def test_metrics_are_stored_read_changed_and_deleted(client):
     ):
         assert [entry["clusterId"] for entry in found.json()["data"]] == ["c1"]
     assert len((await client.get("/cluster/query")).json()["data"]) == 2
-    for operators in ("$in", ["$gte", "$lt"]):  # How HTTP libraries write the keys of an object.
+    for operators in ("$in", ["$gte", "$lt"]):  # As HTTP libraries send keys of objects.
         refused = await client.get("/cluster/query", params={"clusterId": operators})
         assert refused.status_code == 400
         assert refused.json()["message"] == (
@@ -238,7 +238,7 @@ async def test_failures_of_policies_have_documented_statuses(client):
     assert (changed.status_code, changed.json()["error"]["differing"]) == (409, ["code"])
 
 
-# Allocator twin ----------------------------------------------------------------------------
+# Allocation over HTTP ----------------------------------------------------------------------
 
 
 async def test_allocate_passes_on_the_body_and_the_tenant(client):

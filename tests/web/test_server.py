@@ -15,7 +15,7 @@ from moorage.web.services import StandbyReads, StandbyServices
 
 async def test_port_zero_takes_a_free_port_and_a_taken_one_is_an_error(site):
     assert site.port > 0
-    await WebServer(site.house).close()  # Before a start it is nothing.
+    await WebServer(site.house).close()  # Before a start, `close` does nothing.
     with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{site.port}"):
         await WebServer(site.house).start("127.0.0.1", site.port)
 

@@ -260,7 +260,7 @@ async def _active(client: "Client", lease: Lease, *, quiet: bool) -> Lease:
         if said != last and not quiet:
             note(f"{lease.id}: {said or now.state}")
         last = said
-        pause = LOOK_SECONDS  # The server tells it only to those who watch.
+        pause = LOOK_SECONDS  # Only watchers get an event of this change.
         await asyncio.sleep(pause)
 
 
@@ -293,7 +293,7 @@ def release(
     """End a lease; repeating the command changes nothing and prints the same."""
     token = lease_token or read_stored_token(lease)
     released = session.run(lambda client: client.release(lease, token))
-    # The token stays, so that the second release answers the same; it is forgotten with time.
+    # The stored token stays, so that a second release answers the same; it is dropped after days.
     session.say(released.document(), f"lease {lease} is {released.state}")
 
 
@@ -303,7 +303,7 @@ def flush(
 ) -> None:
     """End your warm leases."""
     flushed = session.run(lambda client: client.flush(cluster))
-    if cluster and not flushed:  # The name may be wrong; this names the nearest then.
+    if cluster and not flushed:  # If the name is wrong, this call fails with the nearest name.
         session.run(lambda client: client.call({"op": "fleet", "cluster": cluster, "limit": 1}))
     session.say(flushed, f"{len(flushed)} ended" + (f": {', '.join(flushed)}" if flushed else ""))
 
@@ -383,7 +383,7 @@ def keep(lease: Lease | None, url: str) -> bool:
     try:
         TokenFile(state_path()).keep(lease, url)
     except StateUnusable as problem:
-        # The lease is there, so the command has not failed; but its token must not be lost.
+        # The lease exists, so the command succeeds; `_show` prints the token that was not stored.
         note(f"moorage: {problem}")
         return False
     return True

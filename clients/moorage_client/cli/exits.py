@@ -76,5 +76,5 @@ def exit_of(error: MoorageError) -> Exit:
         case RequestRefused(code=code):
             later = code in WORTH_RETRYING or code in {Code.CANCELLED, Code.ENGINE_FAILED}
             return Exit.NOT_NOW if later else Exit.NEVER
-        case _:  # Errors are an open tree: one without a place here is a defect.
+        case _:  # An error without an exit code here is a defect.
             return Exit.INTERNAL

@@ -36,7 +36,7 @@ def check_folder(folder: Path) -> Path:
 
 
 async def fetch(client: "Client", lease: str, token: str, folder: Path) -> bool:
-    """Download the files of a lease's last start; print skipped ones; return if none was skipped.
+    """Download the files of a lease's last start; print the skipped ones; return whether all came.
 
     The paths come from the machine of the run; a path that leads out of the folder is skipped.
     """

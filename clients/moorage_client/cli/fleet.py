@@ -182,7 +182,7 @@ def _register(
     done: list[JsonObject] = []
     try:
         for document in documents:
-            if merge:  # At the server: others may add machines to it at this time.
+            if merge:  # The server merges, since other users may add machines at the same time.
                 action = "merged" if document["id"] in known else "created"
                 done.append(_row(services.add_nodes(document), action))
                 continue
@@ -193,7 +193,7 @@ def _register(
                     raise
                 done.append(_row(services.replace_cluster(document), "replaced"))
     except MoorageError:
-        if done:  # Clusters are stored one by one; those before the failure are there now.
+        if done:  # Clusters are stored one by one; those before the failure are stored.
             note(f"imported before the failure: {', '.join(row['cluster_id'] for row in done)}")
         raise
     return done

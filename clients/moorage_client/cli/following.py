@@ -90,7 +90,7 @@ def _register(services: "Services", document: Document) -> None:
         if not noted:
             note(f"{document['id']}: {reason}; trying again")
         noted = True
-        time.sleep(RETRY_SECONDS)  # A server that comes back says so to no client.
+        time.sleep(RETRY_SECONDS)  # No event tells a client that a lost server is back.
 
 
 def _report(session: CommandSession, document: Document) -> None:

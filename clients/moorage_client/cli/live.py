@@ -42,7 +42,7 @@ RETRY_SECONDS: Final = 1.0
 """Seconds before the next attempt to reach a lost server."""
 
 Fetch = Callable[["Client"], Coroutine[object, object, list[JsonObject]]]
-"""Returns the rows of a listing, which are documents, from a client."""
+"""Reads the rows of a listing, as documents, through a client."""
 WatchFlag = Annotated[
     bool,
     typer.Option("--watch", "-w", help="Repeat the listing after each change, until interrupted"),
@@ -108,7 +108,7 @@ def _watch(session: CommandSession, fetch: Fetch, view: _View) -> None:
                 if refused.code is not Code.SHUTTING_DOWN:
                     raise
                 show.stale(str(refused))
-            time.sleep(RETRY_SECONDS)  # A server that comes back says so to no client.
+            time.sleep(RETRY_SECONDS)  # No event tells a client that a lost server is back.
     finally:
         show.end()
 
@@ -183,7 +183,7 @@ class _Printed:
         else:
             body = render(make_table(view.columns, view.cells(rows))) if rows else view.empty
             sys.stdout.write(f"{local_time(time.time())}\n{body}\n")
-        sys.stdout.flush()  # The reader wants it now.
+        sys.stdout.flush()  # The reader of a pipe gets each listing at once.
 
     def stale(self, why: str) -> None:
         """Mark the printed text as outdated."""

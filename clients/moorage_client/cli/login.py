@@ -121,7 +121,7 @@ def _authorize(
         try:
             failed, answer = ask_issuer(str(found["token_endpoint"]), ca_file, polled)
         except IssuerSilent:
-            failed, answer = "slow_down", {}  # The person may confirm it all the same (3.5).
+            failed, answer = "slow_down", {}  # The user may still confirm the code (3.5).
         if failed is None:
             return answer
         if failed == "slow_down":

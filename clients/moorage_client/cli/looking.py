@@ -62,7 +62,7 @@ def leases(
 
     async def work(client: "Client") -> list[JsonObject]:
         found = [lease.document() for lease in await client.leases(**filters).all()]
-        if cluster and not found:  # Leases outlive a cluster; else its name is wrong.
+        if cluster and not found:  # If the name is wrong, this call fails with the nearest name.
             await anext(aiter(client.fleet(cluster)), None)
         return found
 
@@ -326,7 +326,7 @@ def watch(
             async for event in news:
                 line = {"event": event.event, "topic": event.topic, "data": event.data}
                 say(to_line(line))
-                sys.stdout.flush()  # The reader wants it now.
+                sys.stdout.flush()  # The reader of a pipe gets each event at once.
                 seen += 1
                 if seen == count:
                     return

@@ -26,7 +26,7 @@ SHARE_SHOWN: Final = 0.001
 """Smallest share of the time of a line in a profile."""
 
 SEED_MAX: Final = 2**31 - 1
-"""Largest seed: a request's own seed is this seed and the request's number, in 63 bits together."""
+"""Largest seed: a request's own seed joins this seed and the request's number, in 63 bits."""
 
 
 class Stays(StrEnum):
@@ -136,7 +136,7 @@ def _show(report: JsonObject) -> None:
         seeds = ", ".join(map(str, report["hash_seeds"]))
         count = count_things(len(report["requests"]), "request")
         say(f"{count}: {outcomes}; under hash seeds {seeds}")
-        if longest:  # Of rankings and blocks no time is taken.
+        if longest:  # Rankings and blocks are not timed.
             say(f"an evaluation took {p50:.2f} ms at the median, {longest:.2f} ms at most")
     if report["printed"]:
         note(f"it printed:\n{report['printed']}")

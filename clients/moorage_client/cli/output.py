@@ -63,7 +63,7 @@ _CHANGE: Final = frozenset({"field", "asked", "fits"})
 """Fields of a change that would make a request fit."""
 
 _FAR_SECONDS: Final = 1e12
-"""Largest time to show, some thirty thousand years from now; a larger number is no time."""
+"""Largest time to show, in about thirty thousand years; a larger number is no time."""
 
 _MISSING: Final[Mapping[str, str]] = {
     Code.UNKNOWN_POLICY: (
@@ -266,7 +266,7 @@ def fields(document: JsonMapping) -> None:
 
 def _value(name: str, value: JsonValue) -> str:
     if name in _TIMES and value == 0:
-        return ""  # It has not happened, and is not planned.
+        return ""  # It has not happened and is not planned.
     if name in _DETAILS:
         return detail(name, value, in_words)
     shown = without_empty(_with_local_times(name, value, _LEVELS))
@@ -398,7 +398,7 @@ def explain_failure(error: MoorageError) -> None:
                 note(_MISSING[error.code])
             if error.request:
                 note(f"More: moorage why {error.request}")
-        case _:  # Errors are an open tree: of the others there is no more to say.
+        case _:  # Other errors need no advice.
             pass
 
 
@@ -445,7 +445,7 @@ def _explain_details(error: RequestRefused) -> None:
     for name, value in error.details.items():
         if name == "findings":
             _explain_findings(value)
-        elif name == "data":  # What a policy returned is its author's.
+        elif name == "data":  # The policy's own value: print it unchanged.
             note(f"  The policy's answer: {_json(value, ensure_ascii=False)}")
         elif says(name, value, error.reason):
             continue
@@ -475,5 +475,5 @@ def _code(error: MoorageError) -> str:
             return "token_missing"
         case HomeMissing() | SettingRefused():
             return "usage"
-        case _:  # Errors are an open tree: one without a place here is a defect.
+        case _:  # An error without a code here is a defect.
             return "internal"

@@ -192,17 +192,17 @@ def run(arguments: Sequence[str] = ()) -> int:
     Args:
         arguments: The arguments without the program's name; default: those of the process.
     """
-    # The command line words every failure itself; the library's log would say it twice.
+    # The command line prints every failure itself; the library's log would repeat it.
     logging.getLogger("websockets").addHandler(logging.NullHandler())
     arguments = arguments or sys.argv[1:]
-    # The parser may fail before it has understood them; scripts rely on them even then.
+    # Read them before the parser, which may fail first: scripts rely on JSON even then.
     as_json = "--json" in arguments or _output(arguments) in {"json", "yaml"}
     as_yaml.set(_output(arguments) == "yaml")
     try:
         check_completion(arguments)
         code = app(list(arguments), prog_name="moorage", standalone_mode=False)
     except typer.TyperException as error:
-        # A group that is named alone has printed its help.
+        # The command line may name a group only; typer has printed the group's help.
         message = f"{error.format_message() or 'expected a command'} (try --help)"
         _fail(as_json, failure("usage", message))
         return error.exit_code
@@ -240,7 +240,7 @@ def _print_failure(as_json: bool, error: MoorageError) -> int:
             print_json(failure_document(error))
         else:
             explain_failure(error)
-    except UnreadableError as unreadable:  # The reason is shown; the rest cannot be read.
+    except UnreadableError as unreadable:  # The reason is shown; the details cannot be read.
         _fail(as_json, failure("protocol_violated", str(unreadable)))
     return exit_of(error)
 

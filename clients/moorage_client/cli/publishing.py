@@ -143,7 +143,7 @@ def canary(
     The version is tested first, as by `activate`, and refused if it is not sound.
     """
     _one_of(uri, report, stop)
-    if not 0 < percent <= 100:  # noqa: PLR2004  # As its help says; nan is neither.
+    if not 0 < percent <= 100:  # noqa: PLR2004  # As the help says; this also refuses nan.
         raise typer.BadParameter(
             f"--percent: expected more than 0 and at most 100, got {percent:g}"
         )

@@ -115,7 +115,7 @@ def add(  # Each is an option of the command.
                 "lapse_seconds": lapse,
                 **({"dry_run": True} if dry_run else {}),
             },
-            idempotent=dry_run,  # Said twice, it reserves twice.
+            idempotent=dry_run,  # A repeated message would reserve a second time.
         )
     )
     session.show(row, partial(_show, dry_run=dry_run))

@@ -42,13 +42,13 @@ FOLLOW_SECONDS: Final = 10.0
 END_SECONDS_MAX: Final = 30.0
 """Longest time between the end of a workload and the end of its lease, in seconds."""
 LEAVE_SECONDS: Final = 2.0
-"""Seconds after a first Ctrl-C from which on the next one exits at once."""
+"""If a second Ctrl-C comes more than this time after the first, it exits at once."""
 _OVER: Final = frozenset({"succeeded", "failed", "stopped"})
+"""Phases of workloads that have ended."""
 _STARTS_AGAIN: Final = frozenset({"failing", "queued"})
 """States of a lease whose workload failed and has attempts left."""
-"""Phases of workloads that run no more."""
 SPARE_SECONDS: Final = 30.0
-"""Extra seconds for the answer about a command, beyond the command's time limit."""
+"""Seconds that the answer about a command may take beyond the command's time limit."""
 REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
 """Most restarts of a workload, the first start not counted."""
 NOT_FETCHED: Final = 1
@@ -267,7 +267,7 @@ async def _say_why(client: "Client", lease: str, code: int) -> None:
 
     A command that ends by itself with an exit code needs no such reason.
     """
-    with contextlib.suppress(MoorageError):  # It has ended all the same.
+    with contextlib.suppress(MoorageError):  # Without the reason, the exit code still counts.
         reason = str((await client.status(lease)).get("reason") or "")
         if reason and (code < 0 or code in _NOT_RUN or _UNHEARD in reason):
             note(f"moorage: lease {lease}: {reason}")
@@ -277,10 +277,10 @@ async def _wait_end(client: "Client", lease: str, reader: "_Reader") -> None:
     """Wait a limited time until a released lease's workload has ended; print its last output."""
     try:
         async with asyncio.timeout(END_SECONDS_MAX):
-            with contextlib.suppress(MoorageError):  # It never ran, say; the look below tells.
+            with contextlib.suppress(MoorageError):  # For example, it never ran.
                 await reader.follow()
             while (await client.status(lease)).get("state") == "ending":
-                pause = LOOK_SECONDS  # The server tells it only to those who watch.
+                pause = LOOK_SECONDS  # Only watchers get an event of this change.
                 await asyncio.sleep(pause)
     except TimeoutError:
         note(f"moorage: lease {lease} is still ending after {END_SECONDS_MAX:g} s")
@@ -358,7 +358,7 @@ def logs(
         reader = _Reader(client, lease, token, write)
         reader.attempt = 0 if tail is not None else attempt or 1
         reader.offset = 0 if tail is None else -tail
-        if tail == 0:  # Nothing of what there is: the end is where the last byte is.
+        if tail == 0:  # Print no existing output: start after the last byte.
             await reader.skip()
         if follow:
             await reader.follow()
@@ -412,7 +412,7 @@ class _Reader:
                 part = await self._next(FOLLOW_SECONDS, skip=True)
             except NotFound as error:
                 raise await self._lost(str(error)) from error
-            except RequestRefused as error:  # What runs on a machine that is away runs on.
+            except RequestRefused as error:  # A workload on an unreachable machine runs on.
                 if error.code != Code.ENGINE_FAILED:
                     raise
                 if not await self._runs():
@@ -423,7 +423,7 @@ class _Reader:
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
             if part.over:
-                if part.exit_code is None:  # It never ran, or its end was not seen.
+                if part.exit_code is None:  # It never ran, or the server did not see its end.
                     raise await self._lost("it is not known how the workload ended")
                 return part.exit_code
             self._go_on(part)

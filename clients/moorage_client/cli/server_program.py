@@ -27,7 +27,7 @@ def check_installation() -> None:
 
 
 def become_server(program: str, *arguments: str) -> NoReturn:
-    """Replace this process by a program of the server package, which then gets the signals."""
+    """Replace this process by a program of the server package, which then gets all signals."""
     sys.stdout.flush()
     sys.stderr.flush()
     command = launch.command(program, *arguments)
@@ -50,7 +50,7 @@ def run(command: str, job: JsonObject) -> JsonObject:
         launch.command(PROGRAM, command),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        process_group=0,  # Ctrl-C is for us; SIGTERM lets it clean up.
+        process_group=0,  # Ctrl-C reaches only this process, which sends SIGTERM to the child.
     ) as child:
         try:
             written, _ = child.communicate(packed)

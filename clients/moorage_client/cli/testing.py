@@ -80,7 +80,7 @@ def test_first(path: Path, document: JsonMapping, done: str, *, quiet: bool, for
     except typer.BadParameter as error:  # No jail here, or code that only the server has.
         tell(f"not tested: {error}")
         return
-    # What cannot be loaded the server refuses, with every line that is wrong.
+    # If the policy cannot be loaded, the server refuses it, and names every wrong line.
     if report["passed"] or not report["requests"]:
         return
     findings = report["findings"]

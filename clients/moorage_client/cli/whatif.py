@@ -98,7 +98,7 @@ def _show(outcome: JsonObject) -> None:
         table(("what", "lease or request", "effect"), rows, empty=empty)
     for kind, many in outcome["others"].items():
         say(f"other tenants: {many} {kind}")
-    if tenants := outcome.get("other_tenants"):  # Servers of old do not count them.
+    if tenants := outcome.get("other_tenants"):  # Older servers do not count them.
         say(f"these belong to {tenants} other tenant{'s' if tenants > 1 else ''}")
 
 

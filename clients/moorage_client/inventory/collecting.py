@@ -33,16 +33,16 @@ def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
     """Read sources; merge their data about one cluster into one document.
 
     Args:
-        sources: Each as the package's docstring has it.
-        cluster_id: Id for the cluster of all of them; empty: each source names its own, and a file
-            that names none is one of the file's name.
+        sources: The sources, in the forms that the package's docstring lists.
+        cluster_id: Id of one cluster with the nodes of all sources; empty: each source names its
+            own cluster, by default after its file.
 
     Returns:
-        Documents with an id each, in the order of the sources, and all notes.
+        Documents with ids, in the order of the sources, and all notes.
 
     Raises:
-        InventoryError: A source cannot be read, names no cluster where none was given, or lists a
-            node that another one lists too.
+        InventoryError: A source cannot be read; a cluster has no name; or two sources list the same
+            node.
     """
     documents: list[tuple[str, Document]] = []
     notes: list[str] = []
@@ -64,12 +64,12 @@ def read(source: str, cluster_id: str = "") -> Inventory:
     """Read one source.
 
     Args:
-        source: As the package's docstring has it.
-        cluster_id: Id for a cluster whose source knows none; empty: that of its file's name, or
-            empty if it is no file.
+        source: A source, in a form that the package's docstring lists.
+        cluster_id: Id for a cluster that the source does not name; empty: the name of the file; if
+            the source is no file, the id stays empty.
 
     Raises:
-        InventoryError: It cannot be read.
+        InventoryError: The source cannot be read.
     """
     if source == MACHINE:
         return machine_inventory(source, cluster_id)
@@ -85,7 +85,7 @@ def read(source: str, cluster_id: str = "") -> Inventory:
     if text.lstrip()[:1] in {"{", "["}:
         return _json(str(path), text, cluster_id)
     table = nodes_in(path, io.StringIO(text, newline=""))
-    if not table:  # With --replace, a table without machines would empty a cluster.
+    if not table:  # With --replace, a table without machines would remove all nodes.
         raise InventoryError(str(path), "", "at least one machine below the header")
     return Inventory((trace_document(table, cluster_id),))
 

@@ -1,11 +1,11 @@
 """Limits of CPU and memory that control groups set for a process: cgroup v1, v2 or both.
 
-`this_machine` calls it for the sizes of a node, `moored doctor` to say where they come from. The
-process's own path counts and all above it, since a parent may be tighter than the group within.
+`this_machine` uses the limits as the sizes of a node, `moored doctor` shows their files. The limits
+of the process's own group and of all its parents count, since a parent's limit may be lower.
 
 Sources: cgroups(7); https://docs.kernel.org/admin-guide/cgroup-v2.html ("cpu.max", "memory.max");
-https://docs.kernel.org/scheduler/sched-bwc.html (v1). `cpuset` bounds the processors that the
-kernel names to the process, so it needs no reading.
+https://docs.kernel.org/scheduler/sched-bwc.html (v1). `cpuset` is not read here: the kernel already
+counts only these processors for the process.
 """
 
 import re
@@ -49,7 +49,7 @@ def memory_limit(process: Path = _SELF) -> GroupLimit | None:
     for folder in _folders(process, "memory"):
         for file in (folder / "memory.max", folder / "memory.limit_in_bytes"):
             amount, _ = _words(file)
-            if amount.isdecimal():  # v1 writes no limit as a number beyond any memory.
+            if amount.isdecimal():  # Without a limit, v1 has a number larger than any memory.
                 found.append(GroupLimit(int(amount), file))
     return min(found, default=None)
 
@@ -63,7 +63,7 @@ def _folders(process: Path, controller: str) -> Iterator[Path]:
         path = paths.get(controller if kind == "cgroup" else "")
         if path is None:
             continue
-        # A container may see its own group alone, mounted as if it were the root.
+        # A container may see only its own group, mounted as the root.
         within = path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
         folder = point.joinpath(*(part for part in within.parts if part not in {"/", ".."}))
         yield folder
@@ -82,7 +82,7 @@ def _paths(process: Path) -> dict[str, PurePosixPath]:
 
 
 def _mounts(process: Path) -> Iterator[tuple[PurePosixPath, Path, str, frozenset[str]]]:
-    """Yield root, mount point, kind and options of each hierarchy that is mounted."""
+    """Yield root, mount point, kind and options of each mounted hierarchy."""
     for line in _lines(process / "mountinfo"):
         mount, _, rest = line.partition(" - ")
         kind, options = rest.split(" ")[0], rest.split(" ")[-1]
@@ -104,5 +104,5 @@ def _words(file: Path) -> tuple[str, str]:
 def _lines(file: Path) -> list[str]:
     try:
         return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:  # No such file: no limit, say, or another generation of control groups.
+    except OSError:  # No such file: there is no limit, or the other version of control groups.
         return []

@@ -54,8 +54,8 @@ class Inventory:
     """The contents of sources.
 
     Args:
-        documents: One for each cluster; an empty `id` is still to be chosen.
-        notes: What a person should know: nodes left out, devices that could not be read.
+        documents: One for each cluster; if an `id` is empty, the caller must choose one.
+        notes: Sentences for a person: omitted nodes, devices that could not be read.
     """
 
     documents: tuple[Document, ...]

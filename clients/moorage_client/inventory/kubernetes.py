@@ -1,7 +1,7 @@
 """Reads the output of `kubectl get nodes -o json` as a cluster document.
 
-`moorage.protocol.kubernetes_nodes` says what of a node becomes what. Nodes that are cordoned or not
-ready are left out.
+`moorage.protocol.kubernetes_nodes` converts each node. Cordoned nodes and nodes that are not ready
+are omitted.
 """
 
 from typing import Final
@@ -26,11 +26,11 @@ def kubernetes_inventory(source: str, document: JsonMapping, cluster_id: str) ->
     Args:
         source: The source's name in errors.
         document: A `NodeList`, the `List` that kubectl makes of one, or a single `Node`.
-        cluster_id: Id of the cluster, since Kubernetes has none; empty: still to be chosen.
+        cluster_id: Id of the cluster, since Kubernetes has none; empty: the caller chooses it.
 
     Raises:
-        InventoryError: It is a list of something else, or has no node to import, or a field is not
-            what the API documents.
+        InventoryError: The document lists no nodes, or none to import, or a field does not match
+            the documented API.
     """
     single = document.get("kind") == "Node"
     items = [document] if single else document.get("items")
@@ -56,7 +56,7 @@ def kubernetes_inventory(source: str, document: JsonMapping, cluster_id: str) ->
     ]
     if copies:
         notes.append(f"{source}: {copies} nodes share a machine id, which is then ignored")
-    if not nodes:  # With --replace, it would empty a cluster.
+    if not nodes:  # With --replace, such a document would remove all nodes.
         raise InventoryError(source, "", "; ".join(["at least one node to import", *notes]))
     regions = {node.get("labels", {}).get(REGION_LABEL, "") for node in nodes}
     found = cluster_document(

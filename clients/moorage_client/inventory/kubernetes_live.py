@@ -1,6 +1,6 @@
 """The sources `kubernetes` and `kubernetes:CONTEXT`: the current state of a cluster.
 
-A program of the server package asks the API server, started with this interpreter: the client
+A program of the server package, started with this interpreter, asks the API server: the client
 imports neither that package nor the library of the extra `kubernetes`.
 """
 
@@ -33,15 +33,15 @@ def live_inventory(source: str, cluster_id: str) -> Inventory:
 
     Args:
         source: `kubernetes`, or `kubernetes:CONTEXT` for another context than the current one.
-        cluster_id: Its id; empty: the context's name.
+        cluster_id: Id of the cluster; empty: the context's name.
 
     Raises:
-        InventoryError: It cannot be read.
+        InventoryError: The cluster cannot be read.
     """
     with follow_cluster(source, cluster_id, watch=False) as lines:
         line = lines.readline()
     if not line:
-        raise InventoryError(source, "", f"an answer of {PROGRAM}; its last words are above")
+        raise InventoryError(source, "", f"an answer of {PROGRAM}; its last output is above")
     said: JsonObject = json.loads(line)
     if "error" in said:
         raise InventoryError(source, "", f"a cluster that can be read ({said['error']})")
@@ -52,7 +52,7 @@ def cluster_id_of(source: str, cluster_id: str) -> str:
     """Return the id of the cluster of a source: by default the name of its context.
 
     Raises:
-        InventoryError: It has none yet: no kubeconfig names a current context.
+        InventoryError: There is no id: no kubeconfig names a current context.
     """
     found = cluster_id or source.partition(":")[2] or current_context()
     if not found:
@@ -71,7 +71,7 @@ def current_context() -> str:
             with Path(file).open(encoding="utf-8-sig") as text:
                 config = yaml.safe_load(text)
         except (OSError, ValueError, yaml.YAMLError):
-            continue  # The request to the cluster says what is wrong.
+            continue  # The request to the cluster will report the fault.
         context = config.get("current-context") if isinstance(config, dict) else None
         if context and isinstance(context, str):
             return context
@@ -83,7 +83,7 @@ def follow_cluster(source: str, cluster_id: str, *, watch: bool) -> Iterator[IO[
     """Yield the JSON lines about a cluster that `moorage.backends.kubernetes.follow` prints.
 
     Raises:
-        InventoryError: What that needs is not installed, or the cluster has no id.
+        InventoryError: The extra `kubernetes` is not installed, or the cluster has no id.
     """
     if any(find_spec(name) is None for name in ("aiohttp", "kubernetes")):
         raise InventoryError(source, "", f"the extra kubernetes: {install_command('kubernetes')}")
@@ -103,7 +103,7 @@ def follow_cluster(source: str, cluster_id: str, *, watch: bool) -> Iterator[IO[
         try:
             yield child.stdout
         finally:
-            child.stdin.close()  # Which ends it.
+            child.stdin.close()  # The child ends at the end of its input.
             try:
                 child.wait(STOP_SECONDS_MAX)
             except subprocess.TimeoutExpired:

@@ -27,8 +27,8 @@ def devices_here(source: str) -> tuple[list[Document], str, str]:
         The devices by index, the driver's version, and the reason if there are no devices.
 
     Raises:
-        InventoryError: The driver is there, but its devices cannot be read: a document without them
-            would say that the machine has none.
+        InventoryError: The driver is loaded, but its devices cannot be read: a document without
+            devices would say that the machine has none.
     """
     try:
         nvml = importlib.import_module("pynvml")
@@ -70,7 +70,7 @@ def _devices(nvml: ModuleType, handle: object, index: int, group: str) -> list[D
     if instances is None:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB
         model = str(nvml.nvmlDeviceGetName(handle))
-        # The index is the id, written down: instances of other devices come in between.
+        # The id is the index as text, also if MIG instances of other devices precede it.
         uuid = _uuid(nvml, handle)
         return [device(model, memory, name=str(index), link_group=group, numa=numa, uuid=uuid)]
     return [
@@ -108,7 +108,7 @@ def _instances(nvml: ModuleType, handle: object) -> list[tuple[int, object]] | N
         try:
             found.append((number, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
         except nvml.NVMLError_NotFound:
-            continue  # Numbers have gaps where instances were destroyed.
+            continue  # Destroyed instances leave gaps in the numbers.
     return found
 
 

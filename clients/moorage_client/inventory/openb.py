@@ -1,6 +1,6 @@
 """Reads tables of nodes with the columns of the openb trace (Alibaba, 2023), as CSV.
 
-Read by `moorage fleet import`, and by the trials, which replay requests against such a fleet.
+`moorage fleet import` uses it, and `moorage.lab`, which replays requests against such a fleet.
 """
 
 import csv
@@ -29,8 +29,8 @@ class TableError(InventoryError):
 
     Args:
         path: The file.
-        line: Its line, from 1; 0 if the whole file is meant.
-        column: The column's name; empty if the whole line is meant.
+        line: Number of the line, from 1; 0: the whole file.
+        column: Name of the column; empty: the whole line.
         expected: What was expected there.
     """
 
@@ -83,7 +83,7 @@ def read_nodes(path: Path) -> list[TraceNode]:
     """Read a node file: columns `sn, cpu_milli, memory_mib, gpu, model`.
 
     Raises:
-        TableError: A column is missing, or a value is not what its column holds.
+        TableError: A column is missing, or a value does not fit its column.
         OSError: The file cannot be opened.
     """
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -118,7 +118,7 @@ def lines(path: Path, file: IO[str], columns: Sequence[str]) -> Iterator[TableLi
     """
     try:
         above, header = 0, file.readline()
-        if header.lower().startswith("sep="):  # Excel's own line above the header.
+        if header.lower().startswith("sep="):  # A line that Excel writes above the header.
             above, header = 1, file.readline()
         separator = max(",;\t", key=header.count)
         whole = chain([header], file)
@@ -138,7 +138,7 @@ def lines(path: Path, file: IO[str], columns: Sequence[str]) -> Iterator[TableLi
     except UnicodeDecodeError:
         raise TableError(path, 0, "", "text in UTF-8") from None
     except csv.Error as error:
-        # The inner reader counts the line that failed; the outer one only those it returned.
+        # The inner reader also counts the line that failed, the outer one does not.
         line = above + reader.reader.line_num
         raise TableError(path, line, "", f"valid CSV ({error})") from None
 
@@ -149,8 +149,8 @@ def trace_document(
     """Return the body of `POST /clusters` that describes the nodes as one cluster.
 
     Args:
-        nodes: Its machines.
-        cluster_id: Its id.
+        nodes: The machines of the cluster.
+        cluster_id: Id of the cluster.
         names: Node ids to use in place of the names.
     """
     rename: Callable[[str], str] = names.__getitem__ if names else str

@@ -1,11 +1,10 @@
 """Reads the nodes of a Ray cluster as a cluster document, from its dashboard or Ray's output.
 
-The dashboard is read over plain HTTP, so neither a `ray` package nor one of the cluster's own
-version is needed: `GET /api/v0/nodes` is what `ray list nodes` asks, `GET /nodes?view=summary`
-adds the names and sizes of the devices. Where a cluster has no dashboard, the output of
-`ray.nodes()` as JSON is read instead.
+The reader uses plain HTTP, so it needs no `ray` package of the cluster's version. As `ray list
+nodes` does, it sends `GET /api/v0/nodes`; `GET /nodes?view=summary` adds the names and sizes of the
+devices. For a cluster without a dashboard, it reads the output of `ray.nodes()` as JSON.
 
-A node keeps Ray's own id, which is what Ray's node affinity takes; its name is in its labels.
+A node keeps Ray's own id, since Ray's node affinity needs that id; the node's name is a label.
 """
 
 import json
@@ -51,11 +50,11 @@ def dashboard_inventory(source: str, url: str, cluster_id: str) -> Inventory:
 
     Args:
         source: The source's name in errors.
-        url: Of the dashboard; empty: where Ray puts it on this machine.
-        cluster_id: Id of the cluster, since Ray has none; empty: still to be chosen.
+        url: URL of the dashboard; empty: Ray's default address on this machine.
+        cluster_id: Id of the cluster, since Ray has none; empty: the caller chooses it.
 
     Raises:
-        InventoryError: Nothing answers there, or something that is no Ray dashboard.
+        InventoryError: Nothing answers there, or the answer is not that of a Ray dashboard.
         SettingRefused: No header can carry the cluster's token.
     """
     url = (url or URL_DEFAULT).rstrip("/")
@@ -81,12 +80,12 @@ def ray_inventory(
 
     Args:
         source: The source's name in errors.
-        nodes: As `ray list nodes --detail --format json` or `ray.nodes()` has them.
-        cluster_id: Id of the cluster; empty: still to be chosen.
-        summary: The dashboard's measurements of the nodes, if it was read.
+        nodes: The nodes as `ray list nodes --detail --format json` or `ray.nodes()` prints them.
+        cluster_id: Id of the cluster; empty: the caller chooses it.
+        summary: The dashboard's measurements of the nodes, if there is a dashboard.
 
     Raises:
-        InventoryError: No node is alive, or a field is not what Ray documents.
+        InventoryError: No node is alive, or a field does not match Ray's documentation.
     """
     measured = {
         str(each["raylet"].get("nodeId")): each
@@ -101,7 +100,7 @@ def ray_inventory(
             dead += 1
             continue
         documents.append(_node(source, f"[{number}].", node, measured))
-    if not documents:  # With --replace, it would empty a cluster.
+    if not documents:  # With --replace, such a document would remove all nodes.
         raise InventoryError(source, "", f"at least one node that is alive ({dead} are dead)")
     found = cluster_document(cluster_id, documents, tag="ray", description="Nodes of a Ray cluster")
     return Inventory((found,), (f"{source}: left out {dead} dead nodes",) if dead else ())
@@ -139,7 +138,7 @@ def _node(source: str, place: str, node: JsonMapping, measured: JsonMapping) -> 
         rack=labels.get(RACK_LABEL, ""),
         zone=labels.get(ZONE_LABEL, ""),
         labels=labels,
-        provider_id=f"ray:{name}",  # Ray gives an id to one node only, ever.
+        provider_id=f"ray:{name}",  # Ray never uses an id twice.
     )
 
 
@@ -148,7 +147,7 @@ def _devices(count: int, resources: JsonMapping, measured: JsonMapping) -> list[
     named = (found[1] for key in resources if (found := _MODEL.fullmatch(key)))
     model = next(named, "")
     seen = [each for each in measured.get("gpus") or () if isinstance(each, dict)]
-    if len(seen) != count:  # Ray was started with another number: which is which is unknown.
+    if len(seen) != count:  # Ray was started with another number, so devices cannot be matched.
         return [device(model) for _ in range(count)]
     return [
         device(
@@ -178,7 +177,7 @@ def _token() -> str:
         return token
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     try:
-        # `ray.init()` makes the second one by itself.
+        # `ray.init()` itself creates the file in the home folder.
         return Path(named or Path.home() / ".ray" / "auth_token").read_text().strip()
     except (OSError, RuntimeError, UnicodeDecodeError):  # RuntimeError: this user has no home.
         return ""

@@ -30,8 +30,8 @@ class Checkout(dict[str, list[JsonObject]]):
     """Checked-out slots as a plain dict, `{type: [{"id", "slots"}]}`, with their transaction.
 
     Args:
-        resources: What was handed out.
-        transaction: Its id.
+        resources: The checked-out slots by type.
+        transaction: Id of the transaction.
     """
 
     __slots__ = ("transaction",)
@@ -47,15 +47,15 @@ class Checkout(dict[str, list[JsonObject]]):
 class ResourcePoolAdapter:
     """A pool that another process serves; threads may share it.
 
-    Every method may raise `ConnectionFailed` where no server serves a pool, and `Timeout`.
+    Every method may raise `ConnectionFailed` if no server serves a pool, and `Timeout`.
 
     Args:
         address: `uds:PATH` or `tcp:HOST:PORT`; default: `MOORAGE_POOL_ADDRESS`, else
             `CANARY_RESOURCE_POOL_ADDR`, else this user's own socket.
-        timeout: Seconds until an answer must be here.
+        timeout: Longest time for an answer in seconds.
 
     Raises:
-        ValueError: That is no address.
+        ValueError: The address is invalid.
     """
 
     def __init__(self, address: str | None = None, timeout: float = SECONDS_MAX) -> None:
@@ -94,15 +94,15 @@ class ResourcePoolAdapter:
 
         Args:
             request: Members `{"type", "slots"}`.
-            pid: The process that gets the slots: when it dies, all of them are returned. Default:
-                this one; 0: none, and only its time counts.
-            ttl_seconds: Seconds after which it is given back in any case, unless renewed. Default:
-                without end, or what the server gives where there is no process.
-            kwds: Accepted, and ignored.
+            pid: The process that gets the slots: when it dies, the server takes them back. Default:
+                this process; 0: no process, only `ttl_seconds` counts.
+            ttl_seconds: Seconds after which the server takes the slots back in any case, unless the
+                checkout is renewed. Default: no limit, or the server's limit without a process.
+            kwds: Ignored.
 
         Raises:
             SlotsError: As `ResourcePool.checkout`.
-            RequestRefused: The server cannot watch over one more (code `busy`).
+            RequestRefused: The server cannot watch one more process (code `busy`).
         """
         del kwds
         body = {
@@ -147,7 +147,7 @@ class ResourcePoolAdapter:
             content = None if method == "GET" else json.dumps(body, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"{body!r} cannot be sent: {error}") from error
-        # A connection each: it costs little on one machine, and threads need not take turns.
+        # One connection per call costs little on one machine, and threads need not wait.
         connection = self._connection()
         try:
             connection.request(method, path, content, {"Content-Type": "application/json"})
@@ -196,7 +196,7 @@ class _UnixConnection(HTTPConnection):
         self._address = address
 
     def connect(self) -> None:
-        self._address.check()  # What answers in a stranger's folder is no pool of ours.
+        self._address.check()  # A socket in another user's folder is not our pool.
         self.sock = socket.socket(socket.AF_UNIX)  # Closed with the connection, connected or not.
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._address.path))
@@ -209,5 +209,5 @@ def _error_of(document: JsonValue) -> Exception:
     if not isinstance(kind, type) or not issubclass(kind, SlotsError):
         return refusal(Code.BUSY, message)
     error = kind.__new__(kind)
-    Exception.__init__(error, message)  # What it takes to make one differs; its message does not.
+    Exception.__init__(error, message)  # The classes' own arguments differ.
     return error

@@ -33,10 +33,10 @@ class Uds:
     def check(self) -> None:
         """Refuse a folder that another user made or may change.
 
-        In the system's temporary directory anybody may make one of its name.
+        In the system's temporary directory any user may create a folder of this name.
 
         Raises:
-            OSError: It is one.
+            OSError: The folder is another user's, or another user may change it.
         """
         if not self.own:
             return
@@ -69,7 +69,8 @@ def parse_address(text: str) -> Uds | Tcp:
     """Read an address.
 
     Raises:
-        ValueError: It is neither; or it is not of this machine, which cannot say who a user is.
+        ValueError: The text is neither form; or the address is not on this machine: the pool must
+            know the user of a process.
     """
     kind, _, rest = text.partition(":")
     if kind == "uds" and rest:
@@ -88,7 +89,7 @@ def address_here(environment: Mapping[str, str]) -> Uds | Tcp:
     """Return the address that the environment names, else this user's own socket.
 
     Raises:
-        ValueError: What the environment names is no address.
+        ValueError: The environment names an invalid address.
     """
     for name in ENVIRONMENT:
         if text := environment.get(name, "").strip():

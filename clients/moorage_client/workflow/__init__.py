@@ -1,18 +1,18 @@
 """Workflows: graphs of tasks that run while there are resources for them.
 
-It stands on its own, with counted resources (`ResourcePool`), and on a Moorage server, where each
-node holds a lease while it runs (`LeasedPool`). README.md beside this file shows how.
+The resources are counted in this program (`ResourcePool`), or are those of a Moorage server: each
+node then holds a lease while it runs (`LeasedPool`). README.md beside this file shows how.
 
 All errors are one tree, below `MoorageError`:
 
     WorkflowError          a workflow, its resources or its journal
-    ├── GraphError         no graph: a cycle, a taken name, a missing node (also a ValueError)
-    ├── ResourceError      an impossible amount, or one never acquired (also a ValueError)
+    ├── GraphError         a cycle, a duplicate name, an unknown node (also a ValueError)
+    ├── ResourceError      an amount is invalid or was never acquired (also a ValueError)
     ├── GateRejected       the gate of a node was rejected
     ├── GateTimeout        the gate of a node was not approved in time (also a TimeoutError)
     ├── JournalError       a journal that cannot be used
     ├── TaskStopped        why a cancelled task got a stop signal
-    ├── PoolBroken         `run_in` is a pool of which a process was killed: no retry helps
+    ├── PoolBroken         a process of the pool in `run_in` was killed: no retry helps
     └── TaskTimeout        why a task that took too long was stopped (also a TimeoutError)
 """
 

@@ -1,8 +1,8 @@
 """The async executor: runs a graph on the caller's event loop.
 
-Coroutine functions run on the loop, as asyncio tasks. All other functions are called on threads,
-since they may block; an awaitable that such a function returns is awaited on the loop. Everything
-else, all callbacks included, happens on the loop.
+Async functions run on the loop, as asyncio tasks. All other functions are called on threads, since
+they may block; if such a function returns an awaitable, the loop awaits it. All other code,
+callbacks included, runs on the loop.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ from moorage_client.workflow.results import ExecutionResult
 from moorage_client.workflow.running import RunningNode, enter, leave, stopped_run
 
 STARTED_AT_ONCE_MAX: Final = 64
-"""Nodes started in one iteration of the loop; more are started in the next ones. So a wide graph
-does not block the loop, nor are all of its short nodes in flight at the same time."""
+"""At most this many nodes start in one iteration of the loop; others start in the next ones. So a
+wide graph does not block the loop, and its short nodes do not all run at the same time."""
 
 _WORKER: Final = "worker"
 _ON_LOOP: Final = 0
@@ -38,7 +38,7 @@ _ON_THREAD: Final = 1
 
 
 class AsyncResourceAwareExecutor(BaseExecutor):
-    """Like `ResourceAwareExecutor`, for programs with an event loop and for async tasks.
+    """`ResourceAwareExecutor` for programs with an event loop and for async tasks.
 
     Tasks are async functions, functions that return an awaitable, or plain functions. A task that
     needs the running loop when it is called must be an async function: all other functions are
@@ -52,7 +52,7 @@ class AsyncResourceAwareExecutor(BaseExecutor):
         `stop_seconds` to end before the cancellation continues.
 
         Args:
-            tasks: By node. A node without a task is SKIPPED, and delays no other node.
+            tasks: The tasks, by node. A node without a task is SKIPPED, and delays no other node.
 
         Raises:
             ResourceError: The pool can never satisfy a requirement; nothing was run (ValueError).
@@ -73,14 +73,14 @@ class AsyncResourceAwareExecutor(BaseExecutor):
 
 
 class AsyncDAGExecutor(AsyncResourceAwareExecutor):
-    """Like `DAGExecutor`, for programs with an event loop and for async tasks.
+    """`DAGExecutor` for programs with an event loop and for async tasks.
 
     Args:
-        dag: As in `DAGExecutor`, like all other arguments.
-        max_workers: Most tasks at a time, on the loop or on threads; default: all ready tasks.
-        costs: Decide which ready node starts first.
+        dag: The graph. All arguments have the same meaning as in `DAGExecutor`.
+        max_workers: At most this many tasks run at a time; default: all ready tasks.
+        costs: The cost of each node; the costs decide which ready node starts first.
         callbacks: Functions to call when nodes start and end.
-        fail_fast: Skip the successors of a failed node.
+        fail_fast: Skip all nodes that depend on a failed node.
         enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on.
     """
@@ -96,7 +96,7 @@ class AsyncDAGExecutor(AsyncResourceAwareExecutor):
         **more: Unpack[RunOptions],
     ) -> None:
         workers = max(1, len(dag)) if max_workers is None else max_workers
-        # Coroutines need no thread, so what bounds them is a resource.
+        # Coroutines need no thread, so a counted resource limits their number.
         pool = ResourcePool({} if max_workers is None else {_WORKER: max_workers})
         needs = (
             {} if max_workers is None else dict.fromkeys(dag, ResourceRequirements({_WORKER: 1}))
@@ -143,10 +143,10 @@ class _AsyncRun:
             settings, tasks, self._wake, kinds, self._has_space, self._stop_on_loop
         )
         self._returns: deque[tuple[RunningNode, Result, BaseException | None]] = deque()
-        self._defect: BaseException | None = None  # Of this module; tasks cannot cause one.
-        self._taking = False  # The loop knows that there are returns.
-        self._turning = False  # The next nodes are started in the next turn of the loop.
-        self._cancelling = False  # From any thread; nothing starts from here on.
+        self._defect: BaseException | None = None  # A defect of this module, not of a task.
+        self._taking = False  # `_take_returns` is scheduled on the loop.
+        self._turning = False  # `_next_turn` is scheduled on the loop.
+        self._cancelling = False  # Any thread may set it; no node starts after that.
         self._over = asyncio.Event()
         self._running: dict[RunningNode, asyncio.TimerHandle | None] = {}
         self._awaiting: dict[RunningNode, asyncio.Task[None]] = {}
@@ -175,7 +175,7 @@ class _AsyncRun:
     def cancel(self) -> None:
         """Start no more nodes, and send running ones the stop signal. Any thread may call this."""
         self._cancelling = True
-        for node in list(self._running):  # At once, as it may be one of them that calls this.
+        for node in list(self._running):  # At once: the caller may be a running task.
             node.stop(stopped_run())
         self._soon(self._cancel)
 
@@ -206,7 +206,7 @@ class _AsyncRun:
                     self._turning = True
                     self._loop.call_soon(self._next_turn)
                     return
-        except BaseException as defect:  # Else a caller could wait forever.
+        except BaseException as defect:  # Otherwise the caller of `execute` would wait forever.
             self._defect = defect
             self._over.set()
             raise
@@ -229,7 +229,7 @@ class _AsyncRun:
         )
         error = self._execution.open(node)
         if error is not None:
-            # Not from within the loop of `_pump`: a graph of such nodes is no stack of calls.
+            # A direct call would recurse into `_pump`, once for each such node.
             self._loop.call_soon(self._end, node, None, error)
         elif self._kinds[node.name] == _ON_LOOP:
             self._await(node, self._tasks[node.name]())
@@ -238,7 +238,7 @@ class _AsyncRun:
 
     def _await(self, node: RunningNode, value: Awaitable[Result]) -> None:
         """Await the result of a task, in an asyncio task that the node can cancel."""
-        # A context per node: nodes do not share variables.
+        # Each node has its own context, so nodes do not share context variables.
         task = self._loop.create_task(self._live(node, value), context=self._context.copy())
         task.add_done_callback(partial(self._end_unstarted, node, value))
         self._awaiting[node] = task
@@ -250,9 +250,9 @@ class _AsyncRun:
         result, error = None, None
         try:
             result = await value
-        except BaseException as raised:  # noqa: BLE001  # Whatever it is, it is the node's.
+        except BaseException as raised:  # noqa: BLE001  # It is the error of the node.
             error = raised
-        # Here and not in the callback below, which would cost every node a turn of the loop.
+        # The callback `_end_unstarted` would end the node one turn of the loop later.
         del self._awaiting[node]
         self._end(node, result, error)
 
@@ -314,14 +314,14 @@ class _AsyncRun:
 
     def _stop_awaiting(self, node: RunningNode) -> None:
         task = self._awaiting.get(node)
-        if task is not None and not task.cancelling():  # Once: what follows is its clean-up.
+        if task is not None and not task.cancelling():  # Once, so that the task can clean up.
             task.cancel()
 
     def _wake(self) -> None:
         self._soon(self._pump)
 
     def _soon(self, act: Callable[[], object]) -> None:
-        # The loop may be closed when a task that was left behind ends: no caller waits.
+        # The loop may be closed when an abandoned task ends; then no caller waits.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act)
 
@@ -336,7 +336,7 @@ class _AsyncRun:
             self._soon(self._take_returns)
 
     def _take_returns(self) -> None:
-        self._taking = False  # Before looking: what comes from now on is announced again.
+        self._taking = False  # First: a return from now on schedules this function again.
         while self._returns:
             node, value, error = self._returns.popleft()
             self._crew.note_return(node)
@@ -349,7 +349,7 @@ class _AsyncRun:
 
 
 class _Crew:
-    """Threads that call plain functions; the event loop starts and ends them as needed."""
+    """Threads that call plain functions; the event loop starts and ends the threads."""
 
     def __init__(
         self,
@@ -382,7 +382,7 @@ class _Crew:
         self._busy.discard(node)
 
     def abandon(self, node: RunningNode) -> None:
-        """Give up a thread whose function does not return."""
+        """Stop counting a thread whose function does not return."""
         if node in self._busy:
             self._busy.discard(node)
             self._threads -= 1
@@ -397,20 +397,20 @@ class _Crew:
             token = enter(node)
             try:
                 value = self._run(node)
-            except BaseException as raised:  # noqa: BLE001  # Whatever it is, it is the node's.
+            except BaseException as raised:  # noqa: BLE001  # It is the error of the node.
                 error = raised
             finally:
                 leave(token)
             self._returned(node, value, error)
             if node.abandoned:
-                return  # Another has taken this thread's place.
+                return  # The run no longer counts this thread.
         self._nodes.put(None)  # For the next thread.
 
 
 def _is_async(task: Task) -> bool:
-    """Return whether a call only makes a coroutine, and runs nothing yet."""
+    """Return whether a call of the task only makes a coroutine, and runs nothing yet."""
     return inspect.iscoroutinefunction(task) or inspect.iscoroutinefunction(
-        getattr(task, "__call__", None)  # noqa: B004  # Not whether it is callable: whether async.
+        getattr(task, "__call__", None)  # noqa: B004  # Asks whether `__call__` is async.
     )
 
 

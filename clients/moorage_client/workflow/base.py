@@ -56,11 +56,11 @@ class BaseExecutor:
         costs: The duration of each node, in any unit, 1.0 by default. Among ready nodes, the node
             with the most expensive path to an end starts first.
         callbacks: Functions to call when nodes start and end.
-        fail_fast: Skip the successors of a failed node; otherwise they run nevertheless.
+        fail_fast: Skip all nodes that depend on a failed node; if not, they run nevertheless.
         enable_tracing: Record a trace, in `ExecutionResult.trace`.
-        max_workers: Most tasks on threads at a time; by default as many as the graph has nodes,
-            but no more than 32 or, on large machines, four per core.
-        timeouts: Longest time of an attempt in seconds: one number, or numbers by name.
+        max_workers: At most this many tasks run on threads at a time. Default: the number of nodes,
+            but at most 32 or, on large machines, four per core.
+        timeouts: The time limit of an attempt in seconds: one number, or numbers by name.
         retries: How often a failed or timed-out node is tried again: one number, or numbers by
             name.
         retry_seconds: How long to wait before each further attempt.

@@ -17,12 +17,12 @@ class ExecutionCallbacks:
 
     The order for one node: `on_resource_acquired`, `on_start`, the task, then `on_complete` or
     `on_failure`, `on_resource_released`. A node that is tried again does not fail before its last
-    attempt; a node that times out or is cancelled while it runs has failed.
+    attempt. A node that times out, or is cancelled while it runs, counts as failed here.
 
     Args:
         on_start: `(name)`: the node's task starts.
         on_complete: `(name, value)`: the node's task returned `value`.
-        on_failure: `(name, exception)`: the node failed, and is not tried again.
+        on_failure: `(name, exception)`: the node has failed, and is not tried again.
         on_skip: `(name)`: the node will not run, since it has no task or a node before it failed.
         on_gate_waiting: `(name)`: the node waits at its gate, see `gates`.
         on_gate_resolved: `(name, status)`: the node's gate is `approved`, `rejected` or

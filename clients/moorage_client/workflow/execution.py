@@ -76,10 +76,10 @@ class Settings:
         return each.get(name, 0) if isinstance(each, Mapping) else each
 
     def validate(self) -> None:
-        """Check that the pool can ever satisfy every requirement.
+        """Check that the total capacity of the pool is enough for each requirement.
 
         Raises:
-            ResourceError: The pool cannot; the message names the node (a ValueError).
+            ResourceError: It is too small for a node, which the message names (a ValueError).
         """
         for name, needs in self.requirements.items():
             if not self.pool.can_satisfy(needs):
@@ -95,9 +95,9 @@ class Execution:
     Args:
         settings: The settings of the run.
         tasks: The tasks, by node.
-        wake: Makes the shell call `next`; callable from any thread, returns at once, and takes no
+        wake: Makes the shell call `next`. Any thread may call it. It returns at once, and takes no
             lock that is held while this is called.
-        kinds: Of each task, by name: nodes of different kinds are never admitted together.
+        kinds: The kind of each task, by name, for `space`.
         space: Returns whether the shell can start a task of this kind now.
         on_stop: Called, from any thread, with a node that gets a stop signal.
     """
@@ -168,7 +168,7 @@ class Execution:
         return self._schedule.left == 0
 
     def next(self) -> RunningNode | None:
-        """Return a node that holds its requirements and can run now; None: wait to be woken."""
+        """Return a node that holds its resources and can run now; None: wait until `wake`."""
         if self._settings.ends is not None and self._settings.ends():
             self.cancel()
         if self._freed:
@@ -195,14 +195,14 @@ class Execution:
         return None
 
     def settle(self, node: RunningNode, result: NodeResult | None) -> list[int]:
-        """Record the end of a node, and release its requirements; return the nodes skipped by it.
+        """Record the end of a node, and release its resources; return the nodes skipped after it.
 
-        Its successors are ready before its resources are released, so the resources go to the best
+        The node's successors are ready before its resources are free, so these go to the best
         node, which may be a successor. The shell calls `tell` afterwards.
 
         Args:
-            node: The node that ended.
-            result: What `close` returned; None makes it ready for another attempt.
+            node: The node.
+            result: The result of `close`; None makes the node ready for another attempt.
         """
         skipped: list[int] = []
         if result is None and not self.cancelled:
@@ -275,7 +275,7 @@ class Execution:
                 raise ValueError(f"node {name!r} has started, or is over")
 
     def _note_failure(self, number: int) -> bool:
-        """Record a failed node; return whether its successors are skipped."""
+        """Return whether a node has failed, so that its successors are skipped."""
         result = self._results[number]
         tried = self._names[number] in self.tasks or self._names[number] in self.grown
         return (
@@ -286,7 +286,7 @@ class Execution:
         )
 
     def release(self, node: RunningNode) -> None:
-        """Release a node's requirements, unless its task still uses them; check all nodes again."""
+        """Release a node's resources, unless its task still uses them; check all nodes again."""
         self._freed = True
         if node.holds and not node.abandoned:
             node.holds, node.released = False, True
@@ -304,7 +304,7 @@ class Execution:
         self._freed = True
 
     def cancel(self) -> None:
-        """Start no more nodes. The executor stops running ones."""
+        """Start no more nodes. The shell stops running ones."""
         if self.cancelled:
             return
         self.cancelled = True
@@ -353,10 +353,10 @@ class Execution:
             claim = self._claims[number] = self._claim(number)
             try:
                 pool.claim(claim)
-            except Exception as error:  # noqa: BLE001  # Whatever it is, it fails the node.
+            except Exception as error:  # noqa: BLE001  # The node fails with it.
                 claim.error = error
                 self._news.append(claim)
-        if self._space is not None:  # A node may find space now.
+        if self._space is not None:  # A better node may have space now.
             groups = list(filter(self._may_stand_in_line, self._schedule.blocked_groups))
             while (better := self._better(groups)) and self._exchange(*better):
                 pass
@@ -422,7 +422,7 @@ class Execution:
             grant.on_lost = node.stop
             if grant.lost is not None:  # The grant was lost before `on_lost` was set.
                 node.stop(grant.lost)
-        if self.cancelled:  # It was granted before it left the queue.
+        if self.cancelled:  # The node got its grant just before the run was cancelled.
             node.stop(stopped_run())
         return node
 
@@ -453,7 +453,7 @@ class Execution:
     # On the thread of a node, without the lock.
 
     def tell(self, node: RunningNode, skipped: Iterable[int]) -> None:
-        """Call the callbacks for a node's release, and for the nodes skipped by it."""
+        """Call the callbacks for a node's release, and for the nodes that are skipped after it."""
         if node.released and (grant := node.grant) is not None:
             node.released = False
             if (call := self._settings.callbacks.on_resource_released) is not None:
@@ -493,7 +493,7 @@ class Execution:
         if callbacks.on_start is not None and not node.stopped:
             try:
                 callbacks.on_start(node.name)
-            except Exception as error:  # noqa: BLE001  # Whatever it is, it fails the node.
+            except Exception as error:  # noqa: BLE001  # The node fails with it.
                 return error
         return node.stopped_by
 
@@ -504,13 +504,13 @@ class Execution:
 
         Args:
             node: The node whose task ended.
-            value: What its task returned.
-            error: Why it did not return.
+            value: The result of its task.
+            error: The exception of its task, or None.
 
         Returns:
-            Its result, for `settle`; None if it is to be tried again.
+            The node's result, for `settle`; None if the node is tried again.
         """
-        if not node.finish():  # The run abandoned the node: its result stays.
+        if not node.finish():  # The run abandoned the node, so its result is already recorded.
             if node.grant is not None:
                 self._give_back(node)
                 self.freed()
@@ -518,7 +518,7 @@ class Execution:
         return self._conclude(node, value, error)
 
     def report_abandoned_node(self, node: RunningNode) -> NodeResult | None:
-        """Report a node as ended although its task goes on; None if the task has ended meanwhile.
+        """Report a node as ended although its task runs on; None if the task has ended meanwhile.
 
         Its resources are in use until the task ends, and are released then.
         """
@@ -555,7 +555,7 @@ class Execution:
         )
 
     def _report_result(self, node: RunningNode, value: Result) -> BaseException | None:
-        """Report the result of a task to callbacks; return an exception that a callback raised."""
+        """Report the result of a task to callbacks; return the exception of a callback, or None."""
         try:
             if (expand := self._settings.expanders.get(node.name)) is not None:
                 node.growth = expand(node.name, value)
@@ -563,7 +563,7 @@ class Execution:
                 call(node.name, value)
             if (journal := self._settings.journal) is not None:
                 journal.completed(node.name, value)
-        except Exception as error:  # noqa: BLE001  # Whatever it is, it fails the node.
+        except Exception as error:  # noqa: BLE001  # The node fails with it.
             return error
         return None
 
@@ -588,7 +588,7 @@ class Execution:
         """Call a callback; store its exception, which does not fail a node."""
         try:
             call(*arguments)
-        except Exception as error:  # noqa: BLE001  # It is the caller's; the result has it.
+        except Exception as error:  # noqa: BLE001  # The result of the run lists it.
             if len(self.callback_errors) < CALLBACK_ERRORS_MAX:
                 self.callback_errors.append(CallbackError(callback, name, error))
 
@@ -612,9 +612,9 @@ def _status(
         return NodeStatus.TIMED_OUT, why
     if isinstance(why, TaskStopped):
         if error is None and not node.abandoned:
-            return NodeStatus.COMPLETED, None  # It ended before it saw the stop signal.
+            return NodeStatus.COMPLETED, None  # The task ended before it saw the stop signal.
         return NodeStatus.CANCELLED, why
-    if why is not None:  # Its lease was lost: its work may be invalid.
+    if why is not None:  # The node's lease was lost, so its result may be invalid.
         return NodeStatus.FAILED, why
     if isinstance(error, CancelledError):
         return NodeStatus.CANCELLED, error

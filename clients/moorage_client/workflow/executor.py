@@ -1,8 +1,8 @@
 """The sync executor: runs a graph on its own threads while the caller waits.
 
-A thread that ends a node asks for the next one itself, so that a chain of short nodes costs no
-change of threads. Another thread is woken only where there is a second node to run; it wakes the
-next. The thread that called `execute` sleeps until a deadline, news from a pool, or the end.
+A thread that has run a node takes the next one itself, so a chain of short nodes runs on one
+thread. Another thread is woken only if there is a second node to run; that thread wakes the next
+one. The thread that called `execute` sleeps until a deadline, news from a pool, or the end.
 """
 
 import heapq
@@ -49,10 +49,10 @@ class ResourceAwareExecutor(BaseExecutor):
     def execute(self, tasks: Mapping[str, Task]) -> ExecutionResult:
         """Run every node once and return the results.
 
-        Ctrl-C cancels the run, waits at most `stop_seconds` for running tasks, and is raised again.
+        Ctrl-C cancels the run: running tasks get at most `stop_seconds` to end.
 
         Args:
-            tasks: By node. A node without a task is SKIPPED, and delays no other node.
+            tasks: The tasks, by node. A node without a task is SKIPPED, and delays no other node.
 
         Raises:
             ResourceError: The pool can never satisfy a requirement; nothing was run (ValueError).
@@ -76,11 +76,11 @@ class DAGExecutor(ResourceAwareExecutor):
     """Runs a graph on threads, without a pool.
 
     Args:
-        dag: As in `BaseExecutor`, like all other arguments.
-        max_workers: Most tasks at a time; default: all ready tasks.
-        costs: Decide which ready node starts first.
+        dag: The graph. All arguments have the same meaning as in `BaseExecutor`.
+        max_workers: At most this many tasks run at a time; default: all ready tasks.
+        costs: The cost of each node; the costs decide which ready node starts first.
         callbacks: Functions to call when nodes start and end.
-        fail_fast: Skip the successors of a failed node.
+        fail_fast: Skip all nodes that depend on a failed node.
         enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on.
     """
@@ -118,8 +118,8 @@ class DAGExecutor(ResourceAwareExecutor):
         """Run every node once and return the results, as `ResourceAwareExecutor.execute`.
 
         Args:
-            tasks: By node. A node without a task is SKIPPED, and delays no other node.
-            timeout: Longest time of an attempt at any node, in seconds.
+            tasks: The tasks, by node. A node without a task is SKIPPED, and delays no other node.
+            timeout: The time limit of each attempt at a node, in seconds.
             cancel_event: Once it is set, no node is started, and nodes that wait are CANCELLED;
                 running tasks continue. `cancel()` also stops running tasks.
         """
@@ -130,13 +130,13 @@ class DynamicExecutor(DAGExecutor):
     """Runs a copy of a graph, which expanders may change during the run.
 
     Args:
-        dag: As in `BaseExecutor`, like all arguments without a text here.
-        expanders: By node, what is called when it has completed, with its name and what it
-            returned: it returns the nodes to add and to remove, or None. Nodes that were added may
-            have one, too. Where it raises, or the graph cannot change so, the node has failed.
-        max_workers: Tasks that run at a time; default: 32.
-        callbacks: What to call as nodes come and go; `on_dynamic_expand` when the graph changed.
-        fail_fast: Skip the successors of a failed node.
+        dag: The graph; see `BaseExecutor`.
+        expanders: The expander of each node, by name, also of added nodes. An expander is called
+            with the name and the result of the completed node, and returns the nodes to add and
+            to remove, or None. If it raises an error, or the change is invalid, the node fails.
+        max_workers: At most this many tasks run at a time; default: 32.
+        callbacks: Functions to call when nodes start and end, and when the graph has changed.
+        fail_fast: Skip all nodes that depend on a failed node.
         enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on, but no `journal`.
     """
@@ -186,13 +186,13 @@ class _Run:
         self._parked: SimpleQueue[str] = SimpleQueue()
         self._idle = 0
         self._busy = 0
-        self._waking = False  # A thread was woken and has not looked around yet.
+        self._waking = False  # A thread was woken and has not looked for a node yet.
         self._handed: deque[RunningNode] = deque()
         self._running: dict[RunningNode, threading.Thread] = {}
         self._pausing: dict[RunningNode, None] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._ties = itertools.count()
-        self._defect: BaseException | None = None  # Of this module; tasks cannot cause one.
+        self._defect: BaseException | None = None  # A defect of this module, not of a task.
 
     def play(self) -> ExecutionResult:
         with self._lock:
@@ -234,7 +234,7 @@ class _Run:
                 self._at(self._settings.stop_seconds, partial(self._abandon, node))
         for node in running:
             node.stop(stopped_run())
-        for node in handed:  # They hold what they need, and did not begin.
+        for node in handed:  # These nodes hold their resources, and have not begun.
             node.stop(stopped_run())
             result = self._perform(node)
             with self._lock:
@@ -266,7 +266,7 @@ class _Run:
         """Run nodes until the run ends; each thread of the crew executes this."""
         try:
             self._run_nodes()
-        except BaseException as defect:  # noqa: BLE001  # No caller may wait for ever for it.
+        except BaseException as defect:  # noqa: BLE001  # `_wait` raises it to the caller.
             self._defect = defect
             self._kick.set()
 
@@ -293,7 +293,7 @@ class _Run:
                 value = self._pools.call(task, node)
                 if is_awaitable(value):
                     value = wait_for(value, node)
-            except BaseException as raised:  # noqa: BLE001  # Whatever it is, it is the node's.
+            except BaseException as raised:  # noqa: BLE001  # It is the error of the node.
                 error = raised
             finally:
                 leave(token)
@@ -310,7 +310,7 @@ class _Run:
         return []
 
     def _first(self) -> RunningNode | None:
-        """Return a node for a thread that was woken or started; None: the thread ends."""
+        """Return the first node of a new thread; None: the thread ends."""
         with self._lock:
             self._waking = False
             node = self._pick()
@@ -365,7 +365,7 @@ class _Run:
         thread.start()
 
     def _at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` at a given time, on the thread that called `execute`."""
+        """Call `act` after some seconds, on the thread that called `execute`."""
         when = time.monotonic() + seconds
         heapq.heappush(self._timers, (when, next(self._ties), act))
         if self._timers[0][0] == when:

@@ -1,6 +1,6 @@
 """Gates: nodes that wait until a person, or a program, approves them.
 
-A gate is no part of a graph: the caller gives it to an executor, `gates={"deploy":
+A gate is not part of a graph. The caller gives it to an executor, `gates={"deploy":
 ApprovalGate()}`, and any thread may resolve it. A node waits at its gate after its predecessors
 have ended. A task may also call a gate's `wait_sync` itself.
 """
@@ -38,7 +38,7 @@ class ApprovalGate:
     """The gate of one node. Safe to use from any thread.
 
     Args:
-        timeout: Most seconds that a node waits; then the node fails. None: without end.
+        timeout: Seconds after which a waiting node fails; None: the node waits without limit.
         auto_approve: Whether the gate is approved from the start.
 
     Raises:
@@ -77,8 +77,8 @@ class ApprovalGate:
         """Wait until the gate is resolved.
 
         Raises:
-            GateRejected: It was rejected.
-            GateTimeout: It was not resolved in time.
+            GateRejected: The gate was rejected.
+            GateTimeout: The gate was not resolved in time.
         """
         woken = threading.Event()
         if self.enter(woken.set):
@@ -89,7 +89,7 @@ class ApprovalGate:
         self.check("the gate")
 
     async def wait_async(self) -> None:
-        """Wait on an event loop until the gate is resolved; as `wait_sync`."""
+        """Wait on an event loop until the gate is resolved; see `wait_sync`."""
         await self.entered(lambda: None, lambda: False)
         self.check("the gate")
 
@@ -119,8 +119,8 @@ class ApprovalGate:
         """Raise an error unless the gate was approved.
 
         Raises:
-            GateRejected: It was rejected.
-            GateTimeout: It was not resolved in time.
+            GateRejected: The gate was rejected.
+            GateTimeout: The gate was not resolved in time.
         """
         if self._status is GateStatus.REJECTED:
             raise GateRejected(f"{what} was rejected" + (self.reason and f": {self.reason}"))
@@ -171,11 +171,11 @@ class GateController(dict[str, ApprovalGate]):
         self[name] = gate
 
     def get_gate(self, name: str) -> ApprovalGate | None:
-        """Return a gate; None: there is none."""
+        """Return the gate with this name, or None."""
         return self.get(name)
 
     def has_gate(self, name: str) -> bool:
-        """Return whether there is such a gate."""
+        """Return whether there is a gate with this name."""
         return name in self
 
     def status(self, name: str) -> GateStatus:
@@ -218,9 +218,9 @@ def add_gates(
     """Return the tasks, changed so that a task with a gate waits for the gate first.
 
     Args:
-        tasks: By node.
-        gates: By node.
-        callbacks: What to call when a node waits, and when its gate is resolved.
+        tasks: The tasks, by node.
+        gates: The gates, by node.
+        callbacks: Functions to call when a node waits, and when its gate is resolved.
         trace: Returns the trace of the run, which gets the same events.
         is_async: Returns whether a task is an async function; its gate is then awaited.
     """

@@ -45,9 +45,9 @@ class Claim:
         requirements: The node's requirements.
         wake: Called with the claim, from any thread, when there is a grant or an error. It must
             return at once and take no lock that is ever held while a pool is called.
-        cost: Bottom level of the node: higher ones are served sooner.
+        cost: The bottom level of the node; higher ones are served sooner.
         journal: The journal of the run, or None.
-        number: The run's own number of the node.
+        number: The number of the node in the run.
         grant: The grant, set by the pool.
         error: Set by the pool if it can never grant the claim.
         place: The pool's own record of the claim.
@@ -101,7 +101,7 @@ class Pool(Protocol):
         """Put a claim into the queue place of another claim, which leaves the queue.
 
         Returns:
-            False if that was granted meanwhile, or a place cannot be exchanged.
+            False if the other claim was granted meanwhile, or the pool exchanges no places.
         """
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
@@ -114,7 +114,7 @@ class Pool(Protocol):
         by: Callable[[], None] | None,
         journal: RunJournal | None,
     ) -> None:
-        """End a grant. `by` is the waker of the calling run, which is not woken."""
+        """End a grant. `by` is the `wake` function of the calling run, which is not called."""
 
     def watch(self, wake: Callable[[], None], releases: int) -> bool:
         """Call `wake` once, when another run frees resources.

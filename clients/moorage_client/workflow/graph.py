@@ -1,7 +1,7 @@
 """The graph of a workflow: nodes, and edges for the order in which they run.
 
-Both executors read it. A run reads the `Shape` that the graph has when it starts: a graph may
-change afterwards, and many runs may share it.
+Both executors read it. A run uses the `Shape` that the graph has when the run starts. So a graph
+may change afterwards, and many runs may share one graph.
 """
 
 from collections import deque
@@ -16,11 +16,11 @@ from moorage_client.workflow.requirements import finite
 COST_DEFAULT = 1.0
 """The cost of a node that `costs` does not name."""
 _LISTED_MAX: Final = 10
-"""Names that a message lists."""
+"""A message lists at most this many names."""
 
 
 class NodeId(str):
-    """A node's name: a text whose attribute `name` is the same text."""
+    """A node's name: a text that has itself as the attribute `name`."""
 
     __slots__ = ()
 
@@ -66,11 +66,11 @@ class Shape:
     """The nodes and edges of a graph at one moment. Nodes are numbered in the order of addition.
 
     Args:
-        names: Of the nodes.
+        names: The names of the nodes.
         following: The successors of each node, by number.
-        numbers: By name.
-        predecessor_counts: Of each node.
-        order: Topological; it keeps the order of adding where the edges leave a choice.
+        numbers: The number of each node, by name.
+        predecessor_counts: The number of predecessors of each node.
+        order: The nodes in topological order; where the edges allow it, in the order of addition.
     """
 
     names: tuple[str, ...]
@@ -84,7 +84,7 @@ class Shape:
         """Return the shape of a graph.
 
         Args:
-            successors: By name.
+            successors: The successors of each node, by name.
 
         Raises:
             GraphError: There is a cycle; the message names its nodes.
@@ -102,8 +102,8 @@ class Shape:
         """Return, by number, the cost of the most expensive path from each node to an end.
 
         Args:
-            costs: By name, in any one unit; 1.0 if it has none. Names that are no nodes are
-                ignored, so that one table serves many graphs.
+            costs: The cost of each node, by name; 1.0 if a node has none. Unknown names are
+                ignored, so one table may be used for many graphs.
 
         Raises:
             GraphError: A cost is not a finite number.
@@ -119,14 +119,14 @@ class Shape:
         return levels
 
     def refuse_strangers(self, names: Iterable[str], what: str) -> None:
-        """Refuse names that are not nodes: otherwise a misspelt name would silently have no effect.
+        """Refuse names that are not nodes: a misspelt name would have no effect otherwise.
 
         Args:
             names: The given names.
-            what: The argument that has them.
+            what: The name of the argument that has the names.
 
         Raises:
-            GraphError: One is no node; the message has the nearest one.
+            GraphError: A name is not a node; the message has the most similar node.
         """
         strangers = [name for name in names if name not in self.numbers]
         if not strangers:
@@ -143,11 +143,12 @@ class Shape:
 class DAG:
     """A directed acyclic graph of named nodes; made by `DAG.builder()`, or node by node.
 
-    Nodes are numbered in the order in which they were added. It is changed by one thread at a time.
+    Nodes are numbered in the order in which they were added. Only one thread at a time may change
+    the graph.
 
     Args:
-        names: One per node, all different.
-        successors: Of each node by number, without repetitions.
+        names: The names of the nodes, all different.
+        successors: The successors of each node, by number, without repetitions.
 
     Raises:
         GraphError: There is a cycle; the message names its nodes.
@@ -170,8 +171,8 @@ class DAG:
         """Return the graph that a builder has collected.
 
         Args:
-            successors: By name.
-            given: Payload and metadata by name; None if there is none.
+            successors: The successors of each node, by name.
+            given: Payload and metadata of each node, by name, or None.
 
         Raises:
             GraphError: There is a cycle; the message names its nodes.
@@ -233,11 +234,11 @@ class DAG:
         return sum(map(len, self._successors.values()))
 
     def has_node(self, name: str) -> bool:
-        """Return whether there is such a node."""
+        """Return whether the graph has this node."""
         return name in self._successors
 
     def has_edge(self, before: str, after: str) -> bool:
-        """Return whether there is an edge between two nodes; errors as `successors`."""
+        """Return whether there is an edge between two nodes; errors: see `successors`."""
         return self._find_node(after) in self._successors[self._find_node(before)]
 
     def get_edge(self, before: str, after: str) -> Edge:
@@ -269,15 +270,15 @@ class DAG:
         return [NodeId(name) for name, following in self._successors.items() if not following]
 
     def in_degree(self, name: str) -> int:
-        """Return the number of direct predecessors of a node; errors as `successors`."""
+        """Return the number of direct predecessors of a node; errors: see `successors`."""
         return self.shape.predecessor_counts[self.shape.numbers[self._find_node(name)]]
 
     def out_degree(self, name: str) -> int:
-        """Return the number of direct successors of a node; errors as `successors`."""
+        """Return the number of direct successors of a node; errors: see `successors`."""
         return len(self._successors[self._find_node(name)])
 
     def descendants(self, name: str) -> list[NodeId]:
-        """Return all nodes that depend on a node, in topological order; errors as `successors`."""
+        """Return all nodes that depend on a node, in topological order; see `successors`."""
         found = {self._find_node(name)}
         for each in self.topological_order():
             if each in found:
@@ -285,7 +286,7 @@ class DAG:
         return [each for each in self.topological_order() if each in found and each != name]
 
     def ancestors(self, name: str) -> list[NodeId]:
-        """Return all nodes that a node depends on, in topological order; errors as `successors`."""
+        """Return all nodes on which a node depends, in topological order; see `successors`."""
         found = {self._find_node(name)}
         order = self.topological_order()
         for each in reversed(order):
@@ -312,16 +313,16 @@ class DAG:
         return list(map(NodeId, self._successors[self._find_node(name)]))
 
     def predecessors(self, name: str) -> list[NodeId]:
-        """Return the direct predecessors of a node; errors as `successors`."""
+        """Return the direct predecessors of a node; errors: see `successors`."""
         self._find_node(name)
         return [NodeId(each) for each, to in self._successors.items() if name in to]
 
     def get_payload(self, name: str) -> Payload:
-        """Return the object that was attached to a node; None if none was."""
+        """Return the object that is attached to a node, or None."""
         return self._payloads.get(self._find_node(name))
 
     def set_payload(self, name: str, payload: Payload) -> None:
-        """Attach an object to a node, replacing its old one."""
+        """Attach an object to a node; it replaces the previous object."""
         self._payloads[self._find_node(name)] = payload
 
     def get_metadata(self, name: str) -> Payload:
@@ -329,7 +330,7 @@ class DAG:
         return self._metadata.get(self._find_node(name))
 
     def set_metadata(self, name: str, metadata: Payload) -> None:
-        """Attach labels, tags and the like to a node, replacing its old ones."""
+        """Attach labels, tags and the like to a node; they replace the previous ones."""
         self._metadata[self._find_node(name)] = metadata
 
     def topological_order(self) -> list[NodeId]:
@@ -344,7 +345,7 @@ class DAG:
         The successors of a node come before its siblings, as far as the edges allow.
         """
         shape = self.shape
-        after: list[int] = []  # Each node behind all that follow it.
+        after: list[int] = []  # Each node after its successors.
         seen = bytearray(len(shape.names))
         for start in reversed(range(len(shape.names))):
             stack = [] if shape.predecessor_counts[start] else [(start, False)]
@@ -378,7 +379,7 @@ class DAG:
         return self.shape.bottom_levels(costs)
 
     def add_node(self, name: str, payload: Payload = None, metadata: Payload = None) -> NodeId:
-        """Add a node, and return its name; as `DAGBuilder.add_node`."""
+        """Add a node, and return its name; see `DAGBuilder.add_node`."""
         _add_node(self._successors, name)
         self._shape = None
         if payload is not None:
@@ -394,7 +395,7 @@ class DAG:
             nodes: Names, or `(name, payload)`, or `(name, payload, metadata)`.
 
         Raises:
-            GraphError: A name is empty or taken, or one of them is no node; nothing changed.
+            GraphError: A name is empty or taken, or an entry is not a node; nothing changed.
         """
         given = _nodes_of(nodes)
         successors = dict(self._successors)
@@ -408,30 +409,32 @@ class DAG:
         """Add an edge: one node must end before the other may start.
 
         Args:
-            before: What ends.
-            after: What starts.
-            weight: Of the edge, for `get_edge`; None: as it was, or 1.0.
-            label: Of the edge, for `get_edge`.
+            before: The node that ends first.
+            after: The node that starts after it.
+            weight: The weight for `get_edge`. None: an existing edge keeps its weight, and a new
+                one has 1.0.
+            label: The label for `get_edge`. None: an existing edge keeps its label.
 
         Raises:
-            GraphError: One of them was not added, they would wait for each other, or the weight is
-                no finite number; nothing changed.
+            GraphError: A node was not added, the nodes would wait for each other, or the weight is
+                not a finite number; nothing changed.
         """
         following = self._successors[self._find_node(before)]
         edge = _edge(following.get(self._find_node(after)), weight, label)
         if self._reaches(after, before):
             with_it = {**self._successors, before: {**following, after: edge}}
-            self._shape = Shape.of(with_it)  # Which says what waits for what.
+            self._shape = Shape.of(with_it)  # Raises an error that names the cycle.
         following[after] = edge
         self._shape = None
 
     def add_edges(self, edges: Iterable[EdgeGiven]) -> None:
-        """Add edges, all or none of them; each as `(before, after, weight, label)`.
+        """Add edges, all or none of them.
 
-        The weight and the label may be left out.
+        Args:
+            edges: `(before, after)`, `(before, after, weight)` or `(before, after, weight, label)`.
 
         Raises:
-            GraphError: As of `add_edge`; nothing changed.
+            GraphError: See `add_edge`; nothing changed.
         """
         successors = {name: dict(following) for name, following in self._successors.items()}
         for before, after, weight, label in _edges_of(edges):
@@ -465,7 +468,7 @@ class DAG:
         self._shape = None
 
     def _reaches(self, start: str, end: str) -> bool:
-        """Return whether there is a path from one node to another, or they are the same."""
+        """Return whether there is a path from one node to another, or both are the same node."""
         seen = {start}
         stack = [start]
         while stack and end not in seen:
@@ -493,7 +496,7 @@ class DAGBuilder:
         """Add a node.
 
         Args:
-            name: Of the node.
+            name: The node's name.
             payload: Any object, for `DAG.get_payload`.
             metadata: Labels, tags and the like, for `DAG.get_metadata`.
 
@@ -520,7 +523,7 @@ class DAGBuilder:
         return self
 
     def add_nodes(self, nodes: Iterable[NodeGiven]) -> "DAGBuilder":
-        """Add nodes, as `DAG.add_nodes`."""
+        """Add nodes; see `DAG.add_nodes`."""
         for each in _nodes_of(nodes):
             self.add_node(*each)
         return self
@@ -531,13 +534,13 @@ class DAGBuilder:
         """Add an edge: one node must end before the other may start. Adding it twice does nothing.
 
         Args:
-            before: What ends.
-            after: What starts.
-            weight: As of `DAG.add_edge`.
-            label: As of `DAG.add_edge`.
+            before: The node that ends first.
+            after: The node that starts after it.
+            weight: See `DAG.add_edge`.
+            label: See `DAG.add_edge`.
 
         Raises:
-            GraphError: One of them was not added, or the weight is no finite number.
+            GraphError: A node was not added, or the weight is not a finite number.
         """
         for name in (before, after):
             if name not in self._successors:
@@ -547,7 +550,7 @@ class DAGBuilder:
         return self
 
     def add_edges(self, edges: Iterable[EdgeGiven]) -> "DAGBuilder":
-        """Add edges, as `DAG.add_edges`."""
+        """Add edges; see `DAG.add_edges`."""
         for each in _edges_of(edges):
             self.add_edge(*each)
         return self
@@ -623,7 +626,7 @@ def _cycle(following: Sequence[Sequence[int]], left: Sequence[int]) -> list[int]
     for number, successors in enumerate(following):
         if left[number]:
             before.update(dict.fromkeys((each for each in successors if left[each]), number))
-    # Each node that is left has a predecessor that is left: going back ends in a cycle.
+    # Each node that is left has a predecessor that is left, so the way back reaches a cycle.
     number, seen = next(iter(before)), list[int]()
     while number not in seen:
         seen.append(number)

@@ -14,10 +14,10 @@ class DynamicNodeSpec:
     """A node that an expander adds to the running graph.
 
     Args:
-        name: Its name, which no other node has or had.
-        task: What it runs.
-        dependencies: Nodes that it waits for.
-        dependents: Nodes that wait for it; they have not started.
+        name: The node's name. No node of the run has or had the same name.
+        task: The node's task.
+        dependencies: Nodes for which this node waits.
+        dependents: Nodes that wait for this node; they have not started.
     """
 
     name: str
@@ -32,7 +32,7 @@ class DynamicModification:
 
     Args:
         add_nodes: Nodes to add; they may depend on each other.
-        remove_nodes: Nodes that are not to run, and have not started. Nodes that waited for them no
+        remove_nodes: Nodes to remove, which have not started. Nodes that waited for them no
             longer wait.
     """
 

@@ -1,4 +1,4 @@
-"""The journal of a run, one file of JSON lines, with which a restarted program continues.
+"""The journal of a run: a file of JSON lines, from which a restarted program continues the run.
 
 The line `asked` with the key is written and fsynced before a lease is requested with this key. So a
 program that is killed and started again with the same journal requests the lease with the same key,
@@ -9,7 +9,7 @@ and gets the lease that it already has. One fsync covers all lines that wait for
 | `run` | `id`, `graph` | first; the graph as a digest of its nodes and edges |
 | `asked` | `node`, `key` | before a lease is requested |
 | `granted` | `node`, `key`, `lease`, `token` | after the lease is granted |
-| `released` | `node`, `key` | after the lease ended or was refused: the next has another key |
+| `released` | `node`, `key` | after the lease ended or was refused; the next has another key |
 | `completed` | `node`, `result` | after the task returned; a result that is not JSON is left out |
 
 A crash can leave an incomplete last line: it is ignored, and removed before the next line.
@@ -97,7 +97,7 @@ class RunJournal:
     from any thread.
 
     Args:
-        path: The file. If it does not exist, it is created, readable for its owner only.
+        path: The file. A new file is readable only for its owner.
 
     Raises:
         JournalError: The file cannot be read or written, is not a journal, or is open in another
@@ -141,7 +141,7 @@ class RunJournal:
         """Begin or continue the run of a graph; return the completed nodes with their results.
 
         Raises:
-            JournalError: It is the journal of another graph.
+            JournalError: The journal belongs to another graph.
         """
         digest = hashlib.sha256(json.dumps([shape.names, shape.following]).encode()).hexdigest()
         with self._lock:
@@ -157,9 +157,9 @@ class RunJournal:
         return {name: node.result for name, node in nodes.items() if node.completed}
 
     def next_key(self, node_name: str) -> tuple[str, Future[None]]:
-        """Return the key for a node's next lease, and a future that ends when it is durable.
+        """Return the key for a node's next lease, and a future that ends when the key is durable.
 
-        It is the key of the node's last line `asked`, unless a line `released` has this key.
+        The key is that of the node's last line `asked`, unless a line `released` has this key.
         """
         with self._lock:
             node = self._history.nodes.get(node_name, _Node())
@@ -180,7 +180,7 @@ class RunJournal:
         return self._tell(event="released", node=node_name, key=key)
 
     def completed(self, node_name: str, result: Result) -> Future[None]:
-        """Record that a node completed; its result is stored if it is plain JSON."""
+        """Record that a node completed, with its result if that is plain JSON."""
         try:
             json.dumps(result)
         except (TypeError, ValueError, RecursionError):
@@ -197,7 +197,7 @@ class RunJournal:
             ]
 
     def _tell(self, **line: Any) -> Future[None]:
-        """Add a line; the future ends when it is durable."""
+        """Add a line; the future ends when the line is durable."""
         durable: Future[None] = Future()
         with self._lock:
             if not self._open:
@@ -221,7 +221,7 @@ class RunJournal:
                 _write_all(self._file, b"".join(text for text, _ in batch))
                 os.fsync(self._file)
             except OSError as error:
-                with self._lock:  # Threads that saw it open have queued their lines.
+                with self._lock:  # Threads that found the journal open have queued their lines.
                     self._open = False
                 failed = JournalError(f"journal {self.path}: {error.strerror}")
                 for _, durable in batch:
@@ -248,7 +248,7 @@ class RunJournal:
             ) from error
         text = self.path.read_bytes()
         whole = text.rfind(b"\n") + 1
-        if whole < len(text):  # A crash cut the last line short: nothing followed from it.
+        if whole < len(text):  # A crash cut the last line short; no code acted on that line.
             os.ftruncate(self._file, whole)
         history = _History()
         for number, line in enumerate(text[:whole].splitlines(), 1):

@@ -1,7 +1,7 @@
-"""A pool backed by a Moorage server: each node holds a lease while it runs.
+"""A pool of a Moorage server's resources: each node holds a lease while it runs.
 
-The executors use it like `ResourcePool`. The server and the named policy decide the place and the
-order of grants; up to `claims_max` nodes of a run wait in the server's queue at a time.
+Executors use `LeasedPool` like `ResourcePool`. The server and the named policy decide the place
+and the order of grants. Up to `claims_max` nodes of a run wait in the server's queue at a time.
 
 | Requirement | Asked for |
 |---|---|
@@ -40,9 +40,9 @@ WAIT_SECONDS: Final = 3600.0
 LEASES_LOST_MAX: Final = 3
 """A request fails after it got this many leases that had ended or were lost."""
 CLOSE_SECONDS_MAX: Final = 30.0
-"""Seconds that `close` waits for leases to be released; others end by their TTL."""
+"""`close` waits at most this many seconds for releases; other leases end by their TTL."""
 PROBLEMS_MAX: Final = 1000
-"""Failed releases that `problems` lists, the first ones."""
+"""`problems` lists at most this many failed releases, the first ones."""
 
 _SHARES: Final = {"gpu": "gpu", "cpu": "cpu", "cpu_slots": "cpu", "memory_mb": "memory_mb"}
 _MILLI: Final = UNITS // 1000
@@ -87,13 +87,13 @@ class LeasedPool:
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else the authorities that this machine knows.
         ttl_seconds: Seconds for which the server holds the GPUs after this program died.
-        wait_seconds: Most seconds that a node waits in the server's queue; then it fails with
+        wait_seconds: Seconds after which a node in the server's queue fails with
             `NoCapacity`.
-        priority: Priority of the leases; the server serves higher ones first.
-        preemptible: Whether the server may end the leases early for a request of higher priority.
-        claims_max: Most nodes of one run in the server's queue at a time.
-        snapshots_max: Snapshots that its timeline stores; None: all.
-        **request: More of what `Client.ask` takes: `clusters`, `filter`, `inputs` and so on.
+        priority: The priority of the leases; the server grants those with a higher number first.
+        preemptible: Whether the server may end the leases for a request of higher priority.
+        claims_max: At most this many nodes of one run wait in the server's queue at a time.
+        snapshots_max: The timeline stores at most this many snapshots; None: all.
+        **request: Other arguments of `Client.ask`: `clusters`, `filter`, `inputs` and so on.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class LeasedPool:
         """Connect, and read the capacities of the fleet.
 
         Raises:
-            ConnectionFailed: Nothing answers.
+            ConnectionFailed: No server answers.
             RequestRefused: The server refused the token.
         """
         if self._thread is not None:
@@ -150,7 +150,7 @@ class LeasedPool:
         self.close()
 
     def close(self) -> None:
-        """Wait until leases are given back, and disconnect; a second close does nothing."""
+        """Wait until the leases are released, and disconnect; a second call does nothing."""
         if self._thread is None or self._client is None:
             return
         with self._lock:
@@ -187,14 +187,14 @@ class LeasedPool:
         """Return whether the whole fleet has these amounts; a policy may still refuse the request.
 
         Raises:
-            ResourceError: No server can grant it (a ValueError).
+            ResourceError: No server can grant this requirement (a ValueError).
         """
         demand_of(requirements)
         counts = _counts(requirements)
         return all(count <= self._capacities.get(name, 0) for name, count in counts.items())
 
     def take(self, requirements: ResourceRequirements, node_name: str) -> Grant | None:
-        """Grant nothing at once, except to a node that needs nothing."""
+        """Return a grant for a node that needs nothing, and None for all others."""
         if _counts(requirements):
             return None
         self._note(node_name, "acquire", {})
@@ -215,7 +215,7 @@ class LeasedPool:
         self._later(self._withdraw(place))
         return True
 
-    def exchange(self, waiting: Claim, claim: Claim) -> bool:  # noqa: ARG002  # Others wait, too.
+    def exchange(self, waiting: Claim, claim: Claim) -> bool:  # noqa: ARG002  # `Pool` has the arguments.
         """Do nothing: the server decides the order of waiting nodes."""
         return False
 
@@ -227,10 +227,10 @@ class LeasedPool:
         self,
         grant: Grant,
         node_name: str,
-        by: Callable[[], None] | None,  # noqa: ARG002  # The server wakes whom it serves.
+        by: Callable[[], None] | None,  # noqa: ARG002  # The server decides which claim is next.
         journal: RunJournal | None,
     ) -> None:
-        """Release a lease, in the background."""
+        """Release a node's lease, in the background."""
         held: _Held | None = grant.held
         self._note(node_name, "release", held.units if held else {})
         if held is not None:
@@ -239,7 +239,7 @@ class LeasedPool:
             self._later(self._release(held.lease, node_name, held.key, journal))
 
     def watch(self, wake: Callable[[], None], releases: int) -> bool:  # noqa: ARG002  # As `releases`.
-        """Do nothing: each waiting node has a claim, or waits until it may have one."""
+        """Do nothing: waiting nodes have a claim, or get one later."""
         return True
 
     def unwatch(self, wake: Callable[[], None]) -> None:
@@ -289,13 +289,13 @@ class LeasedPool:
             claim.grant = self._grant(claim, await self._wait_grant(claim))
         except asyncio.CancelledError:
             claim.error = WorkflowError("the pool was closed while this node waited for a lease")
-        except Exception as error:  # noqa: BLE001  # Whatever it is: the run must not wait for ever.
+        except Exception as error:  # noqa: BLE001  # The run must not wait forever.
             claim.error = error
         with self._lock:
             place.settled = not place.withdrawn
         if place.settled:
             claim.wake(claim)
-        elif claim.grant is not None:  # Withdrawn just as it was granted.
+        elif claim.grant is not None:  # The claim was withdrawn while the server granted it.
             self.give_back(claim.grant, claim.node_name, None, claim.journal)
 
     async def _withdraw(self, place: _Place) -> None:
@@ -305,7 +305,7 @@ class LeasedPool:
             await asyncio.wait([place.task])
 
     async def _wait_grant(self, claim: Claim) -> _Held:
-        """Return the lease of a claim, which may be that of an earlier program's journal."""
+        """Return the lease for a claim; a journal may name one that an earlier program got."""
         journal, lost = claim.journal, 0
         while True:
             key = await _key(claim)
@@ -314,7 +314,7 @@ class LeasedPool:
             try:
                 lease = await self._connected.acquire(message, None)
             except asyncio.CancelledError:
-                if journal is not None:  # Without our key, the client itself cancels.
+                if journal is not None:  # Without a journal, the client cancels the request.
                     await self._recall(message, claim.node_name, key, journal)
                 raise
             except LeaseLost:
@@ -337,7 +337,7 @@ class LeasedPool:
         try:
             await self._connected.cancel(key)
         except RequestRefused:
-            # No longer queued. The same key gets its lease, if there is one.
+            # The request has left the queue. The same key returns its lease, if there is one.
             terms = {**message["lease"], "wait_seconds": 0}
             with contextlib.suppress(MoorageError):
                 lease = await self._connected.acquire({**message, "lease": terms}, None)
@@ -369,7 +369,7 @@ class LeasedPool:
         try:
             await self._connected.hand_back(lease)
         except LeaseLost:
-            pass  # Its node knows.
+            pass  # `note_loss` has told the node.
         except MoorageError as error:
             self._problem(error)
             return
@@ -412,7 +412,7 @@ class LeasedPool:
 
 
 async def _key(claim: Claim) -> str:
-    """Return a request's idempotency key, after it is durable; none without a journal."""
+    """Return a request's idempotency key when it is durable; an empty one without a journal."""
     if claim.journal is None:
         return ""
     key, durable = claim.journal.next_key(claim.node_name)
@@ -438,7 +438,7 @@ def demand_of(requirements: ResourceRequirements) -> Demand:
     """Return the demand to send to a server.
 
     Raises:
-        ResourceError: A resource that no server has, or a number of GPUs that is neither whole nor
+        ResourceError: No server has a resource, or the number of GPUs is neither whole nor
             below 1 (a ValueError).
     """
     counts = _counts(requirements)
@@ -462,11 +462,11 @@ def demand_of(requirements: ResourceRequirements) -> Demand:
 def environment_of(lease: HeldLease) -> dict[str, str]:
     """Return the variables that a task's processes need to use a lease.
 
-    They are those of workloads that a server starts itself.
+    Workloads that the server starts have the same variables.
     """
     share = lease.placement[0]
     return {
-        # Ids count GPUs as NVML does; CUDA by itself puts the fastest first.
+        # GPU ids are in the order of NVML; CUDA's own default order begins with the fastest GPU.
         "CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
         "CUDA_VISIBLE_DEVICES": ",".join(share.gpus),
         "MOORAGE_CLUSTER_ID": share.cluster_id,

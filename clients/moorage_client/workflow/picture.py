@@ -1,6 +1,6 @@
-"""A picture of a run: the place and time of each node, and the use of each resource.
+"""A picture of a run: where and when each node ran, and how much of each resource was used.
 
-Drawn by matplotlib, which `pip install 'moorage[plots]'` brings; without it a plain error says so.
+matplotlib draws it; `pip install 'moorage[plots]'` installs matplotlib.
 """
 
 import heapq
@@ -13,9 +13,9 @@ from moorage_client.workflow.results import ExecutionResult, NodeResult, NodeSta
 from moorage_client.workflow.timeline import ResourceSnapshot
 
 NAMED_FRACTION_MIN: Final = 0.03
-"""Least length of a bar, as a part of the run, for its name to be shown."""
+"""A bar shows its name if it is at least this fraction of the run long."""
 LANES_MAX: Final = 60
-"""Lanes up to which the picture grows; with more, each lane is thinner."""
+"""The picture grows up to this many lanes; with more, each lane is thinner."""
 
 _COLOURS: Final = {
     NodeStatus.COMPLETED: "#3b7dd8",
@@ -29,17 +29,17 @@ _NAME: Final = {"parse_math": False}
 
 
 def draw_timeline(result: ExecutionResult, path: str | Path) -> None:
-    """Draw a run to a file: nodes at the top, one panel per resource below.
+    """Draw a run into a file: nodes at the top, and below them a panel for each resource.
 
-    A bar is the last attempt at a node, coloured by how it ended. Where the pool says where nodes
-    ran, they are put together by node of the fleet.
+    A bar is the last attempt at a node; its colour shows the status. If the pool knows where nodes
+    ran, the bars are grouped by node of the fleet.
 
     Args:
-        result: What an executor returned.
-        path: The file; `.svg`, `.png` and whatever else matplotlib can write.
+        result: The result of an executor.
+        path: The file: `.svg`, `.png` or another format of matplotlib.
 
     Raises:
-        WorkflowError: matplotlib is not installed, cannot write such a file, or nothing ran.
+        WorkflowError: matplotlib is not installed or cannot write the file, or no node ran.
     """
     figure_type = _matplotlib()
     bars = sorted(
@@ -51,7 +51,7 @@ def draw_timeline(result: ExecutionResult, path: str | Path) -> None:
     snapshots = result.resource_timeline.snapshots if result.resource_timeline else []
     start = bars[0].started_at
     end = max(each.started_at + each.duration_seconds for each in bars)
-    # The pool may have had others before and after this run.
+    # The pool may have served other runs before and after this one.
     shown = [each for each in snapshots if start - 1 <= each.timestamp <= end + 1]
     names = list(shown[0].allocated) if shown else []
     lanes = _lanes(bars)
@@ -73,7 +73,7 @@ def draw_timeline(result: ExecutionResult, path: str | Path) -> None:
 
 def _matplotlib() -> Any:
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415  # Only who draws needs it.
+        from matplotlib.figure import Figure  # noqa: PLC0415  # Only pictures need it.
     except ImportError as error:
         raise WorkflowError(
             f"pictures need matplotlib, which is not installed: {install_command('plots')}"

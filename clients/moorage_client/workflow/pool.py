@@ -39,14 +39,14 @@ class ResourcePool:
 
     Args:
         capacities: Amounts by name, such as `{"gpu": 4, "cpu": 16, "memory_mb": 32000}`.
-        snapshots_max: Snapshots that its timeline stores; None: all.
+        snapshots_max: The timeline stores at most this many snapshots; None: all.
 
     Raises:
         ResourceError: A capacity is negative, no finite number, or so small that it would count as
             0 (a ValueError).
     """
 
-    claims_max = 1  # A run queues for the best of its nodes that do not fit now.
+    claims_max = 1  # Only the best of a run's nodes that do not fit waits in the queue.
 
     def __init__(
         self, capacities: Mapping[str, float], *, snapshots_max: int | None = SNAPSHOTS_MAX
@@ -107,9 +107,9 @@ class ResourcePool:
         """Acquire amounts; wait until they are available.
 
         Args:
-            requirements: What to acquire, all of it at once.
-            timeout: Seconds to wait at most; None: without end.
-            node_name: For whom, as the timeline shows it.
+            requirements: The amounts, which are acquired all at once.
+            timeout: Seconds to wait at most; None: without limit.
+            node_name: The name that the timeline shows.
 
         Returns:
             Whether the amounts were acquired; always True without a timeout.
@@ -127,7 +127,7 @@ class ResourcePool:
             return True
         try:
             woken.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
-        except BaseException:  # Ctrl-C: give back what was granted.
+        except BaseException:  # After Ctrl-C, release amounts that were granted meanwhile.
             if not self._leave(ticket):
                 self._free(amounts, node_name, None)
             raise
@@ -169,7 +169,7 @@ class ResourcePool:
         """Give back acquired amounts, and wake the waiters that get them.
 
         Raises:
-            ResourceError: Fewer amounts are held; nothing changes (a ValueError).
+            ResourceError: The pool has less allocated; nothing changes (a ValueError).
         """
         amounts = self._amounts(requirements)
         if amounts is None or not self._free(amounts, node_name, None):
@@ -188,8 +188,8 @@ class ResourcePool:
         """Hold resources while a block runs: `with pool.holding(need):`, or `async with`.
 
         Raises:
-            TimeoutError: At the start of the block: the amounts were not available in time.
-            ResourceError: As `acquire`.
+            TimeoutError: The block cannot start: the amounts were not available in time.
+            ResourceError: See `acquire`.
         """
         return Holding(self, requirements, timeout, node_name)
 
@@ -219,7 +219,7 @@ class ResourcePool:
             claim.place.wake()
 
     def exchange(self, waiting: Claim, claim: Claim) -> bool:
-        """Put a claim into the place of another claim; False if that was granted meanwhile."""
+        """Put a claim into another claim's place; False if that other was granted meanwhile."""
         claim.place = self._ticket(claim)
         with self._lock:
             if waiting.place.granted:
@@ -232,7 +232,7 @@ class ResourcePool:
         return True
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
-        """Return whether some needed amount is above that of `than` and above the free amount."""
+        """Return whether a needed amount is larger than that of `than` and than the free amount."""
         less = dict(self._amounts(than) or ())
         amounts = self._amounts(requirements) or ()
         with self._lock:
@@ -263,7 +263,7 @@ class ResourcePool:
             return True
 
     def unwatch(self, wake: Callable[[], None]) -> None:
-        """Forget a `watch`."""
+        """End a `watch`."""
         with self._lock:
             self._watchers.pop(wake, None)
 
@@ -382,10 +382,10 @@ class Holding:
     """`ResourcePool.holding`: acquires at the start of a block and releases at its end.
 
     Args:
-        pool: Whose resources.
-        requirements: What to hold.
-        timeout: Seconds to wait at most; None: without end.
-        node_name: For whom, as the timeline shows it.
+        pool: The pool.
+        requirements: The amounts to hold.
+        timeout: Seconds to wait at most; None: without limit.
+        node_name: The name that the timeline shows.
     """
 
     pool: ResourcePool

@@ -19,20 +19,20 @@ from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.graph import DAG
 
 NAMES_MAX: Final = 3
-"""Running nodes that are named beside the bar; others are counted."""
+"""At most this many running nodes are named beside the bar; the others are counted."""
 
 
 class ProgressBar:
     """Shows the progress of a run: `with ProgressBar(dag) as bar:`.
 
-    Give `bar.callbacks` to the executor. On a terminal the bar moves, and stays when the block
-    ends; elsewhere it is written once, at the end.
+    Give `bar.callbacks` to the executor. On a terminal the bar moves, and stays visible after the
+    block. Without a terminal it is written once, at the end.
 
     Args:
-        dag: What runs.
-        callbacks: Callbacks of the program's own, called first.
-        console: Where to draw; default: stderr.
-        done: Nodes that need not run, such as those of a journal.
+        dag: The graph.
+        callbacks: The program's own callbacks, which are called first.
+        console: The console for the bar; default: stderr.
+        done: The number of nodes that need not run, for example because of a journal.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ProgressBar:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),  # Names are names: `[/x]` is no markup.
+            TextColumn("{task.description}", markup=False),  # A name may contain `[/x]`.
             console=console or Console(stderr=True),
         )
         self._bar = self._progress.add_task("", total=len(dag), completed=done)

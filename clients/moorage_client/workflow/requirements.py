@@ -31,10 +31,10 @@ def units(amount: float, what: str) -> int:
 
     Args:
         amount: At least 0.
-        what: Whose amount it is, for the message.
+        what: The name of the amount, for the message.
 
     Raises:
-        ResourceError: It is not a finite number, or negative.
+        ResourceError: The amount is negative, or not a finite number.
     """
     if finite(amount) is None:
         raise ResourceError(f"{what} is {amount!r}; expected a finite number")
@@ -44,10 +44,10 @@ def units(amount: float, what: str) -> int:
 
 
 def read_amount(amount: float, what: str) -> int:
-    """Return a requested amount, in units; errors as `units`.
+    """Return a requested amount in units, as `units` does.
 
     Raises:
-        ResourceError: It is more than nothing, and less than a unit: it would be had for nothing.
+        ResourceError: The amount is above 0 and below a unit, so it would count as 0.
     """
     count = units(amount, what)
     if 0 < amount * UNITS < 1:
@@ -62,7 +62,7 @@ def amount_of(count: int) -> float:
 
 
 def resource_name(name: str, declaring: Mapping[str, object]) -> str:
-    """Return the name of a resource in a pool: its own name, or else its alias."""
+    """Return the name that a pool uses for a resource: its own name, or its alias."""
     alias = ALIASES.get(name, name)
     return alias if alias in declaring and name not in declaring else name
 
@@ -75,8 +75,8 @@ class ResourceRequirements:
         resources: Amounts by name, such as `{"gpu": 2, "cpu": 4, "memory_mb": 8000}`.
 
     Raises:
-        ResourceError: An amount is negative, NaN, infinite, no number, or so small that it would
-            count as nothing (a ValueError).
+        ResourceError: An amount is negative, not a finite number, or so small that it would
+            count as 0 (a ValueError).
     """
 
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class ResourceRequirements:
                 raise ResourceError("a resource's name is a text of at least one character")
             read_amount(amount, f"resources[{name!r}]")
         object.__setattr__(self, "resources", own)
-        # Pools look requirements up at every acquisition.
+        # Pools look up requirements at every acquisition.
         object.__setattr__(self, "_hash", hash(frozenset(own.items())))
 
     def __hash__(self) -> int:

@@ -19,7 +19,7 @@ class NodeStatus(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     SKIPPED = "skipped"
-    """The node has no task, or something before it failed."""
+    """The node has no task, or a node on which it depends failed."""
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
     CACHE_HIT = "cache_hit"
@@ -34,7 +34,7 @@ class NodeResult:
         name: The node's name.
         status: The node's final status.
         result: The value that the task returned.
-        error: Why the node did not complete, or None.
+        error: The reason why the node did not complete, or None.
         duration_seconds: Duration of the last attempt.
         attempts: Number of starts of the task.
         started_at: Start of the last attempt, in seconds since the epoch; 0.0: never.
@@ -53,12 +53,12 @@ class NodeResult:
 
 @dataclass(frozen=True, slots=True)
 class CallbackError:
-    """The error of a callback that belongs to no running node, so it fails none.
+    """The error of a callback that does not fail a node.
 
     Args:
         callback: The callback's name, such as `on_resource_released`; `release` is the pool's own.
-        node_name: The node for which it was called.
-        error: The exception that it raised.
+        node_name: The node for which the callback was called.
+        error: The exception that the callback raised.
     """
 
     callback: str
@@ -71,16 +71,16 @@ class ExecutionResult:
     """The results of a run: `result["train"]`, `"train" in result`, `result.succeeded`.
 
     Args:
-        node_results: By name, every node of the graph.
-        succeeded: Nodes that completed, in this run or in an earlier one of the same journal.
+        node_results: The result of each node, by name.
+        succeeded: Nodes that completed, in this run or in an earlier run with the same journal.
         failed: Nodes that failed.
         skipped: Nodes that were skipped.
-        timed_out: Nodes that ran out of time.
+        timed_out: Nodes that exceeded their time limit.
         cancelled: Nodes that were cancelled.
-        total_duration_seconds: Of the whole run.
-        trace: What happened when, if `enable_tracing` was set.
-        resource_timeline: That of the pool, which other runs may have used too.
-        callback_errors: What callbacks raised that fails no node.
+        total_duration_seconds: The duration of the whole run.
+        trace: The events of the run, if `enable_tracing` was set.
+        resource_timeline: The timeline of the pool, which may also show other runs.
+        callback_errors: Exceptions of callbacks that did not fail a node.
     """
 
     node_results: dict[str, NodeResult] = field(repr=False)

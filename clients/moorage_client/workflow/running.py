@@ -56,14 +56,14 @@ class RunningNode:
         self.attempt = attempt
         self.grant = grant
         self.holds = grant is not None
-        self.released = False  # Released; callbacks are not called yet.
+        self.released = False  # Released, but the callbacks were not called yet.
         self.end: tuple[EventType, float, BaseException | None] | None = None  # For the trace.
         self.started = 0.0
         self.refused: Exception | None = None
         self.ended = False
         self.abandoned = False
         self.stopped_by: BaseException | None = None
-        self.growth: DynamicModification | GraphError | None = None  # After it; or why not.
+        self.growth: DynamicModification | GraphError | None = None  # From its expander.
         self._event: threading.Event | None = None
         self._on_stop = on_stop
 
@@ -92,7 +92,7 @@ class RunningNode:
 
         Raises:
             TaskTimeout: The attempt's time limit passed.
-            LeaseLost: The node's lease is lost; others may use its GPUs.
+            LeaseLost: The node's lease is lost; other programs may use its GPUs.
             TaskStopped: The run was cancelled.
         """
         if self.stopped_by is not None:
@@ -108,7 +108,7 @@ class RunningNode:
         return self._event.wait(timeout)
 
     def stop(self, why: BaseException) -> bool:
-        """Send the stop signal; False if it was sent before. For the executors."""
+        """Send the stop signal; return False if it was sent before. For the executors."""
         with _making_events:
             if self.stopped_by is not None:
                 return False
@@ -121,13 +121,13 @@ class RunningNode:
         return True
 
     def finish(self) -> bool:
-        """Note that the task has ended; False if it was abandoned. For the executors."""
+        """Note that the task has ended; return False if it was abandoned. For the executors."""
         with _making_events:
             self.ended = not self.abandoned
             return self.ended
 
     def abandon(self) -> bool:
-        """Stop waiting for the task; False if it has ended already. For the executors."""
+        """Stop waiting for the task; return False if it has ended already. For the executors."""
         with _making_events:
             if self.ended or self.abandoned:
                 return False
@@ -135,7 +135,7 @@ class RunningNode:
             return True
 
     def on_stop(self, call: "Callable[[RunningNode], object] | None") -> None:
-        """Call `call` at the stop signal, at once if it was sent. For the executors."""
+        """Call a function at the stop signal, or now if the signal was sent. For the executors."""
         with _making_events:
             self._on_stop = call
             late = self.stopped and call is not None

@@ -1,7 +1,7 @@
 """Chooses the node that runs next, for both executors.
 
-Pure: no clock, no threads, no tasks. An executor picks a node here, runs it, and records its end;
-each call costs O(log n) or O(successors).
+This module uses no clock, starts no threads and runs no tasks. An executor picks a node here, runs
+the node, and records its end. Each call costs O(log n) or O(successors).
 
 Ready nodes with equal requirements form a group: if one node of a group does not fit, no other node
 of the group does.
@@ -13,13 +13,12 @@ from heapq import heappop, heappush, heapreplace
 from typing import Final
 
 BLOCKED_MAX: Final = 64
-"""Groups that do not fit which are skipped per request while something runs. Groups behind them
-wait for the next release; when nothing runs, all groups are checked."""
+"""While a node runs, a request skips at most this many groups that do not fit. Groups behind them
+wait for the next release. When no node runs, all groups are checked."""
 
 PASSED_MAX: Final = 8
 """At most this many nodes start while a group with larger requirements does not fit. Then that
-group precedes better ones, so that a large node of low priority is not last because of its size
-alone."""
+group precedes groups of better rank. Otherwise a large node might always run last."""
 
 Admit = Callable[[int, int], bool]
 """Takes the resources of a group for one of its nodes; returns False if they are not free."""
@@ -28,17 +27,17 @@ _WAITING, _READY, _RUNNING, _OVER = range(4)
 
 
 class Schedule:
-    """The ready sets of one run. Nodes and groups are numbers.
+    """The ready nodes of one run. Nodes and groups are numbers.
 
     Args:
-        successors: Of each node.
-        predecessor_counts: Of each node.
+        successors: The successors of each node.
+        predecessor_counts: The number of predecessors of each node.
         ranks: The rank of each node, all different; lower ranks run sooner.
         groups: The group of each node, from 0; nodes of one group have equal requirements.
         runnable: Whether each node has a task. Nodes without a task are skipped, and delay no other
             node.
-        fail_fast: Whether the descendants of a failed node are skipped; otherwise they run
-            nevertheless.
+        fail_fast: Whether the descendants of a failed node are skipped; if not, they
+            run.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Schedule:
         # Pairs of a group's best rank and the group; stale pairs are dropped when popped.
         self._heads: list[tuple[int, int]] = []
         self._blocked: dict[int, None] = {}
-        # Number of picked nodes when the best node of a group was first refused.
+        # By group: how many nodes had been picked when its best node was first refused.
         self._refused: dict[int, int] = {}
         self._passed_too_often: set[int] = set()
         self._grown: set[int] = set()
@@ -101,7 +100,7 @@ class Schedule:
         """Return the first ready node whose group fits, and mark it as running.
 
         Args:
-            admit: Takes a group's resources. A refused group is tried again only after `unblock`.
+            admit: Takes a group's resources. A refused group is tried again after `unblock`.
         """
         heads = self._heads
         while heads:
@@ -138,9 +137,9 @@ class Schedule:
     def reserve(
         self, eligible: Callable[[int], bool], outsized: Callable[[int, int], bool]
     ) -> int | None:
-        """Return the best blocked node, which then queues for a grant.
+        """Return a blocked node, which then queues for a grant.
 
-        That is the best one, unless another has been passed over `PASSED_MAX` times for its size.
+        It is the best one, unless a larger node was passed over `PASSED_MAX` times.
 
         Args:
             eligible: Returns whether a group may queue at all.
@@ -181,9 +180,9 @@ class Schedule:
         return grown
 
     def ahead_of(self, reserved: int, groups: Iterable[int]) -> tuple[int, int] | None:
-        """Return the best ready node of some groups with its group, if it precedes this node.
+        """Return the best ready node of some groups, and its group, if it precedes a reserved node.
 
-        Return None, too, if the reserved node was passed over too often.
+        Return None if it does not, or if the reserved node was passed over too often.
         """
         heads = ((self._ready[each][0], each) for each in groups if self._ready[each])
         rank, group = min(heads, default=(len(self._ranks), -1))
@@ -197,7 +196,7 @@ class Schedule:
         return self._blocked.keys()
 
     def worst(self, reserved: Iterable[int]) -> int:
-        """Return the node with the lowest rank."""
+        """Return the node that would run last."""
         return max(reserved, key=self._ranks.__getitem__)
 
     def again(self, node: int) -> None:
@@ -206,7 +205,7 @@ class Schedule:
         self.make_ready(node)
 
     def note_end(self, node: int, *, well: bool) -> list[int]:
-        """Note the end of a node; return the nodes skipped for it, in order."""
+        """Note the end of a node; return the nodes that are skipped after it, in order."""
         self.running -= 1
         self._finish(node)
         if well or not self._fail_fast:
@@ -258,7 +257,7 @@ class Schedule:
         return [n for n in range(first, len(self._states)) if not self._waiting_for[n]]
 
     def drop(self, node: int, *, failed: bool) -> list[int]:
-        """Remove a waiting node, as failed or as absent; return the skipped nodes."""
+        """Remove a waiting node, as failed or as if it never was; return the skipped nodes."""
         self._finish(node)
         return self._skip_after(node) if failed else self._resolve(node)
 
@@ -274,7 +273,7 @@ class Schedule:
         TopologicalSorter(reached).prepare()
 
     def cancel(self) -> list[int]:
-        """Skip all nodes that are not running; return them."""
+        """End all nodes that are not running; return these nodes."""
         given_up = [node for node, state in enumerate(self._states) if state < _RUNNING]
         for node in given_up:
             self._finish(node)
@@ -286,7 +285,7 @@ class Schedule:
         return given_up
 
     def make_ready(self, node: int) -> None:
-        """Make a node ready that is new, or queued, or to be tried again."""
+        """Make a node ready: a new one, a queued one, or one for another attempt."""
         self._states[node] = _READY
         group, rank = self._groups[node], self._ranks[node]
         ready = self._ready[group]

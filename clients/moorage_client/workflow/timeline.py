@@ -25,7 +25,7 @@ class ResourceSnapshot:
     """The allocated amount of each resource, right after a change.
 
     Args:
-        timestamp: Seconds since the epoch; a timeline's snapshots are in the order of theirs.
+        timestamp: Seconds since the epoch. Snapshots of a timeline are ordered by it.
         allocated: The allocated amount of each resource.
         available: The free amount of each resource.
         node_name: The node whose amounts changed; None for callers without a name.
@@ -41,24 +41,25 @@ class ResourceSnapshot:
     elapsed: float = 0.0
 
 
-# A change as it is stored: names, units there are and units in use of each, when, for whom, what.
+# A stored change: the names of the resources, the total units and the units in use of each, the
+# time, the node's name, and the event.
 _Change = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], float, str | None, str]
 
 
 class ResourceTimeline:
     """All changes of a pool in order.
 
-    Beyond `snapshots_max` the oldest are dropped: a warning says so once, `dropped` counts them,
-    and peaks stay exact.
+    A timeline drops the oldest of more than `snapshots_max` changes. It logs one warning and counts
+    the dropped changes in `dropped`; peaks stay exact.
 
-    Safe to use from any thread. Snapshots are made when they are read: a pool notes two small
-    tuples per change.
+    Safe to use from any thread. Snapshots are made when they are read: per change, a pool only
+    stores two small tuples.
 
     Args:
-        snapshots_max: How many are stored; None: all.
+        snapshots_max: At most this many changes are stored; None: all.
 
     Attributes:
-        dropped: How many were dropped.
+        dropped: The number of dropped changes.
     """
 
     def __init__(self, snapshots_max: int | None = SNAPSHOTS_MAX) -> None:
@@ -72,7 +73,7 @@ class ResourceTimeline:
         self._peaks: dict[str, tuple[int, float]] = {}  # Peaks of the dropped changes.
         self._first: float | None = None  # The time of the earliest dropped change.
         self._lock = threading.Lock()
-        # The wall clock may be set back; the monotonic one tells how long after the start it is.
+        # The wall clock may be set back during the run; the monotonic clock is not.
         self._offset = time.time() - time.monotonic()
 
     @overload
@@ -99,14 +100,14 @@ class ResourceTimeline:
         *,
         snapshot: ResourceSnapshot | None = None,
     ) -> None:
-        """Add a snapshot by hand; pools do it themselves.
+        """Add a snapshot; pools add theirs themselves.
 
         Args:
-            allocated: A snapshot, or the amounts of one.
-            available: Amounts, where no snapshot was given.
-            node_name: As in a snapshot.
-            event: As in a snapshot; `acquired` and `released` are understood too.
-            snapshot: A snapshot, in place of all others.
+            allocated: A snapshot, or allocated amounts by name.
+            available: Free amounts by name, if no snapshot is given.
+            node_name: See `ResourceSnapshot`.
+            event: See `ResourceSnapshot`; `acquired` and `released` are accepted, too.
+            snapshot: A snapshot, instead of all other arguments.
         """
         given = snapshot or allocated or {}
         if isinstance(given, ResourceSnapshot):
@@ -136,14 +137,14 @@ class ResourceTimeline:
             names: Names of the resources, in the order of the two tuples.
             there: Total units.
             used: Units in use.
-            node_name: For whom.
+            node_name: The node's name.
             event: `acquire` or `release`.
             when: Seconds since the epoch; None: now.
         """
         if when is None:
             when = time.monotonic() + self._offset
         change = (names, there, used, when, node_name, event)
-        # Appending is atomic, and pools call this under a lock of their own: none is taken here.
+        # `append` is atomic, and pools call this function under their own lock.
         if len(self._changes) < self._changes_max:
             self._changes.append(change)
             return
@@ -170,7 +171,7 @@ class ResourceTimeline:
             self._peaks[name] = (max(peak, count), max(fraction, share))
 
     def _folded(self) -> dict[str, tuple[int, float]]:
-        """Return the peak use of each resource, in units and as a fraction, also if dropped."""
+        """Return each resource's peak use, in units and as a fraction, with dropped changes."""
         with self._lock:
             peaks_before = self._peaks.copy()
             for change in self._changes:
@@ -182,7 +183,7 @@ class ResourceTimeline:
     def snapshots(self) -> list[ResourceSnapshot]:
         """All stored snapshots, ordered by time."""
         with self._lock:
-            # Times that were given by hand may go back.
+            # `record` may have added an earlier time after a later one.
             changes, first = sorted(self._changes, key=itemgetter(3)), self._first
         if changes:
             first = changes[0][3] if first is None else min(first, changes[0][3])

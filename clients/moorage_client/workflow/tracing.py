@@ -63,7 +63,7 @@ class TraceEvent:
         duration: For an event that ends an attempt: the seconds that it took.
         error: The error, as text.
         metadata: For resources: `{"resources": {name: amount}}`; for a resolved gate: `{"status":
-            "approved"}`, or how else it was.
+            "approved"}`, `rejected` or `timed_out`.
     """
 
     event_type: EventType
@@ -80,7 +80,7 @@ class ExecutionTrace:
 
     def __init__(self) -> None:
         self.events: list[TraceEvent] = []
-        # The wall clock may be set back while a run lasts; the monotonic one is not.
+        # The wall clock may be set back during the run; the monotonic clock is not.
         self._offset = time.time() - time.monotonic()
 
     def add(

@@ -1,9 +1,9 @@
 """The amounts of a pool, and the order in which its waiters are served.
 
-Pure: amounts are units by resource number, and nothing sleeps here. `ResourcePool` puts a lock
-around it and wakes the waiters that it serves.
+Amounts are units by resource number. No function here waits or takes a lock: `ResourcePool` holds
+its lock during each call, and wakes the served waiters.
 
-The policy. Waiters stand in a line. A waiter that fits may overtake one that does not fit yet,
+The policy: waiters queue. A waiter that fits may overtake a waiter that does not fit yet,
 which keeps the pool busy. After a waiter was overtaken `OVERTAKEN_MAX` times, no request is granted
 that would leave less than this waiter needs. Freed resources add up, and the waiter is served at
 the latest when all present holders have released theirs.
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 OVERTAKEN_MAX: Final = 8
-"""At most this many times, a later request may overtake and delay a waiter."""
+"""Later requests may overtake and delay a waiter at most this many times."""
 LOOKED_AT_MAX: Final = 64
-"""Waiters that do not fit and are checked, from the head of the queue, per release or request.
-Others are served later; none is forgotten, since the head always advances."""
+"""A release or a request checks at most this many waiters that do not fit, from the head of the
+queue. Other waiters are served later, since the head always advances."""
 
 Amounts = tuple[tuple[int, int], ...]
 """Requested amounts: pairs of a resource's number and units, none of them 0."""
@@ -27,7 +27,7 @@ class Ticket:
 
     Args:
         amounts: The requested amounts.
-        node_name: The node's name in the timeline.
+        node_name: The name for the timeline.
         wake: Called after the ticket was served.
     """
 
@@ -128,7 +128,7 @@ class Account:
         return all(count <= self.free[number] for number, count in amounts)
 
     def _overtake(self, amounts: Amounts, waiting: Sequence[Ticket]) -> bool:
-        """Take amounts if they fit, unless that delays a ticket that was delayed too often."""
+        """Take amounts that fit, unless that delays a ticket that was delayed too often."""
         delayed = list(self._delayed_tickets(amounts, waiting)) if waiting else []
         if any(ticket.overtaken >= OVERTAKEN_MAX for ticket in delayed):
             return False

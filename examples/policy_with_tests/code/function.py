@@ -5,11 +5,11 @@ import numpy as np
 from moorage.policy import place
 
 EMPTY = 1_000_000
-"""More than a node has: an empty node is taken only where no other fits."""
+"""More than the GPUs of a node: the policy uses an empty node only if no other node fits."""
 
 
 def score(free: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Return how good each node is: the fuller the better, the empty ones last.
+    """Return the score of each node: a fuller node has a higher score, an empty node the lowest.
 
     Args:
         free: Free GPU of each node, in milli.
@@ -19,7 +19,7 @@ def score(free: np.ndarray, total: np.ndarray) -> np.ndarray:
 
 
 class AIOSv1PolicyRule:
-    """The fullest node."""
+    """Chooses the fullest node."""
 
     def __init__(self, rule_id, settings, parameters):
         """Prepare nothing."""

@@ -165,7 +165,7 @@ def _is_new(tables: FactTables, ledger: Path, found: LedgerWalk) -> bool:
         return is_unmade(tables, ledger, found.mark)
     except StorageCorrupt as no:
         found.say(f"{ledger.name}: {no.finding}.")
-    except UNREADABLE as no:  # The facts lie in other pages.
+    except UNREADABLE as no:  # The facts are in other pages.
         found.unread = True
         found.say(f"{ledger.name} lacks its own format and version: {no}.")
     return False

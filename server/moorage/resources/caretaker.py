@@ -1,8 +1,8 @@
 """Remote backends, and the process that ends their workloads when this process has ended.
 
 Workloads on this machine end with the process that started them. Workloads on Ray, Kubernetes or
-AWS would keep running. So another process, the caretaker, waits for the end of this process, for
-whatever cause, and stops the workloads that are left there.
+AWS would keep running. So another process, the caretaker, waits until this process ends for any
+reason, and then stops its remaining workloads.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from moorage.launch import command
 BEGUN: Final = b"+"
 """Sent to the caretaker: a workload is about to be started."""
 NOTHING: Final = b"-"
-"""Sent to the caretaker: of one start, no workload is left."""
+"""Sent to the caretaker: one start has left no workload, or its workload has ended."""
 
 TRY_SECONDS: Final = 5.0
 """Seconds between two tries to end the workloads that are left."""

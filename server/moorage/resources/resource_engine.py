@@ -85,7 +85,7 @@ class ResourceEngine:
         """Make sure that at least `size` resources are free.
 
         Free resources that have died are replaced. New resources are started in parallel. If
-        `max_global_num` allows fewer, a warning has the wanted and the started number.
+        `max_global_num` allows fewer, a Python warning has the wanted and the started number.
 
         Args:
             spec: The spec of the resources.

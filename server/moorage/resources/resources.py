@@ -37,7 +37,7 @@ from moorage.backends.specs import (
 )
 
 SETTLE_LOOKS: Final = 10
-"""A workload that ends within this number of checks (half a second) has failed to start."""
+"""A workload that ends within this number of checks (about half a second) failed to start."""
 SETTLE_SECONDS_MAX: Final = 30.0
 """At most this many seconds pass until the checks of `SETTLE_LOOKS` end."""
 _SETTLE_PAUSE_SECONDS: Final = 0.05
@@ -355,7 +355,7 @@ class BackendRunner:
             BackendError: The workload did not start, or ended at once; no part of it is left.
             TimeoutError: The workload was not ready in time; no part of it is left.
         """
-        # A user's id may come again while what it had lives on in the free store, under its name.
+        # Unique, since a user may reuse an id while its former resource is still in the free store.
         name = f"{resource_id or 'free'}-{uuid.uuid4().hex[:12]}"
         limits = [each for each in (timeout, spec.limit_seconds) if each is not None]
         limit = min(limits) if limits else None

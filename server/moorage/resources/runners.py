@@ -416,7 +416,7 @@ class _CaredForRunner(ModelRunner):
         self._unended += change
         try:
             os.write(self._caretaker, caretaker.BEGUN if change > 0 else caretaker.NOTHING)
-        except BrokenPipeError:  # It was killed: a new caretaker gets the count.
+        except BrokenPipeError:  # The caretaker was killed: a new one gets the whole count.
             os.close(self._caretaker)
             self._caretaker = caretaker.watch(self._name, self._root)
             os.write(self._caretaker, caretaker.BEGUN * self._unended)

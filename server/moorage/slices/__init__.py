@@ -5,11 +5,11 @@ package can be imported without Ray; calls that need Ray then raise `RayMissingE
 are one tree:
 
     SlicesError (a RuntimeError)
-    ├── InsufficientSlicesError     none of the requested numbers of slices can be had
-    │   └── SliceDegraded           the same, where slices have lost hosts; it has them
-    ├── SliceTimeoutError           a wait ended at its bound (also a TimeoutError)
+    ├── InsufficientSlicesError     no requested number of slices is available
+    │   └── SliceDegraded           the same, if slices have lost hosts; the error lists them
+    ├── SliceTimeoutError           a wait reached its time limit (also a TimeoutError)
     ├── HostUnhealthyError          a host failed or is being preempted
-    ├── HostTaskError               a task failed on one host; it has slice, host and cause
+    ├── HostTaskError               a task failed on one host; it names slice, host and cause
     ├── RetriesExhaustedError       a resumable job was preempted, or failed, too often
     └── RayMissingError             Ray is not installed (also an ImportError)
 """

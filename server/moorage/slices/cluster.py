@@ -96,7 +96,7 @@ def hosts_group_name(head: RayValue) -> str:
 def remove_groups(head: RayValue) -> None:
     """Free the reservations of a slice: its head, and its hosts.
 
-    Ray does not do that when the slice's actor dies: a group lives as long as its creator's job.
+    Ray does not free them when the slice's actor dies: a group lasts as long as its creator's job.
     """
     ray.util.remove_placement_group(head)
     with contextlib.suppress(ValueError):  # The hosts were not reserved, or have been freed.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 DEVICE_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""The order in which Ray counts GPUs; CUDA's own order puts the fastest first."""
+"""Makes CUDA count GPUs in Ray's order; CUDA's own order begins with the fastest GPU."""
 METADATA_SECONDS_MAX: Final = 1.0
 _METADATA_HOST: Final = "metadata.google.internal"
 _PREEMPTED: Final = "computeMetadata/v1/instance/preempted"
@@ -37,19 +37,19 @@ def is_reclaimed() -> bool:
 def release_devices() -> list[int]:
     """Kill every process that has /dev/vfio open, and remove libtpu's lock file.
 
-    Only where `EFORMER_KILL_VFIO=1` allows it: the processes may be anybody's.
+    Call this only if `EFORMER_KILL_VFIO=1` allows it: the processes may be other users'.
 
     Returns:
-        Their ids.
+        The ids of the killed processes.
     """
     killed = []
     for folder in Path("/proc").glob("[0-9]*/fd"):
         process = int(folder.parent.name)
         if process != os.getpid() and _holds(folder):
-            with contextlib.suppress(OSError):  # It ended, or is not ours to kill.
+            with contextlib.suppress(OSError):  # It has ended, or we may not kill it.
                 os.kill(process, signal.SIGKILL)
                 killed.append(process)
-    with contextlib.suppress(OSError):  # It may be gone, or another user's.
+    with contextlib.suppress(OSError):  # The file is gone, or is another user's.
         _LOCK.unlink()
     return killed
 

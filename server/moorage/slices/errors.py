@@ -20,8 +20,8 @@ class RayMissingError(SlicesError, ImportError):
 class InsufficientSlicesError(SlicesError):
     """No requested number of slices is available; the message has the requested and actual numbers.
 
-    Hosts are missing, were preempted while the pool was scaled, or the autoscaler did not bring
-    them in time.
+    Hosts are missing or were preempted while the pool was scaled, or the autoscaler did not add
+    hosts in time.
     """
 
 
@@ -53,9 +53,9 @@ class HostTaskError(SlicesError):
     """A task failed on one host; the tasks of all other hosts were cancelled.
 
     Args:
-        slice_index: The slice, counted from 0, as in the results.
-        slice_name: Its name.
-        host_id: The host in that slice, counted from 0.
+        slice_index: The slice's number from 0, as in the results.
+        slice_name: The slice's name.
+        host_id: The host's number in that slice, from 0.
         cause: The error of the task or of Ray.
     """
 

@@ -39,7 +39,7 @@ class LeasedHosts:
     """The source of a pool's hosts: leases of a server.
 
     Args:
-        client: Connected to the server; it renews the leases while the pool has them.
+        client: A client that is connected to the server; it renews the pool's leases.
         policy: The policy that chooses the nodes.
         cluster: Id of the Ray cluster at the server.
         ttl_seconds: Seconds after which the server frees the GPUs if this program is killed.
@@ -103,7 +103,7 @@ class SliceLease:
     """The lease of one slice.
 
     Args:
-        guard: Ends the lease.
+        guard: The client's context manager, which releases the lease.
         held: The client's held lease.
     """
 

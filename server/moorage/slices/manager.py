@@ -91,14 +91,14 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     ) -> None:
         """Scale to a number of slices. Healthy slices stay, with their running tasks.
 
-        The largest size is tried first, each within its share of the time: with `n` sizes left,
-        an `n`th of what is left. A size that the cluster can never hold is skipped at once; the
-        last one gets `host_health_seconds_max`, for nodes that are just joining, unless there is
-        no room for a single slice and never was. A slice that lost a host is not whole, and does
-        not count, unless settings say `moderate`.
+        It tries the sizes from the largest to the smallest. With `n` sizes left, a size gets an
+        `n`th of the remaining time. A size that the cluster can never hold is skipped at once. But
+        if it is the last size, and the cluster has or had room for a slice, the pool waits for
+        joining nodes, for at most `host_health_seconds_max`. A slice that lost a host does not
+        count, unless the setting `moderate` is on.
 
         Args:
-            num_slices: The number, or all acceptable numbers.
+            num_slices: The number of slices, or all acceptable numbers.
             timeout: Most seconds for the whole call; None: `scale_add_seconds_max`.
 
         Raises:
@@ -134,7 +134,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             request_bundles(self._shape.bundles() * len(self._actor_pool))
 
     def should_scale_up_multislice(self, valid_sizes: Sequence[int]) -> bool:
-        """Return whether to try a larger size: the last try is at least a minute ago."""
+        """Return whether to try a larger size: if the last attempt is at least a minute ago."""
         self._last_scale_check_ts = time.time()
         if not any(size > len(self._actor_pool) for size in valid_sizes):
             return False
@@ -195,7 +195,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             remote_fn: A function, or Ray's remote function.
             env: Environment variables.
             runtime_env: Ray's runtime environment.
-            timeout: Seconds that each task may take; None: no bound.
+            timeout: Most seconds for each task; None: no limit.
         """
         calls = self.start_on_hosts(remote_fn, env=env, runtime_env=runtime_env, timeout=timeout)
         return [[call.ref for call in calls_of_slice] for calls_of_slice in calls]
@@ -226,10 +226,10 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
         Args:
             fn: A function, or Ray's remote function.
-            *args: Its positional arguments.
+            *args: Positional arguments of the function.
             env: Environment variables.
-            timeout: Seconds for all tasks; None: no bound.
-            **kwargs: Its keyword arguments.
+            timeout: Most seconds for all tasks together; None: no limit.
+            **kwargs: Keyword arguments of the function.
 
         Raises:
             HostTaskError: A task failed, and all others were cancelled; the error has slice and
@@ -254,11 +254,11 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
         Args:
             function: A function, or Ray's remote function.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
+            args: Positional arguments of the function.
+            kwargs: Keyword arguments of the function.
             env: Environment variables, or a function that returns them for a slice and a host.
             runtime_env: Ray's runtime environment.
-            timeout: Seconds that each task may take; None: no bound.
+            timeout: Most seconds for each task; None: no limit.
             hosts_max: Most hosts of each slice, from the first one; None: all.
         """
         hosts = self._hosts()
@@ -298,8 +298,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     def _hosts(self) -> list[list[RayValue]]:
         """Prepare all slices, and return the actors of their hosts.
 
-        Ray may notice the loss of a node only after this call has begun: then it tries a second
-        time.
+        Ray may notice the loss of a node only after this call has begun, so this method tries a
+        second time.
         """
         for again in (True, False):
             try:
@@ -379,10 +379,10 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return SliceDegraded("; ".join([message, *map(str, degraded)]), degraded)
 
     def _why(self, reservations: Reservations) -> str:
-        return f"; last trouble: {reservations.trouble}" if reservations.trouble else ""
+        return f"; last error: {reservations.trouble}" if reservations.trouble else ""
 
     def _settle(self, size: int, new: list[Reservation]) -> None:
-        """Fill free slots below `size` with slices of higher slots or new ones; drop the rest."""
+        """Fill free slots below `size`, first with slices of higher slots; drop the others."""
         self._had_slices = self._had_slices or size > 0
         self._losses = []
         above = sorted(slot for slot in self._slots if slot >= size)
@@ -433,7 +433,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         for slot, answer in enumerate(answers):
             if not isinstance(answer, Exception):
                 continue
-            cause = getattr(answer, "cause", None) or answer  # Without what Ray adds to it.
+            cause = getattr(answer, "cause", None) or answer  # Without the text that Ray adds.
             where = f"slice {slot} ({self._slots[slot].actor_info.slice_name}): {cause}"
             if isinstance(answer, SliceTimeoutError):
                 raise SliceTimeoutError(where) from answer

@@ -26,11 +26,11 @@ class SliceInfo:
     """The info of a slice, which is a group of hosts that work together.
 
     Args:
-        slice_name: Its name, from Ray or from the label of its hosts.
-        num_hosts: Number of its hosts.
-        ip_address: Address of its first host.
+        slice_name: The slice's name, from Ray or from the label of its hosts.
+        num_hosts: Number of hosts.
+        ip_address: Address of the first host.
         num_accelerators_per_host: TPU chips or GPUs of each host.
-        node_ids: Ray's ids of its hosts, in their order; None until they are prepared.
+        node_ids: Ray's ids of the hosts, in their order; None until the hosts are prepared.
         host_infos: For each host `ip`, `node_id`, `pod_name`, `num_devices` and `num_hosts`.
     """
 
@@ -48,7 +48,7 @@ class DegradedSlice:
 
     Args:
         slice_name: The name of the slice.
-        num_hosts: How many hosts it has when it is whole.
+        num_hosts: Number of hosts of the whole slice.
         hosts: Addresses of the existing hosts.
         lost: Addresses of the lost hosts, as far as Ray knows.
     """
@@ -71,11 +71,11 @@ class HostInfo:
 
     Args:
         host_id: Index of the host in the slice, from 0.
-        slice_name: The slice.
-        num_devices: TPU chips or GPUs that its tasks get.
+        slice_name: The name of the slice.
+        num_devices: TPU chips or GPUs for each task on this host.
         healthy: Whether the host neither failed nor was being preempted when it reported this.
-        failed: Whether it was shut down.
-        node_id: Ray's id of its node.
+        failed: Whether the host's actor was shut down.
+        node_id: Ray's id of the host's node.
     """
 
     host_id: int

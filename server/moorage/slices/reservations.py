@@ -43,7 +43,7 @@ class Reservation:
         Args:
             shape: The shape of the slice.
             settings: Settings of the slice's actor.
-            without: Names of slices that are not whole and must not be used.
+            without: Names of slices that lost hosts and must not be used.
         """
         bundles = shape.bundles()
         placing: dict[str, RayValue] = {"topology_strategy": shape.topology()}
@@ -84,7 +84,7 @@ class Reservation:
         return cls(group, actor, actor.get_info.remote())
 
     def note_info(self, info: SliceInfo) -> None:
-        """Note that the slice has started, and its nodes."""
+        """Record that the slice has started, and on which nodes."""
         self.member = ActorPoolMember(self.actor, info)
         placed = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
         self.node_ids = tuple(placed.values())
@@ -140,10 +140,10 @@ class Reservations:
         return [each for each in self._open if each.member is not None]
 
     def wait(self, count: int, deadline: Deadline) -> bool:
-        """Wait until a number of slices have started, and free the others.
+        """Wait until this number of slices have started; free surplus reservations.
 
         Returns:
-            Whether they have.
+            Whether that many slices have started in time.
         """
         self._want(count, deadline)
         while len(self.ready) < count and deadline.left:
@@ -167,7 +167,7 @@ class Reservations:
         return len(self.ready) >= count
 
     def take(self) -> list[Reservation]:
-        """Hand over the started reservations to the pool, by the names of their slices."""
+        """Hand over the started reservations to the pool, in order of their slices' names."""
         taken = sorted(self.ready, key=_name)
         self._open = [each for each in self._open if each.member is None]
         return taken
@@ -214,14 +214,14 @@ class Reservations:
         if isinstance(answer, SliceInfo):
             each.note_info(answer)
         else:
-            time.sleep(_PAUSE_SECONDS)  # Without a pause, it would fail in a fast loop.
+            time.sleep(_PAUSE_SECONDS)  # Without a pause, starts could fail in a fast loop.
             self._again(each, answer)
 
     def _again(self, each: Reservation, why: object) -> None:
         logger.warning("A slice of %s did not start: %s", self._shape.name, why)
         self.trouble = why
         each.close()
-        self._open.remove(each)  # Another one is opened where there is time left.
+        self._open.remove(each)  # `wait` opens another one if time is left.
 
 
 def _name(each: Reservation) -> tuple[str, str]:

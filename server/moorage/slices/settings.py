@@ -74,9 +74,9 @@ class SliceSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "SliceSettings":
-        """Read the settings from the environment; the others have their defaults.
+        """Read the settings from the environment; missing ones have their defaults.
 
-        A URL is ignored: Kubernetes sets such a variable for a Service of that name.
+        A value that is a URL is ignored: Kubernetes sets such a variable for a Service.
 
         Raises:
             ValueError: A value is invalid for its setting; the message names the variable.

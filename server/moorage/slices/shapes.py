@@ -1,7 +1,7 @@
 """Shapes of slices: a TPU slice of a cloud, or a number of hosts with GPUs.
 
-A slot of a pool starts as a placement group. For a TPU slice, the group is the head alone, whose
-node has the slice's name, by which the other hosts are found; for GPUs, the group is all hosts.
+A slot of a pool starts as a placement group. For GPUs, the group has all hosts of the slice. For a
+TPU slice, the group has only the head: its node has the slice's name, which all other hosts share.
 """
 
 import math
@@ -18,7 +18,7 @@ CHIPS_ASSUMED: Final = 4
 _SPREAD: Final = "STRICT_SPREAD"
 _TYPE_LABEL: Final = "ray.io/tpu-pod-type"
 _TYPE: Final = re.compile(r"(v\d+\w*)-(\d+)")
-# Their types count chips; those of all others count cores, two of them on a chip.
+# The number in these types counts chips; in all other types it counts cores, two on each chip.
 _COUNTED_IN_CHIPS: Final = ("v5e", "v5litepod", "v6e")
 
 
@@ -76,10 +76,10 @@ class GpuSlices:
 
     Args:
         gpus_per_host: GPUs of each host that a slice takes.
-        hosts: Hosts of a slice, each another node.
-        label: All hosts of a slice have one value of this node label, such as a rack; hosts without
-            it are left out. Empty: any hosts.
-        resource: A resource that each host has, of which a slice takes 1; empty: none.
+        hosts: Hosts of a slice, each on a different node.
+        label: A node label, such as a rack, that has the same value on all hosts of a slice; hosts
+            without this label are omitted. Empty: any hosts.
+        resource: A resource of which a slice takes 1 on each host; empty: none.
         gpu_model: Ray's name of the accelerator, such as `H100`; empty: any.
         host_resources: Other resources that a slice takes of each host, such as `{"CPU": 8}`.
     """
@@ -165,9 +165,10 @@ def find_degraded(shape: Shape, nodes: Sequence[RayNode]) -> list[DegradedSlice]
 def slices_possible(
     shape: Shape, nodes: Sequence[RayNode], without: Collection[str] = ()
 ) -> int | None:
-    """Return the maximal number of slices of the cluster; None if unknown.
+    """Return the largest number of slices that the cluster can hold; None if unknown.
 
-    Nodes that an autoscaler may add count by their resources alone, so this is never too few.
+    Nodes that an autoscaler may add count by their resources alone. So the number may be too large,
+    but never too small.
 
     Args:
         shape: The shape of a slice.

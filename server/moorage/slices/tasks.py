@@ -17,7 +17,7 @@ def reporting(function: UserFunction) -> UserFunction:
     """
 
     def run(*args: RayValue, **kwargs: RayValue) -> RayValue:
-        import pickle  # noqa: PLC0415  # It travels.
+        import pickle  # noqa: PLC0415  # Ray sends this function to other nodes.
         import traceback  # noqa: PLC0415  # As above.
 
         from ray import cloudpickle  # noqa: PLC0415  # As above.

@@ -17,7 +17,7 @@ class Deadline:
     """The moment at which a wait ends.
 
     Args:
-        seconds: From now.
+        seconds: Seconds from now.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -31,9 +31,9 @@ class Deadline:
 
 
 def outcomes(refs: Sequence[RayValue], seconds: float) -> list[RayValue]:
-    """Return each reference's value, or its exception as a value; raises nothing.
+    """Return for each reference its value or its exception; raise nothing.
 
-    If no result comes within `seconds`, a `SliceTimeoutError` is raised.
+    For a result that does not come within `seconds`, the exception is a `SliceTimeoutError`.
     """
     if not refs:
         return []
@@ -46,7 +46,8 @@ def value(ref: RayValue, seconds: float, awaited: str) -> RayValue:
     """Return the value of a reference.
 
     Raises:
-        SliceTimeoutError: It has not come within `seconds`; the message names what was `awaited`.
+        SliceTimeoutError: The value has not come within `seconds`; the message begins with
+            `awaited`.
     """
     try:
         return ray.get(ref, timeout=max(0.0, seconds))

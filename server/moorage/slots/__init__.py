@@ -1,22 +1,22 @@
-"""A pool of this machine's resources, which are lent and returned by the slot.
+"""A pool of a machine's resources, divided into slots: users check slots out and in again.
 
 `ResourcePool` is the flat pool, `NodeResourcePool` the pool of several nodes, and
-`make_resource_pool` makes a flat pool of this machine. README.md has examples. The classes that a
-pool is made of (`Inventory`, `Allocator`, `AllocationTransaction`) can be used by themselves, and
-so can the `Outcome` of asking whether something could ever fit.
+`make_resource_pool` makes a flat pool of this machine. README.md has examples. Programs may also
+use the parts of a pool by themselves: `Inventory`, `Allocator`, `AllocationTransaction` and
+`Outcome`.
 
-Nothing here does I/O, but for what is written to a file that the caller opened. What can go wrong
-is one tree:
+The package does no I/O, except `dump`, which writes to a file that the caller has opened. All
+errors are one tree:
 
     SlotsError
-    ├── ResourceUnavailable         not now: the type, the request and what there is
-    │   └── UnevenNodes             nodes differ in it (also an InvalidRequest)
+    ├── ResourceUnavailable         the request does not fit now, or never; the message says which
+    │   └── UnevenNodes             the nodes differ in a number (also an InvalidRequest)
     ├── EmptyResourcePoolError      the pool has no types at all
     ├── UnknownResourceType         the pool has no such type (also a TypeError)
     ├── InvalidRequest              the request is malformed (also a ValueError)
-    ├── InvalidCheckin              not what was checked out, or no longer (also a ValueError)
+    ├── InvalidCheckin              the returned slots are not checked out (also a ValueError)
     └── InvalidSpecification        the description of a pool is wrong (also a ValueError)
-        └── SchemaMissingKeyError   it has none of the keys that say what there is
+        └── SchemaMissingKeyError   the description has none of the keys for its contents
 """
 
 from moorage.slots.errors import (

@@ -121,7 +121,7 @@ class Inventory:
         resources: `{type: [{"id", "slots"}]}`; the listed slots are free.
 
     Raises:
-        InvalidSpecification: It is malformed; the message names the place.
+        InvalidSpecification: `resources` is malformed; the message names the place.
     """
 
     __slots__ = ("_buckets",)
@@ -288,9 +288,10 @@ class Inventory:
         }
 
     def everything(self) -> list[Member]:
-        """Return a request for all free slots; of divided instances, for the whole or free parts.
+        """Return a request for all free slots.
 
-        If a part of a whole is in use, the request has the whole's free parts.
+        For an instance that is divided into parts, it requests the whole; if a part is in use, it
+        requests the free parts instead.
         """
         return [
             Member(kind, place.free)
@@ -339,8 +340,8 @@ class Allocator:
             `{"id", "slots"}`. Of instances that are equally full, the one listed first.
 
         Raises:
-            ResourceUnavailable: No instance has that many; the message has the request and the free
-                slots.
+            ResourceUnavailable: No instance has that many free slots; the message has the request
+                and the free slots.
             UnknownResourceType: There is no such type.
             InvalidRequest: `slots` is not a number of slots.
         """

@@ -1,7 +1,7 @@
 """Makes the pool of this machine from its hardware and the user's configuration.
 
-A hook is a plain function `(config, pool)` that changes the description of the pool before the pool
-is made of it. The functions of this module find the CPUs and devices, and apply the configuration.
+A hook is a plain function `(config, pool)` that changes the description from which the pool is then
+made. The hooks of this module find the CPUs and devices, and apply the configuration.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -421,13 +421,14 @@ class NodeResourcePool:
             request: A list of `NodeRequest`; or members `{"type", "slots"}` as for a flat pool, all
                 of one node, or of N nodes each if `{"type": "nodes", "slots": N}` is among them.
             allow_multinode: Whether the request may span nodes; None: the pool's `allow_multinode`.
-            kwds: Accepted, and ignored.
+            kwds: Ignored.
 
         Returns:
             `{"metadata": …, "resources": {type: [{"node", "id", "slots"}]}}`, to be checked in.
 
         Raises:
-            ResourceUnavailable: There are not enough nodes now, or the request may not span nodes.
+            ResourceUnavailable: Too few nodes have enough free slots, or the request needs several
+                nodes and may not span nodes.
             EmptyResourcePoolError: The pool has no nodes.
             UnknownResourceType: No node has that type. Also a `TypeError`.
             InvalidRequest: The request is malformed. Also a `ValueError`.
@@ -618,11 +619,11 @@ def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _
         left = _free_length(inventory, members)
         if left is not None:
             ranked.append((left, node, inventory))
-    ranked.sort(key=lambda row: -row[0])  # Stable: of equal nodes the one listed first.
+    ranked.sort(key=lambda row: -row[0])  # Stable: of equal nodes, the first listed one wins.
     for _, node, inventory in ranked:
-        with suppress(ResourceUnavailable):  # Enough in total, but on no one instance.
+        with suppress(ResourceUnavailable):  # Enough slots in total, but not on one instance.
             taken = allocate(inventory, members)
-            if request.exclusive:  # The rest of the node, too.
+            if request.exclusive:  # Also take the rest of the node.
                 taken = merged(taken, allocate(inventory, inventory.everything()))
             return _Placed(node, inventory, taken, request.exclusive)
     if not nodes:
@@ -693,22 +694,22 @@ def _parse_allocation(
 def matched(wishes: Sequence[Wish], able: Callable[[Wish], Iterable[str]]) -> list[str] | None:
     """Assign a different acceptable candidate to each request, if possible.
 
-    Wishes are served in order. If a wish finds no free candidate, earlier wishes move to other
-    candidates, along the shortest chain that ends at a free one (augmenting paths; Berge, 1957).
-    Equal wishes are interchangeable, so each chain visits each kind of wish once.
+    Requests are served in order. If a request finds no free candidate, earlier requests move to
+    other candidates, along the shortest chain that ends at a free one (augmenting paths; Berge,
+    1957). Equal requests are interchangeable, so each chain visits each kind of request once.
 
     Args:
         wishes: The requests to assign.
-        able: Returns the ids of all acceptable candidates for a wish, the preferred ones first.
+        able: Returns the ids of all acceptable candidates for a request, the preferred ones first.
 
     Returns:
-        One id for each wish; None: not every wish can get a candidate.
+        One id for each request; None: not every request can get a candidate.
     """
     choices = {request: list(able(request)) for request in dict.fromkeys(wishes)}
     holder: dict[str, int] = {}
     given: dict[int, str] = {}
     for first in range(len(wishes)):
-        movers: dict[str, int] = {}  # Id → the wish that would take it over.
+        movers: dict[str, int] = {}  # Id → the request that would take it over.
         looked_at: set[Wish] = set()
         waiting = deque([first])
         free: str | None = None

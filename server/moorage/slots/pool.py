@@ -32,7 +32,7 @@ from moorage.slots.specification import (
 from moorage.slots.views import FreeResources, ResourceOwner, Totals, refuse_totals
 
 ALWAYS: Final = "gpus"
-"""A type that `fill` adds to each pool, maybe without instances: jobs may request 0 of it."""
+"""A type that `fill` adds to each pool, even without instances: jobs may request 0 GPUs."""
 
 
 class ResourcePool:
@@ -233,7 +233,7 @@ class ResourcePool:
         Args:
             request: Members `{"type", "slots"}`; each is satisfied by one instance, the one with
                 the fewest free slots that are enough, and of equal ones the one listed first.
-            kwds: Accepted, and ignored.
+            kwds: Ignored.
 
         Returns:
             `{type: [{"id", "slots"}]}`, in the order of the request, to be checked in.

@@ -44,10 +44,10 @@ class Instance:
     """One device, core or other resource with slots.
 
     Args:
-        id: Its id, unique within its type.
-        slots: Its number of slots.
-        part_of: Type and id of the instance that it is a part of.
-        extra: Other keys of its description, e.g. its UUID.
+        id: The instance's id, unique within its type.
+        slots: The number of slots.
+        part_of: Type and id of the instance that contains this one; None: it is no part.
+        extra: Other keys of the description, e.g. a UUID.
     """
 
     id: str
@@ -73,7 +73,7 @@ def parse_specification(document: JsonValue) -> Specification:
     """Parse the description of a flat pool, in any of the layouts.
 
     Raises:
-        InvalidSpecification: It is wrong; the message names the place.
+        InvalidSpecification: The description is wrong; the message names the place.
     """
     body = unwrap(document)
     if isinstance(body.get("nodes"), list):
@@ -115,7 +115,7 @@ def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, .
         at: The place of `document`, for messages.
 
     Raises:
-        InvalidSpecification: It is wrong; the message names the place.
+        InvalidSpecification: `document` is wrong; the message names the place.
     """
     resources = {}
     for kind, listed in _mapping(document, at).items():

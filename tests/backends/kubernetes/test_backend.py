@@ -378,7 +378,7 @@ async def test_a_pod_of_a_lost_node_starts_again_and_a_gang_fails(world):
     assert "its node n1 is lost" in detail
     assert "delete the Node" in detail
     await asyncio.to_thread(world.plane.find_node, "n1")
-    # KWOK leaves the pod as Kubernetes marked it then; a kubelet would say that it is ready.
+    # KWOK leaves the pod marked as not ready; a real kubelet would report that it is ready.
     await until(lambda: "is not ready" in last("a"))
 
 

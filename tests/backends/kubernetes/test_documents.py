@@ -222,7 +222,7 @@ def test_counted_use_of_others_avoids_leased_devices_if_possible() -> None:
     assert used(1, ()) == ["3"]
     assert used(1, ("3",)) == ["2"]
     assert used(2, ("3", "2")) == ["0", "1"]
-    assert sorted(used(3, ("3", "2"))) == ["0", "1", "3"]  # More than there is: that is drift.
+    assert sorted(used(3, ("3", "2"))) == ["0", "1", "3"]  # More than are free: that is drift.
 
 
 def test_the_catalog_accepts_the_document() -> None:

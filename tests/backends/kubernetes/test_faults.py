@@ -1,4 +1,4 @@
-"""Workloads while an API server restarts, breaks off or refuses: nothing lost, nothing twice."""
+"""An API server restarts, cuts connections or refuses: no pod is lost, none is created twice."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from moorage.model import ClusterId, NodeId, Share
 pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.heavy,
-    # A connection that an API server's end met in its handshake may be closed by its collection.
+    # If the API server ends during a handshake, garbage collection may close the connection.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -50,7 +50,7 @@ class Gate:
     def __init__(self, plane: Plane, folder: Path) -> None:
         self.kubeconfig = folder / "kubeconfig"
         self.login = folder / "login"
-        self.token = "token-0"  # noqa: S105  # Of a test.
+        self.token = "token-0"  # noqa: S105  # A test's value.
         self.refuses, self.loses = 0.0, 0.0
         self.draws = random.Random(14)
         self.faults = Counter[str]()
@@ -114,7 +114,7 @@ class Gate:
             ) as answer:
                 if request.method != "GET" and self.draws.random() < self.loses:
                     self.faults["lost"] += 1
-                    own.abort()  # It was done, and no answer comes.
+                    own.abort()  # The call was carried out, but its answer is lost.
                 response = web.StreamResponse(status=answer.status)
                 response.content_type = "application/json"
                 await response.prepare(request)
@@ -122,7 +122,7 @@ class Gate:
                     self.faults["410"] += b'"code":410' in piece
                     await response.write(piece)
                 return response
-        except (aiohttp.ClientError, ConnectionError):  # The API server is down; or it was cut.
+        except (aiohttp.ClientError, ConnectionError):  # It is down, or was cut.
             own.abort()
             return web.Response()
         finally:
@@ -130,7 +130,7 @@ class Gate:
 
 
 class Load:
-    """Workloads that start and end all the time, each on a device of its own."""
+    """Workloads that start and end all the time, each on its own device."""
 
     def __init__(self, plane: Plane, backend: KubernetesBackend) -> None:
         self.backend = backend
@@ -171,7 +171,7 @@ class Load:
             try:
                 await self.backend.stop(name)
             except BackendError:
-                await asyncio.sleep(0.2)  # As the daemon pauses.
+                await asyncio.sleep(0.2)  # The daemon pauses, too.
             else:
                 return
 
@@ -183,11 +183,11 @@ class Load:
                 for each in await self.all("Pod")
             )
             self.twice |= {name for name, count in names.items() if count > 1}
-            await asyncio.sleep(0.05)  # The API server says nothing to this loop.
+            await asyncio.sleep(0.05)  # This loop gets no events of the API server.
 
     async def all(self, kind: str) -> list[dict[str, Any]]:
         while True:
-            with contextlib.suppress(Exception):  # It is down just now.
+            with contextlib.suppress(Exception):  # The API server is down.
                 return await asyncio.to_thread(self._plane.all, kind)
             await asyncio.sleep(0.1)  # As above.
 
@@ -268,10 +268,10 @@ async def test_refusals_and_lost_answers_lose_no_pod(fresh_plane, gate, tmp_path
 
 
 async def test_restarts_of_the_api_server_lose_no_pod(fresh_plane, gate, tmp_path):
-    """An API server that just started knows no old versions: it answers old watches with 410.
+    """A restarted API server knows no old versions: it answers old watches with 410.
 
-    Its controllers lose their leases with it and start again, as they do in a real plane. Those
-    that go on may keep claims for ever that ended meanwhile.
+    Its controllers lose their leases and start again, as in a real control plane. Controllers
+    that kept running might never remove claims that ended meanwhile.
     """
 
     async def faults(load: Load) -> None:
@@ -352,7 +352,7 @@ async def test_after_a_partition_all_changes_are_applied(nodes, tmp_path, monkey
         wire.lose()
         (pod,) = [x for x in await load.all("Pod") if is_of(x, "steady")]
         await asyncio.to_thread(nodes.delete, "Pod", pod["metadata"]["name"])
-        await asyncio.sleep(3)  # How long it lasts is what is tried.
+        await asyncio.sleep(3)  # The length of the partition is part of the test.
         wire.find()
         found_at = time.monotonic()
         async with asyncio.timeout(SEEN_SECONDS_MAX):

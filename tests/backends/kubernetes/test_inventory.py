@@ -27,7 +27,7 @@ from moorage.backends.kubernetes.watching import Kind, ObjectWatcher
 pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.heavy,
-    # A connection that an API server's end met in its handshake may be closed by its collection.
+    # If the API server ends during a handshake, garbage collection may close the connection.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -107,7 +107,7 @@ async def test_use_by_other_pods_is_followed_and_by_our_own_is_not(fresh_plane: 
         plane.create(pod("own", claim_name="own", labels=ours))
         plane.create(claim("theirs", ["GPU-n1-2"]), pod("theirs", claim_name="theirs", run="1s"))
         await wait_nodes(inventory, lambda nodes: used(nodes, "n1").get("gpus") == ["GPU-n1-2"])
-        await wait_nodes(inventory, lambda nodes: not used(nodes, "n1"))  # Its pod has ended.
+        await wait_nodes(inventory, lambda nodes: not used(nodes, "n1"))  # The other pod has ended.
         assert plane.get("ResourceClaim", "own")["status"]["allocation"]
 
 
@@ -178,7 +178,7 @@ async def test_health_reports_an_unreachable_api_server(fresh_plane: Plane) -> N
     async with following(plane.kubeconfig()) as inventory:
         plane.kill("kube-apiserver")
         async with asyncio.timeout(SEEN_SECONDS_MAX):
-            while not all(each.error for each in inventory.health()):  # noqa: ASYNC110  # Unheard.
+            while not all(each.error for each in inventory.health()):  # noqa: ASYNC110  # No event reports this.
                 await asyncio.sleep(0.05)  # Health is a value without an event.
         assert inventory.document()["nodes"]["count"] == 1
         await asyncio.to_thread(plane.start, "kube-apiserver")
@@ -201,7 +201,7 @@ async def test_an_unreadable_object_does_not_end_the_watch(fresh_plane: Plane) -
         watcher = ObjectWatcher(connection, kind, lambda *_: heard.set())
         task = asyncio.create_task(watcher.run())
         async with asyncio.timeout(SEEN_SECONDS_MAX):
-            while watcher.error is None:  # noqa: ASYNC110  # Unheard.
+            while watcher.error is None:  # noqa: ASYNC110  # No event reports this.
                 await asyncio.sleep(0.05)  # As above.
             assert "an object that no API documents" in str(watcher.error)
             odd = False
@@ -269,7 +269,7 @@ async def test_an_expired_token_is_read_again(fresh_plane: Plane, tmp_path: Path
     config = yaml.safe_load(fresh_plane.kubeconfig().read_text())
     good = config["users"][0]["user"]["token"]
     file = tmp_path / "kubeconfig"
-    config["users"][0]["user"]["token"] = "expired"  # noqa: S105  # Of a test.
+    config["users"][0]["user"]["token"] = "expired"  # noqa: S105  # A test's value.
     file.write_text(yaml.safe_dump(config))
     async with await ClusterConnection.open(file) as connection:
         config["users"][0]["user"]["token"] = good

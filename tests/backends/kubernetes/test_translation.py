@@ -103,7 +103,7 @@ VOID = [
 
 
 def pod_of(spec: Any, share: Share = HELD, published: dict[str, Any] | None = None) -> Any:
-    """Return the spec of the pod that is made for a lease."""
+    """Return the spec of the pod for a lease."""
     order = Order("a", spec, (share,), {}, 30)
     made = start_objects(order, pod_order(spec), "server", "default", {"n1": published or {}}, "")
     return made.pods[0]["spec"]

@@ -1,4 +1,4 @@
-"""Policy archives, built for real: good ones are read, hostile ones are refused by name."""
+"""Real policy archives: good ones are read, hostile ones are refused with the reason."""
 
 import io
 import lzma
@@ -215,7 +215,7 @@ def test_a_gzip_bomb_is_given_up_long_before_it_is_unpacked():
 
 
 def test_skipped_members_of_a_zip_count_for_the_size_limit():
-    large = os.urandom(200_000) + bytes(12 * 1024 * 1024)  # No bomb by its ratio.
+    large = os.urandom(200_000) + bytes(12 * 1024 * 1024)  # Its compression ratio is no bomb's.
     litter = [(f"__MACOSX/{number}", large) for number in range(3)]
     packed = zip_of([("code/function.py", POLICY), *litter])
     assert f"more than {FILES_BYTES_MAX} bytes in total" in refusal(packed)

@@ -189,7 +189,7 @@ def test_names_with_unsafe_characters_are_refused(text: str, field: str) -> None
     elif "gpus" not in field:
         node[field] = text
     document = {"id": "c", "nodes": {"nodeData": [{"id": "m"}, node]}}
-    read = read_cluster_document(document)  # As one that was stored is read.
+    read = read_cluster_document(document)  # As a stored document is read.
     with pytest.raises(ServiceError) as refused:
         check_names(read.cluster)
     assert refused.value.field == f"nodes.nodeData[1].{field}"

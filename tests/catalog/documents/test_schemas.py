@@ -1,4 +1,4 @@
-"""The schemas of a document: refused where malformed, completed, and enforced on every call."""
+"""The schemas of a policy: malformed parts cause warnings, the others apply to every call."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_defaults_of_the_schema_complete_those_of_the_document():
     )
     assert record.parameters == {"more": 1, "size": 2}
     assert record.settings == {"size": 5}
-    assert record.document["policy_parameters"] == {"more": 1}, "the document stays as it came"
+    assert record.document["policy_parameters"] == {"more": 1}, "the document is unchanged"
 
 
 def test_another_schema_is_another_policy():
@@ -90,7 +90,7 @@ def test_another_schema_is_another_policy():
     ],
 )
 def test_malformed_parts_are_stored_with_a_warning(more, field):
-    """Existing servers read no schema, so existing documents have all kinds of them."""
+    """Other servers read no schemas, so existing documents have malformed ones."""
     found = prepare_policy(**more)
     (warning,) = found.warnings
     assert warning.startswith(f"{field}: expected ")
@@ -136,7 +136,7 @@ def test_a_caller_must_give_values_without_a_default():
     assert found.overrides({"zone": "a", "size": 7, "x": 1}, {"zone": None}) == (
         {"zone": "a", "size": 7, "x": 1},
         {},
-    ), "a null does not take a default away"
+    ), "a null does not remove a default"
     assert refusal(found.overrides, {}, {}).field == "parameters.zone"
     assert refusal(found.overrides, {"zone": "a"}, {"zone": 1}).field == "settings.zone"
 

@@ -151,7 +151,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_response(200 if body else 404)
         self.send_header("content-length", str(len(body or b"")))
         self.end_headers()
-        with contextlib.suppress(OSError):  # The client may have read enough.
+        with contextlib.suppress(OSError):  # The client may have stopped reading.
             self.wfile.write(body or b"")
 
     def log_message(self, *arguments):
@@ -186,7 +186,7 @@ def host(server):
 
 
 HERE = frozenset({"127.0.0.1"})
-"""Lets code be fetched from this machine."""
+"""A setting that allows downloads of code from this machine."""
 
 
 async def fetch_refusal(code, **options):
@@ -271,7 +271,7 @@ THIS_MACHINE = (
     "0x7f000001",
     "017700000001",
     "0",
-    "0.0.0.0",  # noqa: S104  # It leads here, without a listener.
+    "0.0.0.0",  # noqa: S104  # An address of this machine, without a listener.
     "localhost",
     "user:word@localhost",
     "[::1]",
@@ -293,7 +293,7 @@ async def test_hosts_that_are_not_public_get_no_request(server, name):
 
 
 class Resolver:
-    """A stand-in for name servers, with prepared answers to each question."""
+    """A stand-in for name servers, with prepared answers."""
 
     def __init__(self, *answers):
         self.answers = list(answers)

@@ -54,13 +54,13 @@ def test_fallbacks_are_good_versions_then_untried_never_failing_ones() -> None:
     ):
         alias = swap(alias, version, standing)
     assert ways(alias) == ["r:5-x", "r:3-x", "r:1-x", "r:2-x"]
-    assert "r:4-x" not in ways(alias), "it was failing when it was left"
+    assert "r:4-x" not in ways(alias), "it was failing when the alias left it"
     assert alias.former == "r:5-x"
     once_more = swap(swap(alias, "r:4-x", "good"), "r:7-x", "good")
-    assert ways(once_more)[:2] == ["r:4-x", "r:6-x"], "its last standing counts"
-    assert "r:7-x" not in ways(once_more), "not to itself"
+    assert ways(once_more)[:2] == ["r:4-x", "r:6-x"], "the latest standing of a version counts"
+    assert "r:7-x" not in ways(once_more), "an alias does not fall back to its own version"
     untried = swap(swap(once_more, "r:6-x", "good"), "r:7-x", "untried")
-    assert ways(untried)[0] == "r:6-x", "its last answer was good"
+    assert ways(untried)[0] == "r:6-x", "the last answer of that version was good"
 
 
 def test_a_version_with_changed_content_is_not_a_proven_fallback() -> None:
@@ -69,7 +69,7 @@ def test_a_version_with_changed_content_is_not_a_proven_fallback() -> None:
     assert (alias.former, alias.former_digest) == ("r:1-x", "old")
     assert alias.fallbacks() == [Former("r:1-x", "old")]
     assert not Former("r:1-x", "old").is_still("new")
-    assert Former("r:1-x", "").is_still("any"), "noted before digests were"
+    assert Former("r:1-x", "").is_still("any"), "entries of old releases have no digest"
     again = swap(swap(alias, "r:1-x", "good", "b"), "r:3-x", "untried", "new")
     assert again.fallbacks() == [Former("r:2-x", "b"), Former("r:1-x", "new")]
 

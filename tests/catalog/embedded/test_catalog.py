@@ -86,11 +86,11 @@ async def test_a_cluster_is_created_changed_and_deleted(open_place):
     changed = await catalog.clusters.update(
         "c1", {"$set": {"nodes.nodeData.0.gpus.count": 8, "x": 1}, "$unset": {"vendor": ""}}
     )
-    # The total was filled in by the server, so it follows the nodes.
+    # The server computed the total, so the total follows the nodes.
     assert changed["gpus"]["count"] == 8
     assert "vendor" not in changed
     replaced = await catalog.clusters.update("c1", cluster("c1", gpus=1, status="down"))
-    assert (replaced["gpus"]["count"], replaced["x"]) == (1, 1), "what is not named stays"
+    assert (replaced["gpus"]["count"], replaced["x"]) == (1, 1), "fields that the change omits stay"
     assert await catalog.clusters.delete("c1") == replaced
     *puts, deleted = open_place.changes
     assert deleted == ClusterDeleted("c1")
@@ -124,7 +124,7 @@ async def test_a_not_found_error_suggests_the_nearest_name(catalog):
         with pytest.raises(ServiceError, match=rf"\(did you mean {near}\?\)"):
             await request
     with pytest.raises(ServiceError, match=r"no policy 'shipping:1-stable' is registered; GET"):
-        await policies.get("shipping:1-stable")  # Its version alone is alike.
+        await policies.get("shipping:1-stable")  # Only the version is similar.
     with pytest.raises(ServiceError, match=r"no cluster 'somewhere' \(there is berlin\)$"):
         await clusters.get("somewhere")
 
@@ -212,11 +212,11 @@ async def test_a_change_is_reported_once_it_is_durable(tmp_path):
 
 async def test_a_cancelled_change_leaves_memory_and_disk_equal(open_place):
     creating = asyncio.create_task(open_place.catalog.clusters.create(cluster("c1")))
-    await asyncio.sleep(0)  # It has submitted its job.
+    await asyncio.sleep(0)  # The change has submitted its job.
     creating.cancel()
     await asyncio.gather(creating, return_exceptions=True)
     with expect_refusal(Code.NOT_FOUND):
-        await open_place.catalog.clusters.update("none", {})  # A later job: the first one is done.
+        await open_place.catalog.clusters.update("none", {})  # Runs after the first job.
     assert open_place.catalog.memory.knows("c1")
     assert [type(change) for change in open_place.changes] == [ClusterPut]
 

@@ -40,7 +40,7 @@ async def everything(memory: Memory, aliases: Aliases, blocks: Any) -> list[Any]
 
 
 async def test_a_follower_applies_each_change(writer: Catalog) -> None:
-    store = writer.executors._store  # Another process would read the same.
+    store = writer.executors._store  # Another process reads the same file.
     aliases, blocks = Aliases(store), EmbeddedBlocks(store)
     memory = Memory(aliases)
     followed = FollowedRecords(store, memory, aliases, blocks, await store.run(marks_of))
@@ -99,5 +99,5 @@ async def test_a_follower_of_a_catalog_becomes_its_writer(place) -> None:
     await catalog.close()
     again = await open_catalog(place.records())
     assert again.memory.live_ids() == ("a", "b", "c")
-    assert await again.lead(place.records()) is None, "it has followed nothing"
+    assert await again.lead(place.records()) is None, "it followed no other process"
     await again.close()

@@ -31,7 +31,7 @@ async def test_the_history_has_author_and_time_of_every_change(catalog):
     again = await publish(catalog, "eve", policy_parameters={"p": 1})
     changes = await catalog.policies.history(URI)
     assert [(each["who"], each["what"]) for each in changes] == [
-        ("ann", "registered"),  # Bob registered what was there already.
+        ("ann", "registered"),  # Bob registered the same content again.
         ("cid", "described"),
         ("dan", "removed"),
         ("eve", "registered"),

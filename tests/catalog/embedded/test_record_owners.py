@@ -1,4 +1,4 @@
-"""No tenant fills the catalog for the others."""
+"""No tenant can fill the catalog so that other tenants get no space."""
 
 import asyncio
 import threading

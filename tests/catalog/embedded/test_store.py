@@ -68,7 +68,7 @@ async def test_jobs_are_published_in_order_on_the_loop_even_if_they_are_not_awai
         asyncio.create_task(store.run(lambda _, number=number: number, publish))
         for number in range(1, 20)
     ]
-    await asyncio.sleep(0)  # The first ones have submitted their jobs, and the others wait.
+    await asyncio.sleep(0)  # The first calls have submitted their jobs; the others wait.
     for task in (*tasks[2 : AT_ONCE_MAX - 1], tasks[15]):
         task.cancel()
     holding.set()
@@ -86,7 +86,7 @@ async def test_more_jobs_than_the_queue_holds_are_refused(store):
 
     first = asyncio.create_task(store.run(hold))
     await asyncio.to_thread(started.wait, 60)
-    many = JOBS_MAX + AT_ONCE_MAX - 2  # One tenant never has all that the thread has.
+    many = JOBS_MAX + AT_ONCE_MAX - 2  # One tenant never gets all turns of the thread.
     tasks = [asyncio.create_task(store.run(lambda db: None)) for _ in range(many)]
     await asyncio.sleep(0)
     with pytest.raises(ServiceError) as caught:

@@ -215,7 +215,7 @@ async def test_simultaneous_requests_share_their_queries(site, open_place):
     site.requests.clear()
     async with asyncio.timeout(20):
         assert await asyncio.gather(*(have(catalog) for _ in range(100))) == [[]] * 100
-    # One of each; a second one for those that came while the first was under way.
+    # One query of each kind; a second one for requests that came during the first.
     assert site.count("/policy") <= 2
     assert site.count("/cluster/query") <= 2
 
@@ -301,7 +301,7 @@ async def test_an_external_service_hides_embedded_documents(site, open_place, tm
 async def test_changes_of_the_registry_are_followed(site, open_place):
     site.clusters["asleep"] = cluster("asleep", status="maintenance")
     catalog = await open_place.open(site, "clusters", cluster_refresh_seconds=0.05)
-    assert open_place.changes == []  # What the start found is no change.
+    assert open_place.changes == []  # Documents found at the start are no changes.
     assert catalog.memory.live_ids() == ("a", "b")
     version, _ = read(catalog, "a")
     site.clusters = {"a": cluster("a", gpus=3), "c": cluster("c")}
@@ -378,7 +378,7 @@ async def test_metrics_older_than_the_limit_are_read_again(site, open_place):
     await have(catalog)
     version, _ = read(catalog, "a")
     await have(catalog)
-    assert read(catalog, "a")[0] == version  # Read again, but the same.
+    assert read(catalog, "a")[0] == version  # Read again, but unchanged.
     site.metrics = {"a": metrics("a", 9)}
     await have(catalog)
     later, found = read(catalog, "a")
@@ -400,7 +400,7 @@ async def test_metrics_that_cannot_be_read_are_null_and_not_awaited_twice(site, 
     assert warning.startswith("The metrics of 2 clusters could not be read and are null: a, b.")
     assert "did not answer in time" in warning
     assert read(catalog, "a")[1]["cluster_metrics"] is None
-    # From here on the service is probed, not waited for.
+    # From here on, requests do not wait for the service, which is only probed.
     assert catalog.freshness.at_hand(URI, None) == [warning]
     async with expect_refusal(Code.UNAVAILABLE):
         await catalog.metrics.get("a")
@@ -486,12 +486,12 @@ async def test_policies_are_read_again_and_changes_applied(site, open_place):
 async def test_examples_of_a_new_policy_run_and_failures_are_reported(site, open_place):
     open_place.says, open_place.cells = "its first example fails", asyncio.Semaphore(0)
     catalog = await open_place.open(site, "policies", policy_fresh_seconds=0.0)
-    assert await have(catalog, ()) == [], "no request waits for them"
+    assert await have(catalog, ()) == [], "no request waits for the examples"
     open_place.cells.release()
     warnings = await reply(catalog)
     place = f"The policy store at {site.url} has “{URI}”"
     assert warnings == [f"{place}, which fails its own examples: its first example fails"]
-    assert await have(catalog, ()) == warnings, "read again, and as before"
+    assert await have(catalog, ()) == warnings, "unchanged after reading again"
     site.behave = hang_up
     (old, doubt) = await have(catalog, ())
     assert ("The policy is as of" in old, doubt) == (True, warnings[0])
@@ -500,7 +500,7 @@ async def test_examples_of_a_new_policy_run_and_failures_are_reported(site, open
     site.policies[URI] = {"policy_rule_uri": URI, "code": POLICY + "# mended\n"}
     assert await have(catalog, ()) == []
     assert catalog.memory.policy(URI).ref.digest != open_place.examined[0].ref.digest
-    # Where no cell is to be had, they are run later.
+    # If no cell is free, the examples run later.
     open_place.says = ServiceError(Code.BUSY, "no cell")
     for _ in range(9):
         open_place.cells.release()

@@ -139,13 +139,13 @@ async def test_a_bad_answer_is_reported_once_and_the_last_values_stay(small, cat
         assert f"The Prometheus server at {small.url} {said}" in outcome[0]
         assert not poller.up
         (tree,) = (await catalog.metrics.get("lab"))["nodes"]
-        # Measured long ago on the clock of this machine, which counts when no server answers.
+        # By this machine's clock, which counts without a server, the sample is old.
         assert (tree["stale"], tree["gpus"][0]["usedMem"]) == (True, 7)
         small.always = None
         async with asyncio.timeout(SECONDS_MAX):
-            while not poller.up:  # It is left alone for a while after many failures in a row.
+            while not poller.up:  # After many failures, the poller pauses for a while.
                 await poller.poll()
-                await asyncio.sleep(0.05)  # That while has no event.
+                await asyncio.sleep(0.05)  # No event reports the end of the pause.
         assert outcome[1].startswith("no longer unreachable: ")
         (tree,) = (await catalog.metrics.get("lab"))["nodes"]
         assert tree["stale"] is False
@@ -173,7 +173,7 @@ async def test_a_closed_poller_stops_at_once(small, catalog):
     async with polling(catalog, small.url, interval_seconds=3600) as (poller, _):
         running = asyncio.create_task(poller.run())
         async with asyncio.timeout(SECONDS_MAX):
-            while not poller.up:  # noqa: ASYNC110  # A round has no event that is heard outside.
+            while not poller.up:  # noqa: ASYNC110  # No event reports the end of a round.
                 await asyncio.sleep(0.01)  # As above.
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -181,7 +181,7 @@ async def test_a_closed_poller_stops_at_once(small, catalog):
     assert len(small.requests) == len(QUERIES)
 
 
-# The real one ------------------------------------------------------------------------------------
+# The real Prometheus -----------------------------------------------------------------------------
 
 PROMETHEUS = shutil.which("prometheus")
 
@@ -271,7 +271,7 @@ async def until(http, is_so):
             last = answer.json().get("data")
             if last is not None and is_so(last):
                 return last
-            await asyncio.sleep(0.05)  # Metrics are no events: a client can only look again.
+            await asyncio.sleep(0.05)  # No event reports new metrics.
 
 
 async def until_up(http, value):

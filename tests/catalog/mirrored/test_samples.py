@@ -141,7 +141,7 @@ def test_a_device_of_two_pods_counts_once_and_mig_instances_are_added_up():
         ({"node": "a"}, "a"),
         ({"instance": "a:9400"}, "a"),
         ({"instance": "a"}, "a"),
-        ({"Hostname": "pod-x7", "instance": "b:9400"}, "b"),  # The first that is a known node.
+        ({"Hostname": "pod-x7", "instance": "b:9400"}, "b"),  # The first label with a known node.
         ({"node": "b", "Hostname": "a"}, "b"),
     ],
 )
@@ -206,13 +206,13 @@ def test_old_samples_are_marked_and_have_no_part_in_the_totals():
 def test_a_node_that_vanished_keeps_its_values_until_they_are_marked_as_stale():
     known = store(only(round_of(dcgm("0"), dcgm("0", host="b"))))
     soon = round_of(known=known, now=NOW + 60)
-    assert (soon.documents, soon.fresh) == ([], 2)  # Nothing changed: nothing to write.
+    assert (soon.documents, soon.fresh) == ([], 2)  # Nothing changed, so nothing is written.
     document = only(round_of(dcgm("0", host="b"), make_sample("gpu", NOW + 200, "b"), known=known))
     assert [tree["stale"] for tree in document["nodes"]] == [False, False]
     late = only(round_of(known=known, now=NOW + 121))
     assert [tree["stale"] for tree in late["nodes"]] == [True, True]
     assert late["stale"] is True
-    assert late["cluster"]["gpu"]["count"] == 2  # Old totals rather than none.
+    assert late["cluster"]["gpu"]["count"] == 2  # Old totals are better than none.
     assert late["nodes"][0]["gpus"][0]["usedMem"] == 1000
     assert round_of(known=store(late), now=NOW + 500).documents == []
 

@@ -38,7 +38,7 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 SECONDS = 0.5
-"""The deadline of a question. No test waits for it but those that say so."""
+"""Time limit of a request in seconds. Only tests of this limit wait so long."""
 
 
 def cluster(name, gpus=2, **more):
@@ -138,9 +138,7 @@ async def test_an_endless_answer_is_not_read_to_its_end(faulty):
 
 async def test_a_missing_service_is_unavailable(faulty):
     await faulty.stop()
-    patient = Service(
-        "cluster registry", faulty.url, 60
-    )  # On a busy machine, half a second passes.
+    patient = Service("cluster registry", faulty.url, 60)  # Longer than a busy machine needs.
     assert "could not be reached" in await unavailable(ClusterRegistry(patient).named(["a"]))
     await patient.close()
 
@@ -214,7 +212,7 @@ async def test_a_list_that_stalls_once_is_requested_again_soon(faulty, stall):
     await service.close()
 
 
-# The breaker -------------------------------------------------------------------------------------
+# The circuit breaker -----------------------------------------------------------------------------
 
 
 async def test_a_failing_service_gets_no_requests_and_then_a_probe(faulty, service):
@@ -223,30 +221,30 @@ async def test_a_failing_service_gets_no_requests_and_then_a_probe(faulty, servi
     await unavailable(registry.named(["a"]))
     await unavailable(registry.named(["a"]))
     before = len(faulty.requests)
-    assert before == FAILURES_MAX  # The breaker opened between two attempts.
+    assert before == FAILURES_MAX  # The circuit breaker opened between two attempts.
     assert "5 times in a row (the last time it answered 500)" in await unavailable(
         registry.named(["a"])
     )
     assert len(faulty.requests) == before
     faulty.behave = answer([cluster("a")])
     async with asyncio.timeout(20):
-        while True:  # Until the breaker lets a request through: that one closes it.
+        while True:  # Until the circuit breaker lets a request through, which closes it.
             try:
                 assert (await registry.named(["a"])).found
                 break
             except ServiceError:
-                await asyncio.sleep(0.02)  # A breaker closes by the clock, without an event.
+                await asyncio.sleep(0.02)  # No event reports the end of the pause.
     assert len(faulty.requests) == before + 1
 
 
-def test_the_breaker_opens_and_closes_with_time():
+def test_the_breaker_opens_after_failures_and_allows_a_probe_after_a_pause():
     breaker = Breaker()
     for _ in range(FAILURES_MAX):
         assert breaker.wait_seconds(0) == 0
         breaker.note_failure(0, 1.0)
     assert breaker.wait_seconds(0) == pytest.approx(OPEN_SECONDS_FIRST)
-    assert breaker.wait_seconds(OPEN_SECONDS_FIRST) == 0  # The one probe.
-    assert breaker.wait_seconds(OPEN_SECONDS_FIRST) > 0  # All others wait for its outcome.
+    assert breaker.wait_seconds(OPEN_SECONDS_FIRST) == 0  # The only probe.
+    assert breaker.wait_seconds(OPEN_SECONDS_FIRST) > 0  # Others wait for its outcome.
     breaker.abandoned()
     assert breaker.wait_seconds(OPEN_SECONDS_FIRST) == 0
     breaker.note_failure(10, 1.0)

@@ -32,7 +32,7 @@ def execute(executor, tasks, **options):
 
 
 def noting(order, names="abcd"):
-    """Return tasks that write down in which order they run."""
+    """Return tasks that record the order in which they run."""
     return {name: partial(order.append, name) for name in names}
 
 

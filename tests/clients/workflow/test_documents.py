@@ -1,6 +1,6 @@
 """Each test has the words of a sentence of the document that workflows implement.
 
-Where the document and what it described disagreed, the decision that was taken is in the body.
+If the document contradicts the program that it describes, a comment in the test has the decision.
 Order, capacity, failure and release are laws in `test_executors.py`.
 """
 
@@ -40,7 +40,7 @@ class TestTheResourceSchedulingModule:
 
     @both
     def test_it_enables_scheduling_of_heterogeneous_workloads(self, kind):
-        """Nodes that need other things run beside one that waits for the only GPU."""
+        """Nodes with other requirements run while a node waits for the only GPU."""
         pool, meeting = ResourcePool({"gpu": 1, "cpu": 2}), threading.Barrier(2)
         needs = {"gpu": gpu(1), "cpu": ResourceRequirements.cpu(2)}
         tasks = dict.fromkeys(needs, lambda: meeting.wait(60))
@@ -112,7 +112,7 @@ class TestAsyncResourceAwareExecutor:
         result = await AsyncResourceAwareExecutor(dag, ResourcePool({})).execute(
             {
                 "async": coroutine,
-                "lambda": lambda: coroutine(),  # noqa: PLW0108  # As the document has it.
+                "lambda": lambda: coroutine(),  # noqa: PLW0108  # As in the document.
                 "value": lambda: "value",
                 "blocking": lambda: threading.current_thread().name,
                 "object": Callable(),

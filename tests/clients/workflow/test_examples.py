@@ -1,6 +1,6 @@
 """The examples of the document that workflows implement run; only the import is changed.
 
-They run in order, in one namespace. What a comment says that is printed, is printed.
+They run in order, in one namespace, and must print what their comments say.
 """
 
 import io
@@ -135,7 +135,7 @@ def test_the_examples_of_the_document_run_as_they_stand():
     assert ("evaluate" in result, "deploy" in result) == (True, False)
     names["tasks"] = dict.fromkeys(names["dag"], lambda: 1)
     lines = play(TIMELINE, names)
-    assert lines[0] == "Snapshots: 16"  # Those of the first run are among them.
+    assert lines[0] == "Snapshots: 16"  # Includes those of the first run.
     assert lines[-1].endswith(" release evaluate: gpu=0")
     play(OWN, names)
     assert play(ASYNC, names) == ["4"]

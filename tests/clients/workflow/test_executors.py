@@ -41,7 +41,7 @@ from moorage_client.workflow.schedule import PASSED_MAX
 from moorage_client.workflow.waiting import OVERTAKEN_MAX
 from tests.clients.workflow.graphs import KINDS, both, execute, gpu, graph, noting, run, statuses
 
-WAIT = 60  # Seconds that nothing here takes; a bound for what would hang.
+WAIT = 60  # Longest wait in seconds; longer means that a run hangs.
 
 
 @both
@@ -214,10 +214,10 @@ def test_a_release_outside_the_executor_wakes_it_and_it_does_not_poll(kind):
     thread = threading.Thread(target=lambda: done.append(execute(executor, tasks)))
     thread.start()
     while not pool.taken:
-        time.sleep(0.001)  # Another thread gets there by itself, or the bound of the test ends it.
-    time.sleep(0.1)  # Time to settle, and below time for a hundred polls of a millisecond.
+        time.sleep(0.001)  # Another thread reaches it, or the test times out.
+    time.sleep(0.1)  # Time to settle; polling each millisecond would wake it 100 times.
     before = pool.taken
-    time.sleep(0.1)  # As it says.
+    time.sleep(0.1)  # See the comment above.
     assert pool.taken == before
     for taker in ("b", None):
         pool.release(gpu(1))
@@ -233,7 +233,7 @@ def test_a_release_outside_the_executor_wakes_it_and_it_does_not_poll(kind):
 def test_on_one_gpu_the_order_is_that_of_the_longest_paths(kind, drawn):
     dag, *_ = drawn.draw(workflows())
     costs = {name: drawn.draw(st.integers(1, 9)) for name in dag}
-    # What else they need differs, and there is enough of it.
+    # Their other requirements differ, and there is enough of them.
     cpus = {name: drawn.draw(st.integers(0, 3)) for name in dag}
     needs = {name: ResourceRequirements({"gpu": 1, "cpu": n}) for name, n in cpus.items()}
     order: list[str] = []
@@ -304,7 +304,7 @@ def test_a_large_node_does_not_starve_while_small_nodes_start(kind):
 
     def work(name):
         order.append(name)
-        # One GPU is held until many have come and gone on the other, or the large one has run.
+        # One GPU stays held until many nodes have used the other one, or the large node has run.
         if name == small[0]:
             first.wait(0.1)
         elif len(order) > 60:
@@ -369,7 +369,7 @@ def test_a_task_that_does_not_stop_is_left_behind_and_holds_its_resources_until_
     tasks = {"stuck": lambda: let_go.wait(WAIT), "next": lambda: 1, "b": lambda: 2}
     result = execute(executor, tasks)
     assert [result[name].status for name in dag] == ["timed_out", "completed", "completed"]
-    assert pool.available == {"gpu": 1}, "it still uses its GPU"
+    assert pool.available == {"gpu": 1}, "the task still uses its GPU"
     let_go.set()
     assert pool.acquire(gpu(2), WAIT)
 
@@ -585,7 +585,7 @@ async def test_a_wide_graph_leaves_the_loop_to_others_and_short_nodes_are_not_al
     counting.cancel()
     assert result.succeeded == len(dag)
     assert turns >= len(dag) / STARTED_AT_ONCE_MAX
-    assert max(in_flight) <= STARTED_AT_ONCE_MAX + 2, "and this test, and who counts the turns"
+    assert max(in_flight) <= STARTED_AT_ONCE_MAX + 2, "plus this test and the counting task"
 
 
 async def test_nodes_that_wait_for_each_other_are_all_in_flight():
@@ -612,7 +612,7 @@ def test_threads_are_bounded_and_gone_afterwards(kind):
 
     def work():
         most.append(threading.active_count() - before)
-        time.sleep(0.002)  # Long enough for others to start beside it, were there room.
+        time.sleep(0.002)  # Others would start meanwhile if there were room.
 
     execute(kind(graph(*names), ResourcePool({}), max_workers=3), dict.fromkeys(names, work))
     assert max(most) <= 3
@@ -788,7 +788,7 @@ class TestWithoutPool:
         async def work():
             running.append(1)
             most.append(len(running))
-            await asyncio.sleep(0.001)  # Lets others run, if they may.
+            await asyncio.sleep(0.001)  # Others would run meanwhile if they could.
             running.pop()
 
         dag = graph(*map(str, range(20)))
@@ -799,7 +799,7 @@ class TestWithoutPool:
         dag = graph("slow", "after", "quick", edges="slow>after")
 
         async def slow():
-            await asyncio.sleep(WAIT)  # It is cancelled.
+            await asyncio.sleep(WAIT)  # The timeout cancels this.
 
         tasks = {"slow": slow, "after": lambda: 1, "quick": lambda: 1}
         result = execute(kind(dag), tasks, timeout=0.05)
@@ -858,7 +858,7 @@ class TestGates:
             assert isinstance(result["a"].error, error)
             assert error is GateTimeout or "not today" in str(result["a"].error)
             gate.approve()
-            assert gate.status == ends.split()[-1], "it is resolved already"
+            assert gate.status == ends.split()[-1], "the gate is resolved already"
             gate.reset()
             assert gate.status is GateStatus.PENDING
 

@@ -132,7 +132,7 @@ def test_a_deep_graph_has_every_order():
     dag = graph(*names, edges=" ".join(f"{a}>{b}" for a, b in itertools.pairwise(names)))
     assert dag.topological_sort_dfs() == names
     assert dag.topological_levels() == [[name] for name in names]
-    assert list(pickle.loads(pickle.dumps(dag))) == names  # noqa: S301  # Our own.
+    assert list(pickle.loads(pickle.dumps(dag))) == names  # noqa: S301  # Our own data.
 
 
 def test_either_all_given_nodes_and_edges_are_added_or_none_of_them():

@@ -36,7 +36,7 @@ def test_a_node_adds_nodes_before_its_successors():
     callbacks = ExecutionCallbacks(on_dynamic_expand=lambda *about: calls.append(about))
     executor = DynamicExecutor(dag, {"find": expand}, callbacks=callbacks, enable_tracing=True)
     tasks = {"find": lambda: ["x", "y", "z"], **noting(order, ["end"])}
-    for _ in range(2):  # Each run begins with the graph as it was given.
+    for _ in range(2):  # Each run begins with the original graph.
         order.clear()
         result = executor.execute(tasks)
         assert sorted(order[:3]) == ["x", "y", "z"]

@@ -151,7 +151,7 @@ def test_a_refused_lease_fails_the_node(kind, server, client):
     assert [result[name].status for name in dag] == ["failed", "failed", "skipped"]
     assert isinstance(result["late"].error, NoCapacity)
     with LeasedPool(POLICY, server.ws, clusters=["lab"]) as pool:
-        pool._capacities["gpu"] *= 10  # A fleet of many nodes: enough in all, on no single one.
+        pool._capacities["gpu"] *= 10  # As with many nodes: enough in total, too little on each.
         result = execute(kind(dag, pool, {"wide": gpu(3)}), dict.fromkeys(dag, lambda: 1))
     assert isinstance(result["wide"].error, NeverFits)
 
@@ -283,22 +283,22 @@ def runs(folder) -> list[tuple[str, str]]:
 def test_a_restarted_program_continues_under_its_existing_leases(server, client, tmp_path):
     first = program(server, tmp_path)
     give_up_at = time.monotonic() + WAIT
-    # Until a and c are through, and b runs beside others.
+    # Until a and c have ended, and b runs beside others.
     while len(runs(tmp_path)) < 6 and time.monotonic() < give_up_at:
         assert first.poll() is None, first.communicate()
-        time.sleep(0.01)  # What another process does, it does not report.
+        time.sleep(0.01)  # No event of another process.
     first.send_signal(signal.SIGKILL)
     first.communicate()
     before = dict(runs(tmp_path))
     survivors = held_leases(client)
-    assert before["b"] in survivors, "its lease outlives the program"
+    assert before["b"] in survivors, "the lease outlives the program"
     (tmp_path / "go").touch()
     second = program(server, tmp_path)
     output, _ = second.communicate(timeout=WAIT)
     assert second.returncode == 0, output
     after = runs(tmp_path)
-    assert after.count(("b", before["b"])) == 2, "b ran again under the lease that it had"
-    assert [name for name, _ in after].count("a") == 1, "what had completed did not"
+    assert after.count(("b", before["b"])) == 2, "b ran again with its existing lease"
+    assert [name for name, _ in after].count("a") == 1, "a had completed, so it did not run again"
     assert "'a': 'cache_hit'" in output
     assert held_leases(client) == []
 
@@ -315,7 +315,7 @@ def test_a_killed_program_gets_no_second_lease(server, client, tmp_path):
         running, enough = program(server, tmp_path), count_lines() + chance.randint(1, 4)
         give_up_at = time.monotonic() + WAIT
         while count_lines() < enough and running.poll() is None and time.monotonic() < give_up_at:
-            time.sleep(0.0005)  # What another process does, it does not report.
+            time.sleep(0.0005)  # No event of another process.
         running.send_signal(signal.SIGKILL)
         running.communicate()
         assert len(held_leases(client)) <= 2
@@ -324,7 +324,7 @@ def test_a_killed_program_gets_no_second_lease(server, client, tmp_path):
     assert last.returncode == 0, output
     ran = set(runs(tmp_path))
     assert {name for name, _ in ran} == set("abcdef")
-    assert len({lease for _, lease in ran}) == len(ran), "each lease is that of one node"
+    assert len({lease for _, lease in ran}) == len(ran), "each node has its own lease"
     assert held_leases(client) == []
 
 

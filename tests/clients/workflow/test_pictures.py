@@ -48,13 +48,13 @@ def draw_picture(result, path) -> str:
 def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path):
 
     for name in ("load", "train", "broken"):
-        # Tasks of microseconds: on a busy machine one may be too short beside the rest for a name.
+        # Tasks take microseconds: on a busy machine one may be too short to show its name.
         result[name].duration_seconds = 1.0
-    svg = ET.fromstring(draw_picture(result, tmp_path / "run.svg"))  # noqa: S314  # Our own.
+    svg = ET.fromstring(draw_picture(result, tmp_path / "run.svg"))  # noqa: S314  # Our own data.
     words = [text.strip() for text in ("".join(each.itertext()) for each in svg.iter()) if text]
     for word in ("load", "train", "broken", "gpu", "cpu", "seconds", "completed", "failed"):
         assert word in words
-    assert "after" not in words, "it never ran"
+    assert "after" not in words, "the node never ran"
     draw_timeline(result, tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
@@ -73,7 +73,7 @@ def test_node_names_are_not_drawn_as_formulas(tmp_path):
     executor = ResourceAwareExecutor(dag, ResourcePool({r"$\foo$": 1}), dict.fromkeys(dag, need))
     result = executor.execute(dict.fromkeys(dag, lambda: 1))
     for each in result.node_results.values():
-        each.duration_seconds = 1.0  # Long enough to be named.
+        each.duration_seconds = 1.0  # Long enough to show the name.
         each.placement = (Share(ClusterId("$lab$"), NodeId("n0"), ("0",)),)
     words = re.findall(r">\s*([^<>\s]+)\s*<", draw_picture(result, tmp_path / "run.svg"))
     assert {"$x$", r"$\frac$", r"$\foo$", "$lab$/n0"} <= set(words)

@@ -62,7 +62,7 @@ def test_ten_tenths_are_one_and_a_millionth_is_an_amount():
     assert pool.try_acquire(need)
     assert not pool.try_acquire(need)
     assert pool.try_acquire(gpu(0))
-    assert not need.fits({"gpu": 0.1 + 0.2 - 0.3})  # What is left of arithmetic is nothing.
+    assert not need.fits({"gpu": 0.1 + 0.2 - 0.3})  # A rounding error is no amount.
 
 
 @pytest.mark.parametrize("released", [gpu(2), gpu(9), ResourceRequirements({"licence": 1})])
@@ -140,7 +140,7 @@ async def test_after_a_cancelled_waiter_the_next_waiters_are_served():
         pool.release(gpu(1))
     small = asyncio.create_task(pool.acquire_async(gpu(1)))
     await asyncio.sleep(0)
-    assert not pool.try_acquire(gpu(1)), "what is free is reserved for the large one"
+    assert not pool.try_acquire(gpu(1)), "free slots are reserved for the large waiter"
     large.cancel()
     assert await small
     assert pool.allocated == {"gpu": 2}
@@ -151,7 +151,7 @@ async def test_a_waiter_cancelled_as_it_is_served_gives_its_resources_back():
     pool.acquire(gpu(1))
     waiter = asyncio.create_task(pool.acquire_async(gpu(1)))
     await asyncio.sleep(0)
-    pool.release(gpu(1))  # Served from here on; its coroutine does not know yet.
+    pool.release(gpu(1))  # The waiter is served; its coroutine has not resumed yet.
     assert pool.available == {"gpu": 0}
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -205,7 +205,7 @@ def test_requests_that_delay_no_waiter_are_never_held_up():
         assert account.take(((1, 1),))
     assert large.overtaken == 0
     large.overtaken = OVERTAKEN_MAX
-    assert not account.take(((1, 1),)), "the last of the second resource is reserved for it"
+    assert not account.take(((1, 1),)), "the rest of the second resource is reserved for it"
     assert account.take(())
 
 
@@ -215,8 +215,8 @@ requests = st.lists(
 
 
 @given(requests, st.randoms(use_true_random=False))
-def test_under_random_calls_nothing_is_lost_and_everybody_is_served(story, chance):
-    """Never below zero, never over capacity, and waiters are served once others let go."""
+def test_under_random_calls_no_amount_is_lost_and_all_waiters_are_served(story, chance):
+    """Amounts stay between zero and the capacity, and waiters are served after releases."""
     account = Account([6, 6, 6])
     held, waiting = [], []
     for resource, count, also in story:

@@ -1,8 +1,8 @@
-"""Make a small data folder with objects of each kind, by the installed release.
+"""Make a small data folder with objects of each kind, with the installed release.
 
     python tests/conformance/folders/make_folder.py NAME     # writes NAME.tar.gz and NAME.json
 
-Run it with the code of a release, so that later ones are tested against what that one wrote.
+Run it with the code of a release: later releases are tested with this release's folder.
 """
 
 import json
@@ -84,7 +84,7 @@ def fill(server: Server) -> None:
     start = time.time() + WEEK
     reserved = {"resources": {"gpus": 4}, "starts_at": start, "ends_at": start + WEEK}
     say(server, OPS, op="reserve", tenant="bob", **reserved)
-    for _ in range(20):  # So that there is a checkpoint, and a history before it.
+    for _ in range(20):  # Enough for a checkpoint, and history before it.
         end_lease(server, ANN, ask(server, ANN, 1))
 
 
@@ -152,7 +152,7 @@ def main(name: str) -> None:
                 until(lambda: len(say(server, OPS, op="queue")["data"]["waiting"]) > 1)
                 time.sleep(2)  # Contexts are stored once a second.
                 held = describe(server)
-            os.kill(process.pid, signal.SIGKILL)  # So that the logs of both files are in use.
+            os.kill(process.pid, signal.SIGKILL)  # Leaves both files' logs in use.
             process.wait()
             server.close()
         (HERE / f"{name}.json").write_text(json.dumps(held, indent=1, sort_keys=True) + "\n")

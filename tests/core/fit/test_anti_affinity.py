@@ -1,4 +1,4 @@
-"""Anti-affinity: leases that avoid others of their group."""
+"""Anti-affinity: leases that avoid the nodes or zones of other leases of their group."""
 
 import pytest
 from by_hand import Hand, answers, ask, place

@@ -1,4 +1,4 @@
-"""Nodes reserved in advance: others leave them in time, and only the tenant gets them."""
+"""Nodes reserved in advance: other tenants' leases end in time, and only the tenant gets them."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_a_reservation_takes_nodes_that_are_free_at_its_start(hand: Hand) -> Non
     reply = reserve(hand, 50.0, 100.0)
     assert where(reply) == [("c", "n001")]
     assert (reply["tenant"], reply["starts_at"], reply["ends_at"]) == ("bob", 50.0, 100.0)
-    assert reserve(hand, 55.0, 70.0).code is Code.NO_CAPACITY  # Reserved, and leased.
+    assert reserve(hand, 55.0, 70.0).code is Code.NO_CAPACITY  # One is reserved, one leased.
     assert where(reserve(hand, 60.0, 70.0)) == [("c", "n000")]
     assert where(reserve(hand, 100.0, 120.0)) == [("c", "n000")]
 
@@ -128,7 +128,7 @@ def test_nodes_reserved_for_the_head_get_no_full_lease(hand: Hand) -> None:
 def test_a_proposal_of_reserved_nodes_is_rejected(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0)
     (refusal,) = answers(hand.propose(hand.ask(ask("long", ONE)), place("n000", "0")))
-    assert refusal.code is Code.POLICY_UNSOUND  # It saw that it is taken.
+    assert refusal.code is Code.POLICY_UNSOUND  # The policy could see that the node is excluded.
     assert not hand.allocator.state.leases
 
 
@@ -160,7 +160,7 @@ def test_during_a_reservation_only_its_tenant_gets_the_nodes(hand: Hand) -> None
     hand.now = 100.0
     assert consults(hand.step(Tick())) == ["waits"]
     assert not hand.allocator.state.reserved
-    assert "bob" in hand.allocator.state.leases, "its leases go on"
+    assert "bob" in hand.allocator.state.leases, "the tenant's leases continue"
 
 
 def test_an_unused_reservation_lapses_and_a_used_one_stays(hand: Hand) -> None:
@@ -177,7 +177,7 @@ def test_an_unused_reservation_lapses_and_a_used_one_stays(hand: Hand) -> None:
     assert len(hand.allocator.state.reserved.by_id) == 2
     at(hand, 100.0)
     assert not hand.allocator.state.reserved
-    assert hand.allocator.next_deadline() == 120.0  # Of "before": nothing of them is left.
+    assert hand.allocator.next_deadline() == 120.0  # The end of the lease "before".
 
 
 def test_ending_a_reservation_serves_waiters(hand: Hand) -> None:
@@ -243,7 +243,7 @@ def test_a_reservation_of_devices_includes_their_share_of_cpu_and_memory(one: Ha
     assert (node["gpus"], node["cpu_milli"], node["memory_mib"]) == (["2"], 40_000, 8_192)
     assert reserve(one, 50.0, 100.0, Demand(gpus=1, cpu_milli=9_000)).code is Code.NO_CAPACITY
     (node,) = reserve(one, 50.0, 100.0, Demand(gpus=4))["nodes"]
-    assert (node["gpus"], node["cpu_milli"]) == (["3", "4", "5", "6"], 8_000), "what is left"
+    assert (node["gpus"], node["cpu_milli"]) == (["3", "4", "5", "6"], 8_000), "the unreserved part"
     (node,) = reserve(one, 100.0, 120.0, Demand(gpus=8))["nodes"]
     assert (len(node["gpus"]), node["cpu_milli"], node["memory_mib"]) == (8, 64_000, 65_536)
 
@@ -320,7 +320,7 @@ def test_two_tenants_share_a_device_on_a_node_reserved_for_the_head(one: Hand) -
         for share in turn.effects[0].excluded_parts  # type: ignore[union-attr]  # A consultation.
         if "0" in share.gpus
     )
-    assert taken == 500, "its own half is open to it"
+    assert taken == 500, "the tenant gets its own reserved half"
     one.propose(turn, place("n000", "0", gpu_milli=500))
     assert RequestId("bob") in one.allocator.state.leases
 

@@ -1,4 +1,4 @@
-"""Contents of a refusal: whether the request could ever fit, what to change, each node's lack."""
+"""Contents of a refusal: whether the request could ever fit, helpful changes, each node's lack."""
 
 import json
 
@@ -187,7 +187,7 @@ def test_a_kind_of_node_is_judged_once_until_the_fleet_changes() -> None:
     kinds = NodeKinds(big)
     demand = Demand(gpus=9)
     allowed = np.ones(len(big), np.bool_)
-    enough = lambda able, _: bool(able.any())  # noqa: E731  # As `Feasibility` counts.
+    enough = lambda able, _: bool(able.any())  # noqa: E731  # A stand-in for the count in `Feasibility`.
     assert kinds.changes(demand, allowed, enough)["fits_if"][0]["fits"] == 8
     big.remove("c")
     allowed = np.ones(len(big), np.bool_)

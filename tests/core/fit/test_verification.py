@@ -70,7 +70,7 @@ def test_a_refusal_suggests_only_a_few_similar_node_names(hand):
 
 def test_a_count_of_one_is_in_the_singular():
     hand = Hand()
-    device = (Gpu("0", "", 0),)  # A site that does not say its model.
+    device = (Gpu("0", "", 0),)  # A site that gives no model.
     hand.see(Cluster(ClusterId("c"), (Node(NodeId("n"), 1_000, 1_000, device),)))
     (never,) = answers(hand.ask(ask("a", Demand(gpus=1, models=("A100",)))))
     assert never.reason.startswith(

@@ -1,4 +1,4 @@
-"""A stall or a set calendar: leases keep their remaining time, reservations their hour."""
+"""After a stall or a set calendar, leases keep their remaining time, reservations their date."""
 
 from typing import Any
 
@@ -180,7 +180,7 @@ def test_unexpired_leases_are_prolonged_by_the_stall(hand: Hand) -> None:
     hand.grant(ask("long", ONE, terms={"ttl_seconds": 60.0}), place("n001", "0"))
     stand_still(hand, 8.0)
     assert (seconds_to_end(hand, "short"), seconds_to_end(hand, "long")) == (8.0, 52.0)
-    for _ in range(2):  # Stalls shorter than what runs between them keep nothing for ever.
+    for _ in range(2):  # Short stalls must not prolong a lease without limit.
         hand.now += 5.0
         hand.step(Tick())
         stand_still(hand, 1.0)
@@ -258,8 +258,8 @@ def test_a_reservation_in_skipped_hours_begins_now(hand: Hand) -> None:
     set_clock(hand, HOURS)
     known = hand.allocator.state.reserved.by_id
     assert over(hand) == [gone]
-    assert known[skipped].lapses_at == hand.now + 90.0  # Its tenant had no time to come.
-    assert known[begun].lapses_at == hand.now + 30.0  # As long as before.
+    assert known[skipped].lapses_at == hand.now + 90.0  # Its tenant had no time to use it yet.
+    assert known[begun].lapses_at == hand.now + 30.0  # The remaining time is unchanged.
     assert known[skipped].begun
 
 

@@ -57,13 +57,13 @@ def test_a_cordoned_node_gets_no_leases_until_uncordoned(hand: Hand) -> None:
         "unavailable": "cordoned by op: new fans",
     }
     assert offered_nodes(hand) == ["n001"]
-    hand.see(nodes(2, 1, "c"))  # Its document knows nothing of it.
+    hand.see(nodes(2, 1, "c"))  # The cluster's document does not list the cordon.
     assert offered_nodes(hand) == ["n001"]
     hand.propose(hand.ask(ask("bold", ONE)), place("n000", "0"))
-    assert not hand.allocator.state.leases, "a proposal of it counts for nothing"
+    assert not hand.allocator.state.leases, "a proposal of the cordoned node is not granted"
     hand.grant(ask("first", ONE), place("n001", "0"))
     assert consults(hand.ask(ask("waits", ONE, wait=60.0))) == []
-    assert consults(cordon(hand, "uncordon", "n000")) == ["waits"], "it is served at once"
+    assert consults(cordon(hand, "uncordon", "n000")) == ["waits"], "the waiter is served at once"
     assert offered_nodes(hand) == ["n000", "n001"]
 
 
@@ -76,7 +76,7 @@ def test_a_cordon_of_a_cluster_holds_for_later_nodes(hand: Hand) -> None:
     assert offered_nodes(hand) == ["n000", "n001"]
     cordon(hand, "uncordon", "n002")
     assert len(offered_nodes(hand)) == 3
-    assert reply(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "twice is no error"
+    assert reply(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "a repetition is fine"
 
 
 def test_a_drain_moves_requeueable_leases_and_notifies_the_others(hand: Hand) -> None:
@@ -85,10 +85,10 @@ def test_a_drain_moves_requeueable_leases_and_notifies_the_others(hand: Hand) ->
     hand.step(WorkloadStarted(lease.id, lease.fencing))
     turn = cordon(hand, "cordon", "n000")
     assert reply(turn)["leases"] == ["moves"]
-    assert not any(isinstance(effect, Stop) for effect in turn.effects), "a cordon leaves it there"
+    assert not any(isinstance(effect, Stop) for effect in turn.effects), "a cordon stops nothing"
     turn = cordon(hand, "drain", "n000")
     assert any(isinstance(effect, Stop) for effect in turn.effects)
-    assert reply(turn)["leases"] == ["moves"], "it is there until its backend says otherwise"
+    assert reply(turn)["leases"] == ["moves"], "it holds its node until its backend reports the end"
     turn = hand.step(WorkloadStopped(lease.id, lease.fencing))
     hand.propose(turn, place("n001", "0"))
     moved = hand.allocator.state.leases[RequestId("moves")]

@@ -1,4 +1,4 @@
-"""A dry run of a release returns who would be served, and changes no state."""
+"""A dry run of a release returns the requests that would be served, and changes no state."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def test_requests_of_other_tenants_are_only_counted(hand: Hand) -> None:
 
 
 def test_a_gang_after_the_head_does_not_take_the_nodes_of_the_head(hand: Hand) -> None:
-    """The head needs three nodes of `c`, where two are free; a node of another cluster is freed."""
+    """The head needs three nodes of `c`, where two are free; the release frees a node elsewhere."""
     hand.see(nodes(1, 2, "d"))
     elsewhere = {"cluster_id": "d", "node_id": "n000", "gpus": ["0", "1"]}
     hand.grant(ask("elsewhere", Demand(gpus=2)), elsewhere)

@@ -108,7 +108,7 @@ def test_a_lease_without_resources_is_tried_elsewhere_first() -> None:
     hand.grant(ask("r", None, provision=AGAIN), place("n000", "0"))
     turn = fail(hand, "r")
     turn = hand.propose(turn, {"declined": "it must be n000"})
-    assert consults(turn) == ["r"], "the policy wants none of the others"
+    assert consults(turn) == ["r"], "the policy declines all other nodes"
     hand.propose(turn, place("n000", "0"))
     assert hand.allocator.state.leases[RequestId("r")].attempt == 2
 
@@ -155,7 +155,7 @@ def test_a_running_workload_has_an_endpoint() -> None:
 
 
 def pausing(attempts: int = 3) -> Hand:
-    """A lease whose workload failed, on a node where there is room."""
+    """A lease whose workload failed, on a node with free capacity."""
     hand = Hand(Allocator(requeue_pause_seconds=2.0))
     hand.see(nodes(1, 1))
     again = Provision("memory", on_failure="requeue", attempts_max=attempts)
@@ -288,7 +288,7 @@ def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restar
         hand.allocator.replay(facts)
         hand.now = hand.allocator.next_deadline() or 0.0
         turn = hand.step(Tick())
-    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a policy that rests has its turn after it"
+    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a paused policy is consulted once more"
     fail_consultation(hand, turn)
     ended = hand.allocator.state.ended[RequestId("r")]
     assert ended.reason == "attempt 1 of 3 failed: no image; then: its cell was stopped"

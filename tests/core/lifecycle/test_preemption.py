@@ -68,8 +68,8 @@ def test_the_fewest_and_youngest_possible_leases_are_preempted(hand: Hand) -> No
     hold(hand, "b", "n001", "1")
     hold(hand, "c", "n001", "2", "3", preemptible=False)
     turn = need(hand, 2)
-    assert notices(hand) == ["young"], "one of two GPUs goes, not two of one"
-    assert consults(turn) == ["needs"], "it ran nothing, and has left at once"
+    assert notices(hand) == ["young"], "one lease of two GPUs, not two leases of one"
+    assert consults(turn) == ["needs"], "the victim had no workload, so it ends at once"
     state = hand.allocator.state
     assert "of tenant ann, of priority 1" in state.ended[RequestId("young")].reason
     check(state)
@@ -120,7 +120,7 @@ def test_a_victim_has_its_notice_and_its_minimum_runtime(hand: Hand) -> None:
     assert hand.allocator.next_deadline() == lease.granted_at + 20.0
     other = Allocator()
     other.replay(condense(hand.allocator.state))
-    assert other.next_deadline() == lease.granted_at + 20.0, "a checkpoint keeps it"
+    assert other.next_deadline() == lease.granted_at + 20.0, "a checkpoint has the deadline"
     hand.now = lease.granted_at + 20.0
     assert consults(hand.step(Tick())) == ["needs"]
 
@@ -170,7 +170,7 @@ def test_a_gang_is_preempted_and_served_as_a_whole(hand: Hand) -> None:
     hand.propose(turn, place("n000", "0"))
     hold(hand, "a", "n001", "0", "1", "2", "3")
     hand.ask(ask("pair", gang, 60.0, terms={"priority": 2}))
-    assert notices(hand) == ["gang"], "the other node is held by one that does not give way"
+    assert notices(hand) == ["gang"], "the other lease is not preemptible"
 
 
 def test_lent_quota_is_reclaimed_with_notice(hand: Hand) -> None:
@@ -185,7 +185,7 @@ def test_lent_quota_is_reclaimed_with_notice(hand: Hand) -> None:
     hold(hand, "lent", "n001", "0", "1", tenant=Tenant("bob"), preemptible=False)
     hold(hand, "lent2", "n001", "2", "3", tenant=Tenant("bob"), preemptible=False)
     need(hand, 2, priority=0)
-    assert notices(hand) == ["lent2"], "as little as it needs, the youngest first"
+    assert notices(hand) == ["lent2"], "only as many as needed, the youngest first"
     hand.now += 10.0
     assert consults(hand.step(Tick())) == ["needs"]
     reason = hand.allocator.state.ended[RequestId("lent2")].reason
@@ -199,7 +199,7 @@ def test_no_lease_is_preempted_for_a_device_that_stays_taken() -> None:
     hold(hand, "b", "n000", "1", preemptible=False)
     hand.see(lab("aaa", node="n000"))
     assert consults(need(hand, 1)) == []
-    assert notices(hand) == [], "a part of the whole is the other's"
+    assert notices(hand) == [], "another lease holds a part of the GPU"
 
 
 @pytest.mark.parametrize("milli", [500, 1000])
@@ -250,7 +250,7 @@ def test_no_lease_is_preempted_if_the_new_one_would_overlap_a_reservation(
 def test_a_notice_that_expired_during_a_stall_gets_the_restart_grace(
     hand: Hand, stop: Event
 ) -> None:
-    """The holder may not know of its notice yet; the preemptor waits longer, too."""
+    """The holder may not know of the notice yet, so the preempting request waits longer, too."""
     lease = hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4, wait=6.0)

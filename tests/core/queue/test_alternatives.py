@@ -53,7 +53,7 @@ def test_a_request_waits_for_whichever_fits_first(hand):
     assert not answers(hand.ask(elastic("a", *SIZES, wait=50)))
     turn = hand.step(ReleaseAsked(hand.to(), "big", "token of big"))
     assert consults(turn) == ["a"]
-    assert consulted_demand(turn) == EIGHT, "the largest first"
+    assert consulted_demand(turn) == EIGHT, "the largest alternative first"
 
 
 def test_a_small_alternative_is_not_overlooked_in_the_queue(hand):
@@ -190,7 +190,7 @@ def crowd(waiters: int) -> Hand:
     hand.grant(ask("all", EIGHT), place("n000", *"01234567"))
     hand.see(nodes(1, 1, name="d"))
     for number in range(waiters):
-        # Their loosest is met by next to nothing; each of them alone is not.
+        # Almost any capacity meets their least demands combined, but none of them alone.
         shared = Demand(gpu_milli=900, cpu_milli=70_000 + number)
         whole = [Demand(gpus=2 + n % 7, cpu_milli=n + number) for n in range(6)]
         hand.ask(elastic(f"w{number}", *whole, shared, wait=600.0))

@@ -1,4 +1,4 @@
-"""Nodes are reserved for a waiter that its policy looks at once another request needs room."""
+"""While a policy decides about a lone waiter, later requests do not get the waiter's nodes."""
 
 import pytest
 from by_hand import Hand, ask, consults, nodes, place
@@ -14,7 +14,7 @@ FIRST = ("c", "n000")
 
 @pytest.fixture
 def hand() -> Hand:
-    """Both nodes are held in part or whole, and a request for a whole one waits alone."""
+    """Leases hold both nodes, at least in part; one request waits for a whole node."""
     hand = Hand()
     hand.see(nodes(2, 4))
     hand.grant(ask("old-0", WHOLE), place("n000", *"0123"))

@@ -43,7 +43,7 @@ def test_positions_match_the_order_of_the_queue(hand: Hand) -> None:
     assert len(queue.lines()) > COUNTED_MAX // 2
     positions = {request: at for at, request in enumerate(expected, 1)}
     assert queue.positions(expected) == positions
-    for request in expected:  # One alone is counted in another way than many.
+    for request in expected:  # The code for one position differs from that for many.
         assert queue.positions([request]) == {request: positions[request]}
     assert queue.positions([RequestId("unknown")]) == {}
 
@@ -77,7 +77,7 @@ def test_a_later_waiter_is_served_while_an_earlier_one_needs_a_whole_node() -> N
         for gpu in "01":
             hand.grant(ask(node + gpu, Demand(gpus=1)), place(node, gpu))
     hand.ask(ask("large", Demand(gpus=2), wait=500))
-    assert consults(release(hand, "n0000")) == []  # It needs both, and is to get them there.
+    assert consults(release(hand, "n0000")) == []  # Both GPUs of n000 are for `large`.
     hand.ask(ask("small", Demand(gpus=1), wait=500))
     assert consults(release(hand, "n0010")) == ["small"]
     assert consults(release(hand, "n0001")) == ["large"]

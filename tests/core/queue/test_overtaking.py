@@ -1,4 +1,4 @@
-"""A waiter is overtaken a limited number of times; then it goes first in its priority."""
+"""A waiter may be overtaken a limited number of times; then it goes first in its priority."""
 
 import pytest
 from by_hand import Hand, ask, consults, nodes, place

@@ -71,7 +71,7 @@ def test_a_refusal_says_used_quota_and_borrowed(hand: Hand) -> None:
     assert details.items() >= {**figures, "asked": 2000, "verdict": "not_you"}.items()
     assert details["never"] is False
     never = refusal(hand.ask(of("ann", "c", Demand(gpus=3), wait=60.0)))
-    assert never[0] is Code.QUOTA_EXCEEDED, "it does not wait for what can never be"
+    assert never[0] is Code.QUOTA_EXCEEDED, "a request that never fits does not wait"
     assert never[1]["never"] is True
     assert consults(hand.ask(of("bob", "d", Demand(gpus=8)))) == ["d"], "others have no limit"
 
@@ -209,7 +209,7 @@ def test_shares_are_bitwise_equal_however_they_are_computed() -> None:
     accounts = hand.allocator.state.accounts
     names = list(accounts.usages())
     numbers = [accounts.number(each) for each in names]
-    import numpy as np  # noqa: PLC0415  # For this comparison alone.
+    import numpy as np  # noqa: PLC0415  # Only for this comparison.
 
     assert accounts.shares(np.array(numbers)).tolist() == [accounts.share(each) for each in names]
     other = Allocator()
@@ -274,10 +274,10 @@ def test_warm_leases_are_added_to_the_use_under_their_tenants_quota(hand: Hand) 
     assert accounts.row(("ann", "night"))["gpu_milli"]["used"] == 2000
     check(hand.allocator.state)
     turn = hand.ask(of("ann", "c", project="night"))
-    assert (consults(turn), answers(turn)) == ([], []), "it waits until one has ended"
+    assert (consults(turn), answers(turn)) == ([], []), "it waits until a warm lease has ended"
     assert (state_of(hand, "a"), state_of(hand, "b")) == ("ending", "warm")
     assert consults(stop(hand, "a")) == ["c"]
-    assert consults(hand.ask(of("ann", "day"))) == ["day"], "the project's quota is not in its way"
+    assert consults(hand.ask(of("ann", "day"))) == ["day"], "the project's quota is another one"
     check(hand.allocator.state)
 
 
@@ -291,7 +291,7 @@ def test_only_as_many_warm_leases_end_as_a_quota_requires(hand: Hand) -> None:
     assert answers(hand.ask(of("ann", "d"))) == []
     assert (state_of(hand, "a"), state_of(hand, "b")) == ("ending", "warm")
     assert answers(hand.ask(of("ann", "e"))) == []
-    assert state_of(hand, "b") == "ending", "what ends for one is not counted for another"
+    assert state_of(hand, "b") == "ending", "an ending lease makes space for one request only"
     assert consults(stop(hand, "a")) + consults(stop(hand, "b")) == ["d", "e"]
 
 

@@ -1,4 +1,4 @@
-"""One estimate is shared by all who read it within a short time."""
+"""All readers within a short time get the same estimate."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place

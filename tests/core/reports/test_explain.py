@@ -102,7 +102,7 @@ def test_a_lease_is_listed_completely_except_its_token():
     lease = Lease(
         id=RequestId("r-1"),
         tenant=Tenant("acme"),
-        token_digest="secret",  # noqa: S106  # The fixture's, not ours.
+        token_digest="secret",  # noqa: S106  # A test's value.
         policy=PolicyRef("p:1-a", "d" * 64),
         placement=(Share(ClusterId("c"), NodeId("n"), ("0", "2"), 500, 4000, 1024),),
         fencing=7,
@@ -176,7 +176,7 @@ def test_leases_of_one_node_are_listed_together() -> None:
     found = hand.inquire("leases", sort="node_ends", limit=3)
     assert [each["id"] for each in found["leases"]] == ["a", "c", "b"]
     rest = hand.inquire("leases", sort="node_ends", after=found["next"])
-    assert [each["id"] for each in rest["leases"]] == ["d"]  # It comes with n001.
+    assert [each["id"] for each in rest["leases"]] == ["d"]  # Its first node is n001.
 
 
 def test_leases_sorted_by_a_column_come_page_by_page() -> None:

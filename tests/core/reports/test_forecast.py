@@ -42,7 +42,7 @@ def test_each_waiter_is_estimated_after_those_before_it(hand: Hand) -> None:
 def test_an_unknown_estimate_is_null(hand: Hand) -> None:
     hand.ask(ask("impatient", Demand(gpus=1), wait=30))
     hand.ask(ask("unsized", None, wait=500))
-    assert turns(hand) == {"impatient": None}  # The other one is being decided.
+    assert turns(hand) == {"impatient": None}  # The other request is being decided.
 
 
 def test_a_gang_is_estimated_when_all_its_nodes_are_free(hand: Hand) -> None:
@@ -74,7 +74,7 @@ def test_leases_are_estimated_to_last_like_similar_ones(hand: Hand) -> None:
     lasts = hand.allocator.state.durations
     (short, long) = (hand.allocator.state.leases[RequestId(each)] for each in ("short", "long"))
     assert lasts.of_lease(short, 0.0) == pytest.approx(10.0, rel=0.2)
-    assert lasts.of_lease(long, 100.0) == pytest.approx(500.0, rel=0.2), "as others of the tenant"
+    assert lasts.of_lease(long, 100.0) == pytest.approx(500.0, rel=0.2), "like the tenant's others"
     assert lasts.of_lease(short, 600.0) is None
     turn = turns(hand)["waits"]
     assert turn == pytest.approx(start + 10.0, abs=2.0)

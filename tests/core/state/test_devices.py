@@ -87,7 +87,7 @@ def test_a_lost_device_stays_with_its_lease_which_is_notified():
     turn = hand.see(lab("aaa", "ccc"))
     (moved,) = of(turn.facts)
     assert [device.uuid for device in moved.lost] == ["GPU-bbb"]
-    assert free(hand) == {"0": 1000, "1": 0}, "its holder may still use what is called 1"
+    assert free(hand) == {"0": 1000, "1": 0}, "its holder may still use the device now called 1"
     reply = hand.inquire("why", subject="holder")
     assert reply["lease"]["lost_devices"] == ["GPU-bbb"]
     assert "GPU-bbb is gone from its node" in reply["drift"][0]
@@ -138,11 +138,11 @@ def test_mig_instances_and_their_gpu_exclude_each_other():
     assert held_devices(hand, "a") == ("1",)
     assert free(hand) == {"0": 1000, "1": 0, "2": 1000}
     hand.see(lab("x", "yyy"))
-    assert free(hand)["0"] == 0, "a part of it is held"
+    assert free(hand)["0"] == 0, "a lease holds a part of the GPU"
     release(hand, "a")
     hold(hand, "whole", "0")
     hand.see(lab("yyy", "x/a", "x/b"))
-    assert free(hand) == {"0": 0, "1": 0, "2": 0}, "0 is its name, and the others are parts of it"
+    assert free(hand) == {"0": 0, "1": 0, "2": 0}, "0 is held, and 1 and 2 are its parts"
     release(hand, "whole")
     assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
 
@@ -197,7 +197,7 @@ def test_reserved_devices_get_their_new_index_too():
     hold(hand, "beside", *(gpu for gpu, milli in free(hand).items() if milli), milli=100)
     hand.see(lab(*order, uuid))
     (part,) = hand.allocator.state.reserved.by_id[RequestId("r")].parts
-    assert part.gpus == ("2",), "it is back"
+    assert part.gpus == ("2",), "the device is back"
     check(hand.allocator.state)
 
 
@@ -220,7 +220,7 @@ def test_uuids_found_later_belong_to_the_held_indices():
     hand.see(lab("aaa", "ccc", "bbb"))
     assert held_devices(hand, "holder") == ("2",)
     hand.see(lab("", "", ""))
-    assert held_devices(hand, "holder") == ("2",), "a document that says nothing changes nothing"
+    assert held_devices(hand, "holder") == ("2",), "a document without UUIDs changes nothing"
     hand.see(lab("bbb", "aaa", "ccc"))
     assert held_devices(hand, "holder") == ("0",)
 
@@ -261,7 +261,7 @@ def test_no_device_is_promised_twice_however_documents_change(seed):
 
 
 def test_a_ledger_without_uuids_uses_device_indices():
-    """The form of the first release: only a node's identity had UUIDs."""
+    """In facts of the first release, only a node's identity had UUIDs."""
     before = replace(lab("aaa", "bbb", "ccc"), nodes=lab("aaa", "bbb", "ccc").nodes)
     body = FACTS.encode(ClusterSet(before))[1]
     old = json.loads(body)

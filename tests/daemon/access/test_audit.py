@@ -230,7 +230,7 @@ async def test_awaited_entries_are_on_the_disk(tmp_path: Path) -> None:
     (tmp_path / "audit").rename(tmp_path / "aside")
     (tmp_path / "audit").write_text("no folder")
     log.note(entry(4))
-    await log.flush()  # No answer waits for a disk that fails.
+    await log.flush()  # Returns even if the disk fails.
     (tmp_path / "audit").unlink()
     log.close()
 
@@ -243,7 +243,7 @@ async def test_under_load_entries_are_gathered_unless_a_caller_waits(
     log.note_all([entry(number) for number in range(100)])
     await log.flush()
     log.note(entry(100))
-    await asyncio.sleep(20 * audit_log.GATHER_SECONDS)  # And nothing is to happen.
+    await asyncio.sleep(20 * audit_log.GATHER_SECONDS)  # Nothing must happen meanwhile.
     assert verify(tmp_path)[1].number == 100
     await log.flush()
     assert verify(tmp_path)[1].number == 101
@@ -257,9 +257,9 @@ async def test_a_start_adds_ledger_entries_that_the_log_lacks(tmp_path: Path, da
     cordons = [Cordoned(ClusterId("east"), NodeId(f"n{each}"), 5.0, ANN) for each in range(2500)]
     await ledger.append(cordons, 7.0)
     files(tmp_path).append([AuditEntry(1.0, "x", seq=40), entry(1, why='"seq":9')], 0)
-    for _ in range(2):  # The second start finds nothing that is missing.
+    for _ in range(2):  # The second start must find no missing entries.
         log = AuditLog(tmp_path, days, 32)
-        nothing = lambda _: None  # noqa: E731  # It stands for all that is unknown.
+        nothing = lambda _: None  # noqa: E731  # A stand-in for functions that this test does not need.
         trail = AuditTrail(log, lambda _: (None, ""), nothing, nothing, Standing())
         await recover(log, trail, ledger)
         log.close()
@@ -347,7 +347,7 @@ def test_entries_wait_for_a_failing_disk_and_dropped_ones_are_counted(
 
 def test_changes_by_operators_are_logged_with_the_former_values(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
-    nothing = lambda _: None  # noqa: E731  # It stands for all that is unknown.
+    nothing = lambda _: None  # noqa: E731  # A stand-in for functions that this test does not need.
     trail = AuditTrail(log, lambda _: (None, ""), nothing, nothing, Standing())
     east, node = ClusterId("east"), NodeId("n")
     places = tuple(("east", f"n{number}") for number in range(NODES_MAX + 5))
@@ -380,7 +380,7 @@ def test_changes_by_operators_are_logged_with_the_former_values(tmp_path: Path) 
         (fans, drain),
         (None, none),
         (drain, None),
-        (None, none),  # The one before ended with its cluster.
+        (None, none),  # The previous cordon ended with its cluster.
     ]
     reserved, used, ended = lines[5:]
     whats = [each["what"] for each in (reserved, used, ended)]

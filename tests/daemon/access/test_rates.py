@@ -26,7 +26,7 @@ def test_each_tenant_has_its_own_limit_per_second() -> None:
     limits = TenantRates(5, 0, clock)
     assert count_refusals(limits, ANN, 8) == 3
     assert count_refusals(limits, BOB, 5) == 0
-    clock.now += 0.4  # Two of five.
+    clock.now += 0.4  # Time for two of five requests.
     assert count_refusals(limits, ANN, 3) == 1
     clock.now += 60.0  # A bucket holds one second.
     assert count_refusals(limits, ANN, 8) == 3
@@ -71,7 +71,7 @@ def test_time_restores_a_spent_allowance() -> None:
     assert rate.refusal(ANN) is None
     rate.burnt(ANN, 5.0)
     assert rate.refusal(ANN) is None
-    rate.burnt(ANN, 3.0)  # It is known afterwards only: ann owes two seconds.
+    rate.burnt(ANN, 3.0)  # The cost is known only afterwards: ann owes two seconds.
     no = rate.refusal(ANN)
     assert no is not None
     assert no.code is Code.BUSY
@@ -81,7 +81,7 @@ def test_time_restores_a_spent_allowance() -> None:
     assert rate.refusal(BOB) is None
     clock.now += 20.5
     assert rate.refusal(ANN) is None
-    rate.burnt(ANN, 0.055)  # Hardly anything is owed.
+    rate.burnt(ANN, 0.055)  # A small debt.
     no = rate.refusal(ANN)
     assert no is not None
     assert no.details == {"retry_after_seconds": rates.RETRY_SECONDS_MIN}

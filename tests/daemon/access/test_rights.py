@@ -62,7 +62,7 @@ async def test_metrics_blocks_and_executors_are_changed_by_their_owner_and_opera
         await catalog.blocks.update("block", f"b{number}", {"cluster": {"id": "c0"}})
         await catalog.executors.update(f"e{number}", {"description": "new"})
     await catalog.close()
-    catalog = await open_catalog(SqliteRecords(file))  # Owners outlive the server, and changes.
+    catalog = await open_catalog(SqliteRecords(file))  # Owners survive a restart and changes.
     owned = ownership(catalog)
     for number, owner in enumerate(OWNERS):
         checks = (

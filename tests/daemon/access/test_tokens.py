@@ -86,7 +86,7 @@ def test_a_revocation_in_a_file_that_replaces_the_open_one_counts(
     assert tokens.caller(made) is not None
     shutil.copy(path, tmp_path / "copy")
     path.unlink()
-    assert tokens.caller(made) is None  # No command could revoke it now.
+    assert tokens.caller(made) is None  # Without the file, no command could revoke it.
     (tmp_path / "copy").rename(path)
     assert tokens.caller(made) is not None
     assert revoke(tmp_path, "ci")
@@ -108,10 +108,10 @@ async def test_a_removed_token_ends_sessions_and_an_added_one_does_not(
     following = asyncio.ensure_future(tokens.follow(expelled.set))
     await asyncio.sleep(0)
     create(tmp_path, "second")
-    await asyncio.sleep(FOLLOW_SECONDS * 1.5)  # One look has passed, and nothing is to happen.
+    await asyncio.sleep(FOLLOW_SECONDS * 1.5)  # One check has passed; nothing must happen.
     assert not expelled.is_set()
     create(tmp_path, "third")
-    revoke(tmp_path, "third")  # Between two looks.
+    revoke(tmp_path, "third")  # Between two checks.
     async with asyncio.timeout(30):
         await expelled.wait()
     following.cancel()
@@ -124,9 +124,9 @@ async def test_a_revocation_applies_without_waiting_for_expiring_tokens(
     tokens = Tokens({}, store=store)
     expelled = asyncio.Event()
     following = asyncio.ensure_future(tokens.follow(expelled.set))
-    await asyncio.sleep(FOLLOW_SECONDS / 2)  # The first look has passed.
+    await asyncio.sleep(FOLLOW_SECONDS / 2)  # The first check has passed.
     monkeypatch.setattr("moorage.daemon.access.tokens.FOLLOW_SECONDS", 1e6)
-    await asyncio.sleep(FOLLOW_SECONDS)  # One that was still due has passed, too.
+    await asyncio.sleep(FOLLOW_SECONDS)  # A check that was already due has also passed.
     revoke(tmp_path, "first")
     async with asyncio.timeout(30):
         await expelled.wait()
@@ -144,7 +144,7 @@ async def test_an_unreadable_store_ends_no_session(tmp_path: Path, store: TokenS
     path = tmp_path / "tokens.db"
     whole = path.read_bytes()
     path.write_bytes(b"garbage " * 1000)
-    await asyncio.sleep(FOLLOW_SECONDS * 1.5)  # One look has passed, and nothing is to happen.
+    await asyncio.sleep(FOLLOW_SECONDS * 1.5)  # One check has passed; nothing must happen.
     assert not expelled.is_set()
     path.write_bytes(whole)
     async with asyncio.timeout(30):

@@ -17,7 +17,7 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 MACHINES = 100
 WRITES_MAX = 10
-"""Of a document while a hundred machines come; each writes it once where they come one by one."""
+"""Most writes of a document while a hundred machines join; one by one, each would write it once."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def test_machines_that_join_together_share_one_write(catalog, writes) -> N
     assert len(writes) <= WRITES_MAX
     written = len(writes)
     await asyncio.gather(*(nodes.put(place(each), node(each)) for each in names))
-    assert len(writes) == written, "nothing is written where nothing changes"
+    assert len(writes) == written, "an unchanged node causes no write"
 
 
 async def test_a_refused_node_does_not_stop_the_others_of_its_write(catalog, writes) -> None:
@@ -90,7 +90,7 @@ async def test_a_cancelled_call_cancels_no_other(catalog) -> None:
     nodes = AgentNodes(catalog.clusters)
     names = [f"box-{number}" for number in range(20)]
     putting = [asyncio.create_task(nodes.put(place(each), node(each))) for each in names]
-    await asyncio.sleep(0)  # All of them wait, and the first one writes.
+    await asyncio.sleep(0)  # The first call writes, all others wait.
     for each in putting[:2]:
         each.cancel()
     await asyncio.gather(*putting, return_exceptions=True)

@@ -88,7 +88,7 @@ async def test_surplus_clusters_are_cut_off_with_a_warning(house):
 async def test_a_block_request_beyond_the_limit_is_refused_and_the_others_are_served(house):
     await house.register("a")
     placing = house.blocks()
-    many = placement.RUNNING_MAX + placement.WAITING_MAX  # One turn is for other tenants.
+    many = placement.RUNNING_MAX + placement.WAITING_MAX  # Includes one turn for other tenants.
     answers = await asyncio.gather(
         *(placing.place(HERE, {"n": n}, "dry_run") for n in range(many)), return_exceptions=True
     )
@@ -180,7 +180,7 @@ def packs(value: dict) -> bool:
 async def test_a_task_with_a_block_of_any_depth_ends(house):
     await house.register("a")
     services = BlockServices(house.blocks(), house.spawn)
-    # Python 3.11 gives up at 1,000 levels, frames of the stack included; 3.13 at 10,000.
+    # Python 3.11 fails at 1,000 levels, including frames of the stack; 3.13 at 10,000.
     too_deep = next(levels for levels in itertools.count(100, 100) if not packs(nest(levels)))
     ends = []
     for levels in range(too_deep - 300, too_deep + 100):

@@ -50,7 +50,7 @@ async def test_recalled_fleets_per_tenant_are_bounded(fleets: RecalledFleets, su
     refused = busy(outcomes)
     assert len(refused) == surplus
     assert "of your tenant" in refused[0]
-    assert busy(await recall(fleets, "ann")) == []  # They were made.
+    assert busy(await recall(fleets, "ann")) == []  # The earlier ones are computed.
 
 
 async def test_recalled_fleets_of_all_tenants_are_bounded(fleets: RecalledFleets) -> None:

@@ -71,7 +71,7 @@ def test_as_many_copies_are_counted_as_can_be_placed(seed):
         placed = [one_by_one(fleet, demand, row) for row in range(len(fleet))]
         if demand.gpus <= 1 or demand.gpu_milli == 1000:
             assert copies == placed
-        else:  # Shares on several devices: the tightest ones first is not always the best.
+        else:  # For shares of several devices, the fullest devices first is not always best.
             assert all(had <= able for had, able in zip(placed, copies, strict=True))
 
 

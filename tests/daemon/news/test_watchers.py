@@ -24,7 +24,7 @@ ANN, OPS = SessionId("ann"), SessionId("ops")
 
 
 class _Silent:
-    """News of the map, of shapes and of progress, which these tests do not need."""
+    """A stand-in for news of the map, of shapes and of progress, which these tests do not need."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
@@ -62,7 +62,7 @@ def test_an_operator_gets_the_number_of_dropped_news() -> None:
     for number in range(watchers.OTHERS_MAX + 5):
         heard.grant("bob", number)
     assert len(heard.frames[OPS]) == watchers.OTHERS_MAX
-    heard.watchers._others._until = 0.0  # A second later.
+    heard.watchers._others._until = 0.0  # As if a second had passed.
     heard.grant("bob", 99)
     unseen, last = heard.frames[OPS][-2:]
     assert (unseen["event"], unseen["data"]) == ("unseen", {"events": 5})

@@ -107,7 +107,7 @@ def test_leases_on_a_cordoned_node_count_as_held() -> None:
     assert now.nodes_unavailable == 1
 
 
-def test_several_minutes_make_one_point() -> None:
+def test_several_minutes_can_be_merged_into_one_point() -> None:
     it = Watched()
     for minute in range(7):
         it.refuse()
@@ -177,7 +177,7 @@ async def start_history(path: Path) -> Watched:
     begun = time.time()
     running = asyncio.create_task(it.ring.run())
     async with asyncio.timeout(60):
-        while not has_stored_since(path, begun):  # noqa: ASYNC110  # No news says that it is written.
+        while not has_stored_since(path, begun):  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.01)  # As above.
     running.cancel()
     return it
@@ -188,7 +188,7 @@ def has_stored_since(path: Path, at: float) -> bool:
     try:
         return bool(lines) and json.loads(lines[-1])["now"]["at"] >= at
     except ValueError:
-        return False  # It is being written.
+        return False  # The last line is still being written.
 
 
 async def test_the_day_continues_after_a_restart(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ async def test_without_a_file_history_begins_with_the_process(tmp_path: Path) ->
     it.ring.path = tmp_path / "none" / "history.jsonl"
     running = asyncio.create_task(it.ring.run())
     async with asyncio.timeout(60):
-        while not it.ring.answer(ALL, 60, 1).at:  # noqa: ASYNC110  # No news says so.
+        while not it.ring.answer(ALL, 60, 1).at:  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.01)  # As above.
     running.cancel()
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.heavy
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 BODY_BYTES_MAX = 64 << 20
-"""What a receiver may get rid of before its connection ends: buffers of the system, and more."""
+"""Most bytes that a receiver may send before its connection ends, the system's buffers included."""
 
 
 class Receiver(ThreadingHTTPServer):

@@ -66,7 +66,7 @@ print(stream.dropped, flush=True)
     assert process.stdout is not None
     assert process.stdin is not None
     assert 0 < int(process.stdout.readline()) < 20_000
-    following, gaps = 0, 0  # A line after a gap got room that the writer's thread made meanwhile.
+    following, gaps = 0, 0  # A line after a gap used space that the writing thread freed.
     with os.fdopen(reader) as log:
         while following < 20_000:
             line = log.readline().strip()

@@ -1,4 +1,4 @@
-"""Requests are traced by what the daemon sees of them, in a bounded number."""
+"""The daemon traces requests from its own events, at most a bounded number."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ def test_a_refused_request_is_traced_from_its_socket_to_its_code(lines) -> None:
     follower.note_answer(
         address(1), b'{"success":false,"error":{"code":"no_capacity","reason":""}}'
     )
-    follower.note_answer(address(1), b"{}")  # Of no request that is followed.
+    follower.note_answer(address(1), b"{}")  # An answer to a request that is not traced.
     begun, ended, answered = lines
     assert (begun["event"], begun["part"]) == ("request_part_begun", "admission")
     assert (ended["request"], ended["session"], ended["number"]) == ("r1", "s", 1)

@@ -79,7 +79,7 @@ async def owner(tmp_path) -> AsyncIterator[Owner]:
     made.room.start(made.lease)
     async with asyncio.timeout(60):
         await made.ended.wait()
-    made.lease = replace(made.lease, state="active")  # The core does not know yet.
+    made.lease = replace(made.lease, state="active")  # The core does not know of the end yet.
     yield made
     await made.backend.stop(NAME)
     await made.room.close()
@@ -102,11 +102,11 @@ async def test_the_output_ends_when_the_lease_reports_its_end_and_not_before(own
 async def test_the_lease_gives_the_exit_code_that_the_backend_lost(owner, tmp_path):
     await owner.backend.stop(NAME)
     for each in tmp_path.rglob("exit.json"):
-        each.unlink()  # As of a container: it went with it.
+        each.unlink()  # As for a container, whose exit code is lost with it.
     owner.lease = end_of(owner.lease)
     assert (await owner.logs())["exit_code"] == 7
     owner.lease = end_of(owner.lease, attempt=0)
-    assert (await owner.logs())["exit_code"] is None, "that was another start"
+    assert (await owner.logs())["exit_code"] is None, "the code belongs to another start"
 
 
 class CountingBackend(LocalBackend):
@@ -147,7 +147,7 @@ class Silent:
         """Wait until the backend has been read `more` more times."""
         before = self.backend.looks
         async with asyncio.timeout(60):
-            while self.backend.looks < before + more:  # noqa: ASYNC110  # A count has no event.
+            while self.backend.looks < before + more:  # noqa: ASYNC110  # No event reports a count.
                 await asyncio.sleep(0.01)  # As above.
 
 
@@ -165,7 +165,7 @@ async def silent(tmp_path) -> AsyncIterator[Silent]:
 
 async def test_one_lookup_serves_all_readers_of_one_start(silent):
     readers = [silent.read() for _ in range(READERS_MAX)]
-    while silent.backend.looks < READERS_MAX:  # noqa: ASYNC110  # Each looks once, by itself.
+    while silent.backend.looks < READERS_MAX:  # noqa: ASYNC110  # Each reader looks once by itself.
         await asyncio.sleep(0.01)  # As above.
     await silent.wait_looks(5)
     assert silent.backend.looks < READERS_MAX + 10

@@ -85,7 +85,7 @@ class House:
         first = lease("first", 1, **spec)
         self.room.start(first)
         await self.heard(WorkloadStarted)
-        await asyncio.sleep(0)  # The order is over.
+        await asyncio.sleep(0)  # The order has ended.
         self.events.clear()
         return lease("second", 2, inherited="first", **spec)
 
@@ -109,7 +109,7 @@ async def test_a_replaced_server_starts_and_stops_no_workload():
     await house.heard(WorkloadStarted)
     house.room.start(second)
     house.room.stop(first)
-    house.leads = False  # Before any of the two has begun.
+    house.leads = False  # Before either order has begun.
     with pytest.raises(LedgerFailed):
         await house.tasks.broken
     assert [each.id for each in await backend.discover()] == ["first"]
@@ -120,7 +120,7 @@ async def test_a_check_reports_a_ready_workload_at_once_and_its_start_reports_no
     second = await house.warm()
     house.room.look(second)
     said = [WorkloadStarted(second.id, second.fencing, "memory://first")]
-    assert house.events == said, "before anything was waited for"
+    assert house.events == said, "reported before any wait"
     house.room.start(second)
     await house.settle()
     assert house.events == said
@@ -131,7 +131,7 @@ async def test_a_death_after_the_check_is_reported_to_the_new_lease(house):
     house.room.look(second)
     ended = await house.heard(WorkloadEnded)
     assert (ended.lease, ended.fencing, ended.exit_code) == (second.id, second.fencing, 3)
-    house.room.start(second)  # Durable at last; it has got the news.
+    house.room.start(second)  # The grant is durable now, and the lease has the report.
     await house.settle()
     assert len(house.events) == 2
 
@@ -185,7 +185,7 @@ async def test_a_backend_that_does_not_answer_delays_no_start():
     async with asyncio.timeout(60):
         await room.open([])
         backend.let.set()
-        while await MemoryBackend.discover(backend):  # noqa: ASYNC110  # Nothing tells.
+        while await MemoryBackend.discover(backend):  # noqa: ASYNC110  # No event reports this.
             await asyncio.sleep(0.05)  # As above.
     await room.close()
     assert not tasks.broken.done()
@@ -214,7 +214,7 @@ class SerialBackend(MemoryBackend):
             try:
                 return await super().start(order)
             except asyncio.CancelledError:
-                await asyncio.sleep(0.01)  # As a real one, it takes a while to undo that.
+                await asyncio.sleep(0.01)  # A real backend also takes time to undo a start.
                 raise
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
@@ -223,7 +223,7 @@ class SerialBackend(MemoryBackend):
 
     async def reset(self, workload: str) -> None:
         with self._alone(workload, "reset"):
-            await asyncio.sleep(0.005)  # Others may come meanwhile.
+            await asyncio.sleep(0.005)  # Other orders may come meanwhile.
             await super().reset(workload)
 
 
@@ -235,7 +235,7 @@ async def test_a_stop_waits_for_all_orders_before_it():
     house.room.start(held)
     await asyncio.sleep(0.02)  # The start is under way.
     house.room.start(held)
-    await asyncio.sleep(0)  # The second one waits.
+    await asyncio.sleep(0)  # The second start waits.
     house.room.stop(held)
     await house.heard(WorkloadStopped)
     assert backend.overlaps == []
@@ -335,7 +335,7 @@ async def test_a_defect_in_one_workload_ends_only_its_lease(call):
 
 async def test_the_settings_and_the_notice_limit_how_long_a_workload_takes_to_end():
     class Noting(MemoryBackend):
-        bounds: list[float | None] = []  # noqa: RUF012  # One test.
+        bounds: list[float | None] = []  # noqa: RUF012  # Used by one test only.
 
         async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
             self.bounds.append(stop_seconds_max)
@@ -349,7 +349,7 @@ async def test_the_settings_and_the_notice_limit_how_long_a_workload_takes_to_en
     short = replace(held, notice=notice, terms=LeaseTerms(60.0, notice_seconds=3.0))
     for each in (held, short, replace(held, notice=notice)):
         room.stop(each)
-        await asyncio.sleep(0.05)  # Each has its own order.
+        await asyncio.sleep(0.05)  # Let each stop run as its own order.
     assert backend.bounds == [60.0, 3.0, 10.0]
     await room.close()
     assert not tasks.broken.done()
@@ -357,7 +357,7 @@ async def test_the_settings_and_the_notice_limit_how_long_a_workload_takes_to_en
 
 async def test_the_notice_limits_how_long_a_starting_workload_takes_to_end():
     class Noting(MemoryBackend):
-        bounds: list[float | None] = []  # noqa: RUF012  # One test.
+        bounds: list[float | None] = []  # noqa: RUF012  # Used by one test only.
 
         async def start(self, order: Order) -> WorkloadReport:
             try:

@@ -40,7 +40,7 @@ def test_a_backend_of_some_clusters_reaches_no_others(fleet: Fleet) -> None:
     pods = support(clusters="pods gone")
     assert within_reach(fleet, pods, None, Demand()) == (("pods",), ())
     assert within_reach(fleet, pods, (ClusterId("lab"),), Demand()) is None
-    assert within_reach(Fleet(), pods, None, Demand()) == (None, ()), "the core says so"
+    assert within_reach(Fleet(), pods, None, Demand()) == (None, ()), "the core refuses it"
 
 
 def test_the_refusal_names_the_remedy(fleet: Fleet) -> None:

@@ -91,7 +91,7 @@ class Payload:
 
     @property
     def source(self) -> bytes:
-        """Return the source of the whole policy."""
+        """Return the source of the policy."""
         lines = "\n".join(f"    {line}" for line in self.body.strip("\n").splitlines())
         return (PRELUDE + lines + "\n").encode()
 
@@ -105,6 +105,6 @@ def bad_answer(number: int, name: str, expression: str, ends: frozenset[str] = A
     return Payload(number, name, f"return {expression}", ends)
 
 
-# A loaded machine may stop what is merely big at its deadline before it gets that far.
+# On a busy machine, a large answer may reach its deadline before its limit.
 OUTPUT = frozenset({"policy_bad_output", "policy_timeout"})
 FLOOD = ANY - {"value"}

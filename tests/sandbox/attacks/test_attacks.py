@@ -25,7 +25,7 @@ def _load(path: Path):
 
 
 HERE = Path(__file__).parent
-_load(HERE / "payloads.py")  # The other two import it by this name.
+_load(HERE / "payloads.py")  # The other two files import it by this name.
 PAYLOADS = (
     *_load(HERE / "payloads_outside.py").PAYLOADS,
     *_load(HERE / "payloads_inside.py").PAYLOADS,
@@ -34,7 +34,7 @@ bench_module = _load(HERE.parent / "conftest.py")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SECRET = "BREACH-SECRET-VALUE"  # noqa: S105  # What no cell may see.
+SECRET = "BREACH-SECRET-VALUE"  # noqa: S105  # No cell may see it.
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -88,7 +88,7 @@ async def test_each_attack_fails(arena, payload):
         {"function.py": payload.source},
     )
     inputs = {"sentinel": str(arena.sentinel), "host": os.getpid()}
-    # What never ends by itself is given half the time of what may.
+    # Attacks that never end get half of the time of others.
     endless = payload.ends == {"policy_timeout"}
     attack = arena.ask(code, inputs, deadline_seconds=0.5 if endless else 0.0)
     during = arena.ask(arena.bystander)
@@ -104,11 +104,11 @@ async def test_each_attack_fails(arena, payload):
         assert SECRET not in repr(outcome.refusal)
         assert len(outcome.refusal.reason) < 1200
     assert end in payload.ends, outcome
-    # The bystander was served during the attack, and is served after it.
+    # Another policy is served during the attack and after it.
     assert (await during).value["cluster_id"] == "c0"
     assert (await arena.value(arena.bystander))["cluster_id"] == "c0"
-    # So is an honest caller of the hostile policy itself: no forged answer is left over for it.
-    # A forger may still be writing when that caller's turn begins; then it gets a refusal, once.
+    # An honest caller of the hostile policy is served, too: no forged answer remains for it.
+    # If the attacker still writes when that caller's turn begins, the caller gets one refusal.
     honest = await arena.outcome(code, {"honest": True})
     if isinstance(honest, ConsultFailed):
         assert (payload.number, honest.refusal.code) == (71, "policy_crashed")
@@ -149,7 +149,7 @@ def receive():
     while len(body) < size: body += os.read(3, size - len(body))
     return frames.decode_to_cell(body)
 """
-"""For policies that speak on the channel themselves."""
+"""The beginning of policies that write to the channel themselves."""
 
 
 async def test_a_document_is_sent_to_a_cell_only_once(arena):
@@ -198,7 +198,7 @@ async def test_a_cell_that_does_not_read_gets_no_more_answers(arena):
 
 
 async def test_cells_have_only_the_channel_open_and_run_under_the_filter(arena):
-    # A spare that is on its way has no wall yet.
+    # A spare cell that is still starting has no jail yet.
     await asyncio.gather(*arena.sandbox._pool.spawner._ready.values(), return_exceptions=True)
     assert arena.sandbox._pool.spawner.living
     for pid in list(arena.sandbox._pool.spawner.living):

@@ -72,7 +72,7 @@ def make_site(make_bench):
 
 async def test_the_host_sends_the_next_documents_before_they_are_requested(make_site):
     site = await make_site()
-    assert await site.read(site.ids) == ([1] * 40, 2)  # One, 16 behind it, and then twice as many.
+    assert await site.read(site.ids) == ([1] * 40, 2)  # Calls for 1 + 16, then for 32.
     assert await site.read(reversed(site.ids)) == ([1] * 40, 0)
 
 
@@ -81,7 +81,7 @@ async def test_all_documents_are_sent_soon_whatever_the_reading_order(make_site)
     assert await site.read([site.ids[20]]) == ([1], 1)
     assert await site.read([site.ids[36], site.ids[21], site.ids[30]]) == ([1] * 3, 0)
     assert await site.read([site.ids[37], site.ids[39]]) == ([1] * 2, 1)
-    assert await site.read([site.ids[13]]) == ([1], 0)  # After the last the first ones came.
+    assert await site.read([site.ids[13]]) == ([1], 0)  # The host began again at the first.
     assert await site.read([site.ids[14], site.ids[19]]) == ([1] * 2, 1)
 
 
@@ -89,11 +89,11 @@ async def test_a_change_between_two_evaluations_is_seen_by_the_second(make_site)
     site = await make_site()
     first, second, third = site.ids[:3]
     assert await site.read([first]) == ([1], 1)
-    site.change(first, 2)  # It was read,
-    site.change(second, 2)  # it was sent ahead,
-    site.delete(third)  # and it as well.
+    site.change(first, 2)  # The policy has read it.
+    site.change(second, 2)  # The host sent it ahead.
+    site.delete(third)  # The host sent it ahead.
     found, calls = await site.read([first, second])
-    assert (found, calls) == ([2, 2], 0)  # What has changed goes along with the question.
+    assert (found, calls) == ([2, 2], 0)  # The request carries the changes.
     assert await site.read([third, third]) == (["HTTP error occurred: 404 Not Found"] * 2, 2)
     site.bench.registry.gone.clear()
     site.change(third, 3)
@@ -124,10 +124,10 @@ return out
     site.bench.registry.hold = asyncio.Event()
     running = site.bench.ask(code)
     await asyncio.wait_for(site.bench.registry.called.wait(), 60)
-    site.change(first, 2)  # It was read in this very evaluation, and
-    site.change(second, 2)  # this was sent behind it.
+    site.change(first, 2)  # This evaluation has read it.
+    site.change(second, 2)  # The host sent it ahead.
     in_pipe = site.bench.ask(code)
-    await site.read([first])  # In a cell of its own; the request before it is in the pipe now.
+    await site.read([first])  # In another cell; the earlier request is in the pipe now.
     site.change(first, 3)
     site.delete(third)
     site.bench.registry.hold.set()
@@ -165,7 +165,7 @@ async def test_candidates_are_sent_in_order_and_no_other_documents(make_site):
     site = await make_site()
     chosen = (site.ids[30], site.ids[5], site.ids[7])
     assert await site.read(chosen, candidates=chosen) == ([1] * 3, 1)
-    assert await site.read([site.ids[6]], candidates=chosen) == ([1], 1)  # No candidate; it may.
+    assert await site.read([site.ids[6]], candidates=chosen) == ([1], 1)  # It is no candidate.
     assert await site.read([site.ids[31]], candidates=chosen) == ([1], 1)
 
 
@@ -205,7 +205,7 @@ async def test_the_host_prefetches_documents_only_for_consultations(make_site):
         assert await site.read(site.ids[:3]) in (([1] * 3, 1), ([1] * 3, 0))
 
 
-# What the cell does with it ----------------------------------------------------------------------
+# The cache in the cell ---------------------------------------------------------------------------
 
 
 def test_the_cache_is_bounded_in_bytes_and_drops_documents_for_new_ones():
@@ -213,7 +213,7 @@ def test_the_cache_is_bounded_in_bytes_and_drops_documents_for_new_ones():
     size = 1 << 20
     many = {f"c{number}": bytes(size) for number in range(KEPT_BYTES_MAX // size + 3)}
     room = KEPT_BYTES_MAX // (size + KEPT_ENTRY_BYTES)
-    assert list(cache.keep("documents", many)) == list(many)[room:]  # The first are read first.
+    assert list(cache.keep("documents", many)) == list(many)[room:]  # The first fit.
     assert cache.find("documents", "c0") == many["c0"]
     cache.forget(tuple(many))
     assert cache.find("documents", "c0") is None
@@ -238,7 +238,7 @@ def test_a_document_too_large_for_the_cache_can_be_read_once():
     cache.obey(frames.KeepDocuments((), "read_cluster", dict.fromkeys(further, b"1")))
     cache.forget(further[:1])
     assert cache.find("read_cluster", further[0]) is None
-    # The policy goes another way, and has no use for it.
+    # The policy reads in another order, and does not need it.
     assert cache.ahead("read_cluster", ids[90]) == ()
     assert cache.ahead("documents", ids[98]) == (ids[99], *ids[:15])
 

@@ -61,7 +61,7 @@ VALUES = st.recursive(
 def test_the_fast_check_of_plain_values_agrees_with_the_full_one(value):
     quick, slow = outcome(to_plain_and_packed, value), outcome(careful, value)
     assert quick == slow
-    assert repr(quick) == repr(slow)  # 1, 1.0 and True are equal, and not the same answer.
+    assert repr(quick) == repr(slow)  # 1, 1.0 and True are equal, but not the same answer.
 
 
 def test_both_checks_limit_the_depth():

@@ -65,7 +65,7 @@ NEVER = {
     "what is not installed": {"attrs", "yaml"},
     "where memory was allocated, if that is known": {"tracemalloc"},
 }
-"""What a cell goes without, by what it is about."""
+"""Modules that cells lack, by subject."""
 
 
 def test_modules_imported_at_first_use_are_preloaded():

@@ -76,7 +76,7 @@ def test_a_cells_view_is_the_fleet_minus_outstanding_proposals(seed):
     rng = random.Random(seed)
     truth = fleet_of(rng, 3)
     link = Link(truth)
-    outstanding: dict[str, Share] = {}  # As the cell knows it.
+    outstanding: dict[str, Share] = {}  # The cell's view.
     undecided: list[str] = []
     leases: list[Share] = []
     for number in range(150):
@@ -85,7 +85,7 @@ def test_a_cells_view_is_the_fleet_minus_outstanding_proposals(seed):
             truth.give(leases.pop(rng.randrange(len(leases))))
         elif action < 0.2:
             found = proposal(rng, truth)
-            if found:  # Granted on the word of another cell.
+            if found:  # A grant of another cell's proposal.
                 truth.take(found[1])
                 leases.append(found[1])
         elif action < 0.3:  # One cluster comes, changes or goes.
@@ -119,7 +119,7 @@ def test_a_cells_view_is_the_fleet_minus_outstanding_proposals(seed):
         else:
             link.frame()
             check(link, outstanding)
-            if undecided and rng.random() < 0.2:  # Asked again without a word about the first.
+            if undecided and rng.random() < 0.2:  # A new request before the first one is settled.
                 request = rng.choice(undecided)
                 undecided.remove(request)
                 del outstanding[request]
@@ -187,7 +187,7 @@ def test_a_granted_proposal_marks_no_row_as_changed():
     link.settled.append("r1")
     link.frame()
     assert link.replica.fleet.version == version
-    link.settled.append("r1")  # A second word about it is no news.
+    link.settled.append("r1")  # A second settlement changes nothing.
     truth.give(share)
     link.frame()
     assert link.replica.fleet.version == version + 1

@@ -36,7 +36,7 @@ return [input_data, parameters, self.settings["a"], self.settings["b"], read[0]]
     value = await evaluate(bench, code, documents, parameters={"x": 2}, settings={"b": 2})
     assert value == [documents, {"x": 2, "y": 1}, 1, 2, True]
     assert bench.registry.calls[0][1:] == ("read_cluster", ("c0",))
-    # The defaults are back where nothing is set, and no document was fetched for any of it.
+    # Without overrides the defaults count again, and no document was fetched.
     assert (await evaluate(bench, code, []))[1:4] == [{"x": 1, "y": 1}, 1, 1]
     assert bench.registry.fetched == []
 
@@ -123,7 +123,7 @@ async def test_the_largest_input_reaches_the_policy(make_bench):
 async def test_input_that_fills_the_cell_fails_only_that_evaluation(make_bench):
     bench = await make_bench(limits=Limits(memory_mib=64, evaluation_seconds=20))
     code = bench.policy("return len(input_data)")
-    # A list of a few bytes in the frame is dozens as an object.
+    # A list needs a few bytes in the frame, but dozens as an object.
     refusal = await fault_of(bench, code, [[[]]] * (4 << 20))
     assert refusal.code in {Code.POLICY_MEMORY, Code.POLICY_CRASHED}
     assert await evaluate(bench, code, [1]) == 1
@@ -169,7 +169,7 @@ async def test_a_cancelled_evaluation_does_not_disturb_others(bench):
 async def test_pythons_suggestion_for_a_misspelt_name_is_passed_on(shared_bench, body, said):
     refusal = await fault_of(shared_bench, shared_bench.policy(body, "misspelt"))
     assert refusal.code is Code.POLICY_ERROR
-    assert "/python" not in refusal.reason, "where libraries lie is private"
+    assert "/python" not in refusal.reason, "the folder of libraries stays private"
     assert said in refusal.reason
 
 

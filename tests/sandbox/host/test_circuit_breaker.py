@@ -118,7 +118,7 @@ def test_rare_hangs_at_a_low_rate_never_open_the_breaker(circuits):
     now = 5.0
     for _ in range(100):
         assert not circuits.overran(work(), now)
-        now += FORGIVEN_SECONDS / LIMIT + 1.0  # It hung for a second, which forgives nothing.
+        now += FORGIVEN_SECONDS / LIMIT + 1.0  # The second of the hang itself cancels no overrun.
 
 
 def test_the_duration_of_a_hang_forgives_no_overruns():
@@ -136,7 +136,7 @@ def test_an_answer_cancels_only_overruns_of_its_tenant(circuits):
         circuits.note_answer(work())
     assert not circuits.overran(work(), 5.0)
     assert circuits.overran(work("b"), 5.0)
-    circuits.note_answer(work("b"))  # It was in another cell's pipe when the rest began.
+    circuits.note_answer(work("b"))  # An answer from another cell, sent before the circuit opened.
     assert circuits.refusal(work("b"), 5.0) is not None
 
 
@@ -156,7 +156,7 @@ def test_activating_a_version_closes_its_breaker_for_all_tenants(circuits):
             circuits.overran(work(tenant), 5.0)
     circuits.end("loop:1-x")
     assert [circuits.refusal(work(tenant), 5.0) for tenant in ("a", "b")] == [None, None]
-    assert not circuits.overran(work(), 5.0), "and the count starts afresh"
+    assert not circuits.overran(work(), 5.0), "the count starts again at 0"
 
 
 def test_the_number_of_remembered_overruns_is_limited(circuits):

@@ -72,7 +72,7 @@ def test_a_client_reads_and_swaps_contexts_and_gets_conflicts():
     late = sync.answer("t", chain, call("swap", 0, b"two"))
     assert (late.status, msgspec.msgpack.decode(late.value)[0]) == (409, version)
     assert contexts.packed(KEY) == b"one"
-    assert sync.tell("t")[0] is None, "the cell that swapped holds it"
+    assert sync.tell("t")[0] is None, "the cell that swapped the context has it"
 
 
 def test_a_swap_by_management_reaches_the_cell_with_its_next_evaluation():
@@ -114,7 +114,7 @@ def test_context_versions_never_decrease_after_restarts():
     for beyond in (0, 1_000):
         contexts = Contexts()
         contexts.restore([*stored, (("digest", "old"), 0, b"noted no version")], beyond)
-        assert contexts.version(KEY) == version, "nothing has changed since it was read"
+        assert contexts.version(KEY) == version, "the context has not changed since it was read"
         assert contexts.version(("digest", "old")) > max(version, beyond)
         changed = contexts.swap(KEY, version, b"two")
         assert changed is not None

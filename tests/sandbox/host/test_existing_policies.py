@@ -335,7 +335,7 @@ async def test_management_is_called_with_the_parameters_that_it_defines(
     assert [each.partition(":")[0] for each in result.warnings] == (
         [] if usual else ["function.py line 5"]
     )
-    if defined != "self, data, action":  # It takes two, so they are given in the documented order.
+    if defined != "self, data, action":  # Two parameters get the documented order.
         assert await shared_bench.sandbox.manage(code, "t", "show", {"x": 1}) == value
 
 

@@ -91,16 +91,16 @@ async def test_a_policy_that_hangs_for_one_tenant_delays_no_other(make_bench):
     bench = await make_bench(limits=limits)
     code = bench.policy(HANGS)
     assert await bench.value(code, {"n": 7}, tenant=A) == 7
-    # So far it is unknown that it hangs; what waited behind it is sent elsewhere and comes through.
+    # The pool does not know yet that the policy hangs; it sends the waiting request elsewhere.
     first = bench.ask(code, {"hang": True}, tenant=B)
     behind = bench.ask(code, {"n": 8}, tenant=A)
     assert (await behind).value == 8
     assert (await first).refusal.code is Code.POLICY_TIMEOUT
-    # From now on it never has both cells, and nothing of others goes in behind it.
+    # From now on, B never gets both cells, and no request of A waits behind B's.
     stuck = [bench.ask(code, {"hang": True}, tenant=B) for n in range(12)]
     for n in range(20):
         assert (await bench.outcome(code, {"n": n}, tenant=A)).value == n
-    assert sum(each.done() for each in stuck) <= 2, "none of them waited for those to be stopped"
+    assert sum(each.done() for each in stuck) <= 2, "A did not wait until B's requests were stopped"
 
 
 @pytest.mark.heavy
@@ -112,7 +112,7 @@ async def test_a_single_tenant_may_use_all_cells(make_bench):
     stuck = [bench.ask(code, {"hang": True})]
     async with asyncio.timeout(30):
         while bench.sandbox.report().cells.get(code.ref.uri, 0) < limits.cells_per_policy_max:
-            await asyncio.sleep(0.3)  # By then the first cell is known to be busy for long.
+            await asyncio.sleep(0.3)  # By then the pool knows that the first cell is busy.
             stuck.append(bench.ask(code, {"hang": True}))
         codes = {(await each).refusal.code for each in stuck}
     assert codes == {Code.POLICY_TIMEOUT}
@@ -139,7 +139,7 @@ async def test_a_formerly_slow_tenant_gets_turns_despite_a_busy_one(make_bench):
     for n in range(5):
         before = served
         assert await bench.value(code, {"n": n}, tenant=A) == n
-        # What was in the pipe of one cell, while the other went on.
+        # At most the requests in one cell's pipe, while the other cell continues.
         assert served - before < 20 * limits.pipeline_max
     stop.set()
     await asyncio.gather(*flood)
@@ -149,16 +149,16 @@ async def test_a_burst_of_one_tenant_spreads_over_cells(make_bench):
     bench = await make_bench()
     code = bench.policy(HANGS)
     assert await bench.value(code, {"n": 0}) == 0
-    # All go into the pipe of one cell, since it is unknown yet; the first one tells.
+    # All go into the pipe of one cell, until the first one shows that the policy is slow.
     burst = [bench.ask(code, {"seconds": 0.7, "n": n}) for n in range(8)]
     quick = bench.ask(code, {"n": 99})
     assert (await quick).value == 99
     done = sum(each.done() for each in burst)
-    assert done < len(burst) / 2, "it waited for one evaluation at most, not for all"
+    assert done < len(burst) / 2, "the quick request waited for one evaluation at most"
     assert [(await each).value for each in burst] == list(range(8))
     most = Limits().cells_per_policy_max
     assert bench.sandbox.report().cells[code.ref.uri] == most
-    # Known to take long: nothing is put behind anything, and no more cells come of it.
+    # The policy is known to be slow: pipes stay empty, and no more cells start.
     again = [bench.ask(code, {"seconds": 0.1, "n": n}) for n in range(3 * most)]
     assert [(await each).value for each in again] == list(range(3 * most))
     assert bench.sandbox.report().cells[code.ref.uri] <= most
@@ -230,7 +230,7 @@ async def test_no_tenant_gets_all_cells_and_the_refusal_names_the_share(make_ben
     cells = bench.sandbox._pool._group_of
     assert sum(bool(cell.sent) and cell.sent[0].tenant == A for cell in cells) == 3
     _ = bench.ask(other, {"hang": True}, tenant=B)
-    while sum(bool(cell.sent) for cell in cells) < 4:  # noqa: ASYNC110  # No event says so.
+    while sum(bool(cell.sent) for cell in cells) < 4:  # noqa: ASYNC110  # No event reports this.
         await asyncio.sleep(0.01)  # As above.
     refusal = await bench.refusal(bench.policy("return 1", "third"), tenant=Tenant("c"))
     assert refusal.code is Code.BUSY
@@ -248,7 +248,7 @@ async def test_a_cell_in_use_is_not_ended_to_serve_a_tenant_with_many(make_bench
     for policy in mine:
         bench.ask(policy, {"hang": True}, tenant=A)
     cells = bench.sandbox._pool._group_of
-    while [c.sent[0].kind for c in cells if c.sent].count("evaluate") < 3:  # noqa: ASYNC110  # Pipes have no event.
+    while [c.sent[0].kind for c in cells if c.sent].count("evaluate") < 3:  # noqa: ASYNC110  # No event reports this.
         await asyncio.sleep(0.01)  # As above.
     for policy in theirs:
         assert await bench.value(policy, {"n": 2}, tenant=B) == 2

@@ -86,7 +86,7 @@ async def test_an_idle_cell_starts_at_once_and_a_busy_cell_gets_the_others_toget
     await bench.value(code, {"n": -1})
     (cell,) = bench.sandbox._pool._group_of
     requests = [bench.ask(code, {"n": n}) for n in range(4)]
-    assert len(cell.sent) == 1  # Before this turn of the loop is over.
+    assert len(cell.sent) == 1  # In the same iteration of the event loop.
     assert [(await each).value for each in requests] == [0, 1, 2, 3]
 
 
@@ -99,8 +99,8 @@ async def test_a_policy_that_overran_starts_with_low_priority(make_bench):
     for _ in range(2):
         assert (await bench.refusal(code, {"stuck": True})).code is Code.POLICY_TIMEOUT
     demoted = counters().counters["demotions"]
-    # The third cell is one before it has burnt anything; it answers, and the fourth is not. On a
-    # machine that others use up it may get no time at all, and then the next one is one too.
+    # The third cell starts with low priority, and answers; so the fourth one does not. On a busy
+    # machine, the third may get no CPU time at all; then the next one has low priority, too.
     async with asyncio.timeout(60):
         while isinstance(await bench.outcome(code, {"stuck": False}), ConsultFailed):
             demoted += 1
@@ -119,11 +119,10 @@ async def test_a_policy_that_overruns_is_paused_only_for_its_tenant(make_bench):
     stuck = [bench.ask(code, {"stuck": True}, tenant=Tenant("a")) for _ in range(6)]
     honest = bench.ask(code, {"stuck": False}, tenant=Tenant("b"))
     codes = [(await each).refusal.code for each in stuck]
-    # What waits is refused when the rest begins, and does not overrun one by one.
+    # Waiting requests are refused when the circuit opens, and do not overrun one by one.
     assert codes == [Code.POLICY_TIMEOUT] * 2 + [Code.BUSY] * 4
-    async with asyncio.timeout(
-        60
-    ):  # It may get no time, as above; its circuit never opens all the same.
+    # As above, the honest request may get no CPU time; its circuit never opens.
+    async with asyncio.timeout(60):
         while isinstance(answer := await honest, ConsultFailed):
             assert answer.refusal.code is Code.POLICY_TIMEOUT
             bench.sandbox.close_circuits(code.ref.uri)
@@ -172,14 +171,14 @@ async def test_cpu_time_of_evaluations_is_counted_for_their_tenant(make_bench):
     await bench.value(replace(loading, files={"function.py": source}), {"burn": 0.0}, tenant=eve)
     await bench.value(code, {"burn": 0.0}, tenant=bob)
     said = 0.0
-    for burn in (0.1, 0.2):  # One after the other: of what is in the pipe, the next one has begun.
+    for burn in (0.1, 0.2):  # One by one, since a pipelined request may have begun.
         said += await bench.value(code, {"burn": burn}, tenant=ann)
         await bench.value(code, {"burn": 0.0}, tenant=bob)
     assert said <= meter.seconds[ann] < said + 0.1
     assert meter.seconds[bob] < 0.1
     assert meter.seconds[eve] < 0.1, "no tenant pays for the load of a policy"
     await bench.refusal(code, {"burn": 0.1, "exit": True}, tenant=eve)
-    assert meter.seconds[eve] >= 0.1, "a crash is no way around it"
+    assert meter.seconds[eve] >= 0.1, "a crash does not avoid the count"
 
 
 async def test_the_cpu_time_of_a_stopped_evaluation_is_counted(make_bench):
@@ -201,7 +200,7 @@ async def test_a_tenant_beyond_its_cpu_budget_gets_no_evaluations(make_bench):
         await bench.sandbox.evaluate(code, ann, **given)
     with pytest.raises(PolicyFault, match="no more"):
         await bench.sandbox.evaluate(code, ann, **given, proxied=True)
-    assert await bench.value(code, tenant=ann) == 1, "its request may wait already"
+    assert await bench.value(code, tenant=ann) == 1, "a request that already waits is still served"
 
 
 @pytest.mark.parametrize("isolation", ["per_tenant", "per_eval"])
@@ -209,7 +208,7 @@ async def test_the_circuit_breaker_works_with_any_isolation(make_bench, isolatio
     limits = Limits(evaluation_seconds=0.05, circuit_overruns=2)
     bench = await make_bench(limits=limits, isolation=isolation)
     code = bench.policy("while True: pass")
-    # Where cells come slowly, a rest may be over before the next question: then it is longer.
+    # If cells start slowly, a pause may end before the next request; the next pause is longer.
     async with asyncio.timeout(120):
         while (await bench.refusal(code)).code is not Code.BUSY:
             pass
@@ -222,7 +221,7 @@ async def test_cells_are_in_the_servers_session_for_fair_scheduling(shared_bench
     await shared_bench.value(shared_bench.policy("return 1"))
     for pid in shared_bench.sandbox._pool.spawner.living:
         assert os.getsid(pid) == os.getsid(0)
-        assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal is for the server alone.
+        assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal reaches only the server.
 
 
 async def test_a_slow_evaluation_gets_low_priority_and_delays_no_others(make_bench):
@@ -235,7 +234,7 @@ return "quick"
     await bench.value(code)
     slow = bench.ask(code, {"loop": True})
     while not bench.sandbox.report().counters.get("demotions"):
-        await asyncio.sleep(0.005)  # The watch has no event; the deadline bounds the loop.
+        await asyncio.sleep(0.005)  # No event reports this; the deadline ends the loop.
         assert not slow.done()
     assert await bench.value(code) == "quick"  # The same policy, in another cell.
     assert not slow.done()
@@ -260,7 +259,7 @@ return n
     assert bench.sandbox.report().counters["demotions"] == 1
     (cell,) = bench.sandbox._pool._group_of
     assert not others[0].done()
-    assert cell.demoted == (os.geteuid() != 0)  # Others may not undo it.
+    assert cell.demoted == (os.geteuid() != 0)  # Only root can raise the priority again.
     assert [(await each).value for each in others] == [*range(1, count)]
 
 
@@ -270,14 +269,14 @@ async def test_the_answer_of_a_cancelled_request_is_not_delivered(bench):
     bench.sandbox.forget("gone", 1)
     value = await bench.value(code, demand=Demand(gpus=1), terms=TERMS, request="a")
     bench.ask(code, demand=Demand(gpus=1), terms=TERMS, request="gone2")
-    await asyncio.sleep(0)  # It is in the pipe now.
+    await asyncio.sleep(0)  # The request is in the pipe now.
     bench.sandbox.forget("gone2", 1)
     other = await bench.value(code, demand=Demand(gpus=1), terms=TERMS, request="b")
     third = await bench.value(code, demand=Demand(gpus=1), terms=TERMS, request="c")
     assert "gone" not in bench.order
     assert "gone2" not in bench.order
-    # What the forgotten one proposed is free again for the one after the next; where its cell reads
-    # of both at once, it proposes nothing, and the next one has it.
+    # The forgotten proposal's GPU is free again for the second next request. If the cell reads the
+    # cancellation before it evaluates, it proposes nothing, and the next request gets the GPU.
     assert value["gpus"] == ["0"]
     assert sorted(each["gpus"] for each in (other, third)) == [["1"], ["2"]]
 
@@ -405,7 +404,7 @@ async def test_a_dead_zygote_is_replaced_and_no_request_hangs(bench):
     assert [o for o in outcomes if not isinstance(o, Proposed)] == []  # No policy is to blame.
     async with asyncio.timeout(60):
         while "zygote_restarts" not in bench.sandbox.report().counters:
-            await asyncio.sleep(0.005)  # The kernel ends a killed process when it gets to it.
+            await asyncio.sleep(0.005)  # The kernel ends killed processes with a delay.
     assert await bench.value(code) == 1
     assert bench.sandbox.report().counters["zygote_restarts"] == 1
 
@@ -449,7 +448,7 @@ async def test_no_cell_is_used_before_its_jail_is_complete(bench):  # Must-have 
         cell = await bench.sandbox._pool.spawner.blank()
         status = Path(f"/proc/{cell.pid}/status").read_text()  # noqa: ASYNC240  # procfs.
         assert "Seccomp:\t2" in status
-        assert cell.code is None  # It holds no source yet.
+        assert cell.code is None  # The cell has no policy yet.
         bench.sandbox._pool.spawner.destroy(cell)
 
 
@@ -459,11 +458,11 @@ async def test_no_policy_is_blamed_for_the_death_of_its_zygote(make_bench):
     await bench.value(code, {"n": -1})
     running = [bench.ask(code, {"n": n}) for n in range(3)]
     checked = asyncio.ensure_future(bench.sandbox.check(bench.policy("return 1", "other")))
-    await asyncio.sleep(0)  # It is in the pipe now.
+    await asyncio.sleep(0)  # The request is in the pipe now.
     os.kill(bench.sandbox._pool.spawner._zygote.pid, signal.SIGKILL)
     assert [(await each).value for each in running] == [0, 1, 2]
     (result,) = await asyncio.gather(checked, return_exceptions=True)
-    if isinstance(result, PolicyFault):  # It was being looked at; that says nothing about it.
+    if isinstance(result, PolicyFault):  # The check was in progress; the refusal blames nothing.
         assert result.refusal.code == Code.UNAVAILABLE
     else:
         assert result.ok
@@ -475,7 +474,7 @@ async def test_a_new_zygote_forks_the_cells_ordered_from_a_dead_one(bench):
     zygote = bench.sandbox._pool.spawner._zygote.pid
     os.kill(zygote, signal.SIGSTOP)
     requests = [bench.ask(bench.policy(f"return {n}", f"rule-{n}")) for n in range(4)]
-    assert await bench.value(at_work) == 1  # By now the cells of the others have been ordered.
+    assert await bench.value(at_work) == 1  # By now, cells for the other policies are ordered.
     os.kill(zygote, signal.SIGKILL)
     assert [(await each).value for each in requests] == [0, 1, 2, 3]
     assert bench.sandbox.report().counters["zygote_restarts"] == 1
@@ -515,7 +514,7 @@ async def test_rechecks_of_registered_policies_precede_uploads(make_bench):
 
     waiting = bench.sandbox.uploads
     uploads = [asyncio.ensure_future(check(waiting, loop)) for _ in range(number)]
-    await asyncio.sleep(0)  # Each of them is begun, or waits for its turn.
+    await asyncio.sleep(0)  # Each has begun, or waits for its turn.
     assert (await check(bench.sandbox.rechecks, good)).ok
     assert not all(each.done() for each in uploads)
     for each in uploads:

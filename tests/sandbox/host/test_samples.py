@@ -14,7 +14,7 @@ IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
 class World:
-    """The services of a trial."""
+    """The services for the run of an example."""
 
     def __init__(self):
         self.called = asyncio.Event()
@@ -67,7 +67,7 @@ async def test_an_example_has_its_own_fleet_and_leaves_no_state(bench):
     assert [each.value for each in found] == [[1, 2, 1], [1, 6, 3]]
     assert bench.registry.calls == bench.registry.fetched == []
     assert all(each.services.called.is_set() for each in samples)
-    assert await bench.value(code) == [1, 4, 2], "nothing of the trials is in the context"
+    assert await bench.value(code) == [1, 4, 2], "examples change no context"
 
 
 @IN_ONE_LOOP

@@ -114,7 +114,7 @@ data["c0"]["capacity"].clear()
 del data["c1"]
 return {"version": version, "tags": input_data["cluster_data"]["c0"]["data"]["tags"]}
 """)
-    for _ in range(3):  # Nothing mutated survives into the next evaluation (class 90).
+    for _ in range(3):  # No mutation reaches the next evaluation (class 90).
         assert await bench.value(code) == {"version": 1, "tags": ["a", "mutated"]}
     assert bench.registry.fetched == ["c0", "c1"]
     bench.registry.versions["c0"] = 2
@@ -277,7 +277,7 @@ except OSError as error:
 return [found[9], found[10], *found[-3:]]
 """)
     beyond = "more than 10 calls in one evaluation"
-    for evaluations in (1, 2):  # Each may call again.
+    for evaluations in (1, 2):  # Each evaluation has its own limit.
         assert await bench.value(code) == [
             "HTTP error occurred: 404 Not Found",
             f"Error occurred: {beyond}",
@@ -303,11 +303,11 @@ async def test_a_cell_caches_documents_until_they_change(make_bench):
 
     for version in (1, 2):
         change(version)
-        for _ in range(2):  # At most one call reaches the host: there are no more to be had.
+        for _ in range(2):  # At most one call may reach the host; more would be refused.
             assert await bench.value(code) == [[True, {"version": version}]] * 2
     change(3)
     plain = await bench.sandbox.evaluate(code, Tenant("t"), {}, parameters={}, settings={})
-    # Only consultations say what has changed, so nothing else relies on the cache.
+    # Only consultations carry changes, so plain evaluations do not use the cache.
     assert plain[0] == [True, {"version": 3}]
     assert plain[1] == [False, "Error occurred: more than 1 calls in one evaluation"]
     assert await bench.value(code) == [[True, {"version": 3}]] * 2

@@ -29,7 +29,7 @@ async def test_messages_sent_together_with_the_start_message_are_read() -> None:
     spawning = asyncio.ensure_future(worker.spawn())
     await asyncio.sleep(0)
     assert sent == [relay.Spawn(1)]
-    # An agent puts all that it has to say at one time into one message.
+    # An agent joins all that it sends at one time into one message.
     said = [relay.CellSaid(1, b"jailed", 0), relay.CellSaid(1, b"loaded", 7), relay.Closed(1)]
     for message in (relay.Born(1), *said):
         worker.take(relay.encode(message))

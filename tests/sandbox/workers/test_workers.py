@@ -82,7 +82,7 @@ async def test_workers_propose_the_same_placements_as_this_machine(make_bench, s
     placed = []
     for bench in (here, there):
         found = []
-        for number in range(8):  # All there is, each where the one before it left.
+        for number in range(8):  # All free GPUs, one after the other.
             outcome = await bench.outcome(first_fit, request=f"q{number}", **asks)
             found.append(outcome.value)
         bench.fleet.set_capacity(0, 64_000, 64_000, [0, 0, 1000, 1000])
@@ -125,7 +125,7 @@ async def test_failures_of_policies_on_workers_have_the_same_messages(make_bench
     ]:
         policy = here.policy(body)
         expected, found = await here.refusal(policy), await there.refusal(policy)
-        # Which line it is at is not said where the machine is too busy to say it in time.
+        # On a busy machine, the line may be missing.
         reasons = {each.reason.partition(" (function.py")[0] for each in (expected, found)}
         assert (len(reasons), found.code) == (1, expected.code), reasons
         assert found.code is code
@@ -135,7 +135,7 @@ async def test_failures_of_policies_on_workers_have_the_same_messages(make_bench
 async def test_a_killed_raylet_loses_no_request(world, serving) -> None:
     bench = await serving(2)
     deadline = time.monotonic() + 90
-    while not have_cells(bench, 2):  # A busy machine takes long to start them.
+    while not have_cells(bench, 2):  # No event reports this.
         assert time.monotonic() < deadline
         await results(bench, 16)
     running = asyncio.ensure_future(results(bench, 60))
@@ -180,7 +180,7 @@ def client_server(world: Any) -> Iterator[str]:
     where = ["--address", world.address, "--host", "127.0.0.1", "--port", str(port)]
     server = subprocess.Popen([*command, *where], stderr=subprocess.DEVNULL)
     try:
-        until(lambda: listens(port))  # A client that comes earlier pauses for many seconds.
+        until(lambda: listens(port))  # An earlier client would wait for many seconds.
         yield f"ray://127.0.0.1:{port}"
     finally:
         server.terminate()
@@ -255,7 +255,7 @@ async def test_wrong_answers_of_a_worker_are_refused(world, serving, new: str) -
     assert answer_all(await results(bench, 4))
     assert places(bench) == {""}
     if new.startswith("data = "):
-        doubts = read_count(bench, "worker_doubts")  # Each ask may have been in a cell of its own.
+        doubts = read_count(bench, "worker_doubts")  # Each request may have been in another cell.
         assert 1 <= doubts <= 4
         assert doubts == read_count(bench, "protocol_breaches")
 
@@ -265,7 +265,7 @@ async def test_a_node_with_a_failing_jail_gets_no_policy(world, make_bench) -> N
     source = world.changed("sandbox/cell/jail.py", f"{sets}_seccomp()\n", f'{sets}"none"\n')
     world.have(0, source)
     bench = await make_bench(workers=world.workers(CELLS))
-    # Ray may still name nodes that were killed just before: agents cannot start there either.
+    # Ray may still list nodes that were just killed: agents cannot start there either.
     found = await async_until(lambda: [x for x in world.said if "cannot run policies" in x[1]])
     assert "seccomp" in found[0][1]
     assert not found[0][2]

@@ -1,6 +1,6 @@
-"""Edits of one function through its syntax tree, of which mutants are made.
+"""Edits of one function through its syntax tree; each mutant is made by one.
 
-An edit looks for code by a pattern: Python in which `_` stands for any expression, a capital
+An edit finds code by a pattern: Python in which `_` stands for any expression, a capital
 letter for one expression that the new code may use, and a last `...` for all further arguments,
 elements or statements. So it names no local variable, and neither layout nor comments matter.
 """
@@ -22,7 +22,7 @@ class DoesNotApply(AssertionError):  # noqa: N818  # It names what happened.
 
 
 class Edit:
-    """A change to the code of one function. Each kind says which places it is for."""
+    """A change to the code of one function; each subclass defines the matching places."""
 
     def apply(self, function: Function) -> int:
         """Change all matching places; return their number."""
@@ -32,7 +32,7 @@ class Edit:
         """Change the one matching place.
 
         Raises:
-            DoesNotApply: there is none, or more than one.
+            DoesNotApply: No place matches, or more than one.
         """
         many = self.apply(function)
         if many != 1:

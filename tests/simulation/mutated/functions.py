@@ -15,7 +15,7 @@ import moorage
 from mutated.edits import DoesNotApply, Edit, Function
 
 PARTS = ("core", "policy", "model.py", "records/leases.py")
-"""Of the package: what the simulation plays."""
+"""Parts of the package that the simulation runs."""
 
 
 @contextmanager
@@ -23,11 +23,11 @@ def play_mutant(name: str, edit: Edit) -> Iterator[None]:
     """Replace a function by its mutant in this process, for all modules that imported it.
 
     Args:
-        name: The end of the function's dotted name: as much as no other function has.
-        edit: What is changed.
+        name: The end of the function's dotted name, long enough to be unique.
+        edit: The change.
 
     Raises:
-        DoesNotApply: there is no such function, or not one place in it that the edit is for.
+        DoesNotApply: There is no such function, or the edit does not match exactly one place.
     """
     (module, qualified), function = find(name)
     edit.once(function, f"{module}.{qualified}")
@@ -44,7 +44,7 @@ def find(name: str) -> tuple[tuple[str, str], Function]:
     """Return the module of a function, its name in that module, and a copy of its syntax tree.
 
     Raises:
-        DoesNotApply: there is no such function, or there are several.
+        DoesNotApply: There is no such function, or there are several.
     """
     found = [each for each in _functions() if f".{'.'.join(each)}".endswith(f".{name}")]
     if len(found) != 1:

@@ -66,14 +66,14 @@ def moments(model: Any, pair: Pair, tenant: str | None, now: float, until: float
 def overrun(model: Any, lease: Any, share: Share, after: float, *, at_once: bool) -> float | None:
     """Return the first time from `after` at which a lease blocks a reservation; None: never.
 
-    What a tenant holds beside its reservation may be in its way, too. So others there, who have
-    been there before, are not held to those that have begun; who comes, `at_once`, is.
+    A tenant's other leases may also take space that its reservation needs. So older leases of other
+    tenants are not compared with begun reservations; new ones (`at_once`) are.
     """
     pair, needs = (share.cluster_id, share.node_id), holds(share).items()
     begun = moments(model, pair, lease.tenant, after, inf)
     starts = {x.starts_at for x in others(model, pair, lease.tenant, inf) if x.starts_at >= after}
     if lease.granted_at <= model.clock_moved_at:
-        starts = begun  # It may have been there before, when the calendar's time was another.
+        starts = begun  # The lease may be older, from before the calendar was set.
     for at in sorted(begun if at_once else starts):
         free = free_for(model, pair, at, lease.tenant, {lease.id})
         if free is None or any(free.get(key, much) < much for key, much in needs if much):
@@ -92,7 +92,7 @@ def taken_from(
     for at in moments(model, pair, tenant, now, until):
         then = free_for(model, pair, at, tenant, gone)
         found |= free - then if then is not None else free
-    return found & free  # Its node may have become smaller.
+    return found & free  # The node may have become smaller.
 
 
 def reserved_by_others(

@@ -1,4 +1,4 @@
-"""Random inventories, demands and requests. All are small, so that many want the same devices."""
+"""Random inventories, demands and requests. All are small, so that many compete for devices."""
 
 from collections.abc import Iterator
 from random import Random
@@ -36,7 +36,7 @@ WHERE: list[tuple[Requirement, ...]] = [
     (Requirement("zone", "Exists"), Requirement("spot", "DoesNotExist")),
     (Requirement("moorage/node", "NotIn", ("node-1",)),),
 ]
-"""What demands ask of labels."""
+"""Requirements of demands for labels."""
 
 
 def gpu(rng: Random, number: int, of: int, model: str) -> Gpu:
@@ -200,8 +200,8 @@ def ask(
 ) -> Ask:
     """Draw a request.
 
-    `bare` is the share of those that tell their needs to their policy alone, `provisioned` that of
-    those that start something.
+    `bare` is the share of requests that give their needs only to the policy, `provisioned` that
+    of requests that start a workload.
     """
     terms = None
     if rng.random() < 0.88:
@@ -229,5 +229,5 @@ def ask(
         explain=rng.random() < 0.15,
         dry_run=rng.random() < 0.07,
     )
-    # Only a policy that sees no demand reads the inputs; equal ones let asks share a line.
+    # Only a policy without a demand reads the inputs; requests with equal inputs share a line.
     return drawn if drawn.demand is None else replace(drawn, inputs={})

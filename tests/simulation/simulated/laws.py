@@ -1,7 +1,7 @@
 """The laws: an independent model of leases, devices and answers.
 
-Nothing here calls the core's own verdicts (`apply`, `verify`, `Fleet`): a law that asks the
-defendant would acquit it.
+No law uses the core's own functions (`apply`, `verify`, `Fleet`): such a law would accept the
+core's faults.
 """
 
 from collections import Counter
@@ -93,9 +93,9 @@ class Model:
     fencing: int = 0
     clock_moved_at: float = -inf
     disturbed: bool = False
-    """The daemon just stood still, or was started again, or the calendar's time was set."""
+    """Whether the daemon has just stalled or restarted, or the calendar was set."""
     held: dict[str, list[tuple[tuple[str, str], DeviceId, int]]] = field(default_factory=dict)
-    """Which devices leases got, where, and how much of each: whatever they are called by now."""
+    """The devices of each lease, their nodes and amounts, independent of the devices' names now."""
     lost: dict[str, list[DeviceId]] = field(default_factory=dict)
 
     def used(self, tenant: str, project: str | None) -> dict[str, int]:
@@ -287,7 +287,7 @@ class Model:
             law(node is not None and not self.shut(*pair), "what is reserved is there", fact)
         for other in self.reserved.values():
             apart = new.ends_at <= other.starts_at or other.ends_at <= new.starts_at
-            both = new.parts and other.parts  # What they have of a node together: see below.
+            both = new.parts and other.parts  # Parts of one node are checked below.
             shared = set(new.nodes) & set(other.nodes) if not both else ()
             law(other is new or apart or not shared, "a device has one reservation", new, other)
         over = self.ending.keys() | self.finished.keys() | self.warm
@@ -542,7 +542,7 @@ class Model:
         self.active.discard(fact.lease)
         self.requeued[fact.lease] = lease
         ask, due = asks[fact.lease], self.expires[fact.lease]
-        if lease.choice is not None:  # It waits for what it had.
+        if lease.choice is not None:  # It waits for the alternative that it had.
             ask = replace(ask, demand=ask.alternatives[lease.choice])
         self.waiting[fact.lease] = Queued(ask, lease.asked_at, due)
 
@@ -755,7 +755,7 @@ class Model:
     ) -> bool:
         """Return whether a demand fits now, by a check of each node and group one by one.
 
-        Of some nodes there is `less` than is not held.
+        `less` lists nodes of which less is available than the amount not held.
         """
         closed, places, found = set(shut), Counter[tuple[str, str]](), 0
         together = demand.nodes > 1 and demand.topology in {"rack", "zone"}
@@ -782,7 +782,7 @@ class Model:
             if candidates is not None and share.cluster_id not in candidates:
                 continue
             empty = Model(clusters=self.clusters, cordons=self.cordons)
-            if node is not None and empty._takes(pair, node, demand):  # Its own.
+            if node is not None and empty._takes(pair, node, demand):  # The model's own check.
                 return True
         return False
 

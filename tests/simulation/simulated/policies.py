@@ -1,4 +1,4 @@
-"""Policies that behave well or badly. Each takes a consultation, and returns its cell's answer."""
+"""Policies that behave well or badly. Each gets a consultation, and returns the cell's answer."""
 
 from collections.abc import Callable
 from random import Random
@@ -27,7 +27,7 @@ def view_of(fleet: Fleet, consult: Consult) -> FleetView:
 
 
 def hidden_demand(ask: Ask) -> Demand:
-    """Return the demand that an ask without `resources` gives only to its policy."""
+    """Return the demand that a request without `resources` gives only to its policy."""
     return Demand(gpus=ask.inputs["gpus"], gpu_milli=500)
 
 

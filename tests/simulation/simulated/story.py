@@ -7,16 +7,16 @@ from simulated.world import Crashed, World
 
 sys.path.append(str(Path(__file__).parents[2] / "transcripts"))
 
-from storyteller import GRACE_SECONDS, Story, event_line  # It lies next door.
+from storyteller import GRACE_SECONDS, Story, event_line  # From tests/transcripts.
 
 from moorage.core.turns.events import Restarted  # As above.
 
 
 def story_of(world: World, title: str) -> str:
-    """Return the transcript of a world so far, as the core plays it again.
+    """Return the transcript of a world so far, with the core's present answers.
 
-    A crash becomes `restart lost=N`, which includes the `Restarted` that follows it. What the
-    last command did wrong shows in the answer, or ends the story with the error.
+    A crash becomes `restart lost=N`, which includes the `Restarted` that follows it. A fault of the
+    last command shows in the answer, or ends the transcript with the error.
     """
     story, blocks, clock, stored = Story(), [f"# {title}"], 0.0, 0
     for at, event in world.trace:
@@ -32,7 +32,7 @@ def story_of(world: World, title: str) -> str:
             command, clock = f"@{at!r} {command}", at
         try:
             heard = story.tell(command)
-        except Exception as error:  # noqa: BLE001  # Whatever it is, it is the story's end.
+        except Exception as error:  # noqa: BLE001  # Any error ends the transcript.
             heard = [f"# Here it broke: {error!r}"]
             blocks.append("\n".join([command, "----", *heard]))
             break

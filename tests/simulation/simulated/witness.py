@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from simulated.world import World
 
 INSTANT = 0.001
-"""Seconds between two deadlines that differ."""
+"""Seconds by which two different deadlines differ at least."""
 
 
 class Witness:
@@ -92,7 +92,7 @@ class Witness:
         self.stopped: set[tuple[str, int]] = set()
         self.reserved: tuple[Any, int, str] = ((), 0, "")
         self.head_nodes = set[tuple[str, str]]()
-        """Nodes reserved for the head all through the turn: it may be another meanwhile."""
+        """Nodes reserved for the head during the whole turn, in which the head may change."""
         self.declined: set[str] = set()
         self.due: dict[str, float] = {}
         self.noticed: dict[str, float] = {}
@@ -100,7 +100,7 @@ class Witness:
         self.requeued: set[str] = set()
         self.over: set[str] = set()
         self.scanned = 0
-        """How many facts of the ledger the three before are of."""
+        """Number of the ledger's facts from which the three values above are computed."""
         self.consultations = Counter[str]()
         self.turns = 0
 
@@ -174,7 +174,7 @@ class Witness:
                 self._gave_way(effect, waited)
             if isinstance(effect, Consult):
                 self.consultations[effect.ask.id] += 1
-            if isinstance(effect, Consult) and len(turn.facts) < 2:  # As of the whole turn.
+            if isinstance(effect, Consult) and len(turn.facts) < 2:  # The turn's state is final.
                 self._check_consultation(effect)
                 self._whole_first(effect)
             if isinstance(effect, Forget) and isinstance(event, SessionLost):
@@ -234,7 +234,7 @@ class Witness:
             counted = [at for at, name in behind if name == fact.overtakes]
             law(bool(counted), "only who is overtaken is counted", fact, behind)
             behind = [(at, name) for at, name in behind if at < counted[0]]
-        # Whose policy has just declined lets others pass, though it may be consulted again at once.
+        # A waiter whose policy has just declined may be overtaken, even if it is consulted again.
         said = event.request if isinstance(event, Proposed | ConsultFailed) else ""
         for _, name in behind:
             ask = model.waiting[name].ask
@@ -290,7 +290,7 @@ class Witness:
         """Each notified lease makes room, and no other lease is notified.
 
         Args:
-            new: Those of one turn, before the model knows of them.
+            new: The notices of one turn, before the model has them.
         """
         if not new:
             return
@@ -302,7 +302,7 @@ class Witness:
         assert ask.demand is not None
         all_gone = {*over, *noticed, *victims}
         waited = [notice.until for notice in model.notices.values() if notice.by == ask.id]
-        now = max(self.world.now, *waited, *(fact.until for fact in new))  # It gets its lease.
+        now = max(self.world.now, *waited, *(fact.until for fact in new))  # It is granted then.
         shut = model.shut_for_good(ask, now)
         fits = model.fits_without(all_gone, ask.demand, ask.candidates, shut, ask, now)
         law(fits, "no victim is chosen in vain", new, ask)
@@ -338,7 +338,7 @@ class Witness:
         if not isinstance(message, Asked) or not isinstance(answer, Refusal):
             return
         ask, model = message.ask, self.model
-        # A policy that was consulted so often is believed; a repeated request has no consultation.
+        # After that many consultations the refusal is final; a repeated request has none.
         consulted = 0 < self.consultations[ask.id] < CONSULTS_MAX and ask.terms is not None
         if self.world.honest and consulted and answer.code is Code.POLICY_DECLINED:
             need = ask.alternatives[-1] if ask.alternatives else ask.demand or hidden_demand(ask)
@@ -347,7 +347,7 @@ class Witness:
         holds = ask.terms is not None and not ask.dry_run and ask.demand is not None
         if not holds or answer.code is not Code.NO_CAPACITY or self.asks[ask.id] is not ask:
             return
-        if ask.id not in waited and not ask.alternatives:  # Whose time was up had what there was.
+        if ask.id not in waited and not ask.alternatives:  # Expired waiters cannot.
             shut = self._shut(ask)
             fits = model.fits(ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # `holds` says so.
             shut = (*shut, *model.partly)
@@ -357,7 +357,7 @@ class Witness:
     def _check_free(self, fact: Ended | Requeued, event: Event, after: list[Fact]) -> None:
         """Only the backend's report about the same grant frees the devices of a workload.
 
-        Or another got it in the same turn, place and workload, whose request is the same.
+        Or an equal request took over place and workload in the same turn.
         """
         lease = self.model.leases[fact.lease]
         heir = after[0].lease if after and isinstance(after[0], Granted) else None
@@ -396,7 +396,7 @@ class Witness:
         if terms is None or not terms.ttl_seconds_min or ask.demand is None:
             return
         if ask.id in self.model.requeued:
-            return  # It ends when it would have ended.
+            return  # A requeued lease keeps its end.
         whole = self.world.now + terms.ttl_seconds
         shut = self.model.shut_to(ask, ask.demand, whole, self.world.now)
         if not shut <= set(consult.reserved):
@@ -413,7 +413,7 @@ class Witness:
         for name in held.keys() & self.due.keys():
             lease, due = model.leases.get(name), self.due[name]
             if lease is not None and lease.granted_at == now:
-                continue  # After it.
+                continue  # The lease was granted after the stall.
             least = now + (grace_seconds if due <= now else min(seconds, grace_seconds))
             least = least if lease is None else min(least, model.leaves_by(lease))
             law(held[name] >= least, "leases and waiters get their grace", name, due, least)
@@ -445,12 +445,12 @@ class Witness:
         closed, priority, head = self.reserved
         ask = self.asks[lease.id]
         ready = head in self.model.waiting and head not in self.model.paused
-        # Whose policy has just declined lets others pass, though it may be consulted again at once.
+        # A waiter whose policy has just declined may be overtaken, even if it is consulted again.
         declined = isinstance(event, Proposed | ConsultFailed) and event.request == head
         behind = lease.terms.priority < priority
         if ready and self._overdue(head):
             behind |= lease.terms.priority == priority and not self._overdue(lease.id)
-        if behind and ready and not declined:  # Nothing is reserved if it pauses.
+        if behind and ready and not declined:  # For a paused head, nothing is reserved.
             touched = {
                 (share.cluster_id, share.node_id)
                 for share in lease.placement
@@ -460,9 +460,9 @@ class Witness:
         if not self.world.honest or ask.demand is None:
             return
         if all(agreed.is_own(self.model, lease, share) for share in lease.placement):
-            return  # It was agreed upon beforehand.
+            return  # The tenant had reserved it.
         if lease.inherited and EVICTED in self.model.ending.values():
-            return  # Who sleeps gets what is being evicted for it.
+            return  # The waiter gets the evicted lease's place.
         asleep = Counter[Any]()
         places = {(share.cluster_id, share.node_id) for share in lease.placement}
         for name, waiter in self.model.waiting.items():
@@ -474,7 +474,7 @@ class Witness:
             if name == lease.id or not alike or other.terms is None or self._beyond(other):
                 continue
             if places & self.model.withheld(other, self.world.now):
-                continue  # It may not last so long there.
+                continue  # A lease there could not last long enough.
             if other.terms.priority > lease.terms.priority:
                 key = (other.tenant, other.policy, other.terms.priority)
                 busy = self.world.allocator.requests.undecided.get(name) is not None  # type: ignore[arg-type]  # Plain values in tests.
@@ -599,7 +599,7 @@ class Witness:
             if isinstance(self.messages[to], ReleaseAsked):
                 before = self.released.setdefault(lease.id, lease)
                 if (before.state, before.reason) == (lease.state, lease.reason):
-                    same = before == lease or self.world.stalls  # Its times may have moved.
+                    same = before == lease or self.world.stalls  # Stalls move times.
                     law(same, "a second release answers the same", before, lease)
 
     def _without_devices(self, lease: Lease) -> Lease:
@@ -649,7 +649,7 @@ class Witness:
             law(not late, "every message is answered", late)
         due = allocator.next_deadline()
         if due is not None and due <= self.world.now:
-            return  # The step that follows may serve them.
+            return  # The next step may serve them.
         if not self.world.honest or not allocator.requests.queue:
             return
         self._overdue_first()
@@ -661,7 +661,7 @@ class Witness:
                 now = self.world.now
                 own = model.withheld(waiter, now, closed) or model.beside(waiter, now, ())
                 if own and waiter.demand is None and len(line.waiters) > 1:
-                    continue  # Its policy spoke for one of them, whose lease may last longer.
+                    continue  # The policy answered for a waiter whose lease may last longer.
                 needs_of = [
                     each.demand or hidden_demand(each)
                     for each in alternatives.each(waiter)

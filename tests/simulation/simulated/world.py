@@ -1,9 +1,9 @@
 """The world around one allocator: clients, cells, backends, an operator, a disk, and faults.
 
-The daemon's commit discipline is played faithfully: `Consult` and `Forget` leave at once; every
-other effect waits until the facts of its turn and of all turns before it are durable; turns go
-on being stepped while a group is written. A crash loses what was not written, all effects not
-yet delivered, every socket, every cell and all reports on their way; backends live on.
+The world follows the daemon's order of commits: `Consult` and `Forget` leave at once; every
+other effect waits until the facts of its turn and of all earlier turns are durable; the core
+continues to step while a group is written. A crash loses unwritten facts, undelivered effects,
+every socket, every cell and all reports in transit; backends keep running.
 """
 
 import itertools
@@ -85,22 +85,22 @@ from simulated.policies import DISHONEST, HONEST, SILENCE, Character
 from simulated.witness import Witness
 
 EVENTS = 300
-"""Of a world, unless a caller gives another number."""
+"""Default number of events in a world."""
 GRACE_SECONDS = 10.0
 LABELLED = 1_000_000
-"""From this seed on nodes have labels that demands ask for; the worlds before are without."""
+"""From this seed on, nodes have labels, and demands require some; earlier worlds have none."""
 ELASTIC = 2_000_000
-"""From this seed on requests have alternatives, and nodes no labels."""
+"""From this seed on, requests have alternatives, and nodes have no labels."""
 AGREED = 3_000_000
-"""From this seed on shorter leases will do, too; all worlds reserve, none has alternatives."""
+"""From this seed on, requests accept shorter leases; all worlds reserve, none has alternatives."""
 APART = 4_000_000
-"""From this seed on there are zones, which gangs ask for, and leases keep apart."""
+"""From this seed on, gangs require zones, and leases have anti-affinity."""
 OVERTAKING = 5_000_000
-"""From this seed on waiters are overtaken a few times at most; there are no alternatives."""
+"""From this seed on, waiters are overtaken a few times at most; there are no alternatives."""
 REBUILT = 6_000_000
-"""From this seed on devices have UUIDs, and are lost, added, swapped and divided under leases."""
+"""From this seed on, devices have UUIDs, and are lost, added, swapped and divided under leases."""
 STALLED = 7_000_000
-"""From this seed on the daemon stands still now and then, and the calendar's time is set."""
+"""From this seed on, the daemon stalls now and then, and the calendar is set."""
 Phase = Literal["succeeded", "failed"]
 
 
@@ -121,7 +121,7 @@ class World:
         self.orderly = rng.random() < 0.3
         self.sandbox = Random(f"sandbox {seed}")
         self.operator = Random(f"operator {seed}")
-        """Not all worlds have one, and the others are what they would be without."""
+        """Only some worlds have an operator; its random numbers do not change the others."""
         self.operated = self.operator.random() < 0.3
         self.ruler = Random(f"quotas {seed}")
         self.ruled = self.ruler.random() < 0.3
@@ -144,7 +144,7 @@ class World:
         self.clocks = Random(f"clocks {seed}")
         self.stalls = seed >= STALLED
         self.uuids = itertools.count()
-        self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
+        self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # For queued leases.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
         self.crash_rate = rng.choice([0.0, 0.005, 0.02])
         characters: tuple[Character, ...] = HONEST if self.honest else DISHONEST
@@ -158,8 +158,8 @@ class World:
             where = (self.labelling.choice(fleets.WHERE) for _ in self.demands)
             self.demands = [replace(d, where=w) for d, w in zip(self.demands, where, strict=True)]
         self.bare = rng.choice([0.05, 0.4])
-        self.hear_weight = rng.choice([8, 12, 25, 40])  # How fast cells and backends are.
-        self.provisioned = rng.choice([0.3, 0.3, 0.95])  # How many asks start something.
+        self.hear_weight = rng.choice([8, 12, 25, 40])  # The speed of cells and backends.
+        self.provisioned = rng.choice([0.3, 0.3, 0.95])  # Share with a workload.
         self.tenants = [Tenant(f"tenant-{n}") for n in range(rng.choice([1, 2, 3]))]
         self.sessions = {SessionId(f"s{n}"): rng.choice(self.tenants) for n in range(4)}
         self.numbers = 0
@@ -169,7 +169,7 @@ class World:
         self.usual: dict[Tenant, Ask] = {}
         self.held: dict[RequestId, tuple[Lease, str]] = {}
         self.engines: dict[str, tuple[RequestId, int]] = {}
-        self.over: dict[str, Phase] = {}  # Ended by themselves; backends keep how until a stop.
+        self.over: dict[str, Phase] = {}  # Workloads that ended by themselves, until a stop.
         self.ledger: list[Fact] = []
         self.checkpoint: tuple[int, list[Fact]] | None = None
         self.trace: list[tuple[float, Event | Crashed]] = []
@@ -195,7 +195,7 @@ class World:
         special = [d for d in able if d.topology or d.nodes > 1] if self.rng.random() < 0.5 else []
         special.sort(
             key=lambda demand: demand.topology not in {"rack", "zone"}
-        )  # The rarest first.
+        )  # Rare models first.
         return [
             *few[:count],
             *able[:1],
@@ -214,7 +214,7 @@ class World:
         self.writing: list[Turn] = []
         self.inbox: list[Event] = []
         self.consulting: dict[RequestId, Consult] = {}
-        self.ordered: set[str] = set()  # Engines report what this life has ordered.
+        self.ordered: set[str] = set()  # Backends report workloads that this life ordered.
 
     # The commit loop -----------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class World:
                 self.engines[lease.workload] = (lease.id, lease.fencing)
                 self.ordered.add(lease.workload)
                 if lease.inherited and lease.state == "starting":
-                    self.over.pop(lease.workload, None)  # It died before: it is started again.
+                    self.over.pop(lease.workload, None)  # It starts again.
                 if lease.workload in self.over:
                     self.post(self._over(lease.workload))
                 elif rng.random() < 0.7:
@@ -304,7 +304,7 @@ class World:
             case Stop(lease):
                 self.witness.put_away(lease)
                 self.over.pop(lease.workload, None)
-                if rng.random() < 0.7:  # Otherwise late: `engine` gets round to it.
+                if rng.random() < 0.7:  # Otherwise `engine` delivers it later.
                     self.engines.pop(lease.workload, None)
                     self.post(WorkloadStopped(lease.id, lease.fencing))
             case KeepWarm(lease):
@@ -320,7 +320,7 @@ class World:
         self.inbox.append(event)
         often = 0.3 if isinstance(event, WorkloadFailed | WorkloadStopped) else 0.05
         if self.rng.random() < often and not self.orderly:
-            self.inbox.append(event)  # Said twice.
+            self.inbox.append(event)  # A duplicate.
 
     def crash(self) -> None:
         """Crash; the facts being written may be durable, and some of their effects may be out."""
@@ -510,7 +510,7 @@ class World:
             limit=self.rng.choice([1, 100]),
         )
 
-    # Everybody else ------------------------------------------------------------------------
+    # Operators, backends and faults --------------------------------------------------------
 
     def lose_session(self) -> None:
         session = self.rng.choice(list(self.sessions))

@@ -1,4 +1,4 @@
-"""Which of several servers leads: one at a time, and another one if the leader is silent."""
+"""Of several servers, one leads at a time; another one takes over if the leader is silent."""
 
 import threading
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def stand(server: Leadership, seat: Seat) -> None:
     """Try to become the leader until the server leads."""
     never = threading.Event()
     while not server.stand(seat):
-        never.wait(0.02)  # What it waits for is in the database, which says nothing.
+        never.wait(0.02)  # The database sends no event about the election.
 
 
 def test_one_server_leads_and_the_others_see_it(address: str, two: tuple[Leadership, Leadership]):
@@ -63,7 +63,7 @@ def test_a_leader_that_resigns_is_replaced_at_once(
     first.resign()
     assert second.stand(B)
     assert second.epoch == first.epoch + 1
-    assert not second.beat()  # That was another one's.
+    assert not second.beat()  # The request to resign was for another server.
     leader, standbys = look_around(address)
     assert leader is not None
     assert (leader.seat, standbys) == (B, [])
@@ -77,7 +77,7 @@ def test_a_leader_that_is_about_to_resign_is_not_named(two: tuple[Leadership, Le
     assert not second.stand(B)
     assert second.leader is None
     assert not second.stand(B)
-    assert second.leader is None  # Its sign of life is still there.
+    assert second.leader is None  # Although its last heartbeat is still valid.
     first.resign()
     assert second.stand(B)
 

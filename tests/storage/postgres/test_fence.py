@@ -41,7 +41,7 @@ WRITES: dict[str, tuple[Write, dict[str, str], str]] = {
         "fence",
     ),
 }
-"""By what is written: how, and the statement that is its fence."""
+"""By kind of write: the call, and the SQL statement that fences it."""
 
 
 @contextlib.contextmanager

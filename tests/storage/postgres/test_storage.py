@@ -98,7 +98,7 @@ async def test_an_idle_ledger_fails_after_its_connection_was_ended(
             ledger.check()
             if purpose == "ledger":
                 await ledger.append(numbered_facts(2, 2), NOW)
-            await asyncio.sleep(0.05)  # The failure comes with the next look at the lock.
+            await asyncio.sleep(0.05)  # The next check of the lock fails.
 
     with pytest.raises(LedgerFailed, match=r"terminating connection|closed"):
         await asyncio.wait_for(write_until_it_fails(), 30)
@@ -142,7 +142,7 @@ async def test_a_cancelled_wait_for_a_standby_does_not_count_as_success(
     appending = asyncio.ensure_future(ledger.append(numbered_facts(1, 1), NOW))
     cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     while not await asyncio.to_thread(postgres.execute, cancel):
-        if appending.done():  # PostgreSQL takes a while to read its settings again.
+        if appending.done():  # PostgreSQL has not yet read its settings again.
             appending = asyncio.ensure_future(ledger.append(numbered_facts(1, 1), NOW))
     with pytest.raises(LedgerFailed, match="canceling wait for synchronous replication"):
         await appending

@@ -44,7 +44,7 @@ class Writing:
     """A server that repeatedly registers a cluster and then appends a fact about it.
 
     Args:
-        folder: Its data folder.
+        folder: The server's data folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_copy_of_a_folder_in_use_is_complete(tmp_path: Path) -> None:
                 looking_at_records(copy / "catalog.db") as records,
             ):
                 last = facts.page(facts.last_seq() - 1, 1, 1)[0]
-                assert records.has("cluster", last.subject), "the catalog knows what the ledger has"
+                assert records.has("cluster", last.subject), "each cluster is in the catalog"
             assert (made.facts, made.newest_at) == (last.seq, NOW + last.seq)
             assert last.seq <= made.fencing <= last.seq + FENCING_BLOCK + 1
             assert SqliteStorage(copy).secret() == server.storage.secret()

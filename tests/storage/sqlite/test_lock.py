@@ -63,7 +63,7 @@ def test_removing_the_lock_file_admits_no_other_process(tmp_path: Path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        for _ in range(2):  # The first try has made another one.
+        for _ in range(2):  # The first attempt has created another file.
             (tmp_path / "ledger.sqlite.lock").unlink()
             with pytest.raises(StorageLocked):
                 WriterLock(path).acquire()

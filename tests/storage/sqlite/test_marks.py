@@ -134,7 +134,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path: Path, later
     def has(room: int) -> None:
         seen = real(tmp_path)
         fields = [*seen]
-        fields[3] = fields[4] = room // seen.f_frsize  # Of `f_bfree` and `f_bavail`.
+        fields[3] = fields[4] = room // seen.f_frsize  # The fields `f_bfree` and `f_bavail`.
         monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))
         later()
         reserve.refill()

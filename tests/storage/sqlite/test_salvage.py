@@ -1,4 +1,4 @@
-"""Reading a write-ahead log behind a damaged place."""
+"""Reads a write-ahead log beyond a damaged place."""
 
 import shutil
 import sqlite3
@@ -15,7 +15,7 @@ FRAME_BYTES = 24 + 4096
 
 
 def write_and_kill(folder: Path, *, rounds: int) -> Path:
-    """Return a database of rows, one per commit, as a kill leaves it, with its latest log."""
+    """Write rows, one per commit; return the database with its log, as a kill leaves them."""
     path = folder / "alive.db"
     killed = folder / "killed.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -54,7 +54,7 @@ def test_a_damaged_frame_costs_no_later_frame(tmp_path: Path, place: str, rounds
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert numbers(path) == list(range(ROWS * rounds))
     names = {*before, "killed.db-shm"}
-    assert {file.name for file in tmp_path.iterdir()} <= names, "nothing is left behind"
+    assert {file.name for file in tmp_path.iterdir()} <= names, "no file is left behind"
     assert all((tmp_path / name).read_bytes() == held for name, held in before.items())
 
 

@@ -85,7 +85,7 @@ class ClusterFollower:
         self._machines: Mapping[str, Document] | None = None
 
     async def views(self) -> AsyncIterator[ClusterView]:
-        """Yield the state of the cluster at each change and every `LOOK_SECONDS`, for ever.
+        """Yield the state of the cluster at each change and every `LOOK_SECONDS`, without end.
 
         The caller's time to use a view counts as part of the view's cost.
         """

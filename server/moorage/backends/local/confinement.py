@@ -95,7 +95,7 @@ def find(hidden: str) -> Confinement:
 
 
 def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
-    """Hide a folder from the calling process for ever, except for one folder inside it.
+    """Hide a folder from the calling process until it ends, except for one folder inside it.
 
     Args:
         way: `mounts` or `siblings`.
@@ -192,7 +192,7 @@ def _allow(ruleset: int, place: str, rights: int) -> None:
 
 
 def _leads(folder: str, place: str) -> bool:
-    """Return whether the path `place` is `folder`, or lies in it."""
+    """Return whether the path `place` is `folder`, or is in it."""
     return bool(folder) and f"{place}/".startswith(f"{folder.rstrip('/')}/")
 
 

@@ -120,7 +120,7 @@ class Tokens:
         """Call `expel` when tokens end or the first one is created, until cancelled.
 
         Args:
-            expel: Closes the sessions of callers who are no longer let in.
+            expel: Closes the sessions of callers who no longer have a valid token.
         """
         before, named, due = self._find_ended(), self._read_named_tokens(), 0.0
         while True:

@@ -1,1 +1,1 @@
-"""Agents of other machines: their tokens and keys, how they are let in, and when they are lost."""
+"""Agents of other machines: their tokens and keys, how they join, and when they are lost."""

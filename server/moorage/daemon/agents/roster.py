@@ -86,7 +86,7 @@ class AgentRoster:
     """Manages agents and their machines; see the module.
 
     Args:
-        store: The agents and tokens that are let in.
+        store: The agents that may connect, and the tokens with which machines may join.
         fleet: The backend `local`; None: this server has no such backend.
         catalog: The documents and metrics of clusters.
         lost_seconds: How long a machine may be silent before it counts as lost.

@@ -1,6 +1,6 @@
 """Sends consultations to the sandbox or to another server, and to shadows.
 
-The daemon passes `Consult` and `Forget` effects here, and what policies answered.
+The daemon passes `Consult` and `Forget` effects here, and the core's decision on each answer.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from moorage.model import Code
 from moorage.sandbox.host.sandbox import PolicyCode, Sandbox
 
 CODES_MAX: Final = 256
-"""Cached policies in the form for the sandbox; beyond it the cache starts afresh."""
+"""Policies cached in the sandbox's form; before one more is cached, the cache is emptied."""
 
 
 class Consultations:
@@ -28,9 +28,9 @@ class Consultations:
 
     Args:
         catalog: Has the policies.
-        sandbox: The sandbox.
-        executor: Another server that executes policies instead of the sandbox, or None.
-        shadows: Candidates that are consulted, too.
+        sandbox: Executes the policies if `executor` is None.
+        executor: Sends consultations to another server instead; None: the sandbox executes them.
+        shadows: Repeat consultations with candidate versions, without effect.
         progress: Reports long consultations to clients.
         post: Posts an event to the core.
     """
@@ -70,7 +70,7 @@ class Consultations:
             self._shadows.observe_consultation(effect)
 
     def _code_of(self, record: PolicyRecord) -> PolicyCode:
-        """Return a policy in the form for the sandbox: the same object until its record changes."""
+        """Return a policy in the sandbox's form; the same object until its record changes."""
         known = self._codes.get(record.ref.uri)
         if known is None or known[0] is not record:
             if len(self._codes) >= CODES_MAX:
@@ -86,7 +86,10 @@ class Consultations:
             self._executor.forget(effect.request, effect.consultation)
 
     def note_decision(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
-        """Tell the cells the core's decision on an answer, before the next consultation."""
+        """Pass the core's decision on an answer to the cells and the shadows.
+
+        Call this before the next `consult`, so that the cells know what is free by then.
+        """
         self._progress.note_evaluation(event.request)
         granted = False
         for fact in turn.facts:

@@ -12,7 +12,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import Sandbox
 
 SAVE_SECONDS: Final = 1.0
-"""Seconds between two writes: at most this much of the contexts is lost with the process."""
+"""Seconds between two writes; if the process dies, the changes since the last write are lost."""
 SAVE_BYTES_MAX: Final = 8 << 20
 """Bytes of contexts in one write; the rest goes with the next one."""
 
@@ -29,7 +29,7 @@ class ContextKeeper:
 
     async def restore(self) -> None:
         """Load the stored contexts into the sandbox, before any policy runs."""
-        # There were more microseconds since the epoch than changes of any context.
+        # No context had that many changes, so later numbers are higher than all stored ones.
         entries = await self._contexts.load()
         contexts = [each for each in entries if read_changes_entry(each) is None]
         self._sandbox.restore_contexts(contexts, time.time_ns() // 1000)

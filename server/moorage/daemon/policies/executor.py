@@ -1,7 +1,7 @@
 """Executes policies for other servers: the documented executor service, in this server's jail.
 
-The caller sends all data that the policy may read. If they say what is free (`capacity`), the
-policy also finds the columns of `input_data["fleet"]`, made for this execution.
+The caller sends all data that the policy may read. If the data contain free amounts (`capacity`),
+this server builds `input_data["fleet"]` from them, for this execution only.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class PolicyExecutor:
 
     Args:
         catalog: Has the executors and the policies.
-        sandbox: Runs them.
+        sandbox: Executes the policies.
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
@@ -115,7 +115,7 @@ def _fleet_of(input_data: JsonValue) -> Fleet | None:
 
 
 def _set_free(fleet: Fleet, row: int, free: JsonValue) -> None:
-    """Take over the caller's free amounts of a node; an amount that is left out is wholly free."""
+    """Set a node's free amounts to the caller's; an amount that the caller omits is all free."""
     if not isinstance(free, dict):
         return
     cpu, memory, gpus = fleet.capacity(row)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 SEARCHES_MAX: Final = 2
 """Searches at a time, and one per tenant: a single thread executes them."""
 SEARCHES_WAITING_MAX: Final = 1024
-"""Searches that wait for a turn. One more: the tenant with most gets `busy` for its last one."""
+"""Searches that may wait. At one more, the tenant with the most loses its latest one (`busy`)."""
 RANKING_SECONDS_MAX: Final = 30.0
 """Seconds that a ranking may take, waiting for a cell included; then the answer is `busy`."""
 SHOWN_CHARS_MAX: Final = 60
@@ -46,10 +46,10 @@ class FoundCandidates:
     Args:
         ids: The found ids; for a search, the best first.
         matched: Number of results before clusters that are not live were left out.
-        warnings: What could not be read, and what was therefore left out.
+        warnings: Sentences about documents that could not be read, and about omitted metrics.
         added: Fields that a ranking policy added to documents, such as a score, by id.
-        of: The searched kind; has the documents.
-        ranked: Whether it was a search, not a filter.
+        of: The documents of the searched kind.
+        ranked: Whether this is the result of a search, not of a filter.
     """
 
     ids: Sequence[str]
@@ -70,7 +70,7 @@ class Finder:
 
     Args:
         catalog: Has the documents and the ranking policies.
-        sandbox: Runs those.
+        sandbox: Executes the ranking policies.
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
@@ -100,14 +100,14 @@ class Finder:
         Args:
             action: Filter or search.
             body: As the client sent it, bare or in its envelope.
-            tenant: Whose turn is used, and on whose behalf a policy ranks.
+            tenant: The caller's tenant: waits for its turn, and a ranking policy runs for it.
             allowance: Limits the requests to external services.
             at: Path of the body in the message, a prefix of the fields in refusals.
-            candidates: Accept only live clusters, selected before the ranking.
+            candidates: Search only clusters, and rank only the live ones.
 
         Raises:
             ServiceError: `bad_message`, `unsupported` or `too_large` naming the place in the body;
-                what the ranking policy did wrong; `busy`; `unavailable`.
+                the code of the ranking policy's fault; `busy`; `unavailable`.
         """
         search, uri = None, ""
         async with self._turns.turn(tenant):
@@ -129,7 +129,7 @@ class Finder:
             ids = await of.matching(wanted)
         live = [each for each in ids if self._catalog.memory.is_live(each)] if candidates else ids
         if search is None or not live:
-            # Where nothing is found, nothing is ranked.
+            # An empty result needs no ranking.
             return FoundCandidates(live, len(ids), warnings, {}, of, ranked=search is not None)
         place = _policy_place(body, at)
         if uri:
@@ -214,7 +214,7 @@ def place_of(no: Refusal, at: str) -> str:
 
     Args:
         no: Why the policy was not consulted.
-        at: Where the request names the policy, beside its parameters and settings.
+        at: Path of the object in the request that has the policy's URI, parameters and settings.
     """
     overrides = no.field.partition(".")[0] in {"parameters", "settings"}
     return f"{at}.{no.field}" if overrides else no.field
@@ -248,7 +248,7 @@ def _choose(value: JsonValue, offered: Sequence[str], uri: str, field: str) -> d
     return chosen
 
 
-# Places in a body that was parsed, and so has the shape that it must have --------------------
+# Paths in a body that the parser has accepted, so its shape needs no checks -----------------
 
 
 def _under(at: str, key: str) -> str:

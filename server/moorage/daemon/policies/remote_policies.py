@@ -53,7 +53,7 @@ class RemotePolicies:
         service: The HTTP service of the executor.
         executor: The id of the executor.
         catalog: Has the documents that a policy is given.
-        fleet: Returns what is free; read only.
+        fleet: Returns the fleet with its free amounts, which this class never changes.
         deliver: Called with exactly one event per consultation that was not forgotten.
         tasks: Run the executions.
     """
@@ -196,7 +196,7 @@ def _resources(ask: Ask) -> JsonObject | None:
 
 
 class _RemoteAnswer(msgspec.Struct):
-    """The fields of an executor's answer that are read."""
+    """The fields that this server reads of an executor's answer."""
 
     success: bool
     data: JsonValue = None
@@ -205,7 +205,7 @@ class _RemoteAnswer(msgspec.Struct):
 
 
 def _read(reply: ServiceReply) -> JsonValue:
-    """Return the policy's value from an answer, or raise the `PolicyFault` in it."""
+    """Return the policy's value from an answer; raise `ServiceError` for a fault in it."""
     if len(reply.body) > REPLY_BYTES_MAX:
         reason = f"the executor answered {len(reply.body)} bytes, more than {REPLY_BYTES_MAX}"
         raise ServiceError(Code.POLICY_BAD_OUTPUT, reason)
@@ -217,7 +217,7 @@ def _read(reply: ServiceReply) -> JsonValue:
         ) from error
     if answer.success:
         try:
-            msgspec.msgpack.encode(answer.data)  # An answer that no cell could give is refused.
+            msgspec.msgpack.encode(answer.data)  # Refuse a value that no cell could return.
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             reason = f"the executor's policy returned a value that cannot be sent: {error}"
             raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error

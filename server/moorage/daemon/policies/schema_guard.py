@@ -1,7 +1,7 @@
 """Applies a policy's schemas for the sandbox's host; see `sandbox.host.contract.Guard`.
 
 `daemon.policies.finder.code_of` makes one for every policy that has schemas. Catalog and sandbox do
-not know each other, so their two kinds of "no" meet here.
+not know each other, so this class turns the catalog's `ServiceError` into a `PolicyFault`.
 """
 
 import asyncio

@@ -46,7 +46,7 @@ class Searched(Protocol):
         """Return the known documents of these names, each with its `id`, in this order."""
 
     def ranked(self, names: Sequence[str]) -> list[Document]:
-        """Return the documents for rankings: measurable ones include their `metrics`."""
+        """Return the documents for rankings; those of clusters include their `metrics`."""
 
     def ranking_bytes(self, names: Sequence[str]) -> int:
         """Return the approximate size of `ranked` in bytes; 0 if metrics may not be left out."""

@@ -70,7 +70,7 @@ class CellSync:
 
     Attributes:
         contexts: The contexts that the cell has.
-        behind: Cached documents of the cell have changed: `news` goes before the next frame.
+        behind: The cell's cached documents have changed: the host sends `news` first.
     """
 
     def __init__(self, world: World, contexts: Contexts, code: PolicyCode) -> None:

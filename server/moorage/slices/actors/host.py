@@ -42,8 +42,8 @@ class DeviceHost:
 
     Args:
         host_id: Index of the host in the slice, from 0.
-        slice_name: The slice.
-        num_devices: TPU chips or GPUs that its tasks get.
+        slice_name: The name of the slice.
+        num_devices: TPU chips or GPUs for each task on this host.
         placement: The slice's reservation on this host; None: tasks take `TPU` of the node.
         settings: Time limits; None: from the environment.
     """
@@ -95,7 +95,7 @@ class DeviceHost:
     async def cancel_current(self) -> None:
         """Cancel the running task, if there is one, and tasks that are about to start.
 
-        Returns when it has ended.
+        Returns when the running task has ended.
 
         Raises:
             SliceTimeoutError: The task has not ended within `task_cancel_seconds_max`.
@@ -105,9 +105,10 @@ class DeviceHost:
             await self._end(self._task)
 
     async def _end(self, task: RayValue) -> None:
-        """Cancel a task, and repeat that until it has ended.
+        """Cancel a task until it has ended.
 
-        Ray forgets to kill a task that it was already to interrupt, so this repeats it.
+        The cancellation is repeated, since Ray ignores one that comes while it already interrupts
+        the task.
         """
         ended = asyncio.wrap_future(task.future())
         deadline = Deadline(self._settings.task_cancel_seconds_max)
@@ -120,7 +121,7 @@ class DeviceHost:
                     f"{self}: its task has not ended {deadline.seconds:g} s after it was"
                     " cancelled (EFORMER_TASK_CANCEL_TIMEOUT_S)"
                 )
-        ended.exception()  # The task's caller gets it, too.
+        ended.exception()  # Mark as retrieved: the task's caller gets the error.
         if self._task is task:
             self._task = None
 
@@ -144,25 +145,26 @@ class DeviceHost:
     ) -> RayValue:
         """Run a function on this host in a new process, and return its result.
 
-        The previous task is cancelled first: a host has one task. Cancelling this call cancels
-        the task.
+        A host runs one task at a time, so this first cancels the previous task. Cancelling this
+        call cancels the task.
 
         Args:
             remote_fn: A function, or Ray's remote function.
-            f_args: Its positional arguments.
-            f_kwargs: Its keyword arguments.
+            f_args: Positional arguments of the function.
+            f_kwargs: Keyword arguments of the function.
             runtime_env: Ray's runtime environment.
-            env: Environment variables; they win over those of the host.
-            num_cpus: CPUs that the task takes, if the slice reserved any.
-            memory_bytes: Memory that it takes; outside of a slice 20 GB by default.
-            extra_resources: Other resources that it takes.
+            env: Environment variables, which override those of the host.
+            num_cpus: CPUs for the task; a slice's placement group must have reserved them.
+            memory_bytes: Memory for the task; outside of a placement group 20 GB by default.
+            extra_resources: Other resources for the task.
             timeout: Seconds after which the task is cancelled; None: never.
 
         Raises:
             HostUnhealthyError: The host failed, or is being preempted.
-            SliceTimeoutError: The task took longer than `timeout`, or the one before does not end.
+            SliceTimeoutError: The task took longer than `timeout`, or the previous task does not
+                end.
             SlicesError: The call was cancelled before its task started.
-            ValueError: The slice has not reserved what the task is to take.
+            ValueError: The task needs resources that the slice has not reserved.
         """
         self._calls += 1
         call = self._calls
@@ -223,7 +225,7 @@ class DeviceHost:
     def _environment(
         self, runtime_env: Mapping[str, RayValue] | None, env: Mapping[str, RayValue] | None
     ) -> dict[str, RayValue]:
-        """Return the runtime environment of a task, with all variables in it."""
+        """Return the runtime environment of a task, with all its environment variables."""
         merged = dict(runtime_env or {})
         own: dict[str, RayValue] = {"TPU_HOST_ID": self.host_id, "TPU_SLICE_NAME": self.slice_name}
         own |= DEVICE_ORDER
@@ -267,5 +269,5 @@ def _run(function: UserFunction, /, *args: RayValue, **kwargs: RayValue) -> RayV
     finally:
         jax = sys.modules.get("jax")
         if jax is not None:
-            with contextlib.suppress(Exception):  # It joined none.
+            with contextlib.suppress(Exception):  # The task joined no cluster.
                 jax.distributed.shutdown()

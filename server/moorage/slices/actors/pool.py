@@ -30,7 +30,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         Raises:
             NotImplementedError: The subclass does not say how.
         """
-        raise NotImplementedError(  # Not abstract: users of the original make the class itself.
+        raise NotImplementedError(  # Not abstract: existing programs create the class itself.
             f"{type(self).__name__} does not say how actors are created"
         )
 

@@ -22,7 +22,7 @@ from moorage.slices.shapes import CHIPS_ASSUMED, GpuSlices, Shape, TpuSlices
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 CALLS_MAX: Final = 16
-"""At most this many calls of a slice run at a time: health checks run while it waits."""
+"""At most this many calls of a slice run at a time: health checks run while other calls wait."""
 WORKER_LABEL: Final = "ray.io/tpu-worker-id"
 _LOOKUP_SECONDS_MAX: Final = 20.0
 _PAUSE_SECONDS: Final = 0.5
@@ -64,7 +64,7 @@ class Slice(ResourcePoolManager[HostInfo]):
             self._degraded = error
             self._failed = True
         except Exception:
-            logger.exception("A slice actor cannot tell its slice")
+            logger.exception("A slice actor cannot determine its slice")
             self._failed = True
 
     def healthy(self) -> bool:
@@ -138,7 +138,9 @@ class Slice(ResourcePoolManager[HostInfo]):
     def ensure_host_pool(
         self, desired_hosts: int | None = None, seconds: float | None = None
     ) -> list[RayValue]:
-        """Start a healthy actor on each host; return their handles, in the order of the hosts.
+        """Start an actor on each host, wait until all are healthy, and return their handles.
+
+        The handles are in the order of the hosts.
 
         Args:
             desired_hosts: Number of hosts; None: all hosts.
@@ -215,7 +217,7 @@ class Slice(ResourcePoolManager[HostInfo]):
                 kill(actor)
                 why = answer
                 logger.warning("%s: host %s: %s", self.get_actor_pool_name(), host_id, answer)
-                time.sleep(_PAUSE_SECONDS)  # A host that is being taken back says so at once.
+                time.sleep(_PAUSE_SECONDS)  # A host that is being preempted answers at once.
             self._actor_pool.sort(key=lambda member: member.actor_info.host_id)
             missing = self._hosts_without_actor(desired_num_actors)
             if missing and not deadline.left:
@@ -262,7 +264,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         if not group.wait(math.ceil(seconds)):
             ray.util.remove_placement_group(group)
             raise SliceTimeoutError(
-                f"slice {info.slice_name} has not got {info.num_hosts} hosts with"
+                f"slice {info.slice_name}: Ray has not reserved {info.num_hosts} hosts with"
                 f" {bundles[0]} within {seconds:g} s"
             )
         self._host_placement_group = group
@@ -310,6 +312,6 @@ def _tpu_value(name: str) -> RayValue:
     from ray.util import tpu  # noqa: PLC0415  # An extra.
 
     asking = ThreadPoolExecutor(1)
-    with contextlib.suppress(Exception):  # It knows nothing here, each time in another way.
+    with contextlib.suppress(Exception):  # Without a TPU, the library raises errors of many types.
         return asking.submit(getattr(tpu, name)).result(_LOOKUP_SECONDS_MAX)
     return None

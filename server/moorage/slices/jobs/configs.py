@@ -34,7 +34,7 @@ class ComputeResourceConfig:
         )
 
     def hardware_identifier(self) -> str | None:
-        """Return the accelerator, such as `A100`; None if there is none, or any one is accepted."""
+        """Return the accelerator, such as `A100`; None: no accelerator, or any one is accepted."""
         return None
 
     def to_ray_resources(self) -> RayResources:

@@ -33,9 +33,9 @@ from moorage.slices.waiting import outcomes
 PREEMPTIONS_MAX: Final = 1_000_000
 FAILURES_MAX: Final = 10
 CRASHES_MAX: Final = 2
-"""At most this many times in a row, a task's process that dies at once counts as preempted although
-all nodes live. A cloud may end processes before it reclaims a machine. After that, the job has
-failed."""
+"""If a task's process dies at once while all nodes live, the job counts as preempted, at most this
+many times in a row: a cloud may end processes before it reclaims a machine. After that, the job
+counts as failed."""
 CRASH_SECONDS: Final = 60.0
 """A process that dies within this many seconds of its start "dies at once"."""
 
@@ -43,7 +43,7 @@ logger: Final = logging.getLogger("ray")
 
 
 class RayExecutor:
-    """Runs jobs. Arguments of a job are keywords, or `_fn_args`; `SliceSettings` has the limits."""
+    """Runs jobs on CPUs, GPUs or TPUs; `SliceSettings` has the time limits."""
 
     @staticmethod
     def execute(
@@ -58,18 +58,18 @@ class RayExecutor:
 
         Args:
             remote_fn: A function, or Ray's remote function.
-            accelerator_config: What it runs on.
+            accelerator_config: The resources of the job.
             *args: Positional arguments of the function.
-            _fn_args: The same, as a tuple.
-            _settings: Bounds of all waits; without, the environment has them.
+            _fn_args: Positional arguments as a tuple, instead of `*args`.
+            _settings: Time limits; None: from the environment.
             **kwargs: Keyword arguments of the function.
 
         Returns:
-            `JobSucceeded` with a list of results, or what went wrong.
+            `JobSucceeded` with a list of results, or another status with the error.
 
         Raises:
             ValueError: The configuration is for more than one slice.
-            InsufficientSlicesError: There is no room for it in time.
+            InsufficientSlicesError: The cluster has no room for the job in time.
         """
         if args and _fn_args:
             raise TypeError("give the function's arguments as *args or as _fn_args, not both")
@@ -96,17 +96,17 @@ class RayExecutor:
 
         Args:
             remote_fn: A function, or Ray's remote function.
-            accelerator_config: What it runs on.
+            accelerator_config: The slices, as `pod_count` and the resources of each.
             flatten: Whether the results are one list, rather than a list for each slice.
             _fn_args: Positional arguments of the function.
-            _settings: Bounds of all waits; without, the environment has them.
+            _settings: Time limits; None: from the environment.
             **kwargs: Keyword arguments of the function.
 
         Returns:
-            `JobSucceeded` with the results, or what went wrong.
+            `JobSucceeded` with the results, or another status with the error.
 
         Raises:
-            InsufficientSlicesError: There are too few slices in time.
+            InsufficientSlicesError: Too few slices are available in time.
         """
         settings = _settings or SliceSettings.from_environment()
         call = SliceCall(remote_fn, _fn_args, kwargs)
@@ -128,15 +128,15 @@ class RayExecutor:
 
         Args:
             remote_fn: A function, or Ray's remote function.
-            accelerator_config: What it runs on.
-            max_retries_preemption: How often it may be preempted.
-            max_retries_failure: How often it may fail.
+            accelerator_config: The resources of the job.
+            max_retries_preemption: The job is given up after this many preemptions.
+            max_retries_failure: The job is given up after this many failures.
             _fn_args: Positional arguments of the function.
-            _settings: Bounds of all waits; without, the environment has them.
+            _settings: Time limits; None: from the environment.
             **kwargs: Keyword arguments of the function.
 
         Raises:
-            RetriesExhaustedError: It was preempted, or failed, that often.
+            RetriesExhaustedError: The job reached a limit of preemptions or failures.
         """
         settings = _settings or SliceSettings.from_environment()
         attempt = functools.partial(
@@ -164,21 +164,23 @@ class RayExecutor:
     ) -> RayValue:
         """Run a job on all hosts of `pod_count` slices until all succeed; return the results.
 
-        Healthy slices stay from one attempt to the next. Where `pod_count` has larger numbers,
-        they are tried between attempts, for `scale_poll_seconds` and once a minute at most.
+        Healthy slices stay from one attempt to the next. If `pod_count` has larger numbers, the job
+        tries to get more slices between attempts: at most once a minute, each time for at most
+        `scale_poll_seconds`.
 
         Args:
             remote_fn: A function, or Ray's remote function.
-            accelerator_config: What it runs on.
-            max_retries_preemption: How often it may be preempted, or find too few slices.
-            max_retries_failure: How often it may fail.
+            accelerator_config: The slices, as `pod_count` and the resources of each.
+            max_retries_preemption: The job is given up after this many preemptions; an attempt that
+                finds too few slices counts as one.
+            max_retries_failure: The job is given up after this many failures.
             flatten: Whether the results are one list, rather than a list for each slice.
             _fn_args: Positional arguments of the function.
-            _settings: Bounds of all waits; without, the environment has them.
+            _settings: Time limits; None: from the environment.
             **kwargs: Keyword arguments of the function.
 
         Raises:
-            RetriesExhaustedError: It was preempted, or failed, that often.
+            RetriesExhaustedError: The job reached a limit of preemptions or failures.
         """
         settings = _settings or SliceSettings.from_environment()
         job = SliceJob(accelerator_config, settings)

@@ -39,7 +39,7 @@ class JobUnsuccessful(JobStatus):
 
 @dataclass
 class JobPreempted(JobUnsuccessful):
-    """A node, a host or a process was lost: running the job again may help."""
+    """A node, a host or a process was lost: a repeated job may succeed."""
 
 
 @dataclass
@@ -77,8 +77,8 @@ def handle_ray_error(job_info: JobInfo, e: Exception) -> JobStatus:
 def status_of(info: JobInfo, error: Exception) -> JobStatus:
     """Return the status of a job for any error.
 
-    The class of the error decides; only of Ray's own errors without a class for it, the text is
-    read as well. The text of a task's error decides nothing.
+    The class of the error decides. The text decides only for an error of Ray whose class does not
+    say that something was lost, and never for a task's own error.
     """
     if isinstance(error, HostTaskError):
         where = f"slice {error.slice_index} ({error.slice_name}), host {error.host_id}"
