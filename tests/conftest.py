@@ -40,7 +40,7 @@ IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
 _HERE: Final = Path(__file__).parent
 FILES_SHOWN: Final = 40
-"""Most files in the list of the slowest files at the end of a run."""
+"""Maximum files in the list of the slowest files at the end of a run."""
 _LONG_ROOMS: Final = ("simulation", "policies", "docs", "sandbox", "end_to_end", "lab")
 _GROUP_OF_FIXTURE: Final = {
     "aws_server": "aws",

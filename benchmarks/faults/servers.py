@@ -258,7 +258,9 @@ class ServerPair:
                 if len(leading) == 1 and await self._stands_by(b if leading == [a] else a):
                     return (a, b) if leading == [a] else (b, a)
                 await asyncio.sleep(LOOK_SECONDS)
-        raise CommandError(f"no server leads beside a standby:\n{tail(a.log)}\n{tail(b.log)}")
+        raise CommandError(
+            f"no leader and standby within {SETTLE_SECONDS_MAX:g} s:\n{tail(a.log)}\n{tail(b.log)}"
+        )
 
     async def _stands_by(self, seat: ServerSeat) -> bool:
         query = "SELECT count(*) FROM moorage.standby WHERE ws = %s"

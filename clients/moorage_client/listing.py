@@ -10,10 +10,10 @@ from moorage_client.errors import MoorageError
 T = TypeVar("T")
 
 PAGES_MAX: Final = 10_000
-"""Most pages of one list; more is an error: the server seems to repeat pages."""
+"""Maximum pages of one list; more is an error: the server seems to repeat pages."""
 
 ITEMS_MAX: Final = 1_000_000
-"""Most items of one list that `all` returns; more is an error."""
+"""Maximum items of one list that `all` returns; more is an error."""
 
 
 class Listing(Generic[T]):

@@ -54,7 +54,7 @@ ANSWER_SECONDS_MAX: Final = 600.0
 """Longest time for a whole answer."""
 
 ANSWER_BYTES_MAX: Final = 160 * 1024 * 1024
-"""Most bytes read of one answer. Moorage's own servers send less."""
+"""Maximum bytes read of one answer. Moorage's own servers send less."""
 
 _REDIRECTIONS: Final = 3
 _GATEWAY_STATUS: Final = frozenset({502, 503, 504})  # Without JSON, these come from a proxy.

@@ -19,7 +19,7 @@ from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused
 from moorage_client.loops import LoopThread
 
 UNREAD_MAX: Final = 10_000
-"""Most events buffered for a slow program; beyond it the oldest are dropped."""
+"""Maximum events buffered for a slow program; beyond it the oldest are dropped."""
 
 
 class Watch:

@@ -17,9 +17,9 @@ import ray
 RayHandle: TypeAlias = Any
 """An actor or a reference: Ray has no types for their methods and values."""
 FREE_SECONDS_MAX: Final = 10.0
-"""Most seconds that other programs may use a lease's device; then `DeviceError` is raised."""
+"""Maximum seconds that other programs may use a lease's device; then `DeviceError` is raised."""
 GIVE_SECONDS_MAX: Final = 60.0
-"""Most seconds that Ray may take to assign a device that no other worker uses."""
+"""Maximum seconds that Ray may take to assign a device that no other worker uses."""
 LOOK_SECONDS: Final = 0.5
 """Seconds between two checks whether a device is assigned, or the start was given up."""
 

@@ -274,7 +274,7 @@ async def test_a_container_gets_its_ports_mounts_and_variables(tmp_path, backend
 
 
 @pytest.mark.heavy
-async def test_a_port_that_is_taken_fails_the_start_and_says_so(backend, container_image):
+async def test_a_taken_port_fails_the_start_with_address_in_use(backend, container_image):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

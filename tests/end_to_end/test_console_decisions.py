@@ -325,7 +325,7 @@ def test_an_invalid_trial_is_refused_with_its_field(server, body, field):
     assert (status, error["code"], error.get("field", "")) == (400, "bad_message", field)
 
 
-def test_the_error_names_the_field_of_an_unknown_decision(server):
+def test_an_unknown_decision_is_refused_with_field_request(server):
     status, error = refusal(server, code="x", fleet={"decision": "unheard-of"})
     assert (status, error["code"], error["field"]) == (404, "unknown_request", "request")
     assert refusal(server, policy_rule_uri="none:1.0-a")[0] == 404

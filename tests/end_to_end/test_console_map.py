@@ -155,7 +155,7 @@ def memory_mib(pid: int) -> float:
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-def test_a_page_that_does_not_read_gets_no_more_news_and_later_all_of_the_map():
+def test_a_page_that_stops_reading_gets_one_whole_map_later_instead_of_news():
     """Names that do not compress make snapshots of about 200 kB, which fill buffers at once."""
     wide = cluster("wide", nodes=3_000, gpus=1)
     for number, node in enumerate(wide["nodes"]["nodeData"]):

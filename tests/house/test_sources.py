@@ -371,7 +371,7 @@ PORTS = (
     "server/moorage/web/services.py",
 )
 DECLARATIONS_MAX = 3
-"""Most declarations of an operation: the endpoint, the Protocol, the store."""
+"""Maximum declarations of an operation: the endpoint, the Protocol, the store."""
 PLACES = tuple(f"server/moorage/{each}/" for each in ("web", "protocol", "catalog", "daemon"))
 # Each noun of the endpoints, and the end of the name of the class that serves it.
 NOUNS = {"cluster": ("Clusters", "DocumentCollection"), "metrics": ("Metrics",)}

@@ -484,7 +484,7 @@ def test_the_error_names_a_wrong_field_and_the_expected_type(
     assert error.id == (None if "id" in changes else 9)
 
 
-def test_alternatives_may_come_with_resources() -> None:
+def test_alternatives_without_resources_are_refused() -> None:
     error = refusal_of(text(alternatives=[{"gpus": 1}]))
     assert (error.code, error.field) == (Code.BAD_MESSAGE, "")
     assert error.reason.startswith("alternatives: expected `resources` as well")

@@ -89,7 +89,7 @@ def resident_mib(pid):
 
 
 @pytest.mark.heavy
-async def test_a_policy_that_uses_up_the_cpu_time_of_its_cell_is_to_blame_for_its_end(make_bench):
+async def test_a_policy_that_uses_up_the_cpu_time_of_its_cell_gets_policy_crashed(make_bench):
     # With low priority, it could run for minutes on a busy machine.
     limits = Limits(evaluation_seconds=600, demote_seconds=600, cpu_seconds_per_cell_max=1)
     bench = await make_bench(limits=limits)

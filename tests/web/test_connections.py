@@ -16,7 +16,7 @@ from moorage.web.server import WebServer
 
 PATIENCE_SECONDS = 30
 MOST = 256
-"""Most connections of the server in these tests: an eighth of the default."""
+"""Maximum connections of the server in these tests: an eighth of the default."""
 
 
 @pytest.fixture

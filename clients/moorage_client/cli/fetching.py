@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moorage_client.client import Client
 
 FETCHED_BYTES_MAX: Final = 1 << 30
-"""Most bytes of all files of a run together."""
+"""Maximum bytes of all files of a run together."""
 _SHOWN_MAX: Final = 10
 
 

@@ -21,7 +21,7 @@ from moorage_client.cli.testing import FINDINGS_SHOWN, policy_name, test_file_of
 
 SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
 LINES_SHOWN: Final = 12
-"""Most lines in a profile."""
+"""Maximum lines in a profile."""
 SHARE_SHOWN: Final = 0.001
 """Smallest share of the time of a line in a profile."""
 

@@ -34,7 +34,7 @@ ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
 """Suffixes of archives that the server accepts."""
 
 FILES_MAX: Final = 256
-"""Most files in a policy's folder; a larger folder is not read."""
+"""Maximum files in a policy's folder; a larger folder is not read."""
 
 ENTRY: Final = "function.py"
 

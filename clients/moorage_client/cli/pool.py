@@ -32,7 +32,7 @@ AddressOption = Annotated[
 ]
 
 COUNT_MAX: Final = 10_000
-"""Most instances that one argument may request."""
+"""Maximum instances that one argument may request."""
 
 _WANTED: Final = re.compile(r"([^=]+?)(?:=(\d+)(?:x(\d+(?:\.\d+)?))?)?")
 """The form of a request: TYPE, TYPE=COUNT or TYPE=COUNTxSLOTS."""

@@ -31,7 +31,7 @@ def moment(text: str, option: str, now: float) -> float:
         now: The time to which `+` adds.
 
     Raises:
-        typer.BadParameter: The text is not a time, or an hour that the time zone skips.
+        typer.BadParameter: The text is not a time, or is a local time that the time zone skips.
     """
     if later := _LATER.fullmatch(text):
         return now + float(later[1]) * _UNITS[later[2]]

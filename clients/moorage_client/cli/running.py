@@ -50,7 +50,7 @@ _STARTS_AGAIN: Final = frozenset({"failing", "queued"})
 SPARE_SECONDS: Final = 30.0
 """Seconds that the answer about a command may take beyond the command's time limit."""
 REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
-"""Most restarts of a workload, the first start not counted."""
+"""Maximum restarts of a workload, the first start not counted."""
 NOT_FETCHED: Final = 1
 """Exit code of a successful run whose files were not all fetched."""
 _NOT_RUN: Final = (126, 127)

@@ -10,7 +10,7 @@ from moorage_client.home import HomeMissing
 from moorage_client.state_file import Entries, StateFile, StateUnusable, state_folder
 
 LEASES_MAX: Final = 10_000
-"""Most leases in the file; beyond it the leases that end first are dropped."""
+"""Maximum leases in the file; beyond it the leases that end first are dropped."""
 
 KEPT_SECONDS: Final = 7 * 24 * 3600.0
 """Seconds after a lease's known end until its entry is dropped: other programs may renew it."""

@@ -30,7 +30,7 @@ from moorage_client.inventory.documents import (
 URL_DEFAULT: Final = "http://127.0.0.1:8265"
 """Default URL of the dashboard of `ray start --head`."""
 NODES_MAX: Final = 10_000
-"""Most nodes that Ray's API server returns (`RAY_MAX_LIMIT_FROM_API_SERVER`)."""
+"""Maximum nodes that Ray's API server returns (`RAY_MAX_LIMIT_FROM_API_SERVER`)."""
 REPLY_BYTES_MAX: Final = 256 << 20
 """Bytes of one reply of the dashboard, whose summary names every process of every node."""
 SECONDS_MAX: Final = 30.0

@@ -21,7 +21,7 @@ from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
 SECONDS_MAX: Final = 30.0
 """Seconds that an answer may take."""
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Most bytes read of one answer."""
+"""Maximum bytes read of one answer."""
 T = TypeVar("T")
 
 

@@ -1,4 +1,4 @@
-"""Gates: nodes that wait until a person, or a program, approves them.
+"""Gates: a node with a gate waits until a person, or a program, approves it.
 
 A gate is not part of a graph. The caller gives it to an executor, `gates={"deploy":
 ApprovalGate()}`, and any thread may resolve it. A node waits at its gate after its predecessors

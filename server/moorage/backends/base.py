@@ -31,12 +31,12 @@ from moorage.records.json_values import JsonMapping, JsonValue
 LOG_TAIL_LINES: Final = 20
 """Number of last lines of a workload's output in the report of its failure."""
 LOG_BYTES_MAX: Final = 256 * 1024
-"""Most bytes that one call of `logs` returns."""
+"""Maximum bytes that one call of `logs` returns."""
 
 RUN_FILES_MAX: Final = 10_000
-"""Most files of a run that are listed."""
+"""Maximum files of a run that are listed."""
 FILE_BYTES_MAX: Final = 256 * 1024
-"""Most bytes that one call of `read_file` returns."""
+"""Maximum bytes that one call of `read_file` returns."""
 
 _SIGNALS: Final = 128
 """A container that a signal ended has the exit code 128 plus the signal's number."""

@@ -11,7 +11,7 @@ import pydantic
 from moorage.records.json_values import JsonValue
 
 CPUS_MAX: Final = 65_536
-"""Most processors, and most GPUs, in a spec."""
+"""Maximum processors, and GPUs, in a spec."""
 START_SECONDS_MAX: Final = 86_400.0
 """Longest time in seconds until a workload must be ready, in a spec."""
 STOP_SECONDS_MAX: Final = 3_600.0

@@ -39,7 +39,7 @@ from moorage.backends.spec_fields import (
 from moorage.records.json_values import JsonObject
 
 WORDS_SHOWN_MAX: Final = 64
-"""Most characters of a command that a message shows."""
+"""Maximum characters of a command that a message shows."""
 _STRICT: Final = pydantic.ConfigDict(
     extra="forbid", arbitrary_types_allowed=True, revalidate_instances="always"
 )

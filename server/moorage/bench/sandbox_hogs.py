@@ -1,9 +1,10 @@
 """Measures the cost to others of policies that never return.
 
 The latency of another policy, the bystander, is measured alone, beside such policies (hogs), and
-beside as many plain processes of the same session that run at idle priority (burners). Burners show
-the part that is Linux's: if another session uses the core too, Linux shares it between the sessions
-first, and the burners use up the turn of the bystander's session. Then both figures grow alike.
+beside as many plain processes that run at idle priority in the same Linux session (burners).
+Burners show the part that is Linux's: if another session uses the core too, Linux shares it between
+the sessions first, and the burners use up the turn of the bystander's session. Then both figures
+grow alike.
 """
 
 import asyncio

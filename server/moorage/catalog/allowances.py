@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 REQUESTS_MAX: Final = 2
-"""Most requests to external services that one allocation request may cause."""
+"""Maximum requests to external services that one allocation request may cause."""
 SPENT: Final = (
     f"A request may cause at most {REQUESTS_MAX} requests to external services, and this one "
     "caused them. Their answers are stored for the next request."

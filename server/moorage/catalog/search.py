@@ -31,12 +31,12 @@ from moorage.records.json_values import JsonMapping
 T = TypeVar("T")
 
 WAITING_MAX: Final = 1024
-"""Most searches at one time; one more is refused as `busy`."""
+"""Maximum searches at one time; one more is refused as `busy`."""
 CHANGED_MAX: Final = 4 * CLUSTERS_MAX
-"""Most changed ids collected between two searches; beyond it the next one indexes all again."""
+"""Maximum changed ids collected between two searches; beyond it the next one indexes all again."""
 
 FEW: Final = 1000
-"""Most clusters that a search passes to the metrics index; with more, it filters the result."""
+"""Maximum clusters that a search passes to the metrics index; with more, it filters the result."""
 
 _News = dict[str, tuple[Document | None, Document | None]]
 """Cluster and metrics documents by id; None: deleted."""

@@ -34,7 +34,7 @@ BATCH_SECONDS_MAX: Final = 0.005
 GROUP_FACTS_MAX: Final = 1_000
 """Facts made durable together, rounded up to whole turns: encoding them takes milliseconds."""
 LONE_FACTS_MAX: Final = 16
-"""Most facts for whose commit the loop waits if it has nothing else to do."""
+"""Maximum facts for whose commit the loop waits if it has nothing else to do."""
 GROUPS_MAX: Final = 2
 """Groups given to the ledger at a time: it begins the second without a pause after the first."""
 UNCOMMITTED_MAX: Final = 20_000

@@ -25,7 +25,7 @@ from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed, St
 PENDING_FACTS_MAX: Final = 50_000
 """Facts handed over but not durable yet; beyond it `append` waits, in order of the calls."""
 PAGE_FACTS_MAX: Final = 1_000
-"""Most entries of one page of `read` and `history`; a larger `limit` is reduced to it."""
+"""Maximum entries of one page of `read` and `history`; a larger `limit` is reduced to it."""
 PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Bytes of encoded facts after which a page ends."""
 EXIT_BROKEN: Final = 70

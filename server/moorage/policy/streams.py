@@ -28,7 +28,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RequestStreams:
-    """The expected fill of nodes, called A.
+    """Computes the expected fill of nodes, called A in `expected_fill`.
 
     A node's GPUs are sized on one scale: the milli of its freest GPU, and one more for every
     whole free GPU beyond the first. So `size >= size_of(kind)` says whether a kind's GPUs fit, for

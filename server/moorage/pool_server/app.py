@@ -29,7 +29,7 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots import EmptyResourcePoolError, InvalidRequest, ResourceUnavailable, SlotsError
 
 BODY_BYTES_MAX: Final = 1_048_576
-"""Most bytes in the body of a request."""
+"""Maximum bytes in the body of a request."""
 
 
 def create_app(holdings: Holdings, *, on_port: bool) -> ASGIApp:

@@ -20,7 +20,7 @@ from moorage.slots import Allocation, InvalidCheckin, InvalidRequest, ResourcePo
 HOLDINGS_MAX: Final = 100_000
 """The largest number of checkouts of one pool at a time; further checkouts are refused."""
 TTL_SECONDS_MAX: Final = 30 * 86_400.0
-"""Most seconds that a checkout, or a renewal of it, may request."""
+"""Maximum seconds that a checkout, or a renewal of it, may request."""
 
 Note = Callable[[str], None]
 

@@ -26,7 +26,7 @@ from moorage_client.pool.addresses import Tcp, Uds
 TTL_SECONDS: Final = 86_400.0
 """Seconds that a checkout lasts if its request names neither a process nor a time."""
 DRAIN_SECONDS: Final = 5
-"""Most seconds that open requests may continue after the stop signal."""
+"""Maximum seconds that open requests may continue after the stop signal."""
 CONNECTIONS_MAX: Final = 1024
 """At most this many open connections; requests on further ones are answered 503."""
 BACKLOG: Final = 1024

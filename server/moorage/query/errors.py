@@ -8,7 +8,7 @@ from moorage.query.values import number_in
 from moorage.records.json_values import JsonValue
 
 SHOWN_CHARS_MAX: Final = 40
-"""Most characters of a wrong value that an error repeats."""
+"""Maximum characters of a wrong value that an error repeats."""
 
 
 class QueryError(Exception):

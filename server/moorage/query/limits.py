@@ -3,38 +3,38 @@
 from typing import Final
 
 DEPTH_MAX: Final = 16
-"""Most levels of nested logical operators, and of objects and lists in a value."""
+"""Maximum levels of nested logical operators, and of objects and lists in a value."""
 CONDITIONS_MAX: Final = 256
-"""Most conditions of one query, over all levels."""
+"""Maximum conditions of one query, over all levels."""
 PATHS_MAX: Final = 32
-"""Most different paths of one query; each may cost one pass over all documents."""
+"""Maximum different paths of one query; each may cost one pass over all documents."""
 VALUES_MAX: Final = 20_000
-"""Most values to compare with in one query; list elements count one by one."""
+"""Maximum values to compare with in one query; list elements count one by one."""
 TEXT_CHARS_MAX: Final = 4096
-"""Most characters of a text in a query."""
+"""Maximum characters of a text in a query."""
 PATH_CHARS_MAX: Final = 256
 PATH_PARTS_MAX: Final = 16
 PATTERN_CHARS_MAX: Final = 256
-"""Most characters of a LIKE or a `$regex`."""
+"""Maximum characters of a LIKE or a `$regex`."""
 EXPRESSIONS_MAX: Final = 8
 """Most `$regex` conditions of one query."""
 EXPRESSION_WORK_MAX: Final = 20_000
-"""Most steps to turn one `$regex` into its table, some milliseconds."""
+"""Maximum steps to turn one `$regex` into its table, some milliseconds."""
 EXPRESSION_NODES_MAX: Final = 400
-"""Most nodes of a `$regex` after its repetitions are written out."""
+"""Maximum nodes of a `$regex` after its repetitions are written out."""
 EXPRESSION_TEXT_CHARS_MAX: Final = 4096
-"""Most characters of a text that a `$regex` can match."""
+"""Maximum characters of a text that a `$regex` can match."""
 SEARCH_CHARS_MAX: Final = 1_000_000
-"""Most characters that the `$regex` conditions of one search may read in all documents."""
+"""Maximum characters that the `$regex` conditions of one search may read in all documents."""
 STAGES_MAX: Final = 16
-"""Most stages of one aggregation pipeline."""
+"""Maximum stages of one aggregation pipeline."""
 ROWS_MAX: Final = 250_000
-"""Most documents after each stage of a pipeline."""
+"""Maximum documents after each stage of a pipeline."""
 RETURN_MAX: Final = 1000
-"""Most results of one similarity search."""
+"""Maximum results of one similarity search."""
 WEIGHTS_MAX: Final = 32
-"""Most paths that a similarity search compares."""
+"""Maximum paths that a similarity search compares."""
 COLUMNS_MAX: Final = 64
-"""Most columns of an index; then the least recently used one is dropped."""
+"""Maximum columns of an index; then the least recently used one is dropped."""
 CELLS_MAX: Final = 8_000_000
-"""Most values in all columns of an index, 12 bytes each."""
+"""Maximum values in all columns of an index, 12 bytes each."""

@@ -122,7 +122,7 @@ class Context:
             await self.engine.release(name)
 
     async def end_resource(self, scope: Scope | None = None) -> None:
-        """End this rollout's resources, of one scope or all."""
+        """End this rollout's resources: those of `scope`, or all without it."""
         for name in self._names(scope):
             del self._held[name]
             await self.engine.end(name)

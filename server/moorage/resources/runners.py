@@ -54,11 +54,11 @@ from moorage.resources.resources import (
 API_PROBE_SECONDS: Final = 0.5
 """Seconds between two checks that a model's service answers."""
 API_SECONDS_MAX: Final = 2.0
-"""Most seconds for one check that a model's service answers."""
+"""Maximum seconds for one check that a model's service answers."""
 LEFT_SECONDS_MAX: Final = 2.0
-"""Most seconds for a backend to report whether a failed start left a workload."""
+"""Maximum seconds for a backend to report whether a failed start left a workload."""
 CHAT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Most bytes of one answer of a model; the rest of a longer answer is not read."""
+"""Maximum bytes of one answer of a model; the rest of a longer answer is not read."""
 _DOWN_FROM: Final = 500
 """HTTP statuses from 500 mean that a service is down; lower ones, even 401, that it is up."""
 

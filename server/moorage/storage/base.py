@@ -117,7 +117,7 @@ class Leader(NamedTuple):
 
 
 class Election(Protocol):
-    """The election of the one server, among several on one database, that writes."""
+    """The election of the leader: of all servers on one database, the only one that writes."""
 
     def stand(self, seat: Seat) -> bool:
         """Become the leader if there is none; return whether this server leads.

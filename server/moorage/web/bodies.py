@@ -52,11 +52,11 @@ HELD: Final = "moorage.held"
 """Key in a request's scope of the functions that release its bodies' budget."""
 SLOW_NUMBERS_BYTES: Final = 1024 * 1024
 BODY_BYTES_MAX: Final = 24 * 1024 * 1024
-"""Most bytes of one request body; larger ones are answered 413."""
+"""Maximum bytes of one request body; larger ones are answered 413."""
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Most bytes of all bodies that are being read; a further request is answered 429."""
+"""Maximum bytes of all bodies that are being read; a further request is answered 429."""
 TENANT_BYTES_MAX: Final = BODIES_BYTES_MAX * 3 // 4
-"""Most bytes of one tenant's bodies that are being read; a further request is answered 429."""
+"""Maximum bytes of one tenant's bodies that are being read; a further request is answered 429."""
 VALUES_MIN: Final = 65_536
 """Number of values that any body may have, even a short one."""
 BYTES_PER_VALUE: Final = 12

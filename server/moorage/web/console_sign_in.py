@@ -23,7 +23,8 @@ _LEAVING: Final = "sign-out"
 _SECONDS: Final = 600
 """Seconds that a person may take to sign in or log out at the issuer."""
 BEGUN_MAX: Final = 4
-"""Most unfinished sign-ins of one browser, each in its own tab; beyond it the oldest is dropped."""
+"""Maximum unfinished sign-ins of one browser, each in its own tab; beyond it the oldest is dropped.
+"""
 _ENDED: Final = "/console?sign-in={}"
 _UNSTORED: Final = {"cache-control": "no-store"}
 _PAGE: Final = (

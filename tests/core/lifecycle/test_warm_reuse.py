@@ -76,7 +76,7 @@ def test_the_first_equal_request_takes_over_a_warm_lease() -> None:
     assert list(hand.allocator.state.leases) == ["urgent"]
 
 
-def test_a_warm_lease_with_a_lost_device_is_evicted_at_its_new_node() -> None:
+def test_a_warm_lease_whose_device_moved_is_evicted_for_a_waiter_of_the_new_node() -> None:
     hand = Hand()
     hand.see(lab("aaa", "bbb"))
     warm_spec = Provision("memory", keep_warm_seconds=60.0)

@@ -50,7 +50,7 @@ def of(facts: list[Fact]) -> list[Moved]:
     return [fact for fact in facts if isinstance(fact, Moved)]
 
 
-def test_a_gpu_that_falls_off_the_bus_moves_the_gpus_after_it():
+def test_leases_follow_their_gpus_when_an_earlier_gpu_is_lost():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc", "ddd"))
     hold(hand, "first", "0", "1")

@@ -17,7 +17,8 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 MACHINES = 100
 WRITES_MAX = 10
-"""Most writes of a document while a hundred machines join; one by one, each would write it once."""
+"""Maximum writes of a document while a hundred machines join; one by one, each would write it once.
+"""
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.heavy
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 BODY_BYTES_MAX = 64 << 20
-"""Most bytes that a receiver may send before its connection ends, the system's buffers included."""
+"""Maximum bytes that a receiver may send before its connection ends, the system's buffers included.
+"""
 
 
 class Receiver(ThreadingHTTPServer):

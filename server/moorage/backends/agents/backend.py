@@ -54,7 +54,7 @@ DISCOVER_SECONDS_MAX: Final = 60.0
 RETRY_SECONDS: Final = 2.0
 """Pause in seconds before the stop of a workload without a lease is repeated."""
 PLACES_MAX: Final = 10_000
-"""Most workloads whose machines are remembered; for older ones, the lease names the machine."""
+"""Maximum workloads whose machines are remembered; for older ones, the lease names the machine."""
 _OWN_NEWS: Final = frozenset({Phase.FAILED, Phase.SUCCEEDED, Phase.PULLING, Phase.STARTING})
 """Phases of a gang that reports of its members cause."""
 

@@ -26,7 +26,7 @@ from moorage.protocol.agent_socket import AgentSocket
 from moorage.records.json_values import JsonValue
 
 FENCES_MAX: Final = 1_000
-"""Most workloads whose fencing number is remembered: the latest ones."""
+"""Maximum workloads whose fencing number is remembered: the latest ones."""
 BEATS_A_MEASUREMENT: Final = 2
 """Beats from one measurement of the machine to the next."""
 SILENT_SECONDS_MIN: Final = 10.0

@@ -49,7 +49,7 @@ class AgentLink:
         heard_at: Monotonic time of the last frame.
         measured: The encoded frame of the last `AgentMetrics`, which takes less memory than the
             object.
-        busy: Devices that foreign processes used then; None: not measured yet.
+        busy: Devices in use by foreign processes, by that `AgentMetrics`; None: not measured yet.
         measured_at: Arrival of these metrics, in seconds since the epoch.
     """
 

@@ -36,14 +36,14 @@ VERSION: Final = 3
 BEATS_MISSED_MAX: Final = 4
 """Longest silence in beats; then either end closes the connection, and the agent reconnects."""
 SENTENCE_CHARS_MAX: Final = 4_000
-"""Most characters of an agent's text for leases and logs; the rest is cut off."""
+"""Maximum characters of an agent's text for leases and logs; the rest is cut off."""
 
 EXIT_CODE_MAX: Final = (1 << 31) - 1
 """Largest exit code, a C integer; a negative one may be lower by 1."""
 NAME_CHARS_MAX: Final = 100
-"""Most characters of a release, and of an agent's id."""
+"""Maximum characters of a release, and of an agent's id."""
 ADDRESSES_MAX: Final = 64
-"""Most hardware addresses of a machine that its agent sends."""
+"""Maximum hardware addresses of a machine that its agent sends."""
 T = TypeVar("T")
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX, pattern=SHOWN)]
 

@@ -44,7 +44,7 @@ from moorage.records.json_values import JsonValue
 from moorage.storage.base import SharedNames
 
 THREADS_MAX: Final = 16
-"""Most calls to AWS at the same time; further calls wait for a thread."""
+"""Maximum calls to AWS at the same time; further calls wait for a thread."""
 POLL_SECONDS: Final = 5.0
 STOP_SECONDS_MAX: Final = 900.0
 """Longest wait in seconds until AWS has ended an instance; large ones with GPUs take minutes."""

@@ -31,7 +31,7 @@ READ_SECONDS_MAX: Final = 20.0
 """Longest seconds of one try of a call. `RunInstances` for one instance answers within a few
 seconds."""
 TRIES_MAX: Final = 4
-"""Most tries of a call other than a launch; boto3 pauses between them, longer each time."""
+"""Maximum tries of a call other than a launch; boto3 pauses between them, longer each time."""
 PRICING_REGION: Final = "us-east-1"
 """The region whose endpoint serves the price list of all regions."""
 

@@ -19,9 +19,9 @@ from moorage.records.json_values import JsonObject
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses in seconds before retries of a launch that AWS throttled or did not answer."""
 ROUNDS_MAX: Final = 20
-"""Most launches of one name per call that may return an ended instance."""
+"""Maximum launches of one name per call that may return an ended instance."""
 SHOWN_MAX: Final = 8
-"""Most refusals that the reason of a failed start lists."""
+"""Maximum refusals that the reason of a failed start lists."""
 
 
 @dataclass(frozen=True, slots=True)

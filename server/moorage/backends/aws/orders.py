@@ -28,10 +28,10 @@ LABELS: Final = {
 }
 """Labels of a node with its type and place at AWS: the well-known ones of Kubernetes."""
 TYPES_TRIED_MAX: Final = 5
-"""Most instance types that one start tries, the cheapest first, if the spec names none."""
+"""Maximum instance types that one start tries, the cheapest first, if the spec names none."""
 USER_DATA_BYTES_MAX: Final = 16 * 1024
 TAGS_MAX: Final = 40
-"""Most tags that a user may set; AWS allows 50, and this backend needs some."""
+"""Maximum tags that a user may set; AWS allows 50, and this backend needs some."""
 TAG_VALUE_CHARS_MAX: Final = 256
 _OURS: Final = ("aws:", "moorage:")
 _SHELLS: Final = ("#!/bin/sh", "#!/bin/bash", "#!/usr/bin/env bash", "#!/usr/bin/env sh")

@@ -15,7 +15,7 @@ from moorage.backends.completion import finish
 from moorage.backends.local import marks
 
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
-"""Most bytes of a command's output that are stored; the rest is dropped."""
+"""Maximum bytes of a command's output that are stored; the rest is dropped."""
 OUTPUT_SECONDS: Final = 0.5
 """Seconds to read on after the command has ended, as its child processes may keep the pipe open."""
 _CHUNK_BYTES: Final = 65_536

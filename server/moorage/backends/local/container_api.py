@@ -31,9 +31,9 @@ ANSWER_SECONDS_MAX: Final = 60.0
 REMOVE_SECONDS_MAX: Final = 20.0
 """Longest wait until the container engine has removed an ended container."""
 LOG_FILE_BYTES: Final = 32 * 1024 * 1024
-"""Most bytes in each of a container's two log files; a full one replaces the other."""
+"""Maximum bytes in each of a container's two log files; a full one replaces the other."""
 EXECUTION_BYTES_MAX: Final = 1024 * 1024
-"""Most stored bytes of the output of a command in a container; the rest is dropped."""
+"""Maximum stored bytes of the output of a command in a container; the rest is dropped."""
 _PERIOD_MICROSECONDS: Final = 100_000
 _KILL: Final = signal.SIGKILL
 _LIBPOD: Final = "/v4.0.0/libpod"

@@ -56,11 +56,11 @@ from moorage.records.json_values import JsonMapping, JsonObject
 
 CATEGORIES: Final = frozenset({"container"})
 COMMANDS_MAX: Final = 64
-"""Most commands that run in containers at the same time; further ones wait."""
+"""Maximum commands that run in containers at the same time; further ones wait."""
 RECONNECT_SECONDS: Final = 1.0
 """Pause before events are requested again from a container engine that closed the connection."""
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Most bytes of a stopped container's output that are stored."""
+"""Maximum bytes of a stopped container's output that are stored."""
 RUNNING_SECONDS: Final = 0.05
 """Seconds between two checks whether a started container runs."""
 _LABEL_ROOT: Final = "moorage.root"

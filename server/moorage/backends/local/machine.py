@@ -16,7 +16,7 @@ from moorage.protocol.cluster_documents import machine_key
 from moorage.records.json_values import JsonObject
 
 NAMES_MAX: Final = 16
-"""Most names of this machine that are stored: the first one and the latest ones."""
+"""Maximum names of this machine that are stored: the first one and the latest ones."""
 _MACHINE_ID: Final = Path("/etc/machine-id")
 _FILE: Final = "machine.json"
 

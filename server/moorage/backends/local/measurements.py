@@ -17,7 +17,7 @@ from moorage.backends.local.gpus import instances, nvml_here
 
 _MIB: Final = 1 << 20
 _SHOWN_MAX: Final = 3
-"""Most foreign processes on one GPU that a message names."""
+"""Maximum foreign processes on one GPU that a message names."""
 Groups = dict[str, dict[str, float]]
 
 

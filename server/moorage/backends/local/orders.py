@@ -20,7 +20,7 @@ from moorage.backends.specs import (
 from moorage.records.json_values import JsonObject
 
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Most bytes of a workload's log; beyond them the older half is dropped."""
+"""Maximum bytes of a workload's log; beyond them the older half is dropped."""
 _INHERITED: Final = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),

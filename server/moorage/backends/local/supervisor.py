@@ -51,7 +51,7 @@ BEGUN = ("process.json", "exit.json", "stop")
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that may be ignored in this process; commands get the default handling back."""
 REASON_MAX = 500
-"""Most characters of a program's name, or of an error, in a message."""
+"""Maximum characters of a program's name, or of an error, in a message."""
 CHECK_SECONDS = 0.5
 """Seconds between two checks of the memory in use, and of whether the owner runs."""
 CHUNK_BYTES = 65_536
@@ -59,7 +59,7 @@ CHUNK_BYTES = 65_536
 OUTPUT_SECONDS_MAX = 1.0
 """Seconds to wait for more output after the workload's end, if a process holds the pipe open."""
 OUTPUT_TRIES_MAX = 60
-"""Most waits of `OUTPUT_SECONDS_MAX` while the pipe has data, as on a busy machine."""
+"""Maximum waits of `OUTPUT_SECONDS_MAX` while the pipe has data, as on a busy machine."""
 UNHEARD = "its machine had not heard the server for too long"
 """The reason of an end because the agent had no contact to its server for too long."""
 UNHEARD_STOP_SECONDS_MAX = 5.0

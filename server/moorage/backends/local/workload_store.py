@@ -47,7 +47,7 @@ from moorage.backends.local import supervisor
 from moorage.records.json_values import JsonMapping, JsonObject
 
 ENDED_MAX: Final = 200
-"""Most folders of stopped workloads, one per start, that stay for their output; and most damaged
+"""Maximum folders of stopped workloads, one per start, that stay for their output; and most damaged
 folders."""
 RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest JSON file in bytes; a longer one was not written by Moorage."""

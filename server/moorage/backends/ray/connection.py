@@ -28,7 +28,7 @@ WAITING_SECONDS: Final = 0.05
 """Seconds between two checks whether the driver is connected to the cluster."""
 READ_BYTES: Final = 1 << 16
 WORDS_MAX: Final = 500
-"""Most characters shown of the last log line of a driver that ended."""
+"""Maximum characters shown of the last log line of a driver that ended."""
 _ENDED: Final = "its process ended"
 
 

@@ -18,7 +18,7 @@ from moorage.backends.local import workload_store
 from moorage.records.json_values import JsonMapping, JsonObject
 
 OUTPUTS_MAX: Final = 200
-"""Most stopped workloads whose output is stored, up to a MiB each."""
+"""Maximum stopped workloads whose output is stored, up to a MiB each."""
 _SERVER: Final = "server.json"
 
 

@@ -23,14 +23,14 @@ ENTRY: Final = "function.py"
 _BESIDE_ENTRY: Final = ("requirements.txt", "examples.json")
 """Names of files that are read only beside the entry; elsewhere they are refused, not ignored."""
 FILES_MAX: Final = 512
-"""Most files of one policy; an archive with more members is refused."""
+"""Maximum files of one policy; an archive with more members is refused."""
 FILES_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Most bytes of all files of one policy, unpacked."""
+"""Maximum bytes of all files of one policy, unpacked."""
 _UNPACKED_BYTES_MAX: Final = 2 * FILES_BYTES_MAX
-"""Most bytes of a whole unpacked archive, including ignored files, headers and padding."""
+"""Maximum bytes of a whole unpacked archive, including ignored files, headers and padding."""
 PATH_CHARS_MAX: Final = 255
 RATIO_MAX: Final = 200
-"""Most unpacked bytes per packed byte; source code reaches about ten."""
+"""Maximum unpacked bytes per packed byte; source code reaches about ten."""
 RATIO_FREE_BYTES: Final = 1024 * 1024
 """Bytes that may be unpacked at any ratio, since small archives of blank files do no harm."""
 LZMA_MEMORY_MAX: Final = 72 * 1024 * 1024

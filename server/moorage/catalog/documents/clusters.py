@@ -33,7 +33,7 @@ AMOUNT_MAX: Final = 10**11
 """Largest count, MiB or milli, so that sums in the fleet's columns fit into 64 bits."""
 NAME_CHARS_MAX: Final = 253
 KINDS_MAX: Final = 4096
-"""Most kinds of nodes, by devices, in a cache: a fleet with a million devices has few kinds."""
+"""Maximum kinds of nodes, by devices, in a cache: a fleet with a million devices has few kinds."""
 
 _NAMES: Final = {"machine": "machineId", "provider": "providerId"}
 _UUIDS: Final = frozenset({"uuid", "parentUuid"})

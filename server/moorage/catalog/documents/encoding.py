@@ -14,7 +14,7 @@ from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts
 from moorage.records.json_values import JsonValue
 
 INDEX_DIGITS_MAX: Final = 9
-"""Most digits of an index into a list; a longer one is beyond every list."""
+"""Maximum digits of an index into a list; a longer one is beyond every list."""
 PACKABLE: Final = "JSON with whole numbers of at most 64 bits, not nested too deeply"
 CLUSTER_ID_CHARS_MAX: Final = 253
 

@@ -34,9 +34,9 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 EXAMPLES_FILE: Final = "examples.json"
 EXAMPLES_MAX: Final = 20
-"""Most examples of one policy; each may take as long as an evaluation."""
+"""Maximum examples of one policy; each may take as long as an evaluation."""
 EXAMPLES_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Most bytes of all examples of one policy, as JSON."""
+"""Maximum bytes of all examples of one policy, as JSON."""
 NO_OUTPUT: Final = object()
 """The `output` of an example that accepts any answer."""
 SHOWN_CHARS_MAX: Final = 200

@@ -17,7 +17,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonValue
 
 TREE_DEPTH_MAX: Final = 16
-"""Most levels of groups in a node's metrics; deeper ones are not added up."""
+"""Maximum levels of groups in a node's metrics; deeper ones are not added up."""
 
 _LOAD: Final = re.compile(r"load_?(\d+m)")
 # Identity and lists (the devices of `gpus`) have no total.

@@ -79,7 +79,7 @@ _POLICY_FIELDS: Final = (
 _KNOWN: Final = frozenset({*_TYPES, *_POLICY_FIELDS, "policy_rule_uri", "code"})
 _LONG_NAMES: Final = tuple(field for field in _POLICY_FIELDS if "_" in field)
 REQUIREMENTS_SHOWN_MAX: Final = 20
-"""Most lines of `requirements.txt` with a warning of their own."""
+"""Maximum lines of `requirements.txt` with a warning of their own."""
 _NEARLY: Final = 0.85
 """Least similarity of a field to a known one to count as a misspelling."""
 _DIGESTED: Final = tuple(field for field in _POLICY_FIELDS if field.endswith("_schema"))

@@ -16,9 +16,9 @@ from packaging.utils import canonicalize_name
 from moorage.policy.requirements import IMPORTABLE, REQUIREMENTS
 
 LINES_MAX: Final = 1000
-"""Most lines of `requirements.txt` that are read."""
+"""Maximum lines of `requirements.txt` that are read."""
 LINE_CHARS_MAX: Final = 1000
-"""Most characters of one requirement, including continued lines; longer ones are ignored."""
+"""Maximum characters of one requirement, including continued lines; longer ones are ignored."""
 
 _NAMES: Final = frozenset(canonicalize_name(each.partition(".")[0]) for each in IMPORTABLE)
 _MISSING: Final = "is not available to policies, and the server installs nothing for them"

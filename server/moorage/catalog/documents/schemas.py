@@ -21,7 +21,7 @@ from moorage.query import QueryError, expression
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 COMMANDS_MAX: Final = 100
-"""Most management commands of one policy."""
+"""Maximum management commands of one policy."""
 PART_MAX: Final = 256
 """Documents that are checked against an input schema at a time, for some milliseconds."""
 NO_ANSWER: Final = frozenset({"error", "declined"})

@@ -38,7 +38,7 @@ else:  # Slow to import, and few servers use it.
     httpx = LazyModule("httpx")
 
 CODE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Most bytes of source text or an archive, as uploaded or fetched."""
+"""Maximum bytes of source text or an archive, as uploaded or fetched."""
 FETCH_SECONDS_MAX: Final = 30.0
 """Longest download in seconds, including redirects."""
 CONNECT_SECONDS_MAX: Final = 5.0

@@ -13,9 +13,9 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonValue
 
 PATH_PARTS_MAX: Final = 32
-"""Most parts of a dotted path."""
+"""Maximum parts of a dotted path."""
 STEPS_MAX: Final = 1000
-"""Most dotted paths and operations of one change, since each may copy the whole document."""
+"""Maximum dotted paths and operations of one change, since each may copy the whole document."""
 _OPERATORS: Final = frozenset({"$set", "$unset", "$inc", "$push"})
 
 

@@ -19,7 +19,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 
 HISTORY_MAX: Final = 1000
-"""Most stored changes of one alias; the oldest is forgotten first."""
+"""Maximum stored changes of one alias; the oldest is forgotten first."""
 DEFAULT_NAME: Final = "stable"
 """The word after the colon if a policy name has none: `NAME` means `NAME:stable`."""
 _ALIAS: Final = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<word>[A-Za-z0-9_.+]+))?")

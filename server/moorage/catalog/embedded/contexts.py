@@ -16,8 +16,9 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 CONTEXTS_MAX: Final = 8192
-"""Most contexts in the file; further ones are stored only for tenants with few. A missing context
-has an effect only after a restart."""
+"""Maximum contexts in the file; further ones are stored only for tenants with few. A missing
+context has an effect only after a restart.
+"""
 
 ContextKey = tuple[str, str]
 """Policy version (URI and digest) and tenant."""

@@ -56,7 +56,7 @@ class FollowedRecords:
 
     @property
     def has_all(self) -> bool:
-        """Whether no part of the catalog mirrors a service."""
+        """Whether all kinds of records are followed, since no part mirrors a service."""
         return self._marks.checksums.keys() == READERS.keys()
 
     async def refresh(self) -> None:

@@ -16,13 +16,13 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 
 CHANGES_MAX: Final = 1000
-"""Most stored changes of one URI; beyond it, the second oldest is forgotten, since the first one
+"""Maximum stored changes of one URI; beyond it, the second oldest is forgotten, since the first one
 tells the policy's origin."""
 HISTORIES_MAX: Final = 20_000
 """Most URIs with a history, twice as many as policies. Beyond it, the tenant with most histories of
 removed policies loses the history of the policy that it registered first."""
 FIELDS_MAX: Final = 32
-"""Most fields that a change lists, and most characters of each; the change may have more."""
+"""Maximum fields that a change lists, and characters of each; the change may have more."""
 FIELD_CHARS_MAX: Final = 64
 
 

@@ -38,9 +38,10 @@ from moorage.storage.base import RecordRow, RecordStore, RecordTable, StorageErr
 __all__ = ["JOBS_MAX", "Database", "DocumentStore", "Kind", "StoredRow"]
 
 JOBS_MAX: Final = 1024
-"""Most jobs that wait for a turn; one more refuses the last of the tenant with most, as `busy`."""
+"""Maximum jobs that wait for a turn; one more refuses the last of the tenant with most, as `busy`.
+"""
 AT_ONCE_MAX: Final = 8
-"""Most jobs in the thread's queue; tenants take turns for its places, and no tenant gets all."""
+"""Maximum jobs in the thread's queue; tenants take turns for its places, and no tenant gets all."""
 CLOSE_SECONDS_MAX: Final = 30.0
 """Seconds that `close` waits for accepted jobs."""
 

@@ -20,7 +20,7 @@ from moorage.storage.sqlite.marks import Found, read_mark
 from moorage.storage.sqlite.records import RecordTables
 
 FINDINGS_MAX: Final = 100
-"""Most findings that are reported about one file."""
+"""Maximum findings that are reported about one file."""
 
 
 @dataclass(slots=True)

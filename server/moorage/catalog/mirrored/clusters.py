@@ -23,7 +23,7 @@ from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 
 NAMED_MAX: Final = 20
-"""Most ids that a warning lists; further ones are only counted."""
+"""Maximum ids that a warning lists; further ones are only counted."""
 RETRY_SECONDS: Final = 1.0
 """Pause in seconds after a failed refresh; it doubles up to the refresh interval."""
 FIRST_SECONDS_MAX: Final = 10.0

@@ -26,7 +26,7 @@ else:  # Slow to import, and few servers use it.
     httpx = LazyModule("httpx")
 
 ATTEMPTS_MAX: Final = 3
-"""Most attempts of one request, within its deadline; all requests here change nothing."""
+"""Maximum attempts of one request, within its deadline; all requests here change nothing."""
 BACKOFF_SECONDS: Final = 0.05
 """Longest pause in seconds before the second attempt; it doubles each time, and is randomized."""
 SILENCE_SECONDS_FIRST: Final = 2.0
@@ -35,9 +35,9 @@ SILENCE_SECONDS_FIRST: Final = 2.0
 The last attempt gets all remaining time. So a slow service can still answer, and a stalled
 connection is soon replaced."""
 REDIRECTS_MAX: Final = 2
-"""Most redirects that one attempt follows, only on the same host."""
+"""Maximum redirects that one attempt follows, only on the same host."""
 CONNECTIONS_MAX: Final = 16
-"""Most open connections to one service; further requests wait for one, within their deadline."""
+"""Maximum open connections to one service; further requests wait for one, within their deadline."""
 KEEP_ALIVE_SECONDS: Final = 3.0
 """Seconds for which an idle connection may be reused. Most servers close idle connections after
 five seconds, and a request at that moment would be lost."""
@@ -51,7 +51,7 @@ ANSWER_BYTES_MAX: Final = RESULT_BYTES_MAX
 ONE_BYTES_MAX: Final = 2 * DOCUMENT_BYTES_MAX
 """Longest answer about one document or one decision, in bytes, with its envelope."""
 SHOWN_CHARS_MAX: Final = 200
-"""Most characters of an invalid answer that a message quotes."""
+"""Maximum characters of an invalid answer that a message quotes."""
 READ_HERE_BYTES_MAX: Final = 64 * 1024
 """Answers up to this size are decoded on the event loop, larger ones in a thread."""
 

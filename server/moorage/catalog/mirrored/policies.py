@@ -25,9 +25,9 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 POLICIES_KEPT_MAX: Final = 1_000
-"""Most policies in memory; one more replaces the least recently used one."""
+"""Maximum policies in memory; one more replaces the least recently used one."""
 POLICIES_BYTES_MAX: Final = STORE_BYTES_MAX
-"""Most bytes of policies in memory; beyond them the least recently used policy is dropped."""
+"""Maximum bytes of policies in memory; beyond them the least recently used policy is dropped."""
 ROUNDS: Final = 10
 """Number of checks of the policies' ages within `fresh_seconds`."""
 ROUND_SECONDS_MIN: Final = 0.05

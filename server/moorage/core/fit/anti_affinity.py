@@ -14,7 +14,7 @@ from moorage.core.state.state import State
 from moorage.model import Ask, Code, Lease, Nodes
 
 LEASES_TOLD_MAX: Final = 20
-"""Most leases of the request's group that a refusal lists."""
+"""Maximum leases of the request's group that a refusal lists."""
 
 
 def near(state: State, ask: Ask) -> Nodes:

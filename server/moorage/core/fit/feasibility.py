@@ -21,14 +21,14 @@ from moorage.policy import NEVER, Fleet, Misfit, gang_groups
 from moorage.records.json_values import JsonObject
 
 CLASSES_MAX: Final = 4_096
-"""Most classes of demand in the cache; one more empties the cache."""
+"""Maximum classes of demand in the cache; one more empties the cache."""
 
 MODELS_TOLD_MAX: Final = 20
 """Most GPU models that a refusal lists."""
 _LIKENESS: Final = 0.9
 """Least similarity of a model to a known one to count as a misspelling: A100 and H100 differ."""
 TALLIES_BYTES_MAX: Final = 16 << 20
-"""Most bytes of cached reasons of nodes, for refusals; more empty that cache."""
+"""Maximum bytes of cached reasons of nodes, for refusals; more empty that cache."""
 
 Candidates = tuple[ClusterId, ...] | None
 

@@ -28,11 +28,11 @@ from moorage.records.json_values import JsonObject
 from moorage.records.requests import resources_of
 
 RESERVATIONS_MAX: Final = 1_000
-"""Most reservations at one time; one more is refused."""
+"""Maximum reservations at one time; one more is refused."""
 NODES_MAX: Final = 1_000
-"""Most reserved nodes at one time, counted once per reservation; more are refused."""
+"""Maximum reserved nodes at one time, counted once per reservation; more are refused."""
 NAMED_MAX: Final = 20
-"""Most leases, and most reservations, that a refusal lists as obstacles."""
+"""Maximum leases, and reservations, that a refusal lists as obstacles."""
 
 
 class AdvanceReservations:

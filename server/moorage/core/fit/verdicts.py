@@ -20,9 +20,9 @@ from moorage.records.json_values import JsonObject, JsonValue
 
 Verdict = Literal["never", "not_now", "not_you"]
 NAMES_MAX: Final = 20
-"""Most models or clusters that a verdict lists."""
+"""Maximum models or clusters that a verdict lists."""
 NODES_MAX: Final = 1_000
-"""Most nodes on all pages of one `why` together."""
+"""Maximum nodes on all pages of one `why` together."""
 
 _Bools = npt.NDArray[np.bool_]
 _WHICH: Final = {

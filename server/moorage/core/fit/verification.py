@@ -19,7 +19,7 @@ from moorage.model import Ask, Cluster, ClusterId, Demand, NodeId, Placement, Sh
 from moorage.policy import Fleet, ProposedShare, gang_groups
 
 NAMES_SHOWN_MAX: Final = 5
-"""Most known names that a refusal suggests for a wrong one."""
+"""Maximum known names that a refusal suggests for a wrong one."""
 _NOTHING: Final = Demand()
 
 

@@ -21,7 +21,7 @@ from moorage.core.state.waiters import WaiterLine
 from moorage.model import Ask, Nodes, PolicyRef, Tenant
 
 LOOKS_MAX: Final = 64
-"""Most checks of one tenant's waiters per turn; the other waiters are checked in later turns."""
+"""Maximum checks of one tenant's waiters per turn; the other waiters are checked in later turns."""
 NODES_OF_A_LOOK: Final = 256
 """Fleet size at which a check counts twice; at two times this size three times, and so on."""
 

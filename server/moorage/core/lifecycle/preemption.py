@@ -27,9 +27,9 @@ from moorage.model import Ask, Demand, Lease, Nodes, Quota
 from moorage.policy import Fleet, gang_groups
 
 NODES_MAX: Final = 256
-"""Most nodes examined for one request: those with the fewest preemptible leases."""
+"""Maximum nodes examined for one request: those with the fewest preemptible leases."""
 CHOICES_MAX: Final = 512
-"""Most combinations of leases tried on one node; after these, the youngest leases are chosen."""
+"""Maximum combinations of leases tried on one node; after these, the youngest leases are chosen."""
 
 
 class _Option(NamedTuple):

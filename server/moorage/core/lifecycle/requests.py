@@ -42,9 +42,9 @@ from moorage.policy import ProposalError, ProposedShare, parse_proposal
 from moorage.records.json_values import JsonObject, JsonValue
 
 WAITING_MAX: Final = 100_000
-"""Most waiters in the queue; one more request is refused as `busy`."""
+"""Maximum waiters in the queue; one more request is refused as `busy`."""
 CANDIDATES_KEPT_MAX: Final = 1_000
-"""Most candidate clusters stored with a decision; with more, `why` lists no nodes later."""
+"""Maximum candidate clusters stored with a decision; with more, `why` lists no nodes later."""
 CONSULTS_MAX: Final = 8
 """Consultations for one request before it is refused as `conflict`, or queued if it may wait. A
 waiter's policy is consulted until the deadline, as each conflict means that another request got a

@@ -40,7 +40,8 @@ from moorage.model import (
 from moorage.policy import Fleet, ProposedShare
 
 WARM_MAX: Final = 256
-"""Most warm workloads of one tenant; a further one ends the workload with the earliest deadline."""
+"""Maximum warm workloads of one tenant; a further one ends the workload with the earliest deadline.
+"""
 ROOM_SECONDS_MAX: Final = 60.0
 """Seconds that a request without a queue time waits anyway while warm leases end for it."""
 EVICTED: Final = "evicted: another request needs its place"

@@ -18,9 +18,9 @@ from moorage.core.turns.turn import TurnWriter
 from moorage.model import Ask, Nodes, PolicyRef, RequestId, SessionId, Tenant
 
 PENDING_MAX: Final = 10_000
-"""Most requests that policies are deciding; one more is refused as `busy`, see `TenantLoads`."""
+"""Maximum requests that policies are deciding; one more is refused as `busy`, see `TenantLoads`."""
 ASKS_BYTES_MAX: Final = 128 << 20
-"""Most bytes of JSON of all requests being decided, and also of all waiters; more are refused as
+"""Maximum bytes of JSON of all requests being decided, and also of all waiters; more are refused as
 `busy`."""
 
 

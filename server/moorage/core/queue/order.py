@@ -57,7 +57,7 @@ from moorage.model import (
 )
 
 CONSULTED_MAX: Final = 8
-"""Most waiters of one policy under consultation; lower priorities then wait for an answer."""
+"""Maximum waiters of one policy under consultation; lower priorities then wait for an answer."""
 CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
 """Classes that are sorted at a time: a wake-up seldom needs more."""
 PIECE: Final = 200

@@ -33,10 +33,11 @@ Smaller keys come first."""
 ALTERNATIVES_WIDTH: Final = 8
 """Columns for alternatives in a new table; it grows for requests with more."""
 FILTERS_OF_TENANT_MAX: Final = 4_096
-"""Most choices of GPU models, labels and clusters among a tenant's waiters; a request with one more
-is refused as `busy`. Each choice costs some microseconds per release of a lease."""
+"""Maximum choices of GPU models, labels and clusters among a tenant's waiters; a request with one
+more is refused as `busy`. Each choice costs some microseconds per release of a lease.
+"""
 COUNTED_MAX: Final = 16
-"""Most lines whose position is counted one by one; for more, all lines are sorted."""
+"""Maximum lines whose position is counted one by one; for more, all lines are sorted."""
 
 
 def _kind(shape: Shape) -> Kind:

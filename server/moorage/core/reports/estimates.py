@@ -18,7 +18,7 @@ SHARED_SECONDS: Final = 2.0
 AWAITED_SECONDS: Final = 10.0
 """Greatest age of the awaited leases of a demand, in seconds; ended leases are left out."""
 AWAITED_MAX: Final = 256
-"""Most demands whose awaited leases are cached."""
+"""Maximum demands whose awaited leases are cached."""
 
 
 class Estimates:

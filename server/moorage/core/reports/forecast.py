@@ -24,24 +24,24 @@ from moorage.model import ClusterId, Demand, Lease, Nodes, Placement, RequestId,
 from moorage.policy import NEVER, Misfit
 
 WAITERS_MAX: Final = 1_000
-"""Most waiters with an estimate; the waiters behind them get none."""
+"""Maximum waiters with an estimate; the waiters behind them get none."""
 LEASES_MAX: Final = 4_000
-"""Most leases with an estimated end, the earliest deadlines first; the others never end here."""
+"""Maximum leases with an estimated end, the earliest deadlines first; the others never end here."""
 LOOKS_MAX: Final = 1_000
-"""Most checks of waiters against freed places; waiters not served by then get no estimate."""
+"""Maximum checks of waiters against freed places; waiters not served by then get no estimate."""
 CLASSES_MAX: Final = 16
-"""Most classes of waiters for which useless rows are found; with more, no row is skipped."""
+"""Maximum classes of waiters for which useless rows are found; with more, no row is skipped."""
 CHOSEN_AGAIN: Final = 32
 """Ends after which the rows for a gang at the head are chosen again."""
 FEW_ROWS: Final = 8
-"""Most rows that are checked one by one, since numpy is slow on few rows."""
+"""Maximum rows that are checked one by one, since numpy is slow on few rows."""
 ROWS_A_LOOK: Final = 100
 """A check of more nodes than this counts as several checks."""
 CANDIDATES_MAX: Final = 64
-"""Most candidate clusters of an estimated waiter, unless it may use all."""
+"""Maximum candidate clusters of an estimated waiter, unless it may use all."""
 
 AWAITED_MAX: Final = 20
-"""Most leases that a refusal lists."""
+"""Maximum leases that a refusal lists."""
 
 
 class _Class(NamedTuple):

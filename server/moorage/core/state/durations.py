@@ -21,9 +21,10 @@ STEPS_MAX: Final = 128
 ENOUGH: Final = 8
 """Fewest similar leases of at least this duration; with fewer, there is no estimate."""
 COUNT_MAX: Final = 1_024
-"""Most counted durations of one likeness; more halve all counts, so that old ones lose weight."""
+"""Maximum counted durations of one likeness; more halve all counts, so that old ones lose weight.
+"""
 LIKENESSES_MAX: Final = 2_000
-"""Most stored likenesses; one more replaces the least recently seen."""
+"""Maximum stored likenesses; one more replaces the least recently seen."""
 
 
 class Durations:

@@ -10,7 +10,7 @@ from typing import Final
 from moorage.model import ClusterId, Lease
 
 PLACES_MAX: Final = 64
-"""Most places that are stored one by one; with more, all places count as grown."""
+"""Maximum places that are stored one by one; with more, all places count as grown."""
 
 GrownPlace = tuple[str, str]
 """A cluster and one of its nodes; an empty node means the whole cluster."""

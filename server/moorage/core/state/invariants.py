@@ -10,9 +10,10 @@ from moorage.policy import Fleet
 
 
 def check(state: State) -> None:
-    """Assert the invariants of the state between two turns. Takes time in the size of the state.
+    """Assert the invariants of the state between two turns.
 
-    The first invariant: the leases on a device hold at most its 1000 milli in total.
+    It takes time proportional to the size of the state. The first invariant: the leases on a device
+    hold at most its 1000 milli in total.
     """
     held: Counter[tuple[str, str, str]] = Counter()
     for lease in state.leases.values():

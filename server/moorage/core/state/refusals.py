@@ -26,15 +26,16 @@ REASON_CHARS_MAX: Final = 500
 """Characters of a policy's own reason that a refusal repeats; the full text is in `data`."""
 
 NAME_CHARS_MAX: Final = 100
-"""Most characters of a wrong name that are compared, and repeated in a refusal."""
+"""Maximum characters of a wrong name that are compared, and repeated in a refusal."""
 NAMES_COMPARED_MAX: Final = 1_000
-"""Most known names that are compared with a wrong one, since a cluster may have 100,000 nodes."""
+"""Maximum known names that are compared with a wrong one, since a cluster may have 100,000 nodes.
+"""
 NAMES_SHOWN_MAX: Final = 5
-"""Most known names that a refusal lists if none is similar to the wrong one."""
+"""Maximum known names that a refusal lists if none is similar to the wrong one."""
 _POLICY_LIKENESS: Final = 0.65
 """Least similarity of a policy's name to a known one to count as a misspelling."""
 ALIKE_MAX: Final = 16
-"""Most names that are compared letter by letter, the longest common beginning and end first."""
+"""Maximum names that are compared letter by letter, the longest common beginning and end first."""
 
 
 def closest(name: str, known: Iterable[str], count: int) -> list[str]:

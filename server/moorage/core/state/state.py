@@ -71,12 +71,14 @@ from moorage.model import (
 from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
-"""Most ended leases that `release`, `status` and repeated requests still find. With one more, the
-oldest of the tenant with most is found only in the ledger's history."""
+"""Maximum ended leases that `release`, `status` and repeated requests still find. With one more,
+the oldest of the tenant with most is found only in the ledger's history.
+"""
 RELEASED: Final = "released"
 """The end reason of a lease that its owner released: its workload may stay warm."""
 REPLACED_MAX: Final = 32
-"""Most changed clusters whose rows are replaced one by one; with more, all columns are rebuilt."""
+"""Maximum changed clusters whose rows are replaced one by one; with more, all columns are rebuilt.
+"""
 
 _Places = dict[Place, dict[RequestId, Share]]
 

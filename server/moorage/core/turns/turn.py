@@ -24,7 +24,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
 
 
 DECISIONS_MAX: Final = 10_000
-"""Most decision records in memory for `why`; with one more, the oldest record of the tenant with
+"""Maximum decision records in memory for `why`; with one more, the oldest record of the tenant with
 most records is forgotten. Grants and waits are then read from the ledger's history."""
 
 

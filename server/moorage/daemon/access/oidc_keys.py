@@ -29,7 +29,7 @@ WAITERS_MAX: Final = 1_000
 """Callers that wait for a fetch at one time; further ones are refused at once."""
 DOCUMENT_BYTES_MAX: Final = 1 << 20
 REASON_BYTES_MAX: Final = 200
-"""Most bytes of an issuer's error that the log shows."""
+"""Maximum bytes of an issuer's error that the log shows."""
 KEYS_MAX: Final = 100
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 _PUBLIC: Final = frozenset({"kty", "kid", "use", "alg", "n", "e", "crv", "x", "y"})

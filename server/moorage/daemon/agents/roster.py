@@ -56,7 +56,7 @@ UNHEARD_MARGIN_SECONDS: Final = 10.0
 """Leases start elsewhere once a machine was silent for its agent's `unheard_seconds` and this
 margin, in which its workloads end and clocks may differ."""
 ABSENT_MAX: Final = 20
-"""Most disconnected agents that `now` names."""
+"""Maximum disconnected agents that `now` names."""
 OWN_LOOK_SECONDS: Final = 10.0
 """Seconds between two measurements of the server's own machine, as for agents."""
 _WATCH_SECONDS: Final = 0.5
@@ -71,7 +71,7 @@ COPIED: Final = (
 )
 """The refusal of a copied data folder."""
 DISPLACED_MAX: Final = 100
-"""Most nodes that one machine replaces: each has one of its devices or ids."""
+"""Maximum nodes that one machine replaces: each has one of its devices or ids."""
 
 log = structlog.get_logger("moored")
 

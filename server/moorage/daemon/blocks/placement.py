@@ -32,7 +32,7 @@ from moorage.sandbox.host.sandbox import Sandbox
 Mode = Literal["dry_run", "select_clusters"]
 
 CLUSTERS_MAX: Final = 1000
-"""Most clusters that one block is tried on; of more, the first by id are taken."""
+"""Maximum clusters that one block is tried on; of more, the first by id are taken."""
 RUNNING_MAX: Final = 32
 """Blocks in progress at one time; one tenant gets at most one less. Further blocks wait."""
 WAITING_MAX: Final = 1024

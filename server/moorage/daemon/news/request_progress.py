@@ -23,7 +23,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 PAUSE_SECONDS: Final = 1.0
 """Seconds between two checks of the positions in the queue."""
 DECIDING_SECONDS_MAX: Final = 60.0
-"""Most seconds between two `deciding` messages; each interval is twice the one before."""
+"""Maximum seconds between two `deciding` messages; each interval is twice the one before."""
 SHARE_MAX: Final = 0.05
 """Share of time for checking positions: the longer the queue, the rarer the checks."""
 MOVED_SECONDS_MIN: Final = 10.0

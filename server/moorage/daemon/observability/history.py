@@ -50,7 +50,7 @@ SERIES_MAX: Final = 20
 """Models, tenants and codes with series of their own in a sample; the rest is `other`."""
 OLDEST_MAX: Final = 5
 ANSWERS_MAX: Final = 200
-"""Most answers that are cached until the next sample."""
+"""Maximum answers that are cached until the next sample."""
 SOON_SECONDS: Final = 3600.0
 ENDING_SECONDS: Final = 5.0
 """Seconds between two counts of leases that end soon, which visit all leases."""

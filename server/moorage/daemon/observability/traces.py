@@ -37,7 +37,7 @@ _NONE: Final = RequestId("")
 FOLLOWED_MAX: Final = 10_000
 """Requests that are traced until their answer, at most; beyond it the oldest is dropped."""
 REQUESTS_MAX: Final = 2 * FOLLOWED_MAX
-"""Traced requests, including leases whose workload is still traced, at most."""
+"""At most this many requests are traced, with those whose lease has a traced workload."""
 
 log = structlog.get_logger("moored")
 

@@ -20,7 +20,7 @@ from moorage.protocol.messages import AllocationRequest, BlockRequest
 from moorage.records.rights import Caller, Right
 
 PAUSE_SECONDS_MAX: Final = 1.0
-"""Most seconds for which a session is not read after requests that exceeded its rate."""
+"""Maximum seconds for which a session is not read after requests that exceeded its rate."""
 
 
 class Router:

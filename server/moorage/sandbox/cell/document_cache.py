@@ -53,7 +53,7 @@ class DocumentCache:
         return found
 
     def ahead(self, kind: str, name: str) -> tuple[str, ...]:
-        """Return the next clusters, whose documents the policy may read soon, too.
+        """Return clusters to prefetch: the next ones in order, whose documents may be read soon.
 
         Each call returns more: a policy that reads all clusters, in any order, soon has all
         documents, and no longer waits for the host.

@@ -1,13 +1,14 @@
 """A cell's own copy of the fleet, and its updates. Only `worker` uses it.
 
-The protocol: every `Evaluate` frame carries the absolute free capacity of the
-rows that changed on the host since the frame before, after the rows of the clusters that were
-replaced (or instead of both a whole snapshot), read from the live fleet at the moment the frame
-was built, and the requests whose proposals were settled since. A policy's own proposal for a lease
-is subtracted from the replica at once, so that the next ask in the pipe does not see the same GPU
-free: the proposal is then *outstanding*. When a frame says that a proposal is settled, granted or
-not, it is outstanding no longer; if it was granted, the host's rows already count it. So at every
-evaluation
+The protocol: every `Evaluate` frame has either a snapshot of the whole fleet, or first the rows of
+the replaced clusters and then the rows whose free capacity changed on the host since the frame
+before. Capacities are absolute, and read from the live fleet when the frame is built. The frame
+also names the requests whose proposals were settled since the frame before.
+
+The replica subtracts a policy's own proposal for a lease at once, so that the next request in the
+pipe does not see the same GPU as free: the proposal is *outstanding*. When a frame says that the
+proposal is settled, granted or not, the proposal is no longer outstanding; if it was granted, the
+host's rows already count it. So at every evaluation
 
     what the policy sees  ==  what the host last said  -  what is outstanding
 

@@ -21,7 +21,7 @@ _FROM: Final = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _NEARLY: Final = 0.7
 """Least similarity at which a name counts as misspelt."""
 _DICTS_MAX: Final = 100
-"""Most dicts that are searched: in the variables of a function, and directly in those dicts."""
+"""Maximum dicts that are searched: in the variables of a function, and directly in those dicts."""
 _KEYS_MAX: Final = 200
 _KEYS_SHOWN_MAX: Final = 8
 _NO_FILES: Final = (

@@ -292,7 +292,7 @@ class Worker:
     def _later(
         self, demand: Demand | None, candidates: tuple[str, ...] | None, key: str
     ) -> ClusterData | JsonObject | None:
-        """Return the part of a policy's input under a key, at its first use."""
+        """Return the value of an input key; called when the policy first reads the key."""
         return self._cluster_data(candidates) if key == "cluster_data" else _resources(demand)
 
     def _cluster_data(self, candidates: tuple[str, ...] | None) -> ClusterData:

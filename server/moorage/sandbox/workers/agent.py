@@ -23,7 +23,7 @@ from moorage.sandbox.wire import relay
 PULL_SECONDS: Final = 2.0
 """How long a pull waits for messages."""
 OUTGOING_BYTES_MAX: Final = 16 << 20
-"""Most bytes that may wait for a pull; beyond it, no cell's output is read."""
+"""Maximum bytes that may wait for a pull; beyond it, no cell's output is read."""
 
 
 class _NoServices:

@@ -227,7 +227,7 @@ class Slice(ResourcePoolManager[HostInfo]):
                 )
 
     def _find(self) -> SliceInfo:
-        """Return the info of the slice, before its hosts are reserved."""
+        """Return the info of this actor's slice; its hosts are not reserved yet."""
         here = alive_nodes()[ray.get_runtime_context().get_node_id()]
         if isinstance(self._shape, GpuSlices):
             name = here.labels.get(self._shape.label, "") or f"gpu-{here.node_id[:8]}"

@@ -27,9 +27,9 @@ from moorage.storage.postgres.leadership import SQL as SCHEMA
 from moorage.storage.statements import read_statements
 
 PRUNED_PER_STEP: Final = 1_000
-"""Most facts that one transaction deletes."""
+"""Maximum facts that one transaction deletes."""
 PARTS_PER_SWEEP: Final = 64
-"""Most parts of dropped checkpoints that one transaction deletes."""
+"""Maximum parts of dropped checkpoints that one transaction deletes."""
 SQL: Final = read_statements(Path(__file__).with_name("facts.sql"))
 
 

@@ -37,7 +37,8 @@ SQL: Final = read_statements(Path(__file__).with_name("schema.sql"))
 FORMAT: Final = Format(3, {1: [SQL["add_audit"]], 2: [SQL["add_logins"]]})
 """The format of the tables, and the steps from older formats."""
 LOCK_SECONDS_MAX: Final = 5.0
-"""Most seconds for which a starting server waits for the lock; a killed server's is free in one."""
+"""Maximum seconds for which a starting server waits for the lock; a killed server's is free in one.
+"""
 _POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
 """Seconds between two checks that this server still has the lock."""
@@ -50,7 +51,7 @@ SEEN_SECONDS: Final = 5.0
 SPARE: Final = 4
 """Sessions that a takeover needs at once: for the ledger, the catalog and the secret."""
 _TRIES_MAX: Final = 20
-"""Most times that a takeover ends the former server's transactions on the epoch's row."""
+"""Maximum times that a takeover ends the former server's transactions on the epoch's row."""
 
 
 class Leadership:

@@ -15,11 +15,12 @@ from moorage.storage.statements import read_statements
 FORMAT: Final = Format(1, {})
 """Version of the tables. The shapes of facts have their own versions."""
 ROWS_PER_STATEMENT: Final = 4_000
-"""Most facts in one INSERT: each has eight parameters, and SQLite takes 32,766."""
+"""Maximum facts in one INSERT: each has eight parameters, and SQLite takes 32,766."""
 PRUNED_PER_STEP: Final = 100
-"""Most facts that one transaction deletes: it takes some milliseconds, between two commits."""
+"""Maximum facts that one transaction deletes: it takes some milliseconds, between two commits."""
 PARTS_PER_SWEEP: Final = 16
-"""Most parts of dropped checkpoints that one transaction deletes, so that appends do not wait."""
+"""Maximum parts of dropped checkpoints that one transaction deletes, so that appends do not wait.
+"""
 _WAL_BYTES_KEPT: Final = 64 * 1024 * 1024
 SQL: Final = read_statements(Path(__file__).with_name("facts.sql"))
 

@@ -29,8 +29,9 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 BEAT_SECONDS: Final = 2.0
 """Seconds between two checks that Ray answers; each answer is reported to the daemon."""
 CALLS_MAX: Final = 1024
-"""Most calls of each kind at the same time. Starts and stops have separate threads, since both last
-long: a start until its workload is ready, a stop until its workload has ended."""
+"""Maximum calls of each kind at the same time. Starts and stops have separate threads, since both
+last long: a start until its workload is ready, a stop until its workload has ended.
+"""
 
 
 class Driver:
