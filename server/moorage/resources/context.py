@@ -106,7 +106,7 @@ class Context:
         return await self.engine.monitor()
 
     async def reset_resource(self, scope: Scope | None = None, *args: Any, **kwargs: Any) -> None:
-        """Reset this rollout's resources, of one scope or all; skip those that have ended."""
+        """Reset the resources of `scope`, or all without it; skip those that have ended."""
         for name in self._names(scope):
             try:
                 await self.engine.reset(name, *args, **kwargs)
@@ -116,7 +116,7 @@ class Context:
                 del self._held[name]
 
     async def release_resource(self, scope: Scope | None = None) -> None:
-        """Return this rollout's resources to the store, of one scope or all."""
+        """Return this rollout's resources to the store: those of `scope`, or all without it."""
         for name in self._names(scope):
             del self._held[name]
             await self.engine.release(name)

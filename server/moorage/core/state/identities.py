@@ -15,7 +15,7 @@ from moorage.model import DEVICE, Cluster, ClusterId, Node, NodeId
 Place = tuple[str, str]
 """A node by name: cluster and node."""
 Leased = Callable[[], Collection[Place]]
-"""Returns the nodes on which leases hold capacity; takes time in the number of leases."""
+"""Returns the nodes on which leases hold capacity; its time is proportional to those leases."""
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ RECALLS_OF_TENANT_MAX: Final = 4
 RECALLS_MAX: Final = 32
 """Fleets that are rebuilt, or wait for that, for all tenants together."""
 FACTS_MAX: Final = 200_000
-"""Facts that are applied again for one answer, at most."""
+"""Maximum facts that are applied again for one answer."""
 
 
 @dataclass(frozen=True, slots=True)

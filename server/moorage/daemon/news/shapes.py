@@ -22,9 +22,9 @@ ASKED_MAX: Final = 4_096
 HALVED_AT: Final = 100_000
 """Number of requests after which all counts are halved, so that recent requests count more."""
 PLACES_MAX: Final = 100
-"""Nodes listed for one shape, at most."""
+"""Maximum nodes listed for one shape."""
 STRANDED_MAX: Final = 3
-"""Listed nodes with the most free capacity that a shape cannot use, at most."""
+"""Maximum listed nodes of those with the most free capacity that a shape cannot use."""
 USUAL: Final = tuple(Demand(gpus=gpus) for gpus in (1, 2, 4, 8))
 """Shapes that fill the list if requests had fewer shapes."""
 

@@ -58,7 +58,7 @@ TOPICS: Final = ("policies", "leases", "fleet", MAP, SHAPES)
 one's own; `fleet`: clusters that come and go; `map` and `shapes`: see `map_news` and `shape_news`.
 Callers who may see all tenants get the news of all leases."""
 RECENT_MAX: Final = 100
-"""Events of the fleet and of policies that are remembered, at most."""
+"""Maximum events of the fleet and of policies that are remembered."""
 FAILURES_MAX: Final = 100
 """Failures of workloads that are remembered, even if no session watches."""
 OTHERS_MAX: Final = 20

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _NONE: Final = RequestId("")
 FOLLOWED_MAX: Final = 10_000
-"""Requests that are traced until their answer, at most; beyond it the oldest is dropped."""
+"""Maximum requests that are traced until their answer; beyond it the oldest is dropped."""
 REQUESTS_MAX: Final = 2 * FOLLOWED_MAX
 """At most this many requests are traced, with those whose lease has a traced workload."""
 

@@ -45,7 +45,7 @@ from moorage.records.policies import ComparedVersion, ShadowComparison
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 IN_FLIGHT_MAX: Final = 64
-"""Requests to one candidate that are not answered or compared yet, at most."""
+"""Maximum requests to one candidate that are not answered or compared yet."""
 SAMPLES_MAX: Final = 50
 """The largest number of latest differences in a report."""
 LATENCIES_MAX: Final = 1024
@@ -53,7 +53,7 @@ LATENCIES_MAX: Final = 1024
 NOT_ASKED: Final = frozenset({Code.BUSY, Code.SHUTTING_DOWN, Code.UNAVAILABLE})
 """Failures that mean that a candidate was not consulted at all."""
 _VALUE_CHARS_MAX: Final = 2000
-"""Characters of an answer without a placement that a sample shows, at most."""
+"""Maximum characters that a sample shows of an answer without a placement."""
 
 Key = tuple[RequestId, int]
 """A request, and the number of its consultation."""

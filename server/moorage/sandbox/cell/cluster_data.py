@@ -241,7 +241,7 @@ class ClusterEntry(LazyDict):
 
     Args:
         decoded: The list of decoded entries.
-        fleet: The fleet from which the extra `capacity` is read at its first use.
+        fleet: The fleet from which the extra `capacity` is read when the policy first uses it.
     """
 
     def __init__(self, cluster_id: str, blob: bytes, decoded: "_Decoded", fleet: Fleet) -> None:

@@ -429,7 +429,7 @@ class Cell(asyncio.Protocol):
         self._reply(head, answer, more)
 
     def _want(self, head: Work, frame: frames.Want) -> None:
-        """Send a part of the input at its first use; the policy's deadline pauses meanwhile."""
+        """Send a part of the input at its first read; the policy's deadline pauses meanwhile."""
         began = time.monotonic()
         refused = self._admit(head)
         candidates = head.consult.ask.candidates if head.consult else None

@@ -46,7 +46,7 @@ OUTPUT_RING_BYTES_MAX: Final = 64 << 10
 OUTPUT_RINGS_MAX: Final = 256
 """Pairs of policy version and tenant with stored text; the least recently written is dropped."""
 FINDINGS_MAX: Final = 20
-"""Findings that one check of a policy reports at most."""
+"""Maximum findings that one check of a policy reports."""
 FETCH_BYTES_MAX: Final = 128 << 20
 """Bytes of packed documents fetched at once; beyond them the policy gets an error."""
 PIPELINE_BYTES_MAX: Final = 16 << 20
@@ -62,9 +62,9 @@ DECODED_SHARE_MAX: Final = 1 / 64
 
 As Python's objects they take up to ten times as much."""
 AHEAD_MIN, AHEAD_MAX = 16, 1024
-"""Documents that a cell prefetches with one that it needs: at the first read, and at most."""
+"""Documents that a cell prefetches with one that it needs: first number, and maximum."""
 AHEAD_BYTES_MIN, AHEAD_BYTES_MAX = 16 << 10, 1 << 20
-"""Packed bytes that a cell prefetches with a document, at the first read and at most."""
+"""Packed bytes that a cell prefetches with a document: first number, and maximum."""
 NEWS_MAX: Final = 16
 """Changed documents that are sent together with the notice of their change."""
 CALLS_SPENT: Final = -1
