@@ -463,6 +463,15 @@ def test_empty_fields_are_not_printed(capsys, value):
     assert capsys.readouterr().out == "state    refused\n"
 
 
+@pytest.mark.parametrize("place", ["", "c0/", "/n1", "/"])
+@pytest.mark.parametrize("words", [("fleet", "cordon"), ("fleet", "drain"), ("whatif", "--drain")])
+def test_a_place_with_an_empty_name_is_refused(shell, harbour, words, place):
+    """An unset variable in `c0/$NODE` must not take all of c0 out of service."""
+    done = shell(*words, place)
+    assert done.returncode == 2, done.stderr
+    assert harbour.heard == []
+
+
 def test_a_node_named_by_a_hash_is_shown_with_a_short_name(shell, harbour):
     name = "3fa9" * 14
     harbour.nodes = [name, "n1"]

@@ -42,6 +42,16 @@ def test_each_program_prints_its_version(program):
     assert re.fullmatch(program + r" \d+\.\d+\.\d+\n", output.stdout)
 
 
+def test_a_key_of_an_ended_lease_gets_no_lease_again(server):
+    words = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--key", "done")
+    lease = run(server, *words).split()[0]
+    assert run(server, *words).split()[0] == lease
+    run(server, "release", lease)
+    again = server.moorage(*words)
+    assert (again.returncode, again.stdout) == (7, "")
+    assert f"lease {lease} is lost: released. --key done names this lease" in again.stderr
+
+
 def test_gpus_lists_free_gpus_by_model_and_size(server):
     hold(server, **HELD)
     hold(server, gpus=1, gpu_milli=400, models=["H100"])

@@ -236,6 +236,10 @@ def ask(
     async def work(client: "Client") -> Answer:
         nonlocal stored
         answer: Answer = await client.ask(policy, lease=terms, **request)
+        if answer.lease is not None and answer.lease.state in _OVER:
+            why = answer.lease.reason or f"it is {answer.lease.state}"
+            remedy = f". --key {key} names this lease: use another key" if key else ""
+            raise LeaseLost(answer.lease.id, why + remedy)
         stored = keep(answer.lease, client.url)
         if until is Until.ACTIVE and answer.lease is not None:
             active = await _active(client, answer.lease, quiet=session.json)

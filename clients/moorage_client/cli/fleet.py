@@ -310,9 +310,21 @@ def delete(
     session.say({"deleted": cluster}, f"{cluster} is deleted")
 
 
+def read_place(given: str) -> tuple[str, str]:
+    """Return cluster and node of `CLUSTER[/NODE]`; the node is empty for a whole cluster.
+
+    Raises:
+        typer.BadParameter: A name is empty, as that of an unset variable of the shell.
+    """
+    cluster, slash, node = given.partition("/")
+    if not cluster or (slash and not node):
+        raise typer.BadParameter(f"expected CLUSTER or CLUSTER/NODE, and no empty name: {given!r}")
+    return cluster, node
+
+
 async def _node(client: "Client", place: str) -> tuple[str, str]:
     """Return cluster and node of `CLUSTER[/NODE]`; a prefix of a node's hash is enough."""
-    cluster, _, node = place.partition("/")
+    cluster, node = read_place(place)
     if not _BEGINNING.fullmatch(node):
         return cluster, node
     names = [row.node_id for row in read_as(list[NodeCapacity], await client.fleet(cluster).all())]

@@ -9,6 +9,7 @@ import typer
 from moorage.records.json_values import JsonObject
 from moorage_client.cli import completing
 from moorage_client.cli.asking import json_object
+from moorage_client.cli.fleet import read_place
 from moorage_client.cli.output import note, say, table, to_line
 from moorage_client.cli.quotas import finite, milli
 from moorage_client.cli.session import CommandSession
@@ -133,7 +134,7 @@ def _nodes(given: str) -> JsonObject:
 
 
 def _place(given: str) -> JsonObject:
-    cluster, _, node = given.partition("/")
+    cluster, node = read_place(given)
     return {"cluster": cluster, "node": node}
 
 
