@@ -231,23 +231,23 @@ def ask(
         "dry_run": dry_run,
     }
 
-    stored = True
-
-    async def work(client: "Client") -> Answer:
-        nonlocal stored
+    async def work(client: "Client") -> tuple[Answer, bool]:
         answer: Answer = await client.ask(policy, lease=terms, **request)
-        if answer.lease is not None and answer.lease.state in _OVER:
-            why = answer.lease.reason or f"it is {answer.lease.state}"
-            remedy = f". --key {key} names this lease: use another key" if key else ""
-            raise LeaseLost(answer.lease.id, why + remedy)
+        _refuse_ended(answer.lease, key)
         stored = keep(answer.lease, client.url)
         if until is Until.ACTIVE and answer.lease is not None:
             active = await _active(client, answer.lease, quiet=session.json)
             answer = replace(answer, lease=active)
-        return answer
+        return answer, stored
 
-    answer = session.run(work)
-    _show(session, answer, stored)
+    _show(session, *session.run(work))
+
+
+def _refuse_ended(lease: Lease | None, key: str | None) -> None:
+    """Fail if the key of a request names a lease that has ended."""
+    if lease is not None and lease.state in _OVER:
+        remedy = f". --key {key} names this lease: use another key" if key else ""
+        raise LeaseLost(lease.id, (lease.reason or f"it is {lease.state}") + remedy)
 
 
 async def _active(client: "Client", lease: Lease, *, quiet: bool) -> Lease:
