@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import disks
 import pytest
 from served import FIRST_FIT, cluster, invoke, ran
 
@@ -63,3 +64,13 @@ def test_a_copy_of_the_ledger_alone_is_refused(tmp_path: Path, data: Path) -> No
     shutil.copy(data / "ledger.db", copy)
     done = ran(*serve_command(copy))
     assert done.returncode == 3, done.stderr
+
+
+def test_a_full_disk_of_the_copy_is_named(disk: Path, data: Path) -> None:
+    with fill(data) as client:
+        grant(client)
+    target = disk / "backup"
+    disks.fill(disk / "filler")
+    done = invoke("backup", target, "--data", data)
+    assert (done.returncode, f"The disk of {target} is full" in done.stderr) == (1, True)
+    assert [each.name for each in disk.iterdir()] == ["filler"]

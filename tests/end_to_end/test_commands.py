@@ -374,10 +374,23 @@ def test_doctor_names_the_address_of_its_own_server(data: Path, running: Running
 
 def test_doctor_notices_swapped_ports(data: Path, running: Running) -> None:
     ports = dict(zip(FREE_PORTS, reversed(at_ports_of(running).values()), strict=True))
-    report = doctor("--data", data, **ports)
+    report = doctor("--data", data, expect=1, **ports)
     for name in ("websocket port", "http port"):
         state, detail = about(name, report)
-        assert (state, "restart it with these settings" in detail) == ("missing", True), detail
+        said = f"the server that uses {data} listens there, but does not answer as {name}"
+        assert (state, said in detail) == ("broken", True), detail
+
+
+def test_doctor_names_its_own_server_if_another_has_the_port(
+    data: Path, running: Running, tmp_path: Path
+) -> None:
+    with daemon(tmp_path / "other") as other:
+        report = doctor("--data", data, expect=1, **at_ports_of(other))
+    places = " and ".join(sorted(urlsplit(url).netloc for url in (running.ws, running.http)))
+    for name in ("websocket port", "http port"):
+        state, detail = about(name, report)
+        said = f"the server that uses {data} listens at {places}"
+        assert (state, said in detail) == ("broken", True), detail
 
 
 SHOW_PYTHON = """

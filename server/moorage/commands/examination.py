@@ -44,6 +44,10 @@ OWN_ANSWER_SECONDS_MAX: Final = 15.0
 """Seconds for the server that has the data folder open to answer: it may be busy."""
 _WEBSOCKET_HEALTH: Final = b"ok\n"
 """The answer to `/healthz` at the port of the WebSocket; at the one of HTTP it is JSON."""
+_OTHER_SETTINGS: Final = "restart it with these settings, or run this command with its settings"
+_SILENT: Final = (
+    "run this command with the server's settings of ports and TLS; if they agree, read its log"
+)
 _EVERY: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Compared, not bound.
 
 
@@ -215,6 +219,9 @@ def _port(
     sockets: Collection[Listening],
 ) -> DoctorFinding:
     host, port = (getattr(config, each) for each in settings)
+    names = (f"[{at}]:{each}" if ":" in str(at) else f"{at}:{each}" for at, each in sockets)
+    own = f"the server that uses {config.data_dir} listens"
+    elsewhere = f"{own} at {' and '.join(sorted(names))}"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -225,25 +232,23 @@ def _port(
             reason = f"{error.strerror}; {expected}"
             taken = error.errno == errno.EADDRINUSE
             websocket = "port" in settings
-            own = (
+            fits = (
                 _has_own_server(config, host, port, sockets, websocket=websocket) if taken else None
             )
-            if own:
+            if fits:
                 detail = f"{host}:{port}: a healthy server runs there already"
                 return DoctorFinding(name, "ok", detail)
-            if own is not None and not sockets:
+            if fits is not None and not sockets:
                 other = f"a server runs there, but no server uses {config.data_dir}"
                 reason = f"{other}; {expected}{advice}"
             if not any(each == port for _, each in sockets):
+                more = f"; {elsewhere}" if sockets else ""
+                return DoctorFinding(name, "broken", f"{host}:{port}: {reason}{more}")
+            if fits is None:
+                reason = f"{own} there, but does not answer as {name}: {_SILENT}"
                 return DoctorFinding(name, "broken", f"{host}:{port}: {reason}")
     if sockets and port:
         # The flags of `serve` may say so; this command has none of them.
-        names = (f"[{at}]:{each}" if ":" in str(at) else f"{at}:{each}" for at, each in sockets)
-        places = " and ".join(sorted(names))
-        detail = (
-            f"{host}:{port} ({', '.join(settings)}): the server that uses {config.data_dir} "
-            f"listens at {places} instead: restart it with these settings, "
-            "or run this command with its settings"
-        )
+        detail = f"{host}:{port} ({', '.join(settings)}): {elsewhere} instead: {_OTHER_SETTINGS}"
         return DoctorFinding(name, "missing", detail)
     return DoctorFinding(name, "ok", f"{host}:{port} is free")

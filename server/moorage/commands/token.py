@@ -65,6 +65,7 @@ def token_create(
         return
     typer.echo(made)
     typer.echo(f"Token “{name}”: {_terms(role, tenant, expires_at)}. Shown once.", err=True)
+    typer.echo(f"A server accepts it if it uses {_place(settings)}.", err=True)
 
 
 @token.command("list", short_help="List tokens by name, without their secrets.")
@@ -93,8 +94,7 @@ def token_list(
         typer.echo(json.dumps(rows))
         return
     if not known:
-        place = "the database" if settings.storage else settings.data_dir
-        typer.echo(f"No tokens in {place}; `moored token create` makes one")
+        typer.echo(f"No tokens in {_place(settings)}; `moored token create` makes one")
     for each in known:
         terms = _terms(each.role, each.tenant, each.expires_at)
         typer.echo(f"{each.name}: {each.state(now)}, {terms}")
@@ -143,6 +143,10 @@ def _end(expires: str, now: float) -> float | None:
     if not seconds:
         refuse_option("--expires", "a number and one of s, m, h, d, w, such as `30d`; or `never`")
     return now + seconds
+
+
+def _place(settings: Config) -> str:
+    return "the database" if settings.storage else str(settings.data_dir)
 
 
 def _terms(role: Role, tenant: str, expires_at: float | None) -> str:

@@ -29,6 +29,8 @@ from moorage.storage.sqlite.marks import DurableMark, Found, read_mark
 from moorage.storage.sqlite.records import RecordTables
 from moorage.storage.sqlite.storage import read_secret, write_secret
 
+_FREE_BYTES_MIN: Final = 64 << 10
+"""Free bytes of a disk below which a failed copy is said to lack room."""
 UNFINISHED: Final = "unfinished"
 """A file in a folder that is being filled. The process that fills the folder locks this file."""
 
@@ -45,7 +47,7 @@ def stage(target: Path) -> Iterator[Path]:
     A folder that a killed process left is emptied and filled again.
 
     Raises:
-        StorageError: The target is not empty, or another process is filling it.
+        StorageError: The target is not empty, another process is filling it, or its disk is full.
         OSError: A file cannot be written.
     """
     if is_filled(target):
@@ -68,8 +70,12 @@ def stage(target: Path) -> Iterator[Path]:
             mark.unlink()
             sync_directory(new)
             new.rename(target)  # This may replace an empty folder, but no filled one.
-        except BaseException:
+        except BaseException as error:
+            full = shutil.disk_usage(new).free < _FREE_BYTES_MIN
             shutil.rmtree(new, ignore_errors=True)
+            if full and isinstance(error, Exception):
+                room = "Make room there, or give another folder."
+                raise StorageError(f"The disk of {target} is full. {room}") from error
             raise
         sync_directory(target.parent)
     finally:
