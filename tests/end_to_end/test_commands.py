@@ -1,5 +1,6 @@
 """`moored demo`, `replay`, `doctor` and `bench`, run as their users run them."""
 
+import contextlib
 import json
 import os
 import signal
@@ -445,7 +446,9 @@ def test_doctor_waits_for_the_busy_server_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examination, "ANSWER_SECONDS_MAX", 0.1)
-    with (tmp_path / "open").open("w"), Busy() as server:
+    with contextlib.ExitStack() as held, Busy() as server:
+        folder = os.open(tmp_path, os.O_RDONLY)  # As a server holds its data folder.
+        held.callback(os.close, folder)
         port = str(server.server_port)
         own = doctor("--data", tmp_path, MOORAGE_HTTP_PORT=port)
         other = doctor("--data", tmp_path / "other", expect=1, MOORAGE_HTTP_PORT=port)

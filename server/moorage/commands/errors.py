@@ -8,16 +8,15 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import typer
 
 from moorage.config.settings import Config, ConfigError
 from moorage.launch import reason_of
+from moorage.storage.sqlite import CATALOG_FILE
 
 EXIT_USAGE = 2
-_MADE: Final = "catalog.db"
-"""A file that the server made: its owner is the server's user."""
 
 
 def load_config(flags: Mapping[str, object], file: Path | None) -> Config:
@@ -69,7 +68,7 @@ def refuse_stranger(folder: Path) -> None:
     if seen != folder:  # It does not exist, or this user may not look for it.
         allowed = os.access(seen, os.X_OK)
     else:
-        made = folder / _MADE
+        made = folder / CATALOG_FILE
         allowed = os.access(seen, needed) and (
             not made.exists() or os.access(made, os.R_OK | os.W_OK)
         )
@@ -78,7 +77,8 @@ def refuse_stranger(folder: Path) -> None:
 
 
 def _owner(folder: Path) -> int:
-    made = folder / _MADE
+    """Return the id of the server's user: the owner of a file that the server made."""
+    made = folder / CATALOG_FILE
     return (made if os.access(made, os.F_OK) else folder).stat().st_uid
 
 

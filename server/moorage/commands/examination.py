@@ -13,13 +13,13 @@ import platform
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from moorage.backends.registry import Examination, kinds
 from moorage.commands.access_examination import examine_access, serves_certificate
-from moorage.commands.port_holders import Listening, has_folder_open, sockets_of
+from moorage.commands.port_holders import Listeners, find_listeners
 from moorage.config.settings import Config
 from moorage.core.state.facts import ClusterRemoved
 from moorage.ledger.base import LedgerError
@@ -53,15 +53,15 @@ _EVERY: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Compared, not 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
     """Check all parts; append the advice to findings about the data folder. Raises nothing."""
-    sockets = sockets_of(config.data_dir)
+    listeners = find_listeners(config.data_dir)
     findings = [
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
         *asyncio.run(_sandbox(config.sandbox)),
         *_storage(config, advice),
         *examine_access(config),
-        _port(config, "websocket port", ("host", "port"), advice, sockets),
-        _port(config, "http port", ("http_host", "http_port"), advice, sockets),
+        _port(config, "websocket port", ("host", "port"), advice, listeners),
+        _port(config, "http port", ("http_host", "http_port"), advice, listeners),
         _sizes(),
         DoctorFinding("services", "ok", SERVICES),
     ]
@@ -164,7 +164,8 @@ def _is_served(config: Config, own: bool | None) -> bool:
 
     Args:
         config: The settings.
-        own: The result of `has_folder_open` for the server.
+        own: Whether the server has the data folder open; None: this user may not see it, or it
+            is on another machine or in another container.
     """
     if own is not None:
         return own
@@ -198,17 +199,16 @@ def _answers(config: Config, host: str, port: int, seconds_max: float, *, websoc
 
 
 def _has_own_server(
-    config: Config, host: str, port: int, sockets: Collection[Listening], *, websocket: bool
+    config: Config, host: str, port: int, listeners: Listeners, *, websocket: bool
 ) -> bool | None:
     """Return whether the healthy server at a port has these settings; None: there is none."""
-    own = has_folder_open(port, config.data_dir)
-    patience = OWN_ANSWER_SECONDS_MAX if own else ANSWER_SECONDS_MAX
+    reached = [address for address, each in listeners.own if each == port]
+    patience = OWN_ANSWER_SECONDS_MAX if reached else ANSWER_SECONDS_MAX
     if not _answers(config, host, port, patience, websocket=websocket):
         return None
-    if not sockets:
-        return _is_served(config, own)
-    reached = [address for address, each in sockets if each == port]
-    return any(address.is_unspecified or host not in _EVERY for address in reached)
+    if listeners.own:
+        return any(address.is_unspecified or host not in _EVERY for address in reached)
+    return _is_served(config, False if port in listeners.others else None)
 
 
 def _port(
@@ -216,9 +216,10 @@ def _port(
     name: str,
     settings: tuple[str, str],
     advice: str,
-    sockets: Collection[Listening],
+    listeners: Listeners,
 ) -> DoctorFinding:
     host, port = (getattr(config, each) for each in settings)
+    sockets = listeners.own
     names = (f"[{at}]:{each}" if ":" in str(at) else f"{at}:{each}" for at, each in sockets)
     own = f"the server that uses {config.data_dir} listens"
     elsewhere = f"{own} at {' and '.join(sorted(names))}"
@@ -233,7 +234,9 @@ def _port(
             taken = error.errno == errno.EADDRINUSE
             websocket = "port" in settings
             fits = (
-                _has_own_server(config, host, port, sockets, websocket=websocket) if taken else None
+                _has_own_server(config, host, port, listeners, websocket=websocket)
+                if taken
+                else None
             )
             if fits:
                 detail = f"{host}:{port}: a healthy server runs there already"

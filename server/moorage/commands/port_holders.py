@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTENS: Final = "0A"
@@ -22,25 +22,30 @@ Listening = tuple[IPv4Address | IPv6Address, int]
 """The address and the port of a listening socket."""
 
 
-def has_folder_open(port: int, folder: Path) -> bool | None:
-    """Return whether the process that listens at a port has a folder, or a file in it, open.
+class Listeners(NamedTuple):
+    """The listening sockets of this machine whose programs this user may examine.
 
-    None: this user may not see it, or the process is on another machine or in another container.
+    Args:
+        own: Those of the server that has the data folder open.
+        others: Ports of all other programs.
     """
-    own = os.path.realpath(folder)
-    seen = [files for sockets, files in _programs() if port in {each[1] for each in sockets}]
-    if not seen:
-        return None
-    return any(each == own or each.startswith(f"{own}/") for files in seen for each in files)
+
+    own: list[Listening]
+    others: set[int]
 
 
-def sockets_of(folder: Path) -> list[Listening]:
-    """Return where the server listens that has a data folder open, as far as this user sees it.
+def find_listeners(folder: Path) -> Listeners:
+    """Return the listening sockets, divided by whether their program has a data folder open.
 
-    The folder itself: programs that a server started may have a file of it open.
+    It is the folder itself, since programs that a server started may have a file of it open.
     """
-    own = os.path.realpath(folder)
-    return [each for sockets, files in _programs() if own in files for each in sockets]
+    own, found = os.path.realpath(folder), Listeners([], set())
+    for sockets, files in _programs():
+        if own in files:
+            found.own.extend(sockets)
+        else:
+            found.others.update(port for _, port in sockets)
+    return found
 
 
 def _programs() -> Iterator[tuple[list[Listening], set[str]]]:

@@ -91,10 +91,10 @@ def _add_sign_in(router: HttpRouter, console: Console, flow: SignInFlow) -> None
         tokens = await flow.finish(proof, answer, _address(request) + CALLBACK)
         entered = None
         try:
-            for token in (tokens or {}).values():
+            found = tokens or {}
+            for token in found.values():
                 await wait_for_issuer(console.pending, token)
-                given = (tokens or {}).get("id_token", "")
-                entered = entered or console.logins.enter(token, given)
+                entered = entered or console.logins.enter(token, found.get("id_token", ""))
         except ServiceError:  # Its keys cannot be fetched, or the login cannot be stored.
             tokens = None
         away = _ENDED.format("unavailable" if tokens is None else "refused")
