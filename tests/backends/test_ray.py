@@ -282,7 +282,7 @@ async def test_a_node_that_is_lost_fails_its_workload(backend, ray_world, report
     await backend.stop("a")
     with pytest.raises(BackendError):
         await backend.start(Order("a", FOREVER, (lost,)))
-    until(lambda: not ray_world.workloads())  # They end when they notice that their node did.
+    until(lambda: not ray_world.workloads())  # The node's processes end soon after it.
 
 
 async def test_an_address_without_ray_is_reported(monkeypatch, tmp_path):

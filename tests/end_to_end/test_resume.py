@@ -29,7 +29,7 @@ class Talk:
     """One connection, and the session that it belongs to."""
 
     def __init__(self, url: str) -> None:
-        # With a bound, hundreds of answers that no test reads would hold up the close for 10 s.
+        # With a bound, hundreds of unread answers would delay the close by 10 s.
         self._opened = connect(url, compression=None, max_queue=None)
         self.socket = self._opened.__enter__()
         self.session = self.socket.response.headers["Moorage-Session"]

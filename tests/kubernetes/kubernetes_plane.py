@@ -271,7 +271,7 @@ class Plane:
             self.until(lambda kind=kind: not self.all(kind), f"no {kind} is left")
 
     def _free_claims(self) -> None:
-        """Let deleted claims go: the controller may miss that a pod ended during its start."""
+        """Remove the finalizers of deleted claims: the controller may miss the end of a new pod."""
         for each in self.all("ResourceClaim"):
             with contextlib.suppress(PlaneError):  # Gone meanwhile.
                 change = {"metadata": {"finalizers": None}}

@@ -367,7 +367,7 @@ def test_an_upgrade_of_two_pods_changes_the_leader_once(
         )
         pods = [("moorage:0.2.0", False), ("moorage:0.2.0", True)]
         fresh_plane.until(lambda: images() == pods, "both are new")
-        # Its pod shows the new image, and is not ready, also before it stands by.
+        # The pod of a standby is never ready, so its state does not show that it stands by.
         fresh_plane.until(lambda: look_around(storage)[1], "the new server stands by")
         after, standbys = look_around(storage)
     assert after is not None

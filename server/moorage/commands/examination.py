@@ -251,7 +251,7 @@ def _port(
                 reason = f"{own} there, but does not answer as {name}: {_SILENT}"
                 return DoctorFinding(name, "broken", f"{host}:{port}: {reason}")
     if sockets and port:
-        # The flags of `serve` may say so; this command has none of them.
+        # The flags of `serve` may set other ports; this command has no such flags.
         detail = f"{host}:{port} ({', '.join(settings)}): {elsewhere} instead: {_OTHER_SETTINGS}"
         return DoctorFinding(name, "missing", detail)
     return DoctorFinding(name, "ok", f"{host}:{port} is free")

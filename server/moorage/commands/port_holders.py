@@ -37,7 +37,7 @@ class Listeners(NamedTuple):
 def find_listeners(folder: Path) -> Listeners:
     """Return the listening sockets, divided by whether their program has a data folder open.
 
-    It is the folder itself, since programs that a server started may have a file of it open.
+    A program that a server started may have a file of the folder open, but not the folder itself.
     """
     own, found = os.path.realpath(folder), Listeners([], set())
     for sockets, files in _programs():

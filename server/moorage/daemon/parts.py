@@ -1,4 +1,4 @@
-"""The parts of a daemon: what each phase of a start builds from the parts of the phases before.
+"""The parts of a daemon. Each phase of a start builds its parts from those of earlier phases.
 
 `daemon.start` builds them in order.
 """

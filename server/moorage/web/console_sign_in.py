@@ -50,7 +50,7 @@ def _add_log_out(router: HttpRouter, console: Console) -> None:
     async def log_out(request: Request) -> Response:
         """End the login of this browser, and close its WebSockets.
 
-        `sign_out`: where the browser ends its login at the issuer, and comes back from.
+        `sign_out` is the issuer's URL that ends the login there and sends the browser back.
         """
         login, left = login_of(console, request), None
         if login is not None:

@@ -99,7 +99,7 @@ class State:
         warm: The released leases whose workloads wait for the next request.
         resetting: Released leases whose workloads are being reset to become warm.
         preemptible: The leases that requests of higher priority may preempt.
-        noticed: Leases that were told when they will be preempted.
+        noticed: Leases whose clients know when the lease will be preempted.
         groups: The leases with anti-affinity.
         places: For each node, the leases on it, and the share that each of them holds.
         fencing: The last fencing number given out.

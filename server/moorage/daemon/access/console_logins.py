@@ -164,7 +164,7 @@ def _login(stored: _StoredLogin, token: str, cookie: str) -> Login:
 
 
 def _veil(text: bytes, cookie: str, kind: bytes = b"") -> bytes:
-    """Encrypt or decrypt a token with a cookie: it is random, and encrypts one of each kind."""
+    """Encrypt or decrypt a token with a random cookie, which encrypts one token of each kind."""
     key = b"moorage console " + kind + b"token " + cookie.encode()
     stream = hashlib.shake_256(key).digest(len(text))
     return bytes(one ^ other for one, other in zip(text, stream, strict=True))

@@ -1,6 +1,6 @@
-"""Signs browsers in to the console at the issuer, and out there.
+"""Signs browsers in to the console at the issuer, and logs them out there.
 
-In: authorization code with PKCE, on the server. Out: RP-Initiated Logout 1.0.
+The server signs in by an authorization code with PKCE, and logs out by RP-Initiated Logout 1.0.
 
 The browser gets no token: only a cookie that proves, when it comes back, that it is the one that
 was sent (`state`), and holds the verifier of RFC 7636.
@@ -104,8 +104,8 @@ class BrowserSignIn:
         None: the issuer has no such URL, or does not answer.
 
         Args:
-            id_token: Of the sign-in; empty if the issuer gave none.
-            redirect_uri: As at the beginning.
+            id_token: The ID token of the sign-in; empty if the issuer gave none.
+            redirect_uri: The address to which the issuer sends the browser back.
         """
         place = await self._endpoint("end_session_endpoint")
         if place is None:
