@@ -279,53 +279,98 @@ class Model:
             if self.disturbed:
                 named = replace(named, lapse_seconds=new.lapse_seconds)
             same = new == replace(named, used=new.used, begun=new.begun)
-            law(same and new != before, "a reservation stays what it is", fact, before)
+            law(
+                same and new != before,
+                "a later fact of a reservation changes only its devices or progress",
+                fact,
+                before,
+            )
             return
-        law(len(set(new.nodes)) == new.demand.nodes, "as many nodes as requested", fact)
+        law(len(set(new.nodes)) == new.demand.nodes, "a reservation has all demanded nodes", fact)
         for pair in new.nodes:
             node = self.node(Share(*pair))  # type: ignore[arg-type]  # Plain values in tests.
-            law(node is not None and not self.shut(*pair), "what is reserved is there", fact)
+            law(
+                node is not None and not self.shut(*pair),
+                "each node of a reservation is in the fleet and not cordoned",
+                fact,
+            )
         for other in self.reserved.values():
             apart = new.ends_at <= other.starts_at or other.ends_at <= new.starts_at
             both = new.parts and other.parts  # Parts of one node are checked below.
             shared = set(new.nodes) & set(other.nodes) if not both else ()
-            law(other is new or apart or not shared, "a device has one reservation", new, other)
+            law(
+                other is new or apart or not shared,
+                "no node reserved as a whole is reserved twice at one time",
+                new,
+                other,
+            )
         over = self.ending.keys() | self.finished.keys() | self.warm
         for name in self.leases.keys() - over if not new.parts else ():
             in_time = self.expires[name] <= new.starts_at
             there = {(s.cluster_id, s.node_id) for s in self.leases[name].placement} & {*new.nodes}
             there |= {(s.cluster_id, s.node_id) for s in self.shown(name)} & {*new.nodes}
             mine = self.leases[name].tenant == new.tenant
-            law(mine or in_time or not there, "no reservation is broken", fact, self.leases[name])
+            law(
+                mine or in_time or not there,
+                "no other tenant's lease overlaps a reservation of whole nodes",
+                fact,
+                self.leases[name],
+            )
         for name in self.lost.keys() - over:
             shown = {(s.cluster_id, s.node_id, gpu) for s in self.shown(name) for gpu in s.gpus}
             reserved = {(s.cluster_id, s.node_id, gpu) for s in new.parts for gpu in s.gpus}
             in_time = self.expires[name] <= new.starts_at
-            law(in_time or not shown & reserved, "none is promised what another has lost", fact)
-        law(len(new.parts) in {0, len(new.nodes)}, "each node has its part", new)
-        law(bool(new.parts) == bool(new.demand.gpus), "devices are reserved, else nodes", new)
+            law(
+                in_time or not shown & reserved,
+                "a reservation has no device that an overlapping lease has lost",
+                fact,
+            )
+        law(
+            len(new.parts) in {0, len(new.nodes)},
+            "a reservation has a part for each node or for none",
+            new,
+        )
+        law(
+            bool(new.parts) == bool(new.demand.gpus),
+            "a reservation has parts exactly if it demands GPUs",
+            new,
+        )
         for part in new.parts:
             pair = (part.cluster_id, part.node_id)
-            law(_serves(self.node(part), part, new.demand), "it can take the demand", new)  # type: ignore[arg-type]  # A law above.
+            law(
+                _serves(self.node(part), part, new.demand),  # type: ignore[arg-type]  # A law above.
+                "each part of a reservation satisfies its demand",
+                new,
+            )
             for at in agreed.moments(self, pair, None, new.starts_at, new.ends_at):
                 free = agreed.free_for(self, pair, at, None)
                 fits = free is not None and all(free[key] >= 0 for key in agreed.holds(part))
-                law(fits, "no reservation is broken", new, free)
+                law(fits, "no other lease or reservation overlaps a reservation of GPUs", new, free)
 
     def _unreserve(self, fact: Unreserved) -> None:
-        law(fact.reservation in self.reserved, "it ends once", fact)
+        law(fact.reservation in self.reserved, "only a known reservation ends", fact)
         over = self.reserved.pop(fact.reservation)
         if fact.reason.startswith("unused"):
-            law(fact.at >= over.starts_at + over.lapse_seconds, "it lapses as stated", fact, over)
+            law(
+                fact.at >= over.starts_at + over.lapse_seconds,
+                "a reservation lapses only after its lapse time",
+                fact,
+                over,
+            )
             used = over.used or any(
                 lease.tenant == over.tenant and pair in over.nodes
                 for name, lease in self.leases.items()
                 if name not in self.warm
                 for pair in ((share.cluster_id, share.node_id) for share in lease.placement)
             )
-            law(not used, "what is used does not lapse", fact, over)
+            law(not used, "no reservation lapses after its tenant has used it", fact, over)
         elif not fact.reason.startswith("ended by"):
-            law(fact.at >= over.ends_at, "a reservation lasts as long as agreed", fact, over)
+            law(
+                fact.at >= over.ends_at,
+                "only an operator or a lapse ends a reservation early",
+                fact,
+                over,
+            )
 
     @property
     def resetting(self) -> set[str]:
@@ -344,42 +389,50 @@ class Model:
                 self.clusters[cluster.id] = cluster
                 self._lose()
             case ClusterRemoved(cluster_id):
-                law(cluster_id in self.clusters, "only what is there is removed", fact)
+                law(cluster_id in self.clusters, "only a cluster of the fleet is removed", fact)
                 del self.clusters[cluster_id]
                 self.cordons = {
                     at: until for at, until in self.cordons.items() if at[0] != cluster_id
                 }
                 self._lose()
             case Cordoned(cluster_id, node, until=until):
-                law(cluster_id in self.clusters, "only what is there is cordoned", fact)
+                law(cluster_id in self.clusters, "a cordon names a cluster of the fleet", fact)
                 self.cordons[cluster_id, node] = until
             case Uncordoned(cluster_id, node):
-                law((cluster_id, node) in self.cordons, "it was out of service", fact)
+                law(
+                    (cluster_id, node) in self.cordons,
+                    "only a cordoned node or cluster is uncordoned",
+                    fact,
+                )
                 del self.cordons[cluster_id, node]
             case Reserved():
                 self._reserve(fact)
             case Unreserved():
                 self._unreserve(fact)
             case QuotaSet(tenant, project, None):
-                law((tenant, project) in self.quotas, "it had a quota", fact)
+                law((tenant, project) in self.quotas, "only an existing quota is removed", fact)
                 del self.quotas[tenant, project]
             case QuotaSet(tenant, project, quota):
                 self.quotas[tenant, project] = quota
             case HalfLifeSet() | DurationsCarried():
                 pass
             case Queued(ask, at, deadline):
-                law(ask.id not in self.waiting, "no request stands in the queue twice", fact)
-                law(ask.id not in self.leases, "a holder does not queue", fact)
-                law(ask.terms is not None and not ask.dry_run, "only asks for leases wait", fact)
+                law(ask.id not in self.waiting, "no request enters the queue twice", fact)
+                law(ask.id not in self.leases, "no request with a lease enters the queue", fact)
+                law(
+                    ask.terms is not None and not ask.dry_run,
+                    "no request for advice and no dry run is queued",
+                    fact,
+                )
                 patience = ask.terms.wait_seconds or ROOM_SECONDS_MAX
-                law(deadline == at + patience, "it waits as long as it said", fact)
+                law(deadline == at + patience, "a request waits for exactly its wait time", fact)
                 coming = EVICTED in self.ending.values() or self.own(ask)
                 gives_way = ask.terms.wait_seconds > 0 or coming
-                law(gives_way, "who would not wait does so for what is being evicted", fact)
+                law(gives_way, "a request without wait time waits only for a warm lease", fact)
                 self.waiting[ask.id] = fact
             case Dequeued(request):
-                law(request in self.waiting, "only a waiter leaves the queue", fact)
-                law(request not in self.requeued, "a lease ends, it is not refused", fact)
+                law(request in self.waiting, "only a queued request leaves the queue", fact)
+                law(request not in self.requeued, "no queued lease ends as a refused request", fact)
                 del self.waiting[request]
                 self.overtaken.pop(request, None)
             case Granted(lease, overtaken):
@@ -390,9 +443,13 @@ class Model:
             case Overtaken(request, times):
                 self.overtaken[request] = times
             case WaitExtended(request, deadline):
-                law(self.disturbed, "none waits longer than it said", fact)
-                law(request in self.waiting.keys() - self.requeued.keys(), "who waits", fact)
-                law(deadline > self.waiting[request].deadline, "it waits longer", fact)
+                law(self.disturbed, "only a stall, restart or clock change extends a wait", fact)
+                law(
+                    request in self.waiting.keys() - self.requeued.keys(),
+                    "a wait is extended only for a queued request, not for a lease",
+                    fact,
+                )
+                law(deadline > self.waiting[request].deadline, "an extended wait ends later", fact)
                 self.waiting[request] = replace(self.waiting[request], deadline=deadline)
             case ClockMoved(at, seconds):
                 self._move_clock(at, seconds)
@@ -400,57 +457,93 @@ class Model:
                 self.expires[lease_id] = expires_at
                 self.waiting[lease_id] = replace(self.waiting[lease_id], deadline=expires_at)
             case Renewed(lease_id, expires_at):
-                law(lease_id in self.leases, "only what is held is renewed", fact)
-                law(lease_id not in self.ending, "what is ending is not renewed", fact)
+                law(lease_id in self.leases, "only a lease that holds capacity is renewed", fact)
+                law(lease_id not in self.ending, "no ending lease is renewed", fact)
                 own = self.disturbed or lease_id not in self.warm
-                law(own, "what no tenant owns is not renewed", fact)
+                law(own, "no tenant renews a warm lease", fact)
                 before = self.expires[lease_id]
                 in_time = expires_at <= self.begins(self.leases[lease_id], before)
-                law(in_time, "no reservation is broken", fact)
+                law(in_time, "no renewed lease overlaps a reservation of another tenant", fact)
                 self.expires[lease_id] = expires_at
             case Started(lease_id):
-                law(lease_id in self.leases, "only what is held starts", fact)
+                law(lease_id in self.leases, "only a lease that holds capacity starts", fact)
                 self.active.add(lease_id)
             case Preempted(lease_id):
-                law(lease_id in self.leases, "only what is held gives way", fact)
+                law(lease_id in self.leases, "only a lease that holds capacity gets notice", fact)
                 over = self.ending.keys() | self.finished.keys() | self.warm
-                law(lease_id not in over, "what is over gives way to none", fact)
+                law(lease_id not in over, "no ending, finished or warm lease gets notice", fact)
                 before = self.notices.get(lease_id)
                 if before is None:
                     self._may_get_notice(fact)
                 else:
                     later = self.disturbed and before.until < fact.until
-                    law(later and before.by == fact.by, "it gets one notice", fact)
+                    law(
+                        later and before.by == fact.by,
+                        "only a stall, restart or clock change prolongs a notice",
+                        fact,
+                    )
                 self.notices[lease_id] = fact
             case Spared(lease_id):
-                law(self.notices.pop(lease_id, None) is not None, "it had a notice", fact)
+                law(
+                    self.notices.pop(lease_id, None) is not None,
+                    "only a lease with notice is spared",
+                    fact,
+                )
             case Moved(lease_id, _, placement, _, lost):
                 same = [replace(share, gpus=()) for share in placement]
                 before = [replace(share, gpus=()) for share in self.leases[lease_id].placement]
-                law(same == before, "what is held has another name, and no more", fact)
-                law({*lost} == {*self.lost.get(lease_id, ())}, "what is lost is named", fact)
+                law(same == before, "a move changes only the device names of a lease", fact)
+                law(
+                    {*lost} == {*self.lost.get(lease_id, ())},
+                    "a move lists exactly the lost devices of the lease",
+                    fact,
+                )
                 self._count(self.leases[lease_id], -1, among_others=True)
                 self.leases[lease_id] = replace(self.leases[lease_id], placement=placement)
                 self._count(self.leases[lease_id], 1, among_others=True)
             case Ending(lease_id, at, reason):
                 self._check_end(lease_id, reason, at)
-                law(self.leases[lease_id].provision is not None, "only engines take time", fact)
+                law(
+                    self.leases[lease_id].provision is not None,
+                    "only a lease with a workload is ending",
+                    fact,
+                )
                 before = self.ending.get(lease_id)
                 given_up = lease_id in self.resetting and reason != RELEASED
-                law(before is None or given_up, "it ends once, but for what was to stay warm", fact)
+                law(
+                    before is None or given_up,
+                    "no ending lease begins to end again, unless its reset is given up",
+                    fact,
+                )
                 self.ending[lease_id] = reason
                 self.warm.discard(lease_id)
             case Finished(lease_id, outcome):
                 self._check_end(lease_id, outcome.detail, outcome.at)
-                law(lease_id in self.leases, "only what is held finishes", fact)
-                law(lease_id not in self.ending.keys() | self.finished.keys(), "it ends once", fact)
-                law(outcome.attempt == self.leases[lease_id].attempt, "it says what ended", fact)
+                law(lease_id in self.leases, "only a lease that holds capacity finishes", fact)
+                law(
+                    lease_id not in self.ending.keys() | self.finished.keys(),
+                    "no ending or finished lease finishes",
+                    fact,
+                )
+                law(
+                    outcome.attempt == self.leases[lease_id].attempt,
+                    "an outcome has the attempt number of its lease",
+                    fact,
+                )
                 self.finished[lease_id] = outcome
             case Warmed(lease_id, at, expires_at):
-                law(self.ending.pop(lease_id, "") == RELEASED, "only the released is warm", fact)
+                law(
+                    self.ending.pop(lease_id, "") == RELEASED,
+                    "only a released lease becomes warm",
+                    fact,
+                )
                 provision = self.leases[lease_id].provision
-                law(provision.keep_warm_seconds > 0, "only as requested", fact)  # type: ignore[union-attr]  # Only what has one is `Ending`.
-                law(expires_at == at + provision.keep_warm_seconds, "as long as requested", fact)  # type: ignore[union-attr]  # As above.
+                law(provision.keep_warm_seconds > 0, "only a lease that asks for it is warm", fact)  # type: ignore[union-attr]  # Only what has one is `Ending`.
+                law(
+                    expires_at == at + provision.keep_warm_seconds,  # type: ignore[union-attr]  # As above.
+                    "a warm lease lasts for its keep-warm time",
+                    fact,
+                )
                 self.warm.add(lease_id)
                 self.expires[lease_id] = expires_at
             case Requeued():
@@ -459,14 +552,14 @@ class Model:
                 self._check_pause(fact)
             case Resumed(lease_id, at):
                 retry_at = self.paused.pop(lease_id, at + 1)
-                law(at >= retry_at, "it pauses as long as it should", fact, retry_at)
+                law(at >= retry_at, "no lease resumes before its retry time", fact, retry_at)
             case Ended(lease_id) if lease_id in self.requeued:
                 del self.requeued[lease_id], self.waiting[lease_id]
                 self.overtaken.pop(lease_id, None)
                 self.paused.pop(lease_id, None)
                 self.ended.add(lease_id)
             case Ended(lease_id, at, reason):
-                law(lease_id in self.leases, "it ends once", fact)
+                law(lease_id in self.leases, "only a lease that holds capacity or waits ends", fact)
                 if lease_id not in self.ending and lease_id not in self.finished:
                     self._check_end(lease_id, reason, at)
                 lease = self.leases.pop(lease_id)
@@ -503,40 +596,69 @@ class Model:
 
     def _may_get_notice(self, fact: Preempted) -> None:
         lease, waiter = self.leases[fact.lease], self.waiting.get(fact.by)
-        law(waiter is not None, "who waits is given way to", fact)
+        law(waiter is not None, "a lease gets notice only for a waiting request", fact)
         assert waiter is not None
         terms = lease.terms
         if terms.preemptible and terms.priority < waiter.ask.priority:
             in_time = fact.until >= fact.at + terms.notice_seconds
-            law(in_time, "it has its notice", fact, lease)
+            law(in_time, "a preempted lease has at least its own notice time", fact, lease)
             lasted = fact.until >= lease.granted_at + terms.runtime_seconds_min
-            law(lasted, "it lasts as long as it must", fact, lease)
+            law(lasted, "a preempted lease lasts for at least its minimum runtime", fact, lease)
         else:
             wants, its = self._quota(waiter.ask.tenant, None), self._quota(lease.tenant, None)
-            law(fact.until >= fact.at + wants.notice_seconds, "it has its notice", fact)
+            law(
+                fact.until >= fact.at + wants.notice_seconds,
+                "a lease on borrowed quota has at least the notice time of the lender",
+                fact,
+            )
             own, used = its.nominal.gpu_milli, self.used(lease.tenant, None)["gpu_milli"]
-            law(own is not None and used > own, "only what is borrowed is taken back", fact)
+            law(
+                own is not None and used > own,
+                "quota is taken back only from a tenant above its own quota",
+                fact,
+            )
             wanted = self.used(waiter.ask.tenant, None)["gpu_milli"] + needs_of(waiter.ask)
             mine = wants.nominal.gpu_milli
-            law(mine is not None and wanted <= mine, "and only for one's own", fact)
-        law(fact.until <= waiter.deadline, "none leaves for a request that has given up", fact)
+            law(
+                mine is not None and wanted <= mine,
+                "quota is taken back only for a tenant within its own quota",
+                fact,
+            )
+        law(fact.until <= waiter.deadline, "a notice ends by the deadline of its waiter", fact)
 
     def _check_end(self, name: str, reason: str, now: float) -> None:
         notice = self.notices.pop(name, None)
         if reason.startswith("preempted"):
-            law(notice is not None and now >= notice.until, "none leaves before its time", name)
+            law(
+                notice is not None and now >= notice.until,
+                "no lease is preempted before its notice ends",
+                name,
+            )
             assert notice is not None
-            law(notice.by in self.waiting, "none leaves for a request that is gone", name)
+            law(notice.by in self.waiting, "a lease is preempted only for a waiting request", name)
 
     def _check_requeue(self, fact: Requeued, asks: dict[str, Ask]) -> None:
-        law(fact.lease in self.leases, "only what is held goes back into the queue", fact)
-        law(fact.lease not in self.ending, "what is over does not come back", fact)
+        law(fact.lease in self.leases, "only a lease that holds capacity is requeued", fact)
+        law(fact.lease not in self.ending, "no ending lease is requeued", fact)
         lease = self.leases.pop(fact.lease)
         provision = lease.provision
-        law(provision is not None and provision.on_failure == "requeue", "only as requested", lease)
-        law(lease.attempt < provision.attempts_max, "no more starts than requested", lease)  # type: ignore[union-attr]  # The law above.
+        law(
+            provision is not None and provision.on_failure == "requeue",
+            "only a lease that asks for it is requeued",
+            lease,
+        )
+        law(
+            lease.attempt < provision.attempts_max,  # type: ignore[union-attr]  # The law above.
+            "a lease is requeued only if it has attempts left",
+            lease,
+        )
         outcome = self.finished.pop(fact.lease, None)
-        law(outcome is not None and outcome.phase == "failed", "only what failed", fact, outcome)
+        law(
+            outcome is not None and outcome.phase == "failed",
+            "only a lease whose workload failed is requeued",
+            fact,
+            outcome,
+        )
         self._count(lease, -1)
         self._let_go(fact.lease)
         self.active.discard(fact.lease)
@@ -547,17 +669,22 @@ class Model:
         self.waiting[fact.lease] = Queued(ask, lease.asked_at, due)
 
     def _check_pause(self, fact: Paused) -> None:
-        law(fact.lease in self.requeued, "only a lease in the queue pauses", fact)
-        law(fact.lease not in self.paused, "it pauses once at a time", fact)
+        law(fact.lease in self.requeued, "only a requeued lease pauses", fact)
+        law(fact.lease not in self.paused, "no paused lease pauses again", fact)
         if fact.faults:
             self.faults[fact.lease] += 1
-            law(fact.faults == self.faults[fact.lease], "faults are counted", fact)
-            law(fact.faults <= FAULTS_MAX, "no more faults than that", fact)
+            law(fact.faults == self.faults[fact.lease], "a pause counts the faults before it", fact)
+            law(fact.faults <= FAULTS_MAX, "a lease pauses for at most FAULTS_MAX faults", fact)
             pause = FAULT_PAUSE_SECONDS * 2.0 ** (fact.faults - 1)
         else:
             pause = self.pause_seconds * 2.0 ** (self.requeued[fact.lease].attempt - 1)
         pause = min(60.0, pause)
-        law(fact.retry_at == fact.at + pause, "it pauses twice as long each time", fact, pause)
+        law(
+            fact.retry_at == fact.at + pause,
+            "each pause is twice as long as the last, up to 60 s",
+            fact,
+            pause,
+        )
         self.paused[fact.lease] = fact.retry_at
 
     def _lose(self) -> None:
@@ -603,19 +730,25 @@ class Model:
         for _, device, _ in mine:
             others = [(each, milli) for held in self.held.values() for _, each, milli in held]
             much = sum(milli for each, milli in others if each == device)
-            law(much <= 1000, "no device is promised twice, whatever it is called", lease, device)
+            law(much <= 1000, "no device is over-allocated, whatever its name", lease, device)
             parts = [each for each, _ in others if _is_part(each, device) or _is_part(device, each)]
-            law(not parts, "no device is promised whole and in parts", lease, parts)
+            law(not parts, "no device is held both whole and in parts", lease, parts)
 
     def check_names(self) -> None:
         """Check that each lease lists the present names of its devices."""
-        law(max(self.devices.values(), default=0) <= 1000, "no device is promised twice", self)
+        law(max(self.devices.values(), default=0) <= 1000, "no device is over-allocated", self)
         for name, held in self.held.items():
             shares = {(x.cluster_id, x.node_id): x.gpus for x in self.leases[name].placement}
             for pair, device, _ in held:
                 now = self._there(pair).get(device)
                 named = now is None or now in shares[pair]
-                law(named, "what is held moves with its device", self.leases[name], device, now)
+                law(
+                    named,
+                    "a lease lists the present name of each device that it holds",
+                    self.leases[name],
+                    device,
+                    now,
+                )
 
     def _count(self, lease: Lease, sign: int, *, among_others: bool = False) -> None:
         for share in lease.placement:
@@ -625,46 +758,77 @@ class Model:
             for gpu in share.gpus:
                 self.devices[*pair, gpu] += sign * share.gpu_milli
                 once = among_others or self.devices[*pair, gpu] <= 1000
-                law(once, "no device is promised twice", lease, gpu)
+                law(once, "no device is over-allocated within a turn", lease, gpu)
 
     def _check_grant(self, lease: Lease, asks: dict[str, Ask], now: float) -> None:
-        law(lease.fencing > self.fencing, "fencing numbers grow", lease.fencing, self.fencing)
-        law(lease.id not in self.paused, "nothing starts while it pauses", lease)
+        law(
+            lease.fencing > self.fencing,
+            "each grant has a higher fencing number than all earlier ones",
+            lease.fencing,
+            self.fencing,
+        )
+        law(lease.id not in self.paused, "no paused lease is granted", lease)
         self.faults.pop(lease.id, None)
-        law(lease.id not in self.leases and lease.id not in self.ended, "granted once", lease.id)
+        law(
+            lease.id not in self.leases and lease.id not in self.ended,
+            "no granted or ended lease is granted again",
+            lease.id,
+        )
         self.fencing = lease.fencing
         ask = asks[lease.id]
-        law(ask.terms is not None and not ask.dry_run, "only who asks for a lease gets it", ask)
+        law(
+            ask.terms is not None and not ask.dry_run,
+            "no request for advice and no dry run is granted",
+            ask,
+        )
         same = (lease.tenant, lease.token_digest, lease.policy, lease.terms, lease.provision)
         requested = (ask.tenant, ask.token_digest, ask.policy, ask.terms, ask.provision)
-        law(same == requested, "the lease is the asker's", same, requested)
-        law(lease.granted_at == now, "granted now", lease, now)
-        law(lease.state == ("starting" if lease.provision else "granted"), "young", lease.state)
+        law(
+            same == requested,
+            "a lease has the tenant, token, policy, terms and workload of its request",
+            same,
+            requested,
+        )
+        law(lease.granted_at == now, "a lease's grant time is the present time", lease, now)
+        law(
+            lease.state == ("starting" if lease.provision else "granted"),
+            "a new lease is starting if it has a workload, else granted",
+            lease.state,
+        )
         key = (ask.tenant, ask.terms.idempotency_key)
         before = self.requeued.pop(lease.id, None)
         if before is not None:
-            law(lease.attempt == before.attempt + 1, "starts are counted", lease, before)
+            law(
+                lease.attempt == before.attempt + 1,
+                "a lease granted again has the next attempt number",
+                lease,
+                before,
+            )
             same = (lease.expires_at, lease.asked_at) == (self.expires[lease.id], before.asked_at)
-            law(same, "a new place is not a new time", lease, before)
+            law(same, "a lease granted again keeps its end and request time", lease, before)
         else:
-            law(lease.attempt == 1, "starts are counted", lease)
+            law(lease.attempt == 1, "the first grant of a lease has attempt number 1", lease)
             until = now + lease.terms.ttl_seconds
             if lease.terms.ttl_seconds_min:
                 until = min(until, self.begins(lease, now))
                 agreed = lease.expires_at >= now + lease.terms.ttl_seconds_min
-                law(agreed, "not for less than agreed", lease)
-            law(lease.expires_at == until, "for as long as requested", lease)
+                law(agreed, "a lease lasts for at least its ttl_seconds_min", lease)
+            law(
+                lease.expires_at == until,
+                "a lease lasts for its ttl_seconds unless a reservation may shorten it",
+                lease,
+            )
         if key[1] and before is None:
-            law(key not in self.keys, "a key never yields two leases", key, lease.id)
+            law(key not in self.keys, "no idempotency key gets two leases", key, lease.id)
             self.keys[key] = lease.id
         beyond = self.beyond(lease.tenant, lease.terms.project, holds(lease.placement))
-        law(not beyond, "no quota is exceeded beyond what is borrowed", lease)
+        law(not beyond, "no grant exceeds a quota plus what that quota may borrow", lease)
         self.waiting.pop(lease.id, None)
         self.leases[lease.id] = lease
         self.expires[lease.id] = lease.expires_at
         self._sound(ask, lease)
         in_time = lease.expires_at <= self.begins(lease, now, at_once=True)
-        law(in_time, "no reservation is broken", lease)
+        law(in_time, "no new lease overlaps a reservation of another tenant", lease)
         for name, each in self.reserved.items():
             there = {(share.cluster_id, share.node_id) for share in lease.placement}
             if each.tenant == lease.tenant and each.starts_at <= now and there & set(each.nodes):
@@ -675,8 +839,8 @@ class Model:
             pair = (share.cluster_id, share.node_id)
             node = self.node(share)
             assert node is not None
-            law(self.cpu[pair] <= node.cpu_milli, "no core is promised twice", lease)
-            law(self.memory[pair] <= node.memory_mib, "no memory is promised twice", lease)
+            law(self.cpu[pair] <= node.cpu_milli, "no node's CPU is over-allocated", lease)
+            law(self.memory[pair] <= node.memory_mib, "no node's memory is over-allocated", lease)
 
     def node(self, share: Share) -> Node | None:
         cluster = self.clusters.get(share.cluster_id)
@@ -685,44 +849,53 @@ class Model:
 
     def _sound(self, ask: Ask, lease: Lease) -> None:
         shares, demand = lease.placement, ask.demand
-        law((lease.choice is None) == (not ask.alternatives), "a choice among alternatives", lease)
+        law(
+            (lease.choice is None) == (not ask.alternatives),
+            "a lease has a choice exactly if its request has alternatives",
+            lease,
+        )
         if lease.choice is not None:
             demand = ask.alternatives[lease.choice]
-        law(bool(shares), "a lease holds something", lease)
+        law(bool(shares), "a lease has at least one share", lease)
         law(
-            len({(s.cluster_id, s.node_id) for s in shares}) == len(shares), "each node once", lease
+            len({(s.cluster_id, s.node_id) for s in shares}) == len(shares),
+            "no lease has two shares on one node",
+            lease,
         )
         for share in shares:
             allowed = ask.candidates is None or share.cluster_id in ask.candidates
-            law(allowed, "no grant outside the candidates", ask, share)
+            law(allowed, "each cluster of a lease is a candidate of its request", ask, share)
             node = self.node(share)
-            law(node is not None, "what is granted exists", share)
+            law(node is not None, "each node of a lease is in the fleet", share)
             assert node is not None
             law(
                 not self.shut(share.cluster_id, share.node_id),
-                "nothing comes to what is out of service",
+                "no lease is granted on a cordoned node",
                 share,
             )
-            law(not node.unavailable, "nothing is granted where nothing can start", share)
+            law(not node.unavailable, "no lease is granted on an unavailable node", share)
             near = self.near(lease, share.cluster_id, node)
-            law(not near, "leases of a group keep apart", lease, near)
+            law(not near, "no lease is near another lease of its anti-affinity group", lease, near)
             gpus = [gpu for gpu in node.gpus if gpu.id in share.gpus]
-            law(len(gpus) == len(share.gpus), "each device exists, once", share)
-            law(1 <= share.gpu_milli <= 1000, "a share is a share", share)
+            law(len(gpus) == len(share.gpus), "a share lists existing devices, each once", share)
+            law(1 <= share.gpu_milli <= 1000, "each share's gpu_milli is from 1 to 1000", share)
             for gpu in gpus if share.gpu_milli < 1000 else ():
-                law(not gpu.exclusive, "an exclusive device is not shared", share, gpu)
+                law(not gpu.exclusive, "no exclusive device is shared", share, gpu)
             if demand is not None:
-                law(_serves(node, share, demand), "a grant satisfies the demand", demand, share)
+                law(_serves(node, share, demand), "each share satisfies the demand", demand, share)
                 pair = (share.cluster_id, share.node_id)
                 law(
-                    _has_labels(pair, node, demand), "a grant is where its labels say", demand, node
+                    _has_labels(pair, node, demand),
+                    "each node of a lease meets the label requirements of the demand",
+                    demand,
+                    node,
                 )
         if demand is not None:
-            law(len(shares) == demand.nodes, "a gang is whole", demand, lease)
+            law(len(shares) == demand.nodes, "a lease has as many nodes as demanded", demand, lease)
             if demand.topology in {"rack", "zone"} and len(shares) > 1:
                 places = {(s.cluster_id, getattr(self.node(s), demand.topology)) for s in shares}
                 together = len(places) == 1 and all(name for _, name in places)
-                law(together, f"one {demand.topology}", places)
+                law(together, f"all nodes of a gang are in one {demand.topology}", places)
 
     def fits_without(
         self,

@@ -146,7 +146,7 @@ class Witness:
         self.declined |= self._declined_waiters()
         for number, fact in enumerate(turn.facts):
             if isinstance(fact, Granted):
-                law(fact.lease.id not in self.refused, "a no is a no", fact)
+                law(fact.lease.id not in self.refused, "no refused request is granted", fact)
                 self._in_turn(fact.lease, event)
                 self._keeps_quota(fact.lease, event)
                 self._overtaking(fact, event)
@@ -154,7 +154,11 @@ class Witness:
                 self._check_free(fact, event, turn.facts[number + 1 : number + 2])
             if isinstance(fact, Requeued):
                 pauses = any(isinstance(after, Paused) for after in turn.facts[number + 1 :])
-                law(pauses == (world.pause_seconds > 0), "what failed needs time", fact)
+                law(
+                    pauses == (world.pause_seconds > 0),
+                    "a requeued lease pauses exactly if pauses are configured",
+                    fact,
+                )
             if isinstance(fact, Ended) and isinstance(event, ConsultFailed):
                 self._blameless(fact, event)
             if self._is_new_notice(fact) and fact.by not in noticed_for:
@@ -167,7 +171,7 @@ class Witness:
             if isinstance(fact, Renewed) and fact.lease in model.leases:
                 graced = isinstance(event, Restarted | Stalled)
                 in_time = fact.expires_at <= model.leaves_by(model.leases[fact.lease])
-                law(in_time or graced, "no lease is renewed beyond the time of a drain", fact)
+                law(in_time or graced, "only grace renews leases past a drain or reservation", fact)
         for effect in turn.effects:
             if isinstance(effect, Respond | Recall):
                 self._answer(effect, event)
@@ -179,32 +183,37 @@ class Witness:
                 self._whole_first(effect)
             if isinstance(effect, Forget) and isinstance(event, SessionLost):
                 stays = effect.request not in model.waiting
-                law(stays, "a waiter keeps its place, whichever leaves", event, effect)
+                law(stays, "no waiter loses its consultation when a session ends", event, effect)
         if turn.facts:
             model.check_names()
         state = world.allocator.state
-        law(state.leases.keys() == model.leases.keys(), "the state is what the facts say")
-        law(state.waiting.keys() == model.waiting.keys(), "the queue is what the facts say")
+        law(state.leases.keys() == model.leases.keys(), "the state has the leases of the facts")
+        law(state.waiting.keys() == model.waiting.keys(), "the state has the waiters of the facts")
         in_line = {name for line in self._lines() for name in line.waiters}
         ready = model.waiting.keys() - model.paused.keys()
-        law(in_line == ready, "who may be served stands in line, and no other", in_line, ready)
+        law(in_line == ready, "the lines hold exactly the waiters without a pause", in_line, ready)
         due, true_due = world.allocator.next_deadline(), model.next_deadline()
-        law(due == true_due, "the next deadline is the true one", due, true_due)
+        law(due == true_due, "the allocator's next deadline is that of the model", due, true_due)
         if isinstance(event, Restarted):
             orders = {e.lease.id for e in turn.effects if isinstance(e, Start | Stop | KeepWarm)}
             engaged = {name for name, lease in model.leases.items() if lease.provision}
             over = {fact.lease for fact in turn.facts if isinstance(fact, Ended)}  # Taken over.
-            law(orders - over == engaged, "engines get their orders again", orders, engaged)
+            law(
+                orders - over == engaged,
+                "after a restart, exactly the leases with workloads get orders",
+                orders,
+                engaged,
+            )
             self._check_grace(inf, event.grace_seconds)
         if isinstance(event, Stalled):
             self._check_grace(event.seconds, event.grace_seconds)
         if isinstance(event, ClockSet):
             expires = {name: lease.expires_at for name, lease in state.leases.items()}
             same = {name: self.due[name] + event.seconds for name in expires}
-            law(expires == same, "a clock that is set leaves the same time", expires, same)
+            law(expires == same, "a clock change moves each lease's end equally", expires, same)
         if isinstance(event, Tick):
             over = true_due is None or true_due > world.now
-            law(over, "nothing outlives its deadline", true_due, world.now)
+            law(over, "after a tick, no deadline is due", true_due, world.now)
         self.turns += 1
         if self.turns % 16 == 0:
             check(state)
@@ -232,7 +241,7 @@ class Witness:
         ]
         if fact.overtakes is not None:
             counted = [at for at, name in behind if name == fact.overtakes]
-            law(bool(counted), "only who is overtaken is counted", fact, behind)
+            law(bool(counted), "an overtaking counts only for an overtaken waiter", fact, behind)
             behind = [(at, name) for at, name in behind if at < counted[0]]
         # A waiter whose policy has just declined may be overtaken, even if it is consulted again.
         said = event.request if isinstance(event, Proposed | ConsultFailed) else ""
@@ -244,7 +253,12 @@ class Witness:
             shared += [ask.project] if shared and lease.terms.project == ask.project else []
             short = any(model.short(ask.tenant, each, needs(ask.demand)) for each in shared)
             there = model.could_be(lease, ask.demand, ask.candidates) and not self._beyond(ask)
-            law(not short and not there, "each time that one is overtaken is counted", fact, name)
+            law(
+                not short and not there,
+                "each overtaking of a waiter that the lease may delay is counted",
+                fact,
+                name,
+            )
 
     def _overdue(self, name: str) -> bool:
         return self.model.overtaken[name] >= self.world.overtaken_max
@@ -260,7 +274,12 @@ class Witness:
             if lease.terms.priority <= ask.priority:
                 both = _sum(holds(lease.placement), needs(ask.demand))
                 short = self.model.short(lease.tenant, project, both)
-                law(not short, "quota is reserved for who was overtaken too often", lease, first)
+                law(
+                    not short,
+                    "no grant takes quota reserved for a waiter overtaken too often",
+                    lease,
+                    first,
+                )
 
     def _overdue_on(self, tenant: str, project: str | None) -> list[str]:
         """Return the waiters for which an account's quota may be reserved, the first one first."""
@@ -295,7 +314,7 @@ class Witness:
         if not new:
             return
         model, ask = self.model, self.model.waiting[new[0].by].ask
-        law(len({fact.by for fact in new}) == 1, "one request at a time is given way to", new)
+        law(len({fact.by for fact in new}) == 1, "leases get notice together for one request", new)
         victims = [fact.lease for fact in new]
         over = model.ending.keys() | model.finished.keys() | model.warm
         noticed = {name for name in model.notices if name not in victims}
@@ -305,13 +324,16 @@ class Witness:
         now = max(self.world.now, *waited, *(fact.until for fact in new))  # It is granted then.
         shut = model.shut_for_good(ask, now)
         fits = model.fits_without(all_gone, ask.demand, ask.candidates, shut, ask, now)
-        law(fits, "no victim is chosen in vain", new, ask)
+        law(fits, "a request has room once all leases with notice are gone", new, ask)
         mine = {name for name in noticed if model.notices[name].by == ask.id}
         for name in victims:
             rest = {*over, *mine, *victims} - {name}
             spare = model.fits_without(rest, ask.demand, ask.candidates, shut, ask, now)
             law(
-                not spare or (len(victims) > 1 and ask.demand.nodes > 1), "none need not", name, ask
+                not spare or (len(victims) > 1 and ask.demand.nodes > 1),
+                "a request needs the end of each lease that gets notice for it",
+                name,
+                ask,
             )
 
     def _helps(self, fact: Ending | Ended, noticed_for: set[str]) -> None:
@@ -323,13 +345,13 @@ class Witness:
         gone, shut = {*over, *model.warm, *model.notices}, model.shut_for_good(ask, now)
         assert ask.demand is not None
         fits = model.fits_without(gone, ask.demand, ask.candidates, shut, ask, now)
-        law(fits, "none leaves in vain", fact, ask)
+        law(fits, "a preempted lease still makes room for its request", fact, ask)
 
     def _blameless(self, fact: Ended, event: ConsultFailed) -> None:
         """A policy that cannot answer at the moment ends no lease."""
         if fact.lease in self.model.requeued and event.refusal.code in PASSING:
             enough = self.model.faults[fact.lease] == FAULTS_MAX
-            law(enough, "a fault that passes ends no lease", fact, event)
+            law(enough, "a lease survives fewer than FAULTS_MAX passing policy faults", fact, event)
 
     def _gave_way(self, effect: Respond | Recall, waited: set[str]) -> None:
         """No request is refused for lack of room while room exists or warm leases could make it."""
@@ -343,7 +365,11 @@ class Witness:
         if self.world.honest and consulted and answer.code is Code.POLICY_DECLINED:
             need = ask.alternatives[-1] if ask.alternatives else ask.demand or hidden_demand(ask)
             shut = self._shut(ask, need)
-            law(not model.fits(need, ask.candidates, shut), "room that came back is seen", ask)
+            law(
+                not model.fits(need, ask.candidates, shut),
+                "no request is declined while nodes have room for it",
+                ask,
+            )
         holds = ask.terms is not None and not ask.dry_run and ask.demand is not None
         if not holds or answer.code is not Code.NO_CAPACITY or self.asks[ask.id] is not ask:
             return
@@ -352,7 +378,7 @@ class Witness:
             fits = model.fits(ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # `holds` says so.
             shut = (*shut, *model.partly)
             could = model.fits_without(model.warm, ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # As above.
-            law(fits or not could, "no refusal that an eviction could avoid", ask, model.warm)
+            law(fits or not could, "no refused request has room after an eviction", ask, model.warm)
 
     def _check_free(self, fact: Ended | Requeued, event: Event, after: list[Fact]) -> None:
         """Only the backend's report about the same grant frees the devices of a workload.
@@ -362,23 +388,23 @@ class Witness:
         lease = self.model.leases[fact.lease]
         heir = after[0].lease if after and isinstance(after[0], Granted) else None
         if heir is not None and heir.inherited:
-            law(lease.id in self.model.warm, "only what no tenant owns is taken over", lease, heir)
+            law(lease.id in self.model.warm, "only a warm lease is taken over", lease, heir)
             had = (lease.workload, lease.placement, lease.tenant, lease.policy)
             has = (heir.inherited, heir.placement, heir.tenant, heir.policy)
-            law(had == has, "what is taken over stays what it was", lease, heir)
+            law(had == has, "a takeover keeps workload, placement, tenant and policy", lease, heir)
             one, other = self.asks[lease.id], self.asks[heir.id]
             given = [
                 ask.demand if its.choice is None else ask.alternatives[its.choice]
                 for ask, its in ((one, lease), (other, heir))
             ]
-            law(given[0] == given[1], "for one like it", heir)
-            law(one.inputs == other.inputs, "and who says the same", heir)
+            law(given[0] == given[1], "a takeover is for a request with an equal demand", heir)
+            law(one.inputs == other.inputs, "a takeover is for a request with equal inputs", heir)
             return
         if lease.provision is not None:
             said = (fact.lease, lease.fencing) in self.let_go
-            law(said, "devices are freed on the engine's word", fact)
+            law(said, "a workload's devices are freed only after a report about its grant", fact)
             over = isinstance(event, WorkloadFailed | WorkloadStopped)
-            law(over, "and only then", event)
+            law(over, "a workload's devices are freed only in the turn of a report", event)
 
     def _check_consultation(self, consult: Consult) -> None:
         """A node where a workload failed is excluded while another node has room."""
@@ -388,7 +414,7 @@ class Witness:
             return
         shut = (*consult.reserved, *ask.avoid)
         elsewhere = self.model.fits(ask.demand, ask.candidates, shut)
-        law(not elsewhere, "a failed node is tried last", consult)
+        law(not elsewhere, "a node where the workload failed is offered last", consult)
 
     def _whole_first(self, consult: Consult) -> None:
         """A policy gets places for a shorter lease only if no full lease fits."""
@@ -403,7 +429,7 @@ class Witness:
             closed = self.world.allocator.requests.queue.nodes_reserved_ahead(ask)
             shut |= {*consult.reserved, *closed}
             elsewhere = self.model.fits(ask.demand, ask.candidates, shut)
-            law(not elsewhere, "no lease is shortened where a whole one fits", consult)
+            law(not elsewhere, "no lease is shortened while one of full length fits", consult)
 
     def _check_grace(self, seconds: float, grace_seconds: float) -> None:
         """Each lease and waiter gets its grace, or lasts until the lease must leave its node."""
@@ -416,7 +442,13 @@ class Witness:
                 continue  # The lease was granted after the stall.
             least = now + (grace_seconds if due <= now else min(seconds, grace_seconds))
             least = least if lease is None else min(least, model.leaves_by(lease))
-            law(held[name] >= least, "leases and waiters get their grace", name, due, least)
+            law(
+                held[name] >= least,
+                "leases and waiters get their grace after a stall or restart",
+                name,
+                due,
+                least,
+            )
         prolonged = [
             (self.due[name], held[name])
             for name, lease in model.leases.items()
@@ -425,20 +457,24 @@ class Witness:
         for name in model.waiting.keys() & self.due.keys():
             earlier = [e for d, e in prolonged if d < min(e, self.due[name] - INSTANT)]
             outlasts = held[name] > max(earlier, default=0.0)
-            law(outlasts, "who waits outlasts the leases that it would have", name, earlier)
+            law(outlasts, "a waiter outlasts the same prolonged leases as before", name, earlier)
         over = model.ending.keys() | model.finished.keys()
         for name in self.noticed.keys() & model.notices.keys() - over:
             due, until = self.noticed[name], model.notices[name].until
             least = now + (grace_seconds if due <= now else min(seconds, grace_seconds))
-            law(until >= least, "who gives way gets its grace", name, due, least)
+            law(until >= least, "a notice has its grace after a stall or restart", name, due, least)
             waiter = model.waiting.get(model.notices[name].by)
             in_time = waiter is None or until <= waiter.deadline
-            law(in_time, "none leaves for a request that has given up", name)
+            law(in_time, "a prolonged notice ends by the deadline of its waiter", name)
         for each in model.reserved.values():
             lapses = each.begun and each.lapse_seconds and not each.used
             least = min(each.ends_at, now + min(seconds, grace_seconds))
             until = each.starts_at + each.lapse_seconds
-            law(not lapses or until >= least, "reservations get their grace", each)
+            law(
+                not lapses or until >= least,
+                "unused reservations get their grace after a stall or restart",
+                each,
+            )
 
     def _in_turn(self, lease: Lease, event: Event) -> None:
         """No request of lower priority is served while an equal one of higher priority sleeps."""
@@ -456,7 +492,7 @@ class Witness:
                 for share in lease.placement
                 if not agreed.is_own(self.model, lease, share)
             } & self.head_nodes
-            law(not touched, "the head's nodes are left alone", lease, closed)
+            law(not touched, "no lower-ranking lease gets the head's reserved nodes", lease, closed)
         if not self.world.honest or ask.demand is None:
             return
         if all(agreed.is_own(self.model, lease, share) for share in lease.placement):
@@ -484,16 +520,27 @@ class Witness:
             consulted = undecided.get(policy, Counter[int]())
             busy = sum(n for priority, n in consulted.items() if priority >= least)
             sleeps = many > 0 and busy < CONSULTED_MAX
-            law(not sleeps, "priority goes first", lease, tenant, policy, asleep)
+            law(
+                not sleeps,
+                "no request is served before an equal one of higher priority",
+                lease,
+                tenant,
+                policy,
+                asleep,
+            )
 
     def _answer(self, effect: Respond | Recall, event: Event) -> None:
         to = effect.to
-        law(to in self.messages, "only requests are answered", effect)
-        law(to not in self.answered_to, "no request is answered twice", effect)
-        law(to.session not in self.gone, "no session hears anything after it left", effect)
+        law(to in self.messages, "only a client's message is answered", effect)
+        law(to not in self.answered_to, "no message is answered twice", effect)
+        law(to.session not in self.gone, "no session gets an answer after its end", effect)
         self.answered_to.add(to)
         if isinstance(effect, Recall):
-            law(isinstance(event, Inquired) and event.question == "why", "why asks back", event)
+            law(
+                isinstance(event, Inquired) and event.question == "why",
+                "only a why inquiry is answered from the history",
+                event,
+            )
             return
         message, answer, now = self.messages[to], effect.answer, self.world.now
         match message:
@@ -503,49 +550,91 @@ class Witness:
                 self._check_release(request, token, answer)
             case RenewAsked(_, request, token, ttl):
                 if isinstance(answer, LeaseNews):
-                    law(token == answer.lease.token_digest, "only the owner renews", message)
+                    law(
+                        token == answer.lease.token_digest,
+                        "only the owner of a lease renews it",
+                        message,
+                    )
                     ttl = answer.lease.terms.ttl_seconds if ttl is None else ttl
                     until = min(now + ttl, self.model.leaves_by(answer.lease))
-                    law(answer.lease.expires_at == until, "renewed from now", answer, now)
+                    law(
+                        answer.lease.expires_at == until,
+                        "a renewed lease lasts for its time from now, unless it must leave earlier",
+                        answer,
+                        now,
+                    )
             case Inquired(tenant=tenant):
                 if isinstance(answer, LeaseNews):
-                    law(answer.lease.tenant == tenant, "tenants keep to themselves", answer)
-                    law(not answer.owner, "a status shows no token", answer)
+                    law(
+                        answer.lease.tenant == tenant,
+                        "an inquiry returns only leases of its own tenant",
+                        answer,
+                    )
+                    law(not answer.owner, "no inquiry returns the token of a lease", answer)
                 elif isinstance(answer, Information):
                     text = repr(msgspec.to_builtins(answer.data))
-                    law("token of" not in text, "a listing shows no token", answer)
+                    law("token of" not in text, "no listing contains a token", answer)
                     others = [name for name in self.world.tenants if name != tenant]
-                    law(all(f"'{name}'" not in text for name in others), "nor others", answer)
+                    law(
+                        all(f"'{name}'" not in text for name in others),
+                        "no listing names another tenant",
+                        answer,
+                    )
 
     def _check_decision(self, ask: Ask, answer: Any) -> None:
         if ask.terms is None or ask.dry_run:
-            law(isinstance(answer, Advice | Refusal), "advice holds nothing", ask, answer)
+            law(
+                isinstance(answer, Advice | Refusal),
+                "a request for advice gets advice or a refusal",
+                ask,
+                answer,
+            )
         else:
-            law(isinstance(answer, LeaseNews | Refusal), "a lease or a reason", ask, answer)
+            law(
+                isinstance(answer, LeaseNews | Refusal),
+                "a request for a lease gets a lease or a refusal",
+                ask,
+                answer,
+            )
         if isinstance(answer, LeaseNews):
             lease, key = answer.lease, ask.terms.idempotency_key if ask.terms else ""
-            law(lease.tenant == ask.tenant, "tenants keep to themselves", ask, lease)
+            law(lease.tenant == ask.tenant, "a request gets only a lease of its tenant", ask, lease)
             if lease.id == ask.id and lease.granted_at == self.world.now and lease.attempt == 1:
                 shorter = lease.expires_at < lease.granted_at + lease.terms.ttl_seconds
                 said = answer.ttl_max_seconds is not None
-                law(said == shorter, "the answer says that a lease is shorter", answer)
+                law(said == shorter, "ttl_max_seconds is set exactly if a lease is shorter", answer)
             if lease.id != ask.id:
-                law(lease.terms.idempotency_key == key != "", "a key gives its lease", ask, lease)
-                law(lease.policy.uri == ask.policy.uri, "of the same request", ask, lease)
+                law(
+                    lease.terms.idempotency_key == key != "",
+                    "a repeated request gets only a lease with its idempotency key",
+                    ask,
+                    lease,
+                )
+                law(
+                    lease.policy.uri == ask.policy.uri,
+                    "a repeated request gets only a lease of its own policy",
+                    ask,
+                    lease,
+                )
                 first = self.asks[lease.id]
                 some = first.alternatives or ask.alternatives or lease.state == "ended"
                 if not some and first.demand is not None and ask.demand is not None:
                     counts = (first.demand.gpus, first.demand.nodes)
-                    law(counts == (ask.demand.gpus, ask.demand.nodes), "as large", ask, first)
+                    law(
+                        counts == (ask.demand.gpus, ask.demand.nodes),
+                        "a repeated request gets only a lease for as many GPUs and nodes",
+                        ask,
+                        first,
+                    )
         elif isinstance(answer, Refusal) and self.asks[ask.id] is ask:
             if answer.code is Code.QUOTA_EXCEEDED and ask.demand is not None and self.world.honest:
                 beyond = any(map(self._beyond, alternatives.each(ask)))
-                law(beyond, "only a quota is a reason to say so", ask, answer)
-            law(ask.id not in self.model.leases, "who was refused holds nothing", ask, answer)
+                law(beyond, "a refusal names a quota only if it has no room", ask, answer)
+            law(ask.id not in self.model.leases, "a refused request has no lease", ask, answer)
             faulty = answer.code is Code.POLICY_UNSOUND
             law(
                 not (faulty and self.world.honest),
-                "an honest policy is not called a liar",
+                "an honest policy is never called unsound",
                 ask,
                 answer,
             )
@@ -554,22 +643,35 @@ class Witness:
         lease = self.world.allocator.state.lease(request)  # type: ignore[arg-type]  # Plain values in tests.
         if isinstance(answer, Refusal):
             code = Code.UNKNOWN_LEASE if lease is None else Code.WRONG_TOKEN
-            law(answer.code is code, "a refusal says what was wrong", answer)
-            law(lease is None or lease.token_digest != token, "the owner may release", lease)
+            law(answer.code is code, "a refused release names its cause: lease or token", answer)
+            law(lease is None or lease.token_digest != token, "the owner's release succeeds", lease)
             return
-        law(answer.lease.token_digest == token, "only the owner releases", answer)
-        law(answer.lease.state in {"ending", "warm", "ended"}, "released is over", answer)
+        law(answer.lease.token_digest == token, "only the owner of a lease releases it", answer)
+        law(
+            answer.lease.state in {"ending", "warm", "ended"},
+            "a released lease is ending, warm or ended",
+            answer,
+        )
 
     def _check_bounds(self) -> None:
         allocator = self.world.allocator
         things = len(allocator.state.leases) + len(allocator.state.waiting)
-        law(len(allocator.state.deadlines) <= 1_001 + 2 * things, "deadlines are swept")
+        law(
+            len(allocator.state.deadlines) <= 1_001 + 2 * things,
+            "the state holds at most two deadlines per lease or waiter plus 1,001",
+        )
         requests = allocator.requests
         closed = [name for name in requests.listeners if requests.find(name) is None]
         law(not closed, "only open requests have listeners", closed)
         sessions = {to.session for heard in requests.listeners.values() for to in heard}
-        law(sessions == requests._of_session.keys(), "sessions know their own requests")
-        law(len(allocator.requests.undecided._keys) <= allocator.undecided, "keys are forgotten")
+        law(
+            sessions == requests._of_session.keys(),
+            "the index by session has exactly the sessions with listeners",
+        )
+        law(
+            len(allocator.requests.undecided._keys) <= allocator.undecided,
+            "there are at most as many keys as undecided requests",
+        )
 
     # Deliveries ----------------------------------------------------------------------------
 
@@ -586,13 +688,17 @@ class Witness:
             named = (lease.id, lease.fencing)
             law(named in granted, "no grant is announced before it is durable", lease)
             first = self._without_devices(granted[named])
-            law(first.token_digest == lease.token_digest, "a lease is one lease", lease)
+            law(first.token_digest == lease.token_digest, "a lease keeps its token", lease)
             gave_back = lease.id in self.requeued
             held = () if gave_back and lease.state in {"queued", "ended"} else first.placement
-            law(lease.placement in {held, first.placement}, "a lease is one lease", lease)
+            law(
+                lease.placement in {held, first.placement},
+                "a lease keeps its placement until it is requeued",
+                lease,
+            )
             if lease.state == "queued":
                 law(gave_back, "no requeue is announced before it is durable", lease)
-                law(lease.placement == (), "who waits holds nothing", lease)
+                law(lease.placement == (), "a queued lease has no placement", lease)
             if lease.state == "ended":
                 law(lease.id in self.over, "no end is announced before it is durable", lease)
             self.known[lease.id] = lease
@@ -600,7 +706,7 @@ class Witness:
                 before = self.released.setdefault(lease.id, lease)
                 if (before.state, before.reason) == (lease.state, lease.reason):
                     same = before == lease or self.world.stalls  # Stalls move times.
-                    law(same, "a second release answers the same", before, lease)
+                    law(same, "a repeated release gets the same answer", before, lease)
 
     def _without_devices(self, lease: Lease) -> Lease:
         """Return a lease without the names of its devices, which may change."""
@@ -613,13 +719,17 @@ class Witness:
         self._scan(ledger)
         law(
             (lease.id, lease.fencing) in self.granted,
-            "nothing starts before its grant is durable",
+            "no workload starts before its grant is durable",
             lease,
         )
         own = running in {None, (lease.id, lease.fencing)}
-        law(own or lease.inherited != "", "nothing starts beside its earlier start", lease)
+        law(
+            own or lease.inherited != "",
+            "no workload starts while an earlier start of it runs, except in a takeover",
+            lease,
+        )
         stopped = (lease.id, lease.fencing) in self.stopped
-        law(not stopped, "what was stopped is not started again", lease)
+        law(not stopped, "no workload starts again after its stop order", lease)
 
     def put_away(self, lease: Lease) -> None:
         self.stopped.add((lease.id, lease.fencing))
@@ -641,12 +751,12 @@ class Witness:
     def quiet(self) -> None:
         """When nothing is in progress, every request that can be served has been served."""
         allocator, model = self.world.allocator, self.model
-        law(allocator.undecided == 0, "no request is decided for ever", allocator.undecided)
+        law(allocator.undecided == 0, "at rest, no request is undecided", allocator.undecided)
         keys = allocator.requests.undecided._keys
-        law(not keys, "keys are forgotten", keys)
+        law(not keys, "at rest, no idempotency key is undecided", keys)
         late = [to for to in self.unanswered if not self._waits(to)]
         if not self.world.turns and not self.world.writing:
-            law(not late, "every message is answered", late)
+            law(not late, "at rest, every message is answered or its request waits", late)
         due = allocator.next_deadline()
         if due is not None and due <= self.world.now:
             return  # The next step may serve them.
@@ -672,12 +782,18 @@ class Witness:
                     own = model.withheld(waiter, now, closed, need)
                     shut = (*closed, *own)
                     fits = model.fits(need, where, shut)
-                    law(not fits, "no request sleeps that could be served", name, line, shut)
+                    law(not fits, "at rest, no waiter has room on open nodes", name, line, shut)
                     beyond = {x: agreed.beyond_own(model, x, waiter.tenant) for x in closed}
                     mine = {pair: less for pair, less in beyond.items() if less is not None}
                     shut = ({*closed} - mine.keys()) | own
                     fits = waiter.demand is not None and model.fits(need, where, shut, mine)
-                    law(not fits, "no request sleeps that could be served", name, line, mine)
+                    law(
+                        not fits,
+                        "at rest, no waiter has room in its tenant's reservations",
+                        name,
+                        line,
+                        mine,
+                    )
                 if self._beyond(waiter, at_rest=True):
                     continue
                 need = waiter.demand or hidden_demand(waiter)
@@ -686,7 +802,12 @@ class Witness:
                 if model.fits_without(idle, need, where, shut):
                     own = any(model.own(each.ask) for each in model.waiting.values())
                     coming = EVICTED in model.ending.values() or own
-                    law(coming, "no request sleeps beside what could give way", name, shut)
+                    law(
+                        coming,
+                        "at rest, an eviction or reset is in progress if a waiter needs it",
+                        name,
+                        shut,
+                    )
 
     def _overdue_first(self) -> None:
         """Nodes are reserved only for a waiter overtaken too often, or of higher priority."""
@@ -702,9 +823,14 @@ class Witness:
                 continue
             if self._beyond(ask, at_rest=True):
                 continue
-            law(head != "", "who was overtaken too often goes first", name)
+            law(head != "", "the head of the queue exists if a waiter is overtaken too often", name)
             higher = self.model.waiting[head].ask.priority > ask.priority
-            law(higher or self._overdue(head), "who was overtaken too often goes first", name, head)
+            law(
+                higher or self._overdue(head),
+                "the head of the queue was overtaken too often or has higher priority",
+                name,
+                head,
+            )
 
     def _shut(self, ask: Ask, need: Demand | None = None) -> tuple[tuple[str, str], ...]:
         """Return the nodes that are excluded for a request: reserved, or for another waiter."""
@@ -764,34 +890,50 @@ class Witness:
         """The new allocator has exactly the durable state, whichever facts restored it."""
         state = self.world.allocator.state
         same_state(state, replay(ledger))
-        law(state.leases.keys() == self.model.leases.keys(), "the state is what was durable")
-        law(state.waiting.keys() == self.model.waiting.keys(), "so is the queue")
-        law(state.fencing == self.model.fencing, "fencing numbers survive", state.fencing)
+        law(
+            state.leases.keys() == self.model.leases.keys(),
+            "after a restart, the leases are those of the ledger",
+        )
+        law(
+            state.waiting.keys() == self.model.waiting.keys(),
+            "after a restart, the waiters are those of the ledger",
+        )
+        law(
+            state.fencing == self.model.fencing,
+            "after a restart, the last fencing number is the same",
+            state.fencing,
+        )
         for name, lease in self.known.items():
             found = state.lease(name)  # type: ignore[arg-type]  # Plain values in tests.
-            law(found is not None, "an acknowledged lease survives", lease)
+            law(found is not None, "each lease known to a client exists after a restart", lease)
             assert found is not None
             again = found.attempt > lease.attempt
             same = found.fencing > lease.fencing if again else found.fencing == lease.fencing
-            law(same, "with its fencing number", lease, found)
+            law(same, "a lease has a higher fencing number only in a later attempt", lease, found)
             if lease.state == "ended":
-                law(found.state == "ended", "what was said to be over is over", lease, found)
+                law(found.state == "ended", "a lease announced as ended stays ended", lease, found)
 
     def end(self) -> None:
         world = self.world
         state = world.allocator.state
         check(state)
-        law(not self.unanswered, "every message is answered", self.unanswered)
-        law(not state.leases and not state.waiting, "everything ends")
+        law(not self.unanswered, "at the end, every message is answered", self.unanswered)
+        law(not state.leases and not state.waiting, "at the end, no lease and no waiter is left")
         fleet, shut = state.fleet, state.fleet.closed > 0
-        law((fleet.gpu_free == fleet.gpu_total)[~shut].all(), "everything is free again")
-        law((fleet.cpu_free == fleet.cpu_total)[~shut].all(), "every core, too")
-        law(not fleet.gpu_free[shut].any(), "but for what nothing can start on")
-        law(not +self.model.devices, "everything is free again", self.model.devices)
-        law(not world.allocator.requests.listeners, "no listener is left")
+        law(
+            (fleet.gpu_free == fleet.gpu_total)[~shut].all(),
+            "at the end, all GPUs of open nodes are free",
+        )
+        law(
+            (fleet.cpu_free == fleet.cpu_total)[~shut].all(),
+            "at the end, all CPUs of open nodes are free",
+        )
+        law(not fleet.gpu_free[shut].any(), "at the end, closed nodes have no free GPUs")
+        law(not +self.model.devices, "at the end, the model has no held device", self.model.devices)
+        law(not world.allocator.requests.listeners, "at the end, no request has listeners")
         same_state(state, replay(world.ledger))
         fencing = [fact.lease.fencing for fact in world.ledger if isinstance(fact, Granted)]
-        law(fencing == sorted(set(fencing)), "fencing numbers grow", fencing)
+        law(fencing == sorted(set(fencing)), "the ledger's fencing numbers always grow", fencing)
 
 
 def _sum(wanted: dict[str, int], more: dict[str, int]) -> dict[str, int]:
@@ -806,18 +948,18 @@ def replay(facts: list[Fact]) -> State:
 
 
 def same_state(one: State, other: State) -> None:
-    law(one == other, "replaying the ledger gives the live state")
-    law(_shares(one) == _shares(other), "shares are what the facts say")
-    law(list(one.ended) == list(other.ended), "in the same order")
-    law(list(one.waiting) == list(other.waiting), "in the same order")
+    law(one == other, "a replay of the ledger gives the live state")
+    law(_shares(one) == _shares(other), "a replay of the ledger gives the same quotas and use")
+    law(list(one.ended) == list(other.ended), "a replay keeps the order of ended leases")
+    law(list(one.waiting) == list(other.waiting), "a replay keeps the order of waiters")
     condensed = State()
     for fact in condense(one):
         apply(condensed, fact)
-    law(condensed == one, "a checkpoint gives the live state")
-    law(_shares(condensed) == _shares(one), "a checkpoint gives the live state")
-    law(list(condensed.ended) == list(one.ended), "in the same order")
-    law(list(condensed.waiting) == list(one.waiting), "in the same order")
-    law(list(condensed.leases) == list(one.leases), "in the same order")
+    law(condensed == one, "a checkpoint restores the live state")
+    law(_shares(condensed) == _shares(one), "a checkpoint restores the live state's quotas and use")
+    law(list(condensed.ended) == list(one.ended), "a checkpoint keeps the order of ended leases")
+    law(list(condensed.waiting) == list(one.waiting), "a checkpoint keeps the order of waiters")
+    law(list(condensed.leases) == list(one.leases), "a checkpoint keeps the order of leases")
 
 
 def _shares(state: State) -> Any:

@@ -253,7 +253,12 @@ class World:
             fresh = WaitingQueue(self.standby.state, self.overtaken_max)
             fresh.restore()
             ours, theirs = map(_lines, (self.standby.requests.queue, fresh))
-            law(ours == theirs, "a standby has the lines of its facts", ours, theirs)
+            law(
+                ours == theirs,
+                "a standby's queue equals one that is restored from its state",
+                ours,
+                theirs,
+            )
 
     def let_go(self, turns: list[Turn]) -> None:
         for turn in turns:
@@ -638,7 +643,7 @@ class World:
             else:
                 self.witness.end()
                 return
-        raise LawBroken("the world comes to rest")
+        raise LawBroken("every world comes to rest")
 
 
 def run(seed: int, events: int, kind: type[World] = World) -> World:
