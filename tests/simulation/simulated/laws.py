@@ -50,6 +50,7 @@ from moorage.core.state.reserved import NodeReservation
 from moorage.core.state.state import RELEASED
 from moorage.model import Ask, Cluster, Demand, DeviceId, Lease, Node, Outcome, Quota, Share
 from simulated import agreed
+from simulated.demands import has_labels, holds, needs_of, serves
 
 _NONE: Final = Counter[str]()
 _NOTHING: Final[Mapping[tuple[str, str], Counter[str]]] = {}
@@ -325,11 +326,7 @@ class Model:
                 "a reservation has no device that an overlapping lease has lost",
                 fact,
             )
-        law(
-            len(new.parts) in {0, len(new.nodes)},
-            "a reservation has a part for each node or for none",
-            new,
-        )
+        law(len(new.parts) in {0, len(new.nodes)}, "a reservation has no part or one per node", new)
         law(
             bool(new.parts) == bool(new.demand.gpus),
             "a reservation has parts exactly if it demands GPUs",
@@ -338,7 +335,7 @@ class Model:
         for part in new.parts:
             pair = (part.cluster_id, part.node_id)
             law(
-                _serves(self.node(part), part, new.demand),  # type: ignore[arg-type]  # A law above.
+                serves(self.node(part), part, new.demand),  # type: ignore[arg-type]  # A law above.
                 "each part of a reservation satisfies its demand",
                 new,
             )
@@ -647,11 +644,7 @@ class Model:
             "only a lease that asks for it is requeued",
             lease,
         )
-        law(
-            lease.attempt < provision.attempts_max,  # type: ignore[union-attr]  # The law above.
-            "a lease is requeued only if it has attempts left",
-            lease,
-        )
+        law(lease.attempt < provision.attempts_max, "a requeued lease has attempts left", lease)  # type: ignore[union-attr]  # The law above.
         outcome = self.finished.pop(fact.lease, None)
         law(
             outcome is not None and outcome.phase == "failed",
@@ -679,12 +672,7 @@ class Model:
         else:
             pause = self.pause_seconds * 2.0 ** (self.requeued[fact.lease].attempt - 1)
         pause = min(60.0, pause)
-        law(
-            fact.retry_at == fact.at + pause,
-            "each pause is twice as long as the last, up to 60 s",
-            fact,
-            pause,
-        )
+        law(fact.retry_at == fact.at + pause, "pauses double each time, up to 60 s", fact, pause)
         self.paused[fact.lease] = fact.retry_at
 
     def _lose(self) -> None:
@@ -882,10 +870,10 @@ class Model:
             for gpu in gpus if share.gpu_milli < 1000 else ():
                 law(not gpu.exclusive, "no exclusive device is shared", share, gpu)
             if demand is not None:
-                law(_serves(node, share, demand), "each share satisfies the demand", demand, share)
+                law(serves(node, share, demand), "each share satisfies the demand", demand, share)
                 pair = (share.cluster_id, share.node_id)
                 law(
-                    _has_labels(pair, node, demand),
+                    has_labels(pair, node, demand),
                     "each node of a lease meets the label requirements of the demand",
                     demand,
                     node,
@@ -962,7 +950,7 @@ class Model:
     def _takes(
         self, pair: tuple[str, str], node: Node, demand: Demand, less: Counter[str] = _NONE
     ) -> bool:
-        if not _has_labels(pair, node, demand):
+        if not has_labels(pair, node, demand):
             return False
         if node.unavailable or self.cpu[pair] + less["cpu"] + demand.cpu_milli > node.cpu_milli:
             return False
@@ -1004,65 +992,5 @@ class Model:
         return min([*due, *(waiter.deadline for waiter in self.waiting.values())], default=None)
 
 
-def holds(shares: Iterable[Share]) -> dict[str, int]:
-    """Return the amounts of shares, by resource."""
-    total = Counter[str]()
-    for share in shares:
-        total["gpu_milli"] += len(share.gpus) * share.gpu_milli
-        total["cpu_milli"] += share.cpu_milli
-        total["memory_mib"] += share.memory_mib
-    return total
-
-
-def needs_of(ask: Ask) -> int:
-    """Return the least GPU milli that a request needs."""
-    return needs(ask.demand)["gpu_milli"] if ask.demand is not None else 0
-
-
-def needs(demand: Demand) -> dict[str, int]:
-    """Return the least amounts of a demand, by resource."""
-    gpus, nodes = demand.gpus * demand.gpu_milli, demand.nodes
-    return {
-        "gpu_milli": nodes * gpus,
-        "cpu_milli": nodes * demand.cpu_milli,
-        "memory_mib": nodes * demand.memory_mib,
-    }
-
-
 def _is_part(one: DeviceId, other: DeviceId) -> bool:
     return one.parent == other.uuid
-
-
-def _has_labels(pair: tuple[str, str], node: Node, demand: Demand) -> bool:
-    """Return whether a node has the labels of a demand, checked one by one."""
-    own = {"moorage/cluster": pair[0], "moorage/node": pair[1]}
-    for key, operator, values in demand.where:
-        value = own.get(key, node.labels.get(key))
-        meets = {
-            "In": value is not None and value in values,
-            "NotIn": value not in values,
-            "Exists": value is not None,
-            "DoesNotExist": value is None,
-        }
-        if not meets[operator]:
-            return False
-    return True
-
-
-def _serves(node: Node, share: Share, demand: Demand) -> bool:
-    gpus = [gpu for gpu in node.gpus if gpu.id in share.gpus]
-    if len(gpus) != demand.gpus or share.cpu_milli < demand.cpu_milli:
-        return False
-    if share.memory_mib < demand.memory_mib:
-        return False
-    if gpus and share.gpu_milli < demand.gpu_milli:
-        return False
-    if any(demand.models and gpu.model not in demand.models for gpu in gpus):
-        return False
-    if any(gpu.memory_mib < demand.gpu_memory_mib for gpu in gpus):
-        return False
-    if len(gpus) > 1 and demand.topology == "nvlink":
-        return len({g.link_group for g in gpus}) == 1 and gpus[0].link_group != ""
-    if len(gpus) > 1 and demand.topology == "numa":
-        return len({g.numa for g in gpus}) == 1 and gpus[0].numa >= 0
-    return True

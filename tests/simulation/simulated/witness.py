@@ -62,7 +62,8 @@ from moorage.core.turns.events import (
 from moorage.core.turns.turn import Turn
 from moorage.model import Ask, Code, Demand, Lease, Nodes
 from simulated import agreed
-from simulated.laws import Model, holds, law, needs
+from simulated.demands import holds, needs
+from simulated.laws import Model, law
 from simulated.policies import hidden_demand
 
 if TYPE_CHECKING:
