@@ -60,6 +60,7 @@ def free_for(
 
 
 def moments(model: Any, pair: Pair, tenant: str | None, now: float, until: float) -> set[float]:
+    """Return the starts of other tenants' reservations of a node; `now` for those begun."""
     return {max(now, each.starts_at) for each in others(model, pair, tenant, until)}
 
 

@@ -32,7 +32,7 @@ def needs(demand: Demand) -> dict[str, int]:
 
 
 def has_labels(pair: tuple[str, str], node: Node, demand: Demand) -> bool:
-    """Return whether a node has the labels of a demand, checked one by one."""
+    """Return whether a node meets each label requirement of a demand."""
     own = {"moorage/cluster": pair[0], "moorage/node": pair[1]}
     for key, operator, values in demand.where:
         value = own.get(key, node.labels.get(key))
@@ -48,6 +48,7 @@ def has_labels(pair: tuple[str, str], node: Node, demand: Demand) -> bool:
 
 
 def serves(node: Node, share: Share, demand: Demand) -> bool:
+    """Return whether a share satisfies what a demand requires of each node."""
     gpus = [gpu for gpu in node.gpus if gpu.id in share.gpus]
     if len(gpus) != demand.gpus or share.cpu_milli < demand.cpu_milli:
         return False

@@ -61,6 +61,7 @@ class LawBroken(AssertionError):  # noqa: N818  # It names what happened.
 
 
 def law(holds: bool, name: str, *evidence: Any) -> None:
+    """Raise `LawBroken` with the law's text and the evidence, unless the law holds."""
     if not holds:
         raise LawBroken(f"{name}: {', '.join(map(repr, evidence))}")
 
@@ -96,7 +97,7 @@ class Model:
     disturbed: bool = False
     """Whether the daemon has just stalled or restarted, or the calendar was set."""
     held: dict[str, list[tuple[tuple[str, str], DeviceId, int]]] = field(default_factory=dict)
-    """The devices of each lease, their nodes and amounts, independent of the devices' names now."""
+    """For each lease: the node, identity and milli of each device, which no renaming changes."""
     lost: dict[str, list[DeviceId]] = field(default_factory=dict)
 
     def used(self, tenant: str, project: str | None) -> dict[str, int]:
@@ -153,7 +154,7 @@ class Model:
         return False
 
     def shut(self, cluster: str, node: str) -> bool:
-        """Return whether an operator took a node out of service."""
+        """Return whether an operator cordoned a node or its cluster."""
         return bool({(cluster, node), (cluster, "")} & self.cordons.keys())
 
     def leaves_by(self, lease: Lease) -> float:
@@ -180,7 +181,7 @@ class Model:
         closed: Iterable[tuple[str, str]] = (),
         need: Demand | None = None,
     ) -> set[tuple[str, str]]:
-        """Return the excluded nodes of a request: reserved for others, or by anti-affinity."""
+        """Return the nodes that a request must not use: reserved by others, or near its group."""
         if ask.terms is None:
             return set()
         return self._near(ask) | self.shut_to(
@@ -188,13 +189,13 @@ class Model:
         )
 
     def shut_for_good(self, ask: Ask, now: float) -> set[tuple[str, str]]:
-        """Return nodes that no end of a lease frees: by anti-affinity, or reserved as a whole."""
+        """Return the nodes excluded even if leases end: near the group, or reserved as a whole."""
         return self._near(ask) | self._whole(self.until(ask, now, ()), ask)
 
     def beside(
         self, ask: Ask, now: float, gone: Collection[str]
     ) -> dict[tuple[str, str], Counter[str]]:
-        """Return the excluded parts of other nodes for a request, if some leases were gone."""
+        """Return the reserved parts of nodes that a request must not use, if some leases ended."""
         if not self.partly:
             return {}
         until = self.until(ask, now, ())
@@ -371,7 +372,7 @@ class Model:
 
     @property
     def resetting(self) -> set[str]:
-        """A released lease whose workload is being reset to stay warm."""
+        """The released leases whose workloads are being reset to stay warm."""
         released = {name for name, reason in self.ending.items() if reason == RELEASED}
         return {name for name in released if self.leases[name].provision.keep_warm_seconds}  # type: ignore[union-attr]  # Only what has one is `Ending`.
 
@@ -916,7 +917,7 @@ class Model:
     ) -> bool:
         """Return whether a demand fits now, by a check of each node and group one by one.
 
-        `less` lists nodes of which less is available than the amount not held.
+        `less` has, by node, the amounts that no lease holds and that are still not available.
         """
         closed, places, found = set(shut), Counter[tuple[str, str]](), 0
         together = demand.nodes > 1 and demand.topology in {"rack", "zone"}

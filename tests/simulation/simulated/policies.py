@@ -105,7 +105,7 @@ def babbling(rng: Random, fleet: Fleet, consult: Consult) -> Any:
 
 
 def moody(rng: Random, fleet: Fleet, consult: Consult) -> Any:
-    """Proposes well, declines, fails and does not answer, in turn."""
+    """Proposes well, declines, fails or does not answer, at random."""
     mood = rng.random()
     if mood < 0.15:
         return {"declined": "not today"}

@@ -113,7 +113,7 @@ class Witness:
             self.head_nodes &= {*nodes}
             reserve(head, nodes)
 
-        queue.reserve = watch_head  # type: ignore[method-assign]  # Seen from outside, it does the same.
+        queue.reserve = watch_head  # type: ignore[method-assign]  # Callers see no difference.
 
     # Steps ---------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class Witness:
         holds = ask.terms is not None and not ask.dry_run and ask.demand is not None
         if not holds or answer.code is not Code.NO_CAPACITY or self.asks[ask.id] is not ask:
             return
-        if ask.id not in waited and not ask.alternatives:  # Expired waiters cannot.
+        if ask.id not in waited and not ask.alternatives:  # An expired waiter evicts no lease.
             shut = self._shut(ask)
             fits = model.fits(ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # `holds` says so.
             shut = (*shut, *model.partly)
@@ -384,7 +384,7 @@ class Witness:
     def _check_free(self, fact: Ended | Requeued, event: Event, after: list[Fact]) -> None:
         """Only the backend's report about the same grant frees the devices of a workload.
 
-        Or an equal request took over place and workload in the same turn.
+        The exception: an equal request takes over place and workload in the same turn.
         """
         lease = self.model.leases[fact.lease]
         heir = after[0].lease if after and isinstance(after[0], Granted) else None
@@ -834,7 +834,7 @@ class Witness:
             )
 
     def _shut(self, ask: Ask, need: Demand | None = None) -> tuple[tuple[str, str], ...]:
-        """Return the nodes that are excluded for a request: reserved, or for another waiter."""
+        """Return the nodes excluded for a request: reserved by others, or for a waiter ahead."""
         closed = self.world.allocator.requests.queue.nodes_reserved_ahead(ask)
         return *closed, *self.model.withheld(ask, self.world.now, closed, need)
 
@@ -888,7 +888,7 @@ class Witness:
         return retries
 
     def restored(self, ledger: list[Fact]) -> None:
-        """The new allocator has exactly the durable state, whichever facts restored it."""
+        """The new allocator has the durable state, with or without a checkpoint."""
         state = self.world.allocator.state
         same_state(state, replay(ledger))
         law(

@@ -195,7 +195,7 @@ class World:
         special = [d for d in able if d.topology or d.nodes > 1] if self.rng.random() < 0.5 else []
         special.sort(
             key=lambda demand: demand.topology not in {"rack", "zone"}
-        )  # Rare models first.
+        )  # Demands for one rack or zone are rare: they come first.
         return [
             *few[:count],
             *able[:1],
