@@ -490,10 +490,10 @@ class Model:
             case Moved(lease_id, _, placement, _, lost):
                 same = [replace(share, gpus=()) for share in placement]
                 before = [replace(share, gpus=()) for share in self.leases[lease_id].placement]
-                law(same == before, "a move changes only the device names of a lease", fact)
+                law(same == before, "a Moved fact changes only the device names of a lease", fact)
                 law(
                     {*lost} == {*self.lost.get(lease_id, ())},
-                    "a move lists exactly the lost devices of the lease",
+                    "a Moved fact lists exactly the lost devices of the lease",
                     fact,
                 )
                 self._count(self.leases[lease_id], -1, among_others=True)

@@ -192,7 +192,7 @@ class Witness:
         law(state.waiting.keys() == model.waiting.keys(), "the state has the waiters of the facts")
         in_line = {name for line in self._lines() for name in line.waiters}
         ready = model.waiting.keys() - model.paused.keys()
-        law(in_line == ready, "the lines hold exactly the waiters without a pause", in_line, ready)
+        law(in_line == ready, "the queue holds exactly the waiters without a pause", in_line, ready)
         due, true_due = world.allocator.next_deadline(), model.next_deadline()
         law(due == true_due, "the allocator's next deadline is that of the model", due, true_due)
         if isinstance(event, Restarted):
@@ -671,7 +671,7 @@ class Witness:
         )
         law(
             len(allocator.requests.undecided._keys) <= allocator.undecided,
-            "there are at most as many keys as undecided requests",
+            "there are at most as many idempotency keys as undecided requests",
         )
 
     # Deliveries ----------------------------------------------------------------------------
