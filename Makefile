@@ -42,7 +42,7 @@ lint: $(VENV)/dev ## Check format, style, types, layers, docs, and compatibility
 
 .PHONY: types
 types: $(VENV)/dev ## Check types.
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 .PHONY: docs
 docs: $(VENV)/dev ## Build the docs into build/docs, strictly.

@@ -182,11 +182,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _InTurn:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
-    """Use three workers for two cores, since tests often wait for processes, clocks or disks."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Use more workers than cores, since tests often wait for processes, clocks or disks.
+
+    Heavy tests start more processes, and those with Ray run beside them.
+    """
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # The user has chosen a number.
-    return max(2, len(os.sched_getaffinity(0)) * 3 // 2)
+    cores = len(os.sched_getaffinity(0))
+    return cores * 5 // 2 if config.option.markexpr == "not heavy" else max(2, cores * 3 // 2)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -266,7 +270,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 def pytest_collection_finish() -> None:
     """Let the garbage collector skip imported objects from here on."""
-    gc.collect()
     gc.freeze()
     _CPU_CLOCK.lap()
 

@@ -144,7 +144,7 @@ async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
 async def test_workloads_run_through_the_port_of_rays_client(restartable, tmp_path):
     until(lambda: listens(restartable.client_port))  # An earlier client would wait longer.
     backend = RayBackend(tmp_path, f"ray://127.0.0.1:{restartable.client_port}")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while backend.connection.trouble:  # Ray starts a process for each client, which is slow.
             backend.connection.open()
             await asyncio.sleep(0.1)  # No event reports this.

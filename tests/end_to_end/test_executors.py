@@ -165,7 +165,7 @@ def test_a_lying_broken_or_missing_executor_grants_nothing(tmp_path, liar):
     elsewhere = {
         "MOORAGE_POLICY_EXECUTION_MODE": "remote",
         "MOORAGE_POLICY_EXECUTOR_HOST_URL": liar.url,
-        "MOORAGE_EXTERNAL_TIMEOUT_SECONDS": "1",
+        "MOORAGE_EXTERNAL_TIMEOUT_SECONDS": "30",
     }
     with serving(tmp_path, environment=elsewhere) as server:
         server.fill(cluster("east"))

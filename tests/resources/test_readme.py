@@ -1,5 +1,6 @@
 """The README of the library: every example runs, and every public name is in it."""
 
+import asyncio
 import doctest
 import re
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import moorage.resources
+from moorage.backends.local.backend import LocalBackend
 from moorage.resources import ResourceEngine
+from moorage.resources.runners import LocalRunner
 
 README = Path(moorage.resources.__file__).parent / "README.md"
 CONTAINERS = "## Containers"
@@ -30,9 +33,13 @@ def test_every_example_works_as_described():
 
 
 @pytest.mark.heavy
-def test_the_container_examples_work_as_described(shell_image):
+def test_the_container_examples_work_as_described(shell_image, tmp_path, monkeypatch):
+    backend = LocalBackend(tmp_path, outlive=False)
+    engine = ResourceEngine({"local": LocalRunner(backend)})
+    monkeypatch.setattr(ResourceEngine, "_shared", engine)
     (section,) = (each for each in SECTIONS if each.startswith(CONTAINERS))
     assert play(section.replace("ubuntu:22.04", shell_image)) > 3
+    asyncio.run(backend.close())  # Its thread would outlive the tests' container engine.
 
 
 def test_every_method_and_public_name_is_in_the_readme():
