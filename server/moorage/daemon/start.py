@@ -6,7 +6,6 @@ when its start fails.
 
 import asyncio
 import gc
-import os
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
@@ -115,8 +114,6 @@ async def _start(
 ) -> Daemon:
     with naming(f"set data_dir (MOORAGE_DATA_DIR, --data), {config.data_dir}, to a folder"):
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = os.open(config.data_dir, os.O_RDONLY | os.O_DIRECTORY)
-    stack.callback(os.close, held)  # `moored doctor` finds the server by it.
     storage = open_storage(config.storage, config.data_dir)
     election = storage.election()
     agents = AgentStore(storage.agents())
