@@ -32,6 +32,12 @@ def test_an_empty_idempotency_key_is_no_key(server):
         assert len({each["lease"]["id"] for each in replies}) == leases
 
 
+def test_the_refusal_of_a_message_that_is_too_deep_has_its_id(server):
+    deep = '{"op": "status", "lease": %s, "id": 5}' % ("[" * 200 + "]" * 200)
+    (reply,) = server.say(deep)
+    assert (reply["id"], reply["error"]["code"]) == (5, "bad_message")
+
+
 def test_unknown_fields_warn_and_suggest(server):
     message = ask_message(resources={"gpus": 1}, leese={"ttl_seconds": 60}, zzz=1)
     warnings = [
