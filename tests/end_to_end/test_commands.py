@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -141,6 +142,12 @@ def test_doctor_finds_no_fault_on_this_machine(capsys):
     assert (grouped["state"] == "missing") == (control_groups.find().base is None)
     display.doctor([DoctorFinding(**each) for each in report["findings"]], as_json=False)
     assert "self-test" in capsys.readouterr().out
+
+
+def test_doctor_puts_brackets_around_addresses_of_ipv6():
+    port = str(free_port())
+    report = doctor(MOORAGE_HOST="::1", MOORAGE_PORT=port)
+    assert about("websocket port", report) == ("ok", f"[::1]:{port} is free")
 
 
 def test_doctor_prints_brackets_unchanged(capsys):
@@ -512,6 +519,41 @@ def test_doctor_reaches_a_server_behind_a_forwarded_port(running: Running, tmp_p
     for name in ("websocket port", "http port"):
         state, detail = about(name, report)
         assert (state, "a healthy server runs there already" in detail) == ("ok", True)
+
+
+def test_root_starts_no_server_in_the_folder_of_another_ones(tmp_path: Path) -> None:
+    program = as_another(tmp_path)
+    name = pwd.getpwuid(ANOTHER).pw_name
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        data, log = Path(folder, "data"), Path(folder, "log")
+        data.mkdir()
+        os.chown(data, ANOTHER, ANOTHER)
+        examine = [sys.executable, "-P", "-m", "moorage", "doctor", "--json", "--data", str(data)]
+        with daemon(data) as running:  # It is the first one, as in a container of root.
+            warned = running.log.read_text()
+            of_root = json.loads(ran(*examine, **at_ports_of(running)).stdout)
+        unable = ran(*program, *serve_command(data))
+        of_owner = json.loads(ran(*program, *examine, **FREE_PORTS).stdout)
+        for each in data.rglob("*"):
+            os.chown(each, ANOTHER, ANOTHER, follow_symlinks=False)
+        with child([*program, *serve_command(data)], log, serve_variables()):
+            pass
+        before = sorted(data.rglob("*"))
+        for words in (("serve",), ("prices",), ("ledger", "repair")):
+            refused = ran(sys.executable, "-P", "-m", "moorage", *words, "--data", data)
+            assert refused.returncode == 2
+            assert f"sudo -u {name} moored {' '.join(words)} --data {data}`" in refused.stderr
+        assert sorted(data.rglob("*")) == before
+        healed = json.loads(ran(*program, *examine, **FREE_PORTS).stdout)
+
+    assert f"{data} belongs to the user {ANOTHER}, but this server runs as root" in warned
+    assert unable.returncode == 3
+    for report, expected in ((of_root, "missing"), (of_owner, "broken")):
+        state, detail = about("files", report)
+        assert (state, f"as root, run `chown -R {name} {data}`" in detail) == (expected, True)
+        assert "agents.db" in detail or "catalog.db" in detail
+    assert not [each for each in healed["findings"] if each["name"] == "files"]
 
 
 class Busy(Site):
