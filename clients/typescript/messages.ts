@@ -20,7 +20,7 @@ export interface AllocationRequest {
   inputs: { [name: string]: Json };
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** The clusters to choose from; left out: all live ones. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
+  /** The clusters to choose from; left out or empty: all live ones. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
   clusters?: (string | number)[] | null;
   /** A filter that selects clusters if `clusters` names none. Expected: an object. */
   filter?: { [name: string]: Json } | null;
@@ -510,7 +510,7 @@ export interface LeaseRequest {
   runtime_seconds_min?: number;
   /** The time between the notice that the lease gives way, and its end. Expected: a number of seconds between 0 and 604800. */
   notice_seconds?: number;
-  /** A repeated request with the same key gets the same lease. Expected: a string of 1 to 128 characters. */
+  /** A repeated request with the same key gets the same lease; empty: no key. Expected: a string of 1 to 128 characters. */
   idempotency_key?: string;
   /** The tenant's project to whose use the lease is added. Expected: a string of 1 to 128 characters. */
   project?: string;
@@ -912,7 +912,7 @@ export interface ReserveNodes extends AnyOperation {
   ends_at: number;
   /** The tenant of the quota or of the reservation. Expected: a string of at most 256 characters. */
   tenant?: string;
-  /** The clusters to choose nodes from; left out: all. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
+  /** The clusters to choose nodes from; left out or empty: all. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
   clusters?: (string | number)[] | null;
   /** It ends these seconds after its start if no lease uses it; 0: never. Expected: a number of seconds between 0 and 604800. */
   lapse_seconds?: number;

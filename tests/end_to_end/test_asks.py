@@ -24,6 +24,20 @@ def test_advice_has_the_two_documented_keys_and_holds_nothing(server):
     assert server.held() == []
 
 
+def test_an_empty_idempotency_key_is_no_key(server):
+    """And an empty list of clusters, which existing clients send, means all of them."""
+    for key, leases in (("", 2), ("mine", 1)):
+        terms = {"ttl_seconds": 60, "idempotency_key": key}
+        replies = [hold(server, lease=terms, clusters=[]) for _ in range(2)]
+        assert len({each["lease"]["id"] for each in replies}) == leases
+
+
+def test_the_refusal_of_a_message_that_is_too_deep_has_its_id(server):
+    deep = '{"op": "status", "lease": %s, "id": 5}' % ("[" * 200 + "]" * 200)
+    (reply,) = server.say(deep)
+    assert (reply["id"], reply["error"]["code"]) == (5, "bad_message")
+
+
 def test_unknown_fields_warn_and_suggest(server):
     message = ask_message(resources={"gpus": 1}, leese={"ttl_seconds": 60}, zzz=1)
     warnings = [

@@ -66,6 +66,29 @@ def test_a_copy_of_the_ledger_alone_is_refused(tmp_path: Path, data: Path) -> No
     assert done.returncode == 3, done.stderr
 
 
+def test_a_backup_without_facts_names_no_time(tmp_path: Path, data: Path) -> None:
+    with daemon(data):
+        pass
+    assert invoke("backup", tmp_path / "backup", "--data", data).returncode == 0
+    done = invoke("restore", tmp_path / "backup", "--data", tmp_path / "new")
+    assert (done.returncode, "0 facts" in done.stdout) == (0, True)
+    assert "granted after the backup, without facts, are unknown here" in done.stdout
+    assert "1970" not in done.stdout
+
+
+def test_a_copy_inside_its_source_is_refused(tmp_path: Path, data: Path) -> None:
+    with daemon(data):
+        pass
+    (tmp_path / "link").symlink_to(data)
+    for target in (data / "sub", data / "sub" / "deeper", tmp_path / "link" / "sub"):
+        for words in (("backup", target, "--data", data), ("restore", data, "--data", target)):
+            done = invoke(*words)
+            assert done.returncode == 1
+            assert f"{target} is inside {data}. Give a folder elsewhere." in done.stderr
+    assert not (data / "sub").exists()
+    assert not (data / "sub.new").exists()
+
+
 def test_a_full_disk_of_the_copy_is_named(disk: Path, data: Path) -> None:
     with fill(data) as client:
         grant(client)

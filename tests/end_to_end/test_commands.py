@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -18,8 +19,15 @@ from served import MOORAGE, invoke, policy, ran, until
 
 from moorage.backends.local import control_groups
 from moorage.commands import display, examination
+from moorage.daemon.door_record import DoorRecord, find_network, write_doors
 from moorage.records.findings import DoctorFinding
-from moorage.testing.daemon_process import Running, child, daemon
+from moorage.testing.daemon_process import (
+    Running,
+    child,
+    daemon,
+    serve_command,
+    serve_variables,
+)
 from tests.certificates import certificate, pem_of
 from tests.ports import free_port
 from tests.sites import Answer, Site
@@ -134,6 +142,12 @@ def test_doctor_finds_no_fault_on_this_machine(capsys):
     assert (grouped["state"] == "missing") == (control_groups.find().base is None)
     display.doctor([DoctorFinding(**each) for each in report["findings"]], as_json=False)
     assert "self-test" in capsys.readouterr().out
+
+
+def test_doctor_puts_brackets_around_addresses_of_ipv6():
+    port = str(free_port())
+    report = doctor(MOORAGE_HOST="::1", MOORAGE_PORT=port)
+    assert about("websocket port", report) == ("ok", f"[::1]:{port} is free")
 
 
 def test_doctor_prints_brackets_unchanged(capsys):
@@ -400,22 +414,35 @@ shift 2; exec "$@"
 """
 
 
-def moored_of_another(place: Path, *words: str | Path, **variables: str) -> list[str]:
-    """Run a command as another user, to whom a Python in a closed home is shown elsewhere."""
-    program = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+ANOTHER = 65534
+
+
+def as_another(place: Path) -> list[str]:
+    """Return a program that runs its arguments as a user to whom Python is shown elsewhere.
+
+    Python may be in a home that is closed to this user.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("only root can run a program as another user")
+    program = ["setpriv", f"--reuid={ANOTHER}", f"--regid={ANOTHER}", "--clear-groups"]
     home = Path(*Path(sys.base_prefix).parts[:2])
     if not home.stat().st_mode & 0o001:
         space = ("unshare", "--mount", "--propagation=private", "sh", "-ec")
         program = [*space, SHOW_PYTHON, str(place), sys.base_prefix, str(home), *program]
-    done = ran(*program, sys.executable, "-P", "-m", "moorage", *words, **variables)
+    return program
+
+
+def moored_of_another(place: Path, *words: str | Path, **variables: str) -> list[str]:
+    """Run a command that is refused as another user; return the lines of its stderr."""
+    command = [*as_another(place), sys.executable, "-P", "-m", "moorage", *words]
+    done = ran(*command, **variables)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     return done.stderr.splitlines()
 
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_doctor_names_the_user_who_can_see_the_server(tmp_path: Path, *, hidden: bool) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can run a program as another user")
+    as_another(tmp_path)
     with tempfile.TemporaryDirectory() as folder, daemon(Path(folder, "data")) as running:
         data = Path(folder, "data")
         Path(folder).chmod(0o700 if hidden else 0o755)
@@ -434,6 +461,101 @@ def test_doctor_names_the_user_who_can_see_the_server(tmp_path: Path, *, hidden:
         assert other == line
 
 
+def test_the_user_of_a_server_finds_it(tmp_path: Path) -> None:
+    program = as_another(tmp_path)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        data, log = Path(folder, "data"), Path(folder, "log")
+        data.mkdir()
+        os.chown(data, ANOTHER, ANOTHER)
+        doors = data / "doors.json"
+        examine = [sys.executable, "-P", "-m", "moorage", "doctor", "--json", "--data", str(data)]
+
+        with child([*program, *serve_command(data)], log, serve_variables()) as (server, ready):
+            at = at_ports_of(Running(ready["ws"], ready["http"], server.pid, log))
+            of_file = doors.stat()
+            own = json.loads(ran(*program, *examine, **at).stdout)
+            free = FREE_PORTS | {"MOORAGE_PORT": str(free_port())}
+            away = json.loads(ran(*program, *examine, **free).stdout)
+            of_root = json.loads(ran(*examine, **at).stdout)
+            beside = json.loads(ran("unshare", "--net", *examine, **at).stdout)
+        assert (of_file.st_uid, of_file.st_mode & 0o777) == (ANOTHER, 0o600)
+        assert not doors.exists()
+
+    for name, door in (("websocket port", "ws"), ("http port", "http")):
+        place = urlsplit(ready[door]).netloc
+        healthy = ("ok", f"{place}: a healthy server runs there already")
+        assert about(name, own) == about(name, of_root) == healthy
+        state, detail = about(name, beside)
+        network = f"the server that uses {data} listens in another network, such as a container's,"
+        assert (state, f"{network} at " in detail, place in detail) == ("missing", True, True)
+    state, detail = about("websocket port", away)
+    places = " and ".join(sorted(urlsplit(ready[door]).netloc for door in ("ws", "http")))
+    said = f"the server that uses {data} listens at {places} instead"
+    assert (state, said in detail) == ("missing", True)
+
+
+def test_doctor_does_not_believe_the_record_of_a_killed_server(tmp_path: Path) -> None:
+    command = serve_command(tmp_path / "data")
+    with child(command, tmp_path / "log", serve_variables()) as (server, ready):
+        at = at_ports_of(Running(ready["ws"], ready["http"], server.pid, tmp_path / "log"))
+        server.kill()
+        server.wait()
+    assert (tmp_path / "data" / "doors.json").exists()
+    report = doctor("--data", tmp_path / "data", **at)
+    for name, door in (("websocket port", "ws"), ("http port", "http")):
+        assert about(name, report) == ("ok", f"{urlsplit(ready[door]).netloc} is free")
+    with daemon(tmp_path / "other") as other:
+        report = doctor("--data", tmp_path / "data", expect=1, **at_ports_of(other))
+    for name in ("websocket port", "http port"):
+        assert f"but no server uses {tmp_path / 'data'}" in about(name, report)[1]
+
+
+def test_doctor_reaches_a_server_behind_a_forwarded_port(running: Running, tmp_path: Path) -> None:
+    inside = DoorRecord(("0.0.0.0", 8765), ("0.0.0.0", 8080), "net:[1]")  # noqa: S104  # Not bound.
+    remove = write_doors(tmp_path, inside)
+    report = doctor("--data", tmp_path, **at_ports_of(running))
+    remove()
+    for name in ("websocket port", "http port"):
+        state, detail = about(name, report)
+        assert (state, "a healthy server runs there already" in detail) == ("ok", True)
+
+
+def test_root_starts_no_server_in_the_folder_of_another_ones(tmp_path: Path) -> None:
+    program = as_another(tmp_path)
+    name = pwd.getpwuid(ANOTHER).pw_name
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        data, log = Path(folder, "data"), Path(folder, "log")
+        data.mkdir()
+        os.chown(data, ANOTHER, ANOTHER)
+        examine = [sys.executable, "-P", "-m", "moorage", "doctor", "--json", "--data", str(data)]
+        with daemon(data) as running:  # It is the first one, as in a container of root.
+            warned = running.log.read_text()
+            of_root = json.loads(ran(*examine, **at_ports_of(running)).stdout)
+        unable = ran(*program, *serve_command(data))
+        of_owner = json.loads(ran(*program, *examine, **FREE_PORTS).stdout)
+        for each in data.rglob("*"):
+            os.chown(each, ANOTHER, ANOTHER, follow_symlinks=False)
+        with child([*program, *serve_command(data)], log, serve_variables()):
+            pass
+        before = sorted(data.rglob("*"))
+        for words in (("serve",), ("prices",), ("ledger", "repair")):
+            refused = ran(sys.executable, "-P", "-m", "moorage", *words, "--data", data)
+            assert refused.returncode == 2
+            assert f"sudo -u {name} moored {' '.join(words)} --data {data}`" in refused.stderr
+        assert sorted(data.rglob("*")) == before
+        healed = json.loads(ran(*program, *examine, **FREE_PORTS).stdout)
+
+    assert f"{data} belongs to the user {ANOTHER}, but this server runs as root" in warned
+    assert unable.returncode == 3
+    for report, expected in ((of_root, "missing"), (of_owner, "broken")):
+        state, detail = about("files", report)
+        assert (state, f"as root, run `chown -R {name} {data}`" in detail) == (expected, True)
+        assert "agents.db" in detail or "catalog.db" in detail
+    assert not [each for each in healed["findings"] if each["name"] == "files"]
+
+
 class Busy(Site):
     """Answers after a while."""
 
@@ -447,9 +569,9 @@ def test_doctor_waits_for_the_busy_server_of_its_folder(
 ) -> None:
     monkeypatch.setattr(examination, "ANSWER_SECONDS_MAX", 0.1)
     with contextlib.ExitStack() as held, Busy() as server:
-        folder = os.open(tmp_path, os.O_RDONLY)  # As a server holds its data folder.
-        held.callback(os.close, folder)
         port = str(server.server_port)
+        at = DoorRecord(("127.0.0.1", 1), ("127.0.0.1", int(port)), find_network())
+        held.callback(write_doors(tmp_path, at))
         own = doctor("--data", tmp_path, MOORAGE_HTTP_PORT=port)
         other = doctor("--data", tmp_path / "other", expect=1, MOORAGE_HTTP_PORT=port)
     assert "a healthy server runs there already" in about("http port", own)[1]
@@ -466,6 +588,11 @@ def test_doctor_reaches_a_server_with_tls(tmp_path: Path) -> None:
         at = at_ports_of(running) | tls
         report = doctor("--data", tmp_path / "own", **at)
         other = doctor("--data", tmp_path / "other", expect=1, **at)
+        ports = dict(zip(FREE_PORTS, reversed(at_ports_of(running).values()), strict=True))
+        swapped = doctor("--data", tmp_path / "own", expect=1, **ports, **tls)
         for name in ("websocket port", "http port"):
             assert "a healthy server runs there" in about(name, report)[1]
             assert about(name, other)[0] == "broken"
+            state, detail = about(name, swapped)
+            said = f"listens there, but does not answer as {name}"
+            assert (state, said in detail) == ("broken", True), detail

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from served import ask_message, bearing, cluster, read_message, serving, tell, until
+from served import ask_message, bearing, cluster, invoke, read_message, serving, tell, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -211,6 +211,14 @@ def test_a_logout_ends_all_pages_of_the_login(page):
     other.http.close()
 
 
+def test_a_logout_without_a_login_is_refused(page):
+    assert page.http.delete("/console/session", headers=page.headers).status_code == 401
+    page.log_in("of-ann")
+    page.http.cookies = {name: f"{value}x" for name, value in page.http.cookies.items()}
+    answer = page.http.delete("/console/session", headers=page.headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
+
+
 def test_a_socket_ends_with_its_login():
     with serving(environment={**TOKENS, "MOORAGE_CONSOLE_LOGIN_SECONDS": "2"}) as server:
         page = Page(server)
@@ -225,13 +233,17 @@ def test_a_socket_ends_with_its_login():
         page.http.close()
 
 
-def test_without_tokens_there_is_no_login_but_origins_are_checked():
-    with serving() as server:
+def test_without_tokens_there_is_no_login_but_origins_are_checked(tmp_path):
+    with serving(tmp_path, environment={"MOORAGE_LOG_LEVEL": "info"}) as server:
         page = Page(server)
         session = page.http.get("/console/session").json()["data"]
         expected = {"tenant": "local", "operator": True, "login": False, "csrf": ""}
         assert session == session | expected
         assert "set-cookie" not in page.log_in("any").headers
+        assert page.http.delete("/console/session", headers=page.headers).json()["data"] == {}
+        assert "changed" not in server.log()
+        noted = invoke("audit", "--json", "--data", tmp_path).stdout.splitlines()
+        assert [json.loads(each)["what"] for each in noted] == ["server.started"]
         with page.socket() as socket:
             assert leases(socket)["success"]
         for headers in ({"Origin": FOREIGN}, {"Host": "evil.example"}):

@@ -79,6 +79,28 @@ def test_after_some_failures_in_a_row_the_last_good_version_answers(steady, bad)
     assert active(steady) == ALSO_GOOD
 
 
+def test_the_start_of_a_canary_does_not_forget_the_failures_of_the_active_version(steady):
+    activate(steady, RAISES)
+    fail(steady, FAILURES - 1)
+    few = {"policy_rule_uri": GOOD, "percent": 0.01, "by": "tenant"}  # No request of this tenant.
+    steady.http.post("/policy-alias/steady/canary", json=few).raise_for_status()
+    report = steady.http.get("/policy-alias/steady/canary").json()["data"]["active"]
+    assert (report["asked"], report["consecutive_faults"]) == (0, FAILURES - 1)
+    fail(steady, 1)
+    until(lambda: active(steady) == ALSO_GOOD)
+    change = steady.http.get("/policy-alias/steady").json()["data"]["history"][-1]
+    assert change["what"] == "fell_back"
+    assert f"{FAILURES} requests in a row failed with {RAISES}" in change["reason"]
+
+
+def test_a_version_stays_good_when_a_canary_starts(steady):
+    canary = {"policy_rule_uri": GOOD, "percent": 0.01, "by": "tenant"}
+    steady.http.post("/policy-alias/steady/canary", json=canary).raise_for_status()
+    activate(steady, RAISES)
+    change = steady.http.get("/policy-alias/steady").json()["data"]["history"][-1]
+    assert (change["former"], change["former_standing"]) == (ALSO_GOOD, "good")
+
+
 def test_a_good_answer_keeps_the_reason_of_the_last_fault(steady):
     hasty = "steady:7-hasty"
     steady.publish(policy(FAILS_ON_DEMAND, hasty))

@@ -610,6 +610,16 @@ def test_a_depth_bomb_is_refused(nest: str, levels: int) -> None:
         assert "128" in error.expected
 
 
+@pytest.mark.parametrize("at", ['"id": "n", "inputs": %s', '"inputs": %s, "id": "n"'])
+@pytest.mark.parametrize(("levels", "known"), [(fields.DEPTH_MAX, "n"), (100_000, None)])
+def test_a_message_that_is_too_deep_keeps_its_id(at: str, levels: int, known: str | None) -> None:
+    """The decoder gives up at some levels, and reads nothing of the message then."""
+    for opens, closes in (("[", "]"), ('{"a":[', "]}")):
+        error = refusal_of("{%s}" % (at % (opens * levels + closes * levels)))
+        assert (error.code, error.id) == (Code.BAD_MESSAGE, known)
+        assert "nested too deep" in error.reason
+
+
 def test_the_deepest_message_allowed_is_read() -> None:
     inner = fields.DEPTH_MAX - 2
     allowed = text(inputs={"a": 0}).replace("0", "[" * inner + "]" * inner)

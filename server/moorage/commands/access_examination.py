@@ -1,15 +1,18 @@
-"""`moored doctor` for access and audit: TLS, tokens, issuer, audit log, disk."""
+"""`moored doctor` for access and audit: TLS, tokens, issuer, audit log, disk, owners of files."""
 
 import asyncio
 import contextlib
+import os
+import shlex
 import shutil
 import ssl
 import time
 from pathlib import Path
 from typing import Final
 
+from moorage.commands.errors import name_user
 from moorage.config.settings import Config
-from moorage.daemon.access.audit_files import read_end
+from moorage.daemon.access.audit_files import FOLDER, read_end
 from moorage.daemon.access.tls import ServerTls
 from moorage.daemon.access.token_store import TokenStore, TokenStoreError
 from moorage.extras import install_command
@@ -22,13 +25,21 @@ SOON_SECONDS: Final = 14 * 86_400.0
 DISK_BYTES_MIN: Final = 64 << 20
 """Free bytes of the disk below which the server soon grants nothing."""
 _MIB: Final = 1 << 20
+_FILES_SHOWN: Final = 5
 _ROUNDS: Final = 4
 """Rounds of a TLS handshake between two sides in memory; TLS 1.3 takes two."""
 
 
 def examine_access(config: Config) -> list[DoctorFinding]:
     """Examine each part; a part that is not configured has no finding."""
-    return [*_tls(config), _tokens(config), *_issuer(config), _audit_log(config), _disk(config)]
+    return [
+        *_tls(config),
+        _tokens(config),
+        *_issuer(config),
+        _audit_log(config),
+        _disk(config),
+        *_owners(config.data_dir),
+    ]
 
 
 def serves_certificate(config: Config, host: str, port: int, seconds_max: float) -> bool:
@@ -147,6 +158,35 @@ def _disk(config: Config) -> DoctorFinding:
     if free < DISK_BYTES_MIN:
         return DoctorFinding("disk", "broken", f"{detail}: make room, or the server grants nothing")
     return DoctorFinding("disk", "ok", detail)
+
+
+def _owners(folder: Path) -> list[DoctorFinding]:
+    """Name the files of a data folder that its owner may not use, such as those of root."""
+    found = [each for each in (*folder.glob("*"), *folder.glob(f"{FOLDER}/*")) if _is_foreign(each)]
+    if not found:
+        return []
+    names = sorted(str(each.relative_to(folder)) for each in found)
+    others = f" and {len(names) - _FILES_SHOWN} more" if len(names) > _FILES_SHOWN else ""
+    give = shlex.join(["chown", "-R", name_user(folder.stat().st_uid), str(folder)])
+    detail = (
+        f"{', '.join(names[:_FILES_SHOWN])}{others} in {folder} do not belong to its owner, whose "
+        f"server cannot use them: as root, run `{give}`"
+    )
+    # Root's own server can use them, in a container for example.
+    return [DoctorFinding("files", "broken" if os.geteuid() else "missing", detail)]
+
+
+def _is_foreign(file: Path) -> bool:
+    me = os.geteuid()
+    try:
+        owner, of_folder = file.stat().st_uid, file.parent.stat().st_uid
+    except OSError:  # A running server may have removed it meanwhile.
+        return False
+    if file.name == "lost+found":  # The folder is a whole disk.
+        return False
+    if me == 0:
+        return owner == 0 != of_folder
+    return owner != me and not os.access(file, os.R_OK | os.W_OK)
 
 
 def _in(seconds: float) -> str:

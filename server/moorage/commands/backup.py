@@ -60,11 +60,12 @@ def restore(
     with fail_on(LedgerError, StorageError, OSError):
         made = restore_folder(folder, settings.data_dir)
     moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(made.newest_at))
+    known = f"{moment}, the last fact of the backup" if made.facts else "the backup, without facts"
     typer.echo(f"{settings.data_dir}: {made.facts} facts and {made.records} records")
     typer.echo(f"Fencing numbers continue above {made.fencing}.")
     typer.echo(
-        f"Leases that were granted after {moment}, the last fact of the backup, are unknown here, "
-        "and their GPUs may be granted again: end their workloads before you start the server. "
+        f"Leases that were granted after {known}, are unknown here, and their GPUs may be "
+        "granted again: end their workloads before you start the server. "
         "Leases that ended after it are held again until they expire. Tokens that were revoked "
         "after it are valid again."
     )

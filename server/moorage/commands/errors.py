@@ -61,6 +61,23 @@ def refuse_root(folder: Path) -> None:
         _refuse_user(folder, "")
 
 
+def refuse_root_beside_server(folder: Path) -> None:
+    """End the command if root runs it in a data folder where another user's server made files.
+
+    A container may run as root in a new folder that belongs to another user of its host.
+    """
+    if (folder / CATALOG_FILE).exists():
+        refuse_root(folder)
+
+
+def name_user(number: int) -> str:
+    """Return the name of a user, or `#NUMBER` if this machine does not know the user."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"#{number}"
+
+
 def refuse_stranger(folder: Path) -> None:
     """End the command if its user may not read and write in a data folder that exists."""
     needed = os.R_OK | os.W_OK | os.X_OK
@@ -72,7 +89,7 @@ def refuse_stranger(folder: Path) -> None:
         allowed = os.access(seen, needed) and (
             not made.exists() or os.access(made, os.R_OK | os.W_OK)
         )
-    if not allowed and os.geteuid() not in {0, _owner(seen)}:
+    if not allowed and os.geteuid() not in {0, _owner(seen), seen.stat().st_uid}:
         _refuse_user(seen, ", and hides its ledger, tokens, audit log and server from this one")
 
 
@@ -83,14 +100,10 @@ def _owner(folder: Path) -> int:
 
 
 def _refuse_user(folder: Path, hides: str) -> NoReturn:
-    owner = _owner(folder)
-    try:
-        name = pwd.getpwuid(owner).pw_name
-    except KeyError:
-        name = f"#{owner}"
+    command = shlex.join(["sudo", "-u", name_user(_owner(folder)), "moored", *sys.argv[1:]])
     fail(
         f"{folder} belongs to another user{hides}: run this command as the server's user, such as "
-        f"`sudo -u {name} {shlex.join(['moored', *sys.argv[1:]])}`",
+        f"`{command}`",
         EXIT_USAGE,
     )
 

@@ -19,20 +19,20 @@ from typing import Final
 
 from moorage.backends.registry import Examination, kinds
 from moorage.commands.access_examination import examine_access, serves_certificate
-from moorage.commands.port_holders import Listeners, find_listeners
 from moorage.config.settings import Config
 from moorage.core.state.facts import ClusterRemoved
+from moorage.daemon.door_record import DoorRecord, read_doors
 from moorage.ledger.base import LedgerError
 from moorage.ledger.stored import StoredLedger
 from moorage.model import ClusterId
 from moorage.policy import Fleet
-from moorage.records.findings import DoctorFinding
+from moorage.protocol.origins import authority_of
+from moorage.records.findings import DoctorFinding, DoctorState
 from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.sandbox import JailError, Sandbox
 from moorage.sandbox.wire.limits import Limits
 from moorage.storage.base import StorageError
 from moorage.storage.opening import need_postgres
-from moorage.storage.sqlite import LEDGER_FILE
 from moorage.storage.sqlite.storage import SqliteStorage
 from moorage_client.inventory.control_groups import cpu_limit, memory_limit
 from moorage_client.inventory.this_machine import cpu_milli, memory_mib
@@ -42,26 +42,28 @@ ANSWER_SECONDS_MAX: Final = 5.0
 """Seconds for a program to answer a health check at a port."""
 OWN_ANSWER_SECONDS_MAX: Final = 15.0
 """Seconds for the server that has the data folder open to answer: it may be busy."""
+_SETTINGS: Final = {"websocket": ("host", "port"), "http": ("http_host", "http_port")}
 _WEBSOCKET_HEALTH: Final = b"ok\n"
 """The answer to `/healthz` at the port of the WebSocket; at the one of HTTP it is JSON."""
 _OTHER_SETTINGS: Final = "restart it with these settings, or run this command with its settings"
 _SILENT: Final = (
     "run this command with the server's settings of ports and TLS; if they agree, read its log"
 )
+_RUNS: Final = ": a healthy server runs there already"
 _EVERY: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Compared, not bound.
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
     """Check all parts; append the advice to findings about the data folder. Raises nothing."""
-    listeners = find_listeners(config.data_dir)
+    own = read_doors(config.data_dir)
+    ports = [_Port(config, advice, own, kind).examine() for kind in _SETTINGS]
     findings = [
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
         *asyncio.run(_sandbox(config.sandbox)),
         *_storage(config, advice),
         *examine_access(config),
-        _port(config, "websocket port", ("host", "port"), advice, listeners),
-        _port(config, "http port", ("http_host", "http_port"), advice, listeners),
+        *ports,
         _sizes(),
         DoctorFinding("services", "ok", SERVICES),
     ]
@@ -159,99 +161,89 @@ def _sizes() -> DoctorFinding:
     )
 
 
-def _is_served(config: Config, own: bool | None) -> bool:
-    """Return whether the server at a port seems to have these settings.
+class _Port:
+    """The examination of a port, beside the doors of the server that uses the data folder."""
 
-    Args:
-        config: The settings.
-        own: Whether the server has the data folder open; None: this user may not see it, or it
-            is on another machine or in another container.
-    """
-    if own is not None:
-        return own
-    if config.storage or config.tls_cert is not None:  # No lock file, or the same certificate.
-        return True
-    lock = config.data_dir / f"{LEDGER_FILE}.lock"
-    try:
-        return f":{lock.stat().st_ino} " in Path("/proc/locks").read_text()
-    except OSError:
-        return False
+    def __init__(self, config: Config, advice: str, own: DoorRecord | None, kind: str) -> None:
+        self._config = config
+        self._advice = advice
+        self._own = own
+        self._kind = kind
+        self._settings = _SETTINGS[kind]
+        self._host, self._port = (getattr(config, each) for each in self._settings)
 
+    def examine(self) -> DoctorFinding:
+        """Try to listen; if that fails, find out whether the server of these settings is there."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self._host, self._port))
+            except OSError as error:
+                return self._unusable(error)
+        if self._own is not None and self._port:
+            return self._elsewhere(self._own)
+        return self._find("ok", " is free")
 
-def _answers(config: Config, host: str, port: int, seconds_max: float, *, websocket: bool) -> bool:
-    """Return whether a healthy server is at a port: it answers `/healthz`.
+    def _unusable(self, error: OSError) -> DoctorFinding:
+        expected = f"expected a free port of this machine: change {' or '.join(self._settings)}"
+        own, reason = self._own, f": {error.strerror}; {expected}"
+        if error.errno == errno.EADDRINUSE:
+            if own is not None and own.is_here and self._port in {own.websocket[1], own.http[1]}:
+                return self._reached(own)
+            if self._answers(ANSWER_SECONDS_MAX):
+                if own is None:
+                    other = f"a server runs there, but no server uses {self._config.data_dir}"
+                    reason = f": {other}; {expected}{self._advice}"
+                elif not own.is_here:  # A container's engine may forward this port to the server.
+                    return self._find("ok", _RUNS)
+        more = "" if own is None else f"; {self._said(own)} at {_places(own)}"
+        return self._find("broken", reason + more)
 
-    With TLS, the two ports of a server look the same.
-    """
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Nothing is bound.
-    if config.tls_cert is not None:
-        return serves_certificate(config, here, port, seconds_max)
-    connection = http.client.HTTPConnection(here, port, timeout=seconds_max)
-    try:
-        connection.request("GET", "/healthz", headers={"Host": f"localhost:{port}"})
-        answer = connection.getresponse()
-        said = answer.read(len(_WEBSOCKET_HEALTH))
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-    return answer.status == http.HTTPStatus.OK and (said == _WEBSOCKET_HEALTH) == websocket
+    def _reached(self, own: DoorRecord) -> DoctorFinding:
+        """Return the finding about a port at which the server of the data folder listens."""
+        host, port = own.http if self._kind == "http" else own.websocket
+        if self._port != port or not self._answers(OWN_ANSWER_SECONDS_MAX):
+            silent = f"{self._said(own)} there, but does not answer as {self._kind} port"
+            return self._find("broken", f": {silent}: {_SILENT}")
+        if self._host in _EVERY and host not in _EVERY:
+            return self._elsewhere(own)
+        return self._find("ok", _RUNS)
 
-
-def _has_own_server(
-    config: Config, host: str, port: int, listeners: Listeners, *, websocket: bool
-) -> bool | None:
-    """Return whether the healthy server at a port has these settings; None: there is none."""
-    reached = [address for address, each in listeners.own if each == port]
-    patience = OWN_ANSWER_SECONDS_MAX if reached else ANSWER_SECONDS_MAX
-    if not _answers(config, host, port, patience, websocket=websocket):
-        return None
-    if listeners.own:
-        return any(address.is_unspecified or host not in _EVERY for address in reached)
-    return _is_served(config, False if port in listeners.others else None)
-
-
-def _port(
-    config: Config,
-    name: str,
-    settings: tuple[str, str],
-    advice: str,
-    listeners: Listeners,
-) -> DoctorFinding:
-    host, port = (getattr(config, each) for each in settings)
-    sockets = listeners.own
-    names = (f"[{at}]:{each}" if ":" in str(at) else f"{at}:{each}" for at, each in sockets)
-    own = f"the server that uses {config.data_dir} listens"
-    elsewhere = f"{own} at {' and '.join(sorted(names))}"
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            expected = f"expected a free port of this machine: change {' or '.join(settings)}"
-            reason = f"{error.strerror}; {expected}"
-            taken = error.errno == errno.EADDRINUSE
-            websocket = "port" in settings
-            fits = (
-                _has_own_server(config, host, port, listeners, websocket=websocket)
-                if taken
-                else None
-            )
-            if fits:
-                detail = f"{host}:{port}: a healthy server runs there already"
-                return DoctorFinding(name, "ok", detail)
-            if fits is not None and not sockets:
-                other = f"a server runs there, but no server uses {config.data_dir}"
-                reason = f"{other}; {expected}{advice}"
-            if not any(each == port for _, each in sockets):
-                more = f"; {elsewhere}" if sockets else ""
-                return DoctorFinding(name, "broken", f"{host}:{port}: {reason}{more}")
-            if fits is None:
-                reason = f"{own} there, but does not answer as {name}: {_SILENT}"
-                return DoctorFinding(name, "broken", f"{host}:{port}: {reason}")
-    if sockets and port:
+    def _elsewhere(self, own: DoorRecord) -> DoctorFinding:
         # The flags of `serve` may set other ports; this command has no such flags.
-        detail = f"{host}:{port} ({', '.join(settings)}): {elsewhere} instead: {_OTHER_SETTINGS}"
-        return DoctorFinding(name, "missing", detail)
-    return DoctorFinding(name, "ok", f"{host}:{port} is free")
+        place = f" ({', '.join(self._settings)}): {self._said(own)} at {_places(own)}"
+        return self._find("missing", f"{place} instead: {_OTHER_SETTINGS}")
+
+    def _said(self, own: DoorRecord) -> str:
+        where = "" if own.is_here else " in another network, such as a container's,"
+        return f"the server that uses {self._config.data_dir} listens{where}"
+
+    def _find(self, state: DoctorState, detail: str) -> DoctorFinding:
+        at = authority_of(self._host, self._port)
+        return DoctorFinding(f"{self._kind} port", state, at + detail)
+
+    def _answers(self, seconds_max: float) -> bool:
+        """Return whether a healthy server is at the port: it answers `/healthz`.
+
+        With TLS, the two ports of a server look the same.
+        """
+        config, port = self._config, self._port
+        here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104  # Nothing is bound.
+        if config.tls_cert is not None:
+            return serves_certificate(config, here, port, seconds_max)
+        connection = http.client.HTTPConnection(here, port, timeout=seconds_max)
+        try:
+            connection.request("GET", "/healthz", headers={"Host": f"localhost:{port}"})
+            answer = connection.getresponse()
+            said = answer.read(len(_WEBSOCKET_HEALTH))
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+        websocket = self._kind == "websocket"
+        return answer.status == http.HTTPStatus.OK and (said == _WEBSOCKET_HEALTH) == websocket
+
+
+def _places(own: DoorRecord) -> str:
+    return " and ".join(sorted(authority_of(*door) for door in (own.websocket, own.http)))

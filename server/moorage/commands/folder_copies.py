@@ -27,10 +27,11 @@ def back_up(data: Path, target: Path) -> FolderCopy:
     """Copy a data folder, while its server may be running.
 
     Raises:
-        StorageError: The target is not empty, or the data folder is damaged.
+        StorageError: The target is not empty or in the data folder, or the data folder is damaged.
         LedgerError: Another release wrote the data folder.
         OSError: A file cannot be read or written.
     """
+    _refuse_inside(target, data)
     with stage(target) as new:
         fencing = copy_folder(data, new)
         return _describe_copy(_whole(new, data), fencing)
@@ -40,13 +41,19 @@ def restore_folder(backup: Path, data: Path) -> FolderCopy:
     """Make a data folder from a backup; skip fencing numbers that were used since.
 
     Raises:
-        StorageError: The data folder is not empty, or the backup is damaged.
+        StorageError: The data folder is not empty or in the backup, or the backup is damaged.
         LedgerError: Another release wrote the backup.
         OSError: A file cannot be read or written.
     """
+    _refuse_inside(data, backup)
     with stage(data) as new:
         found = _whole(backup, backup)
         return _describe_copy(found, copy_folder(backup, new, fencing_skip=FENCING_SKIP))
+
+
+def _refuse_inside(target: Path, source: Path) -> None:
+    if source.resolve() in target.resolve().parents:
+        raise StorageError(f"{target} is inside {source}. Give a folder elsewhere.")
 
 
 def _whole(folder: Path, shown: Path) -> LedgerFindings:

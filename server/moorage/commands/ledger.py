@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moorage.commands.errors import fail, fail_on, load_config
+from moorage.commands.errors import fail, fail_on, load_config, refuse_root
 from moorage.commands.options import DataOption, FileOption, JsonFlag
 
 ledger = typer.Typer(help="Check and repair the files in a data folder.", no_args_is_help=True)
@@ -51,6 +51,7 @@ def ledger_repair(
     The damaged files stay in a folder beside them. If there is a backup, restore it instead.
     """
     folder = _folder(data, config)
+    refuse_root(folder)
     from moorage.commands.ledger_care import repair  # noqa: PLC0415  # As in serve.
     from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
 

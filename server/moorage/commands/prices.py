@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from moorage.commands.errors import fail, fail_on, load_config
+from moorage.commands.errors import fail, fail_on, load_config, refuse_root
 from moorage.commands.options import DataOption, FileOption
 from moorage.extras import install_command
 
@@ -19,7 +19,8 @@ def prices(
     A running daemon uses them at once. Needs the extra aws, and credentials for
     ec2:DescribeInstanceTypes and pricing:GetProducts.
     """
-    folder = load_config({"data_dir": data}, config).data_dir / "aws"
+    settings = load_config({"data_dir": data}, config)
+    refuse_root(settings.data_dir)
     try:
         from moorage.backends.aws.calls import AwsCalls  # noqa: PLC0415  # It needs an extra.
         from moorage.backends.aws.catalogue import refresh  # noqa: PLC0415  # As above.
@@ -28,7 +29,7 @@ def prices(
     from moorage.resources import BackendError  # noqa: PLC0415  # As in serve.
 
     with fail_on(BackendError, OSError):
-        made = refresh(AwsCalls(), folder, region)
+        made = refresh(AwsCalls(), settings.data_dir / "aws", region)
     priced = sum(each.usd_per_hour is not None for each in made.types)
     typer.echo(
         f"{len(made.types)} instance types of {region}, {priced} with prices of {made.as_of}"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moorage.commands.errors import load_config
+from moorage.commands.errors import load_config, refuse_root_beside_server
 from moorage.commands.options import DataOption, FileOption
 from moorage.config.settings import Config, service_links, settings_file
 from moorage.launch import import_structlog
@@ -48,6 +48,7 @@ def serve(
         "insecure_plaintext": insecure_plaintext or None,
     }
     settings = load_config(flags, config)
+    refuse_root_beside_server(settings.data_dir)
     gc.disable()  # Imports make no garbage; collections would cost a tenth of the start.
     import_structlog()
     from moorage.daemon.main import serve as run  # noqa: PLC0415  # `--help` stays quick.

@@ -23,6 +23,7 @@ from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.daemon.access.tls import ServerTls
 from moorage.daemon.access.token_store import TokenStore
 from moorage.daemon.access.tokens import IssuerTokens, Tokens
+from moorage.daemon.door_record import DoorRecord, find_network, write_doors
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.trust import Trust
 from moorage.extras import install_command
@@ -67,6 +68,7 @@ class Doors:
         self._trusts = trusts
         self._web: WebServer | None = None
         self._standby: StandbyServices | None = None
+        self._remove_record: Callable[[], None] = lambda: None
 
     async def open(
         self,
@@ -104,6 +106,17 @@ class Doors:
                 deliver, config.host, config.port, self.http_port, context, agents
             )
         web.name_websocket_port(self.port)
+        self._record()
+
+    def _record(self) -> None:
+        config = self._config
+        websocket, http = (config.host, self.port), (config.http_host, self.http_port)
+        try:
+            record = DoorRecord(websocket, http, find_network())
+            self._remove_record = write_doors(config.data_dir, record)
+        except OSError as error:
+            reason = f"`moored doctor` does not find this server: {error}"
+            log.warning("doors_not_recorded", finding=reason)
 
     def give_way(self) -> None:
         """Redirect HTTP callers to the leader, if another server may lead."""
@@ -125,6 +138,8 @@ class Doors:
         await self._gateway.close()
         if self._web is not None:
             await self._web.close()
+        remove, self._remove_record = self._remove_record, lambda: None
+        remove()
 
     def seat(self) -> Seat:
         """Return the addresses of this server, as other servers name them to clients."""

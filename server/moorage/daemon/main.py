@@ -30,6 +30,7 @@ from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.daemon.start import Stopped, Waiting, start
 from moorage.ledger.base import EXIT_BROKEN, LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.origins import authority_of
 from moorage.records.json_values import JsonObject
 from moorage.sandbox.cell import jail
 from moorage.sandbox.host.sandbox import JailError
@@ -213,8 +214,8 @@ def _code(daemon: Daemon, error: BaseException | None) -> int:
 def _say_ready(config: Config, doors: Doors, role: str = "") -> None:
     """Print the ready line: the addresses of the WebSocket, HTTP and the console."""
     s = "" if config.tls_cert is None else "s"
-    http = f"http{s}://{_authority(config.http_host)}:{doors.http_port}"
-    ws = f"ws{s}://{_authority(config.host)}:{doors.port}"
+    http = f"http{s}://{authority_of(config.http_host, doors.http_port)}"
+    ws = f"ws{s}://{authority_of(config.host, doors.port)}"
     ready = {"event": "ready", "ws": ws, "http": http}
     if config.console:
         ready["console"] = f"{http}/console"
@@ -258,7 +259,3 @@ def _hide_environment() -> None:
 def _explain_end(error: BaseException) -> int:
     sys.stderr.write(f"moored: ended to avoid wrong answers: {error!r}\n")
     return EXIT_BROKEN
-
-
-def _authority(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -115,8 +116,7 @@ async def _start(
 ) -> Daemon:
     with naming(f"set data_dir (MOORAGE_DATA_DIR, --data), {config.data_dir}, to a folder"):
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = os.open(config.data_dir, os.O_RDONLY | os.O_DIRECTORY)
-    stack.callback(os.close, held)  # `moored doctor` finds the server by it.
+        _warn_root(config.data_dir)
     storage = open_storage(config.storage, config.data_dir)
     election = storage.election()
     agents = AgentStore(storage.agents())
@@ -134,6 +134,15 @@ async def _start(
     with beating(election):
         ledger = await open_ledger(storage, stack, prepared)
         return await _lead(outset, ledger, entrance, prepared, stack)
+
+
+def _warn_root(folder: Path) -> None:
+    """Warn if root's server makes files in a folder of another user, as a container may want."""
+    owner = folder.stat().st_uid
+    if os.geteuid() == 0 and owner != 0:
+        whose = f"{folder} belongs to the user {owner}, but this server runs as root"
+        finding = f"{whose}: a server of that user can never use the files that this one makes"
+        log.warning("data_dir_of_another_user", finding=finding)
 
 
 def _entrance(outset: Outset, stack: AsyncExitStack) -> Entrance:

@@ -65,7 +65,7 @@ def check_bounds(text: str) -> None:
         return
     encoded = text.encode(errors="surrogatepass")
     if bounds.is_deeper(encoded, f.DEPTH_MAX):
-        raise _too_deep()
+        raise _too_deep(text)
     if bounds.has_more_parts(encoded, bounds.PARTS_MAX):
         raise _too_large(text, bounds.PARTS_MAX, "arrays, objects and named fields")
     if bounds.has_more_values(encoded, bounds.VALUES_MAX):
@@ -136,7 +136,7 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
     except (msgspec.DecodeError, UnicodeError) as unreadable:
         return _not_json(frame, unreadable)
     except RecursionError:
-        return _too_deep()
+        return _too_deep(frame)
     check_names(frame)
     identity = message_id(frame)
     missing = [*also, *(name for name in required_fields(kind) if raw.get(name) in _ABSENT)]
@@ -378,11 +378,11 @@ def _not_json(frame: str, error: Exception) -> BadMessage:
     )
 
 
-def _too_deep() -> BadMessage:
+def _too_deep(frame: str) -> BadMessage:
+    """Return the error, with the message's id if the decoder can skip what is nested too deep."""
     expected = f"at most {f.DEPTH_MAX} arrays and objects within one another"
-    return BadMessage(
-        Code.BAD_MESSAGE, f"The message is nested too deep; expected {expected}.", expected=expected
-    )
+    reason = f"The message is nested too deep; expected {expected}."
+    return BadMessage(Code.BAD_MESSAGE, reason, expected=expected, id=message_id(frame))
 
 
 def _too_large(frame: str, most: int, of: str) -> BadMessage:

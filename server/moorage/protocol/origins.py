@@ -126,6 +126,11 @@ def read_origin(text: str) -> WebOrigin | None:
     return None if default is None else _place(scheme.lower(), authority, default)
 
 
+def authority_of(host: str, port: int) -> str:
+    """Return `host:port` as in a URL, with IPv6 addresses in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @lru_cache(maxsize=64)  # Requests have the same few hosts.
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach `host`: a loopback address or `localhost`."""

@@ -91,7 +91,7 @@ _OF_OPERATIONS: Final = {
     "borrow": "The unused quota of others that the tenant may hold as well; left out: nothing.",
     "change": "The changes to assume: nodes, cordons, drains, quotas, weights and policies.",
     "cluster": "The id of a cluster.",
-    "clusters": "The clusters to choose nodes from; left out: all.",
+    "clusters": "The clusters to choose nodes from; left out or empty: all.",
     "command": "The program and its arguments.",
     "data": "The `data` argument of the policy's `management`.",
     "dry_run": "Report the effects, and change nothing.",
@@ -138,7 +138,7 @@ _OF_OPERATIONS: Final = {
 }
 _OF_REQUESTS: Final = {
     "alternatives": "Other acceptable `resources`, in the order of preference.",
-    "clusters": "The clusters to choose from; left out: all live ones.",
+    "clusters": "The clusters to choose from; left out or empty: all live ones.",
     "deadline_seconds": "The time limit of one evaluation of the policy.",
     "dry_run": "Decide, and hold nothing.",
     "explain": "Give the reasons for the answer in `reasons`.",

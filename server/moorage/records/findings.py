@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+DoctorState = Literal["ok", "missing", "broken"]
+"""`missing`: `moored serve` can do without it."""
+
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
@@ -10,10 +13,9 @@ class DoctorFinding:
 
     Args:
         name: The name of the thing.
-        state: `ok`; `missing` if `moored serve` can do without it; `broken` if not.
         detail: The result, or the remedy.
     """
 
     name: str
-    state: Literal["ok", "missing", "broken"]
+    state: DoctorState
     detail: str

@@ -113,7 +113,7 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         preemptible: Whether the lease gives way to requests of a higher priority.
         runtime_seconds_min: How long after the grant the lease does not give way.
         notice_seconds: The time between the notice that the lease gives way, and its end.
-        idempotency_key: A repeated request with the same key gets the same lease.
+        idempotency_key: A repeated request with the same key gets the same lease; empty: no key.
         project: The tenant's project to whose use the lease is added.
         anti_affinity: Keeps the lease away from other leases of its group.
         ttl_seconds_min: Shortest acceptable TTL if a reservation begins earlier; 0: never shorten.

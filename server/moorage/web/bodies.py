@@ -40,6 +40,8 @@ CALLER: Final = "caller"
 """Name in the request's state under which `web.app` stores the caller."""
 TENANT: Final = "tenant"
 """Name in the request's state under which `web.app` stores the authenticated tenant."""
+UNCHANGED: Final = "unchanged"
+"""Set if the request changed nothing, so that no log has a line about it."""
 NAMED: Final = "named"
 """Name in the request's state under which `read_document` stores the body's id for `web.notes`."""
 _NAMES: Final = (

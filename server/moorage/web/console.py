@@ -26,7 +26,15 @@ from moorage.protocol.credentials import CONSOLE_COOKIE, console_cookies
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.logins import Login
 from moorage.records.rights import Right
-from moorage.web.bodies import TENANT, BodyReader, caller_of, read_as, read_document, success
+from moorage.web.bodies import (
+    TENANT,
+    UNCHANGED,
+    BodyReader,
+    caller_of,
+    read_as,
+    read_document,
+    success,
+)
 from moorage.web.console_types import (
     ConsoleLogin,
     ConsoleSession,
@@ -89,6 +97,24 @@ def login_of(console: Console | None, request: Request) -> Login | None:
             "`X-Console-Token` with the value from GET /console/session; programs send a token",
             field=CSRF_HEADER,
             expected="`csrf` of GET /console/session",
+        )
+    return login
+
+
+def needed_login_of(console: Console, request: Request) -> Login | None:
+    """Return the login of a request's cookie; None without one where none is needed.
+
+    Raises:
+        ServiceError: `unauthorized`: there is no valid cookie; `forbidden`: as in `login_of`.
+    """
+    login = login_of(console, request)
+    if login is None and console.needs_login():
+        raise ServiceError(
+            Code.UNAUTHORIZED,
+            "log in with a token",
+            field="cookie",
+            expected="a login",
+            details={"sign_in": True} if console.sign_in is not None else {},
         )
     return login
 
@@ -159,15 +185,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
     @router.get("/console/session", "Who is logged in?", operation(ConsoleSession))
     async def session(request: Request) -> Response:
         """Return the page's tenant and role, and the WebSocket's address; 401 without a login."""
-        login = login_of(console, request)
-        if login is None and console.needs_login():
-            raise ServiceError(
-                Code.UNAUTHORIZED,
-                "log in with a token",
-                field="cookie",
-                expected="a login",
-                details={"sign_in": True} if console.sign_in is not None else {},
-            )
+        login = needed_login_of(console, request)
         return success(_describe(request, console, login))
 
     @router.post("/console/session", "Log in", operation(ConsoleSession, ConsoleLogin))
@@ -180,6 +198,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
             )
         given = read_as(await read_document(request, bodies), ConsoleLogin)
         if not console.needs_login():
+            setattr(request.state, UNCHANGED, True)
             return success(_describe(request, console, None))
         address = request.client.host if request.client is not None else ""
         cookie, login = await _enter(console, given.token, address, failing)

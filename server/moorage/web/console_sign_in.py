@@ -7,8 +7,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from moorage.protocol.credentials import console_cookies
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import TENANT, success
-from moorage.web.console import give_cookie, login_of, take_cookie
+from moorage.web.bodies import TENANT, UNCHANGED, success
+from moorage.web.console import give_cookie, needed_login_of, take_cookie
 from moorage.web.console_types import LoggedOut
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import operation
@@ -50,10 +50,13 @@ def _add_log_out(router: HttpRouter, console: Console) -> None:
     async def log_out(request: Request) -> Response:
         """End the login of this browser, and close its WebSockets.
 
-        `sign_out` is the issuer's URL that ends the login there and sends the browser back.
+        `sign_out` is the issuer's URL that ends the login there and sends the browser back. 401
+        without a login.
         """
-        login, left = login_of(console, request), None
-        if login is not None:
+        login, left = needed_login_of(console, request), None
+        if login is None:
+            setattr(request.state, UNCHANGED, True)
+        else:
             setattr(request.state, TENANT, login.caller.tenant)
             console.logins.leave(console_cookies(request.headers.getlist("cookie")))
             console.expel()

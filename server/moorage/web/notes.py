@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import SERVER_ITSELF, Caller
-from moorage.web.bodies import CALLER, NAMED, TENANT
+from moorage.web.bodies import CALLER, NAMED, TENANT, UNCHANGED
 from moorage.web.changes import AFTER, BEFORE
 from moorage.web.router import ROUTE
 from moorage.web.services import AuditNotes
@@ -78,9 +78,9 @@ class Noted:
 
     def _note(self, scope: Scope) -> None:
         path = scope.get(ROUTE, scope["path"])
-        if path in READS:
-            return
         state = scope.get("state", {})
+        if path in READS or state.get(UNCHANGED):
+            return
         caller: Caller | None = state.get(CALLER)
         about = {**state.get(NAMED, {}), **scope.get("path_params", {})}
         what, remote = f"{scope['method']} {path}", remote_of(scope)

@@ -356,7 +356,31 @@ def signing_out(endpoint: object) -> BrowserSignIn:
     """Return the sign-in at an issuer whose discovery document has this endpoint of logouts."""
     keys = IssuerKeys("https://login.example")
     keys.discovered = {"end_session_endpoint": endpoint}
-    return BrowserSignIn(keys, {"client_id": "console", "audience": "moorage", "scopes": "openid"})
+    request = {"client_id": "console", "audience": "moorage", "scopes": "openid"}
+    return BrowserSignIn(keys, {"issuer": "https://login.example", **request})
+
+
+async def test_an_answer_that_names_another_issuer_is_refused() -> None:
+    answer = {"state": "s", "error": "access_denied"}
+    for issuer, reason in (
+        ({}, "the issuer answers access_denied"),
+        ({"iss": "https://login.example"}, "the issuer answers access_denied"),
+        ({"iss": "https://login.example/"}, "the answer names another issuer"),
+        ({"iss": ""}, "the answer names another issuer"),
+    ):
+        given = answer | issuer
+        with structlog.testing.capture_logs() as logs:
+            assert await signing_out(None).finish("s.verifier", given, "https://m.example") == {}
+        assert [each["reason"] for each in logs] == [reason]
+
+
+async def test_a_fragment_of_an_endpoint_is_no_part_of_the_address() -> None:
+    for endpoint in ("https://login.example/end?a=b#c", "https://login.example/end#?c"):
+        left = await signing_out(endpoint).leave("", "https://m.example")
+        assert left is not None
+        parts = urlsplit(left[0])
+        assert (parts.path, parts.fragment) == ("/end", "")
+        assert parse_qs(parts.query)["state"] == [left[1]]
 
 
 @pytest.mark.parametrize(

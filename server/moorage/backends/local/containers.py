@@ -52,6 +52,7 @@ from moorage.backends.local.deadline import HEARD
 from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.local.workloads import LocalWorkloads
 from moorage.backends.specs import ContainerResourceSpec, Readiness
+from moorage.protocol.origins import authority_of
 from moorage.records.json_values import JsonMapping, JsonObject
 
 CATEGORIES: Final = frozenset({"container"})
@@ -282,7 +283,7 @@ class Containers(LocalWorkloads):
         seen = await asyncio.to_thread(lambda: self._api().inspect(name))
         ports: Mapping[int, int] = {} if seen is None else seen.ports
         port = None if spec.container_port is None else ports.get(spec.container_port)
-        endpoint = "" if port is None else f"http://{readiness.authority(host, port)}"
+        endpoint = "" if port is None else f"http://{authority_of(host, port)}"
         workload_store.write(ready, {"endpoint": endpoint})
         news = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
         with self._lock:

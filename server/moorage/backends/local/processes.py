@@ -47,6 +47,7 @@ from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.local.watcher import Watcher, lives
 from moorage.backends.local.workloads import LocalWorkloads
 from moorage.backends.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
+from moorage.protocol.origins import authority_of
 from moorage.records.json_values import JsonMapping
 
 SUPERVISOR_SECONDS_MAX: Final = 30.0
@@ -323,7 +324,7 @@ class Processes(LocalWorkloads):
                 break
             probe = spec.readiness or Readiness()
             if await self._answers(workload, order, probe):
-                endpoint = f"http://{readiness.authority(spec.host, int(order['port']))}"
+                endpoint = f"http://{authority_of(spec.host, int(order['port']))}"
                 break
             await asyncio.sleep(probe.every_seconds)
         workload_store.write(folder / "ready.json", {"endpoint": endpoint})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from moorage.backends.specs import Readiness
 from moorage.lazy import LazyModule
+from moorage.protocol.origins import authority_of
 
 if TYPE_CHECKING:
     import httpx
@@ -68,13 +69,8 @@ async def answers(
     return at is not None and await accepts(host, at, probe.timeout_seconds, proxied=proxied)
 
 
-def authority(host: str, port: int) -> str:
-    """Return `host:port` as in a URL, with IPv6 addresses in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 async def _http(probe: Readiness, host: str, port: int | None) -> bool:
-    url = f"http://{authority(host, port or 80)}/{(probe.path or '').lstrip('/')}"
+    url = f"http://{authority_of(host, port or 80)}/{(probe.path or '').lstrip('/')}"
     try:
         async with (
             asyncio.timeout(probe.timeout_seconds),

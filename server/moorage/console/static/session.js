@@ -92,6 +92,11 @@ export async function logIn(token) {
 }
 
 export async function logOut() {
-	const { sign_out: issuer } = await http("DELETE", SESSION);
-	location.assign(issuer || "/console");
+	let left = {};
+	try {
+		left = await http("DELETE", SESSION);
+	} catch (error) {
+		if (error.code !== "unauthorized") throw error; // The login has ended already.
+	}
+	location.assign(left.sign_out || "/console");
 }

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
-from urllib.parse import urlencode
+from urllib.parse import urldefrag, urlencode
 
 import jwt
 import structlog
@@ -32,7 +32,7 @@ class BrowserSignIn:
 
     Args:
         keys: The issuer's keys, and the addresses of its endpoints.
-        request: `client_id`, `scopes` and `audience`.
+        request: `issuer`, `client_id`, `scopes` and `audience`.
     """
 
     def __init__(self, keys: IssuerKeys, request: dict[str, str]) -> None:
@@ -78,6 +78,8 @@ class BrowserSignIn:
         code = answer.get("code", "")
         if not sent or not hmac.compare_digest(sent.encode(), answer.get("state", "").encode()):
             return _refuse("this browser did not begin the sign-in here, or took too long")
+        if answer.get("iss", self._request["issuer"]) != self._request["issuer"]:  # RFC 9207.
+            return _refuse("the answer names another issuer")
         if not code or answer.get("error"):
             return _refuse(f"the issuer answers {_shown(answer) or 'without a code'}")
         if not self._keys.discovered and not await self._keys.refresh():
@@ -137,6 +139,7 @@ class BrowserSignIn:
 
 
 def _with_query(place: str, query: Mapping[str, str]) -> str:
+    place = urldefrag(place).url  # A query after a fragment would be a part of the fragment.
     return f"{place}{'&' if '?' in place else '?'}{urlencode(query)}"
 
 

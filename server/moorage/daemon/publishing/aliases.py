@@ -208,15 +208,18 @@ class Publishing:
         return after.document()
 
     async def start_canary(self, given: str, start: CanaryStart, who: str) -> JsonObject:
-        """Send a share of an alias's requests to another version; all counts start again."""
+        """Send a share of an alias's requests to another version; the report starts again.
+
+        The active version's faults in a row still count for a fallback.
+        """
         alias = self._find(given)
         uri = start.policy_rule_uri
         ref = await self._versions.require_of(alias.name, uri, who)
         self._refuse_active(alias, uri)
         canary = Canary(uri, start.percent, start.by, start.seed)
         after = await self._change(alias.name, who, "canary_started", ref, canary=canary)
-        for version in (after.version, uri):
-            self._statistics_of(alias.name, version).reset()
+        self._statistics_of(alias.name, after.version).restart_report()
+        self._statistics_of(alias.name, uri).reset()
         return after.document()
 
     async def stop_canary(self, given: str, who: str) -> JsonObject:
@@ -343,9 +346,9 @@ class Publishing:
             and statistics.fails_all
         ):
             return "failing"
-        if statistics.faults and not statistics.answered_well:
+        if statistics.consecutive and not statistics.was_good:
             return "failing"
-        return "good" if statistics.answered_well else "untried"
+        return "good" if statistics.was_good else "untried"
 
     def _failed(self, name: str, statistics: VersionStatistics) -> None:
         """Fall back if a version has failed too often in a row, and for all who use it."""

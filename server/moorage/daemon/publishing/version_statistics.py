@@ -51,9 +51,10 @@ class VersionStatistics:
         self.reset()
 
     def reset(self) -> None:
-        """Reset all counts."""
-        self.asked = self.granted = self.advised = 0
-        self.refused: Counter[str] = Counter()
+        """Reset all counts, as for a version that no one has tried."""
+        self.restart_report()
+        self.was_good = False
+        """Whether the version ever returned a place or advice."""
         self.consecutive = 0
         """Number of faults since the last good answer."""
         self._codes: Counter[str] = Counter()
@@ -65,12 +66,12 @@ class VersionStatistics:
         """Tenants whose requests have failed since the last good answer."""
         self._used: OrderedDict[Tenant, float] = OrderedDict()
         """Time of each tenant's last answer or fault, the latest last."""
-        self._latencies: deque[float] = deque(maxlen=LATENCIES_MAX)
 
-    @property
-    def answered_well(self) -> int:
-        """Number of requests for which the version returned a place or advice."""
-        return self.granted + self.advised
+    def restart_report(self) -> None:
+        """Reset the figures of the report, but not the faults in a row that lead to a fallback."""
+        self.asked = self.granted = self.advised = 0
+        self.refused: Counter[str] = Counter()
+        self._latencies: deque[float] = deque(maxlen=LATENCIES_MAX)
 
     @property
     def faults(self) -> int:
@@ -109,6 +110,7 @@ class VersionStatistics:
             self._failed(self)
 
     def _well(self, tenant: Tenant, now: float) -> None:
+        self.was_good = True
         self.consecutive = self.bearable = 0
         self.failing.clear()
         self._codes.clear()
