@@ -110,6 +110,7 @@ class RayCluster:
             initialize_head=True,
             head_node_args={
                 "include_dashboard": False,
+                "include_log_monitor": False,  # No driver of the tests shows logs of workers.
                 "memory": 1 << 30,
                 "object_store_memory": OBJECT_STORE_BYTES,
                 "temp_dir": str(self.folder),
