@@ -72,6 +72,12 @@ def test_tasks_have_the_resources_of_their_slice(make_pool):
     (member,) = pool.get_all_pool_members()
     (host,) = ray.get(member.actor.get_all_actors_in_pool.remote())
     assert ray.get(host.run_remote_fn.remote(resources, num_cpus=1), timeout=60)["CPU"] == 2
+
+    def order_of_a_nested_task():
+        nested = ray.remote(num_cpus=0)(lambda: os.environ["CUDA_DEVICE_ORDER"])
+        return ray.get(nested.remote())
+
+    assert pool.execute_on_each_host(order_of_a_nested_task, timeout=60) == [["PCI_BUS_ID"]]
     with pytest.raises(ValueError, match="cannot take 4 of CPU: have the pool reserve it"):
         ray.get(host.run_remote_fn.remote(resources, num_cpus=4), timeout=60)
 
