@@ -52,7 +52,7 @@ def test_ten_shares_of_a_tenth_fit_on_one_gpu():
         devices.take(order("more", "node", "0", milli=1))
 
 
-def test_an_instance_and_its_gpu_exclude_each_other_and_two_instances_do_not():
+def test_a_mig_instance_and_its_gpu_exclude_each_other_and_two_instances_of_a_gpu_do_not():
     devices = Devices([], {})
     devices.take(order("a", "one", "1:0"))
     devices.take(order("b", "two", "1:1"))
@@ -194,7 +194,7 @@ def test_a_mig_instance_is_identified_by_its_uuid(set_gpus):
     devices.take(order_by_uuid("new", ("1:1", "xxx/a")))
 
 
-def test_shares_of_a_gpu_are_counted_under_all_its_names(set_gpus):
+def test_shares_of_a_gpu_are_counted_under_all_names_of_the_gpu(set_gpus):
     set_gpus("aaa", "bbb")
     devices = Devices([], {})
     devices.take(order_by_uuid("one", ("0", "aaa"), milli=600))

@@ -112,7 +112,7 @@ async def test_a_server_that_starts_after_a_restart_of_the_ray_cluster_names_the
     await after.close()
 
 
-async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
+async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_start(
     restartable, monkeypatch, tmp_path
 ):
     backend = RayBackend(tmp_path, restartable.address)

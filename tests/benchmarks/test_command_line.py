@@ -19,7 +19,7 @@ def wide(
     """Take an option."""
 
 
-def test_help_is_plain_text_of_80_columns(monkeypatch, capsys) -> None:
+def test_the_help_of_the_benchmarks_is_plain_text_of_80_columns(monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "argv", ["program", "-h"])
     with pytest.raises(SystemExit, match="0"):
@@ -32,7 +32,7 @@ def test_help_is_plain_text_of_80_columns(monkeypatch, capsys) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("module", ["benchmarks", "benchmarks.peers"])
-def test_help_of_a_program_fits_80_columns(module: str, monkeypatch) -> None:
+def test_the_help_of_moored_and_moorage_fits_80_columns(module: str, monkeypatch) -> None:
     pytest.importorskip("jwt", reason="the extra `oidc` is not installed")
     monkeypatch.setenv("COLUMNS", "80")
     command = [sys.executable, "-m", module, "--help"]

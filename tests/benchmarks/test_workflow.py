@@ -15,7 +15,7 @@ GROWTH_MAX = 2.5
 @pytest.mark.heavy
 @pytest.mark.parametrize("build", [workflow._chain, workflow._wide])
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_an_executor_costs_about_n_log_n(kind, build) -> None:
+def test_the_time_of_an_executor_grows_like_n_log_n(kind, build) -> None:
     """Measure CPU time for few and many tasks in turn, and take the minimum of each."""
     few, many = (
         workflow._kinds(build(nodes), time.process_time)[kind] for nodes in (NODES_FEW, NODES_MANY)

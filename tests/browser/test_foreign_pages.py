@@ -88,7 +88,7 @@ def start_of_a_process(file: Path) -> list[tuple[str, str]]:
     return [(path, f'{json.dumps(each)[:-1]}, "x=": 1}}') for path, each in sent.items()]
 
 
-def test_the_attack_works_from_a_program(tmp_path):
+def test_the_attack_of_the_foreign_page_works_from_a_program(tmp_path):
     """The attack itself must work; otherwise the refusals of pages would prove nothing."""
     file = tmp_path / "ran"
     with daemon() as running, httpx.Client(base_url=running.http, timeout=30) as http:
@@ -136,7 +136,7 @@ def test_pages_of_other_sites_and_ports_are_refused(page, server, site_port, sit
         assert page.evaluate(SOCKET, url) == "refused"
 
 
-def test_links_and_frames_are_refused(page, server, site_port):
+def test_links_to_the_ports_and_frames_of_them_are_refused(page, server, site_port):
     running, _ = server
     answers = show(page, f"http://evil.example:{site_port}/")
     with page.expect_response(f"{running.http}/metrics?frame"):
@@ -169,7 +169,7 @@ def test_a_page_that_hides_its_origin_is_refused(page, server, site_port, host):
     assert frame.evaluate(SOCKET, running.ws) == "refused"
 
 
-def test_a_rebound_host_name_reads_and_changes_nothing(page, server):
+def test_a_page_with_a_rebound_host_name_reads_nothing_and_changes_nothing(page, server):
     """To the browser, the page has the server's origin; only the host name differs."""
     running, token = server
     here = f"http://evil.example:{port(running.http)}"

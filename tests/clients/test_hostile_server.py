@@ -267,7 +267,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("words", "answer"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS]
 )
-def test_a_good_answer_is_shown(hostile, words, answer, as_json):
+def test_the_command_line_shows_a_good_answer(hostile, words, answer, as_json):
     hostile.document = answer
     assert run_command(words, as_json=as_json) in {Exit.OK, Exit.LEASE_LOST}
 
@@ -279,7 +279,7 @@ def test_a_good_answer_is_shown(hostile, words, answer, as_json):
 @given(
     case=st.sampled_from(CASES), value=st.sampled_from(ABSURD), gone=st.booleans(), js=st.booleans()
 )
-def test_one_impossible_part_of_an_answer_is_at_most_one_error(hostile, case, value, gone, js):
+def test_an_impossible_part_of_an_answer_gives_at_most_one_error(hostile, case, value, gone, js):
     words, answer, at = case
     hostile.document = change(answer, at, value, gone=gone)
     run_command(words, as_json=js)
@@ -299,7 +299,7 @@ def test_one_impossible_part_of_an_answer_is_at_most_one_error(hostile, case, va
     ],
     ids=range(14),
 )
-def test_an_unreadable_answer_is_one_error(hostile, raw):
+def test_an_unreadable_answer_of_a_server_gives_a_single_error(hostile, raw):
     hostile.raw = raw
     for number, words in enumerate(WAYS):
         hostile.status = 500 if number % 2 else 200
@@ -321,7 +321,7 @@ def test_an_unreadable_answer_is_one_error(hostile, raw):
     ],
     ids=range(13),
 )  # fmt: skip
-def test_a_connection_that_breaks_or_speaks_another_protocol_is_one_error(hostile, wire):
+def test_a_connection_that_breaks_or_speaks_another_protocol_gives_a_single_error(hostile, wire):
     hostile.wire = wire
     for words in WAYS:
         run_command(words, as_json=False, seconds=0.1)

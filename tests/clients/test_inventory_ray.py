@@ -134,7 +134,7 @@ def test_the_error_names_a_server_that_is_not_a_dashboard(dashboard, raw, said):
     assert dashboard.url in str(caught.value)
 
 
-def test_an_address_that_does_not_answer_is_an_error(nowhere):
+def test_an_address_of_ray_that_does_not_answer_gives_an_error(nowhere):
     with pytest.raises(InventoryError, match="ray:http://HOST:8265"):
         collect([f"ray:{nowhere.replace('ws', 'http')}"], "r")
 

@@ -103,7 +103,7 @@ class TestAdapter:
                 pool.checkout(request)
         assert free(pool) == 4
 
-    def test_a_checkout_is_returned_once_and_only_with_its_own_slots(self, pool):
+    def test_a_checkout_can_be_returned_only_once_and_only_with_its_own_slots(self, pool):
         first, second = pool.checkout(GPU), pool.checkout(GPU)
         more = Checkout({"gpus": [*first["gpus"], {"id": "1", "slots": 1}]}, first.transaction)
         with pytest.raises(InvalidCheckin):
@@ -211,7 +211,7 @@ class TestHolders:
         with pytest.raises(InvalidCheckin, match="its process died"):
             pool.checkin(transaction)
 
-    def test_a_process_may_hold_several_and_end_some(self, pool):
+    def test_a_process_may_hold_several_checkouts_and_end_some_of_them(self, pool):
         with holder(str(pool.address)) as (process, transaction):
             mine = pool.checkout(GPU, pid=process.pid)
             also = pool.checkout(GPU, pid=process.pid)
@@ -332,7 +332,7 @@ class TestServing:
                 pool.checkin(old)
             pool.checkin(same)
 
-    def test_slots_without_a_ttl_get_that_of_the_server(self, tmp_path):
+    def test_slots_that_are_taken_without_a_ttl_get_the_ttl_of_the_server(self, tmp_path):
         file = tmp_path / "pool.yaml"
         file.write_text("resource_pool:\n  resources:\n    gpus:\n    - {id: left, slots: 2}\n")
         options = ("--resource-pool-file", str(file), "-r", "gpus=1", "--ttl", "0.05")

@@ -36,7 +36,7 @@ def test_axe_finds_no_fault_in_any_view(chromium: Any, console_server: Any, them
     assert not found, "\n".join(found.values())
 
 
-def test_axe_finds_no_fault_in_dialogs_and_an_action_needs_keys_alone(
+def test_axe_finds_no_fault_in_dialogs_and_keys_are_enough_for_an_action(
     page: Any, console_server: Any
 ) -> None:
     lease = console_server.ask(1)["lease"]["id"]

@@ -105,7 +105,9 @@ def dialogs(page: Any, shell: Shell, *labels: str) -> None:
         page.get_by_role("dialog").wait_for(state="hidden")
 
 
-def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shell) -> None:
+def test_each_shown_command_works_when_it_is_pasted_into_a_terminal(
+    page: Any, it: Seeded, shell: Shell
+) -> None:
     sign_in(page, it.console, "operations")
     held, works = it.leases
 

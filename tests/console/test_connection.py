@@ -48,7 +48,9 @@ def test_a_login_shows_the_data_of_its_tenant(chromium: Any) -> None:
         page.get_by_role("heading", name="Log in to Moorage").wait_for()
 
 
-def test_the_policy_of_the_page_forbids_foreign_scripts(chromium: Any, console_server: Any) -> None:
+def test_the_content_security_policy_of_the_page_forbids_foreign_scripts(
+    chromium: Any, console_server: Any
+) -> None:
     """Without this test, tests that see no violation would prove nothing."""
     context = chromium.new_context()
     page = context.new_page()

@@ -164,7 +164,7 @@ def truth(it: Seeded) -> int:
     return sum(row["gpu_milli_free"] for row in rows) // 1000
 
 
-def test_the_map_shows_the_fleet_of_an_earlier_time(page: Any, small: Seeded) -> None:
+def test_the_map_can_show_the_fleet_at_an_earlier_time(page: Any, small: Seeded) -> None:
     """The page's clock is five minutes ahead: its "five minutes ago" is the present."""
     small.ask(3)
     then = say(small, {"op": "decisions"})["data"]["decisions"][0]["at"]
@@ -187,7 +187,7 @@ def test_the_map_shows_the_fleet_of_an_earlier_time(page: Any, small: Seeded) ->
     assert legend_counts(page)["held"] == 6
 
 
-def test_reservations_are_listed(page: Any, small: Seeded) -> None:
+def test_the_map_lists_reservations(page: Any, small: Seeded) -> None:
     page.goto(f"{small.console}/fleet")
     listed = page.get_by_role("region", name="Reservations")
     listed.get_by_text("No reservation that you may see.").wait_for()
@@ -236,7 +236,7 @@ COUNTING = """each => {
 }"""
 
 
-def test_ten_thousand_gpus_are_sent_once_and_only_changes_are_drawn_again(
+def test_ten_thousand_gpus_are_sent_once_and_then_only_changes_are_drawn(
     chromium: Any, large: Seeded
 ) -> None:
     sent: list[int] = []

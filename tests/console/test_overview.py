@@ -62,7 +62,7 @@ def test_long_names_make_no_view_scroll_sideways(page: Any) -> None:
         assert not wide
 
 
-def test_the_theme_is_chosen_and_stays(page: Any, console_server: Seeded) -> None:
+def test_a_chosen_theme_stays_after_a_reload(page: Any, console_server: Seeded) -> None:
     page.goto(console_server.console)
     page.get_by_label("Theme").select_option("dark")
     ground = "() => getComputedStyle(document.body).backgroundColor"

@@ -143,7 +143,7 @@ def served(folder: Path, audience: str, **variables: str) -> Iterator[str]:
             yield running.http.replace("127.0.0.1", "localhost") + "/console"
 
 
-def test_a_logout_names_the_login_by_an_id_token_without_access(
+def test_a_logout_at_the_issuer_sends_an_id_token_that_gives_no_access(
     chromium: Any, tmp_path: Path
 ) -> None:
     with served(tmp_path, "lab") as console, open_page(chromium) as page:
@@ -156,7 +156,9 @@ def test_a_logout_names_the_login_by_an_id_token_without_access(
         assert page.evaluate(ask, sent) == 401
 
 
-def test_a_logout_stays_here_where_the_issuer_has_none(chromium: Any, tmp_path: Path) -> None:
+def test_without_an_issuers_logout_address_a_logout_ends_only_the_login_to_the_console(
+    chromium: Any, tmp_path: Path
+) -> None:
     with served(tmp_path, "lab", LOGOUT="off") as console, open_page(chromium) as page:
         sign_in(page, console, "team.viewer")
         page.get_by_role("heading", name="Overview", level=1).wait_for()
@@ -165,7 +167,7 @@ def test_a_logout_stays_here_where_the_issuer_has_none(chromium: Any, tmp_path: 
         assert page.url == console
 
 
-def test_two_tabs_sign_in_at_the_same_time(chromium: Any, console: str) -> None:
+def test_two_tabs_can_sign_in_at_the_same_time(chromium: Any, console: str) -> None:
     with open_page(chromium) as page:
         tabs = page, page.context.new_page()
         for each in tabs:

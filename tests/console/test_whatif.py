@@ -47,7 +47,7 @@ def request(page: Any, gpus: int) -> None:
     page.get_by_label("GPUs on each node").fill(str(gpus))
 
 
-def test_added_nodes_can_be_removed_from_the_form(page: Any, it: Seeded) -> None:
+def test_added_nodes_can_be_removed_from_the_form_of_a_what_if(page: Any, it: Seeded) -> None:
     begin(page, it)
     request(page, 8)
     ask(page).get_by_text("no_capacity").wait_for()
@@ -60,7 +60,9 @@ def test_added_nodes_can_be_removed_from_the_form(page: Any, it: Seeded) -> None
     assert "east-n0000+1" not in it.http.get("/clusters/east").text
 
 
-def test_the_form_combines_drains_cordons_quotas_and_policies(page: Any, it: Seeded) -> None:
+def test_the_form_of_a_what_if_combines_drains_cordons_quotas_and_policies(
+    page: Any, it: Seeded
+) -> None:
     begin(page, it)
     drain = change(page, "Drain", ("Cluster", "east"))
     row = ask(page).get_by_role("table", name="What would differ").get_by_role("row").last
@@ -80,7 +82,7 @@ def test_the_form_combines_drains_cordons_quotas_and_policies(page: Any, it: See
     page.get_by_role("alert").get_by_text("none:1-stable").wait_for()
 
 
-def test_the_form_opens_for_a_waiting_request(page: Any, it: Seeded) -> None:
+def test_the_form_of_a_what_if_opens_for_a_waiting_request(page: Any, it: Seeded) -> None:
     with it.waiter(8) as waits:
         page.goto(f"{it.console}/queue/{waits}")
         page.get_by_role("link", name="What if…").click()
@@ -93,7 +95,7 @@ def test_the_form_opens_for_a_waiting_request(page: Any, it: Seeded) -> None:
         ask(page).get_by_text(f"{waits} would start on east/east-n0000+1").wait_for()
 
 
-def test_the_form_works_by_keys_alone(page: Any, it: Seeded) -> None:
+def test_the_form_of_a_what_if_works_by_keys_alone(page: Any, it: Seeded) -> None:
     begin(page, it)
     page.get_by_role("button", name="Drain", exact=True).focus()
     page.keyboard.press("Enter")
@@ -107,7 +109,7 @@ def test_the_form_works_by_keys_alone(page: Any, it: Seeded) -> None:
     page.wait_for_function("() => document.activeElement.innerText === 'Add nodes'")
 
 
-def test_a_field_with_invalid_json_shows_an_error(page: Any, it: Seeded) -> None:
+def test_a_field_of_the_form_with_invalid_json_shows_an_error(page: Any, it: Seeded) -> None:
     begin(page, it)
     request(page, 1)
     page.get_by_label("Other fields (JSON)").fill("{")
@@ -115,7 +117,7 @@ def test_a_field_with_invalid_json_shows_an_error(page: Any, it: Seeded) -> None
     page.get_by_role("alert").get_by_text("are not valid JSON").wait_for()
 
 
-def test_the_form_starts_with_an_example_from_the_fleet(page: Any, it: Seeded) -> None:
+def test_the_form_of_a_what_if_starts_with_an_example_from_the_fleet(page: Any, it: Seeded) -> None:
     page.goto(f"{it.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
     shown = ask(page)

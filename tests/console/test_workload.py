@@ -41,7 +41,7 @@ def it() -> Iterator[Seeded]:
         yield each
 
 
-def test_the_panel_follows_the_output_and_runs_a_command(
+def test_the_panel_of_a_workload_follows_the_output_and_runs_a_command(
     page: Any, it: Seeded, tmp_path: Path
 ) -> None:
     sign = tmp_path / "go"
@@ -59,7 +59,9 @@ def test_the_panel_follows_the_output_and_runs_a_command(
     assert "42 gpus" in panel.get_by_label("Output of the command").inner_text()
 
 
-def test_pages_show_workloads_of_their_own_tenant_only(it: Seeded, tmp_path: Path) -> None:
+def test_the_console_shows_output_of_workloads_only_to_their_own_tenant(
+    it: Seeded, tmp_path: Path
+) -> None:
     lease = working(it, tmp_path / "go")
     logs = {"op": "logs", "lease": lease, "wait_seconds": 20}
     command = {"op": "exec", "lease": lease, "command": ["echo", "42"]}

@@ -180,7 +180,7 @@ async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_p
         await it.until("answer 3")
 
 
-async def test_the_reply_to_a_release_leaves_before_waiters_are_examined() -> None:
+async def test_the_reply_to_a_release_is_sent_before_waiters_are_examined() -> None:
     async with play() as it:
         await it.queue("waiter", 2)
         it.ledger.is_fast = True
@@ -225,7 +225,7 @@ async def test_facts_gather_for_one_sync_while_policies_decide() -> None:
         assert answers == ["answer 2", "answer 4", "answer 3"]
 
 
-async def test_an_answer_without_facts_waits_for_earlier_facts() -> None:
+async def test_an_answer_without_facts_waits_until_earlier_facts_are_durable() -> None:
     async with play() as it:
         it.release("a", 2)
         await it.rest()

@@ -63,7 +63,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     await ledger.close()
 
 
-async def test_a_follower_waits_for_a_fact_and_dates_its_answer(scene: Scene) -> None:
+async def test_a_standby_waits_for_a_fact_and_dates_its_answer(scene: Scene) -> None:
     revision = await scene.append("a", "b")
     assert await scene.follower.has(revision)
     assert scene.follower.revision == revision == 2
@@ -71,14 +71,14 @@ async def test_a_follower_waits_for_a_fact_and_dates_its_answer(scene: Scene) ->
     assert scene.follower.is_fresh
 
 
-async def test_the_wait_for_a_fact_is_bounded(
+async def test_the_wait_of_a_standby_for_a_fact_is_bounded(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "WAIT_SECONDS_MAX", 0.01)
     assert not await scene.follower.has(1)
 
 
-async def test_a_follower_is_stale_without_the_database_and_recovers(
+async def test_a_standby_is_stale_without_the_database_and_recovers(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "RETRY_SECONDS", 0.01)
@@ -94,7 +94,7 @@ async def test_a_follower_is_stale_without_the_database_and_recovers(
     assert scene.follower.is_fresh
 
 
-async def test_a_follower_ends_at_another_history(scene: Scene) -> None:
+async def test_a_standby_ends_if_the_database_has_another_history(scene: Scene) -> None:
     assert await scene.follower.has(await scene.append("a"))
     scene.follower._ledger._chain += 1  # As if another fact had been read.
     await scene.append("b")

@@ -88,7 +88,7 @@ def test_each_how_to_lists_possible_failures(name: str) -> None:
     assert purpose[0] not in "#`|-", "the first paragraph gives the page's purpose"
 
 
-def test_sections_of_one_kind_look_alike(alike) -> None:
+def test_a_reply_that_lacks_a_field_of_the_page_is_found(alike) -> None:
     reply = {"success": True, "lease": {"id": "a", "placement": [{"gpus": ["0"]}]}, "more": 1}
     assert alike(reply, {"lease": {"placement": [{"gpus": ["7"]}]}}) == []
     assert alike(reply, {"lease": {"token": ""}}) == [".lease.token"]

@@ -126,7 +126,9 @@ def test_the_servers_own_machine_is_a_member_of_a_gang(mixed_fleet: Fleet) -> No
 
 
 @pytest.mark.parametrize("lost", ["a", "own"])
-def test_a_gang_with_the_servers_own_machine_ends_as_a_whole(mixed_fleet: Fleet, lost: str) -> None:
+def test_a_gang_that_includes_the_servers_own_machine_ends_as_a_whole(
+    mixed_fleet: Fleet, lost: str
+) -> None:
     lease = mixed_fleet.ask("exec sleep 1000", nodes=2)
     until(lambda: mixed_fleet.state(lease) == "active")
     os.kill(own_pids(mixed_fleet, lease)[lost], signal.SIGKILL)

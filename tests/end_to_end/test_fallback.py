@@ -61,7 +61,7 @@ def fail(server: Server, times: int, alias: str = "steady") -> None:
 
 
 @pytest.mark.parametrize("bad", [RAISES, OVERRUNS, LIES])
-def test_after_some_failures_in_a_row_the_last_good_version_answers(steady, bad):
+def test_after_some_failures_in_a_row_the_alias_points_at_the_last_good_version(steady, bad):
     activate(steady, bad)
     fail(steady, FAILURES - 1)
     assert active(steady) == bad
@@ -79,7 +79,7 @@ def test_after_some_failures_in_a_row_the_last_good_version_answers(steady, bad)
     assert active(steady) == ALSO_GOOD
 
 
-def test_a_good_answer_keeps_the_reason_of_the_last_fault(steady):
+def test_after_a_good_answer_the_reason_of_the_last_fault_stays_known(steady):
     hasty = "steady:7-hasty"
     steady.publish(policy(FAILS_ON_DEMAND, hasty))
     activate(steady, hasty)
@@ -94,7 +94,7 @@ def test_a_good_answer_keeps_the_reason_of_the_last_fault(steady):
     assert reason.startswith(said), reason
 
 
-def test_tenants_see_only_their_own_leases_and_affect_no_policy_of_others(harbour):
+def test_tenants_see_only_their_own_leases_and_affect_no_alias_of_other_tenants(harbour):
     picky = "picky:2-b"
     harbour.publish(policy(PLACES, "picky:1-a"), policy(FAILS_ON_DEMAND, picky))
     activate(harbour, "picky:1-a", "picky")

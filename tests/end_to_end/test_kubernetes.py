@@ -90,7 +90,7 @@ def test_a_gang_is_leased_and_started_whole(fresh_plane, tmp_path):
         assert plane.all("Pod") == []
 
 
-def test_a_workload_that_fails_in_one_cluster_moves_to_the_other(fresh_plane, tmp_path):
+def test_a_workload_that_fails_in_one_kubernetes_cluster_moves_to_the_other(fresh_plane, tmp_path):
     fresh_plane.create(node("n1", gpus=2))
     with serve_clusters(fresh_plane, tmp_path, "west", "east") as server:
         spec = {"image": IMAGE, "environment": {"SIM_FATE": "imagepull"}}

@@ -120,7 +120,7 @@ def test_the_refusal_of_a_standby_names_the_leader(pair: tuple[One, One]):
     assert details | {"role": "standby", **leader} == details
 
 
-def test_a_read_waits_for_the_callers_own_writes(pair: tuple[One, One]):
+def test_a_read_from_a_standby_waits_for_the_callers_own_writes(pair: tuple[One, One]):
     (first, *_), (second, *_) = pair
     with second.socket() as asking, first.socket() as writing:
         for _ in range(10):
@@ -221,7 +221,7 @@ def test_a_standby_stops_at_once(pair: tuple[One, One], storage: str, tmp_path: 
     assert standbys() == [second]
 
 
-async def test_clients_of_a_standby_read_at_the_leader(pair: tuple[One, One]):
+async def test_a_client_with_the_address_of_a_standby_reads_from_the_leader(pair: tuple[One, One]):
     (first, _, ready), (_, _, standing) = pair
     lease = grant(first)
     wait_sync(pair)
@@ -233,7 +233,7 @@ async def test_clients_of_a_standby_read_at_the_leader(pair: tuple[One, One]):
         assert documents.url == ready["http"]
 
 
-def test_commands_with_the_address_of_a_standby_read_at_the_leader(pair: tuple[One, One]):
+def test_a_command_with_the_address_of_a_standby_reads_from_the_leader(pair: tuple[One, One]):
     (first, *_), (second, *_) = pair
     lease = grant(first)
     wait_sync(pair)

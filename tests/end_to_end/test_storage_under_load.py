@@ -118,7 +118,7 @@ def test_no_lease_is_lost_when_the_database_ends_sessions(postgres, tmp_path: Pa
         check(server, leases)
 
 
-def test_a_dump_under_load_is_restored(postgres, tmp_path: Path):
+def test_a_dump_of_the_database_under_load_can_be_restored(postgres, tmp_path: Path):
     address, restored = postgres.database(), postgres.database()
     with start(tmp_path / "data", address) as (_, server):
         server.fill(FLEET)
@@ -138,7 +138,7 @@ def test_a_dump_under_load_is_restored(postgres, tmp_path: Path):
         check(server, before, later)
 
 
-def test_a_backup_under_load_is_restored(tmp_path: Path):
+def test_a_backup_under_load_can_be_restored(tmp_path: Path):
     data, backup, restored = (tmp_path / each for each in ("data", "backup", "restored"))
     with serving(data) as server:
         server.fill(FLEET)

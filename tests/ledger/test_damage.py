@@ -94,7 +94,7 @@ async def test_a_truncated_log_is_noticed_and_left_unchanged(path: Path, keep: f
 
 
 @pytest.mark.parametrize("name", ["ledger.db-wal", "ledger.db", "ledger.mark"])
-async def test_a_missing_file_is_noticed(path: Path, name: str):
+async def test_the_loss_of_a_database_file_is_noticed(path: Path, name: str):
     await write_and_kill(path)
     remove(path.parent / name)
     with pytest.raises(LedgerCorrupt):

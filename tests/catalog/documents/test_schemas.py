@@ -51,7 +51,7 @@ def test_defaults_of_the_schema_complete_those_of_the_document():
     assert record.document["policy_parameters"] == {"more": 1}, "the document is unchanged"
 
 
-def test_another_schema_is_another_policy():
+def test_a_policy_with_another_schema_is_another_policy():
     assert prepare().ref.digest != prepare(policy_input_schema={"a": SIZE}).ref.digest
     assert prepare().ref.digest == prepare(policy_input_schema={}).ref.digest
 
@@ -126,7 +126,7 @@ def test_inputs_are_checked_and_completed():
     assert (error.code, error.field, error.expected) == (Code.BAD_MESSAGE, "inputs.zone", "a text")
 
 
-def test_a_caller_must_give_values_without_a_default():
+def test_a_caller_must_give_the_values_that_have_no_default():
     found = schemas(
         policy_parameters_schema={"size": SIZE, "zone": ZONE},
         policy_settings_schema={"zone": ZONE},

@@ -62,7 +62,7 @@ async def slow_blocks(blocks):
     return await blocks.matching(request), warnings
 
 
-async def test_metrics_are_read_once_and_again_when_too_old(faulty, open_catalogs):
+async def test_metrics_are_read_once_and_read_again_when_they_are_too_old(faulty, open_catalogs):
     blocks = await open_catalogs()
     assert await slow_blocks(blocks) == (["busy"], [])
     faulty.behave = answer([IDLE])
@@ -96,7 +96,7 @@ async def test_a_failing_service_yields_no_metrics_and_a_warning(faulty, open_ca
     assert "null" in warning
 
 
-async def test_one_invalid_document_does_not_affect_the_others(faulty, open_catalogs):
+async def test_one_invalid_document_of_a_service_does_not_affect_the_others(faulty, open_catalogs):
     nested = 1
     for _ in range(70):
         nested = [nested]
@@ -117,7 +117,7 @@ async def test_one_invalid_document_does_not_affect_the_others(faulty, open_cata
     assert await blocks.query("block_metrics", {}) == [IDLE]
 
 
-async def test_metrics_are_read_by_get_if_there_is_no_post(faulty, open_catalogs):
+async def test_metrics_are_read_by_get_if_the_service_has_no_post(faulty, open_catalogs):
     async def behave(request, writer):
         reply = answer({}, 405) if request.method == "POST" else answer([BUSY])
         await reply(request, writer)

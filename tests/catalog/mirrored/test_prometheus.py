@@ -84,7 +84,7 @@ def device(gpu="0", node="a", site="lab"):
     return {"gpu": gpu, "Hostname": node, "cluster": site}
 
 
-async def test_a_round_sends_a_fixed_number_of_queries(small, catalog):
+async def test_a_round_of_reading_prometheus_sends_a_fixed_number_of_queries(small, catalog):
     names = [f"n{number}" for number in range(50)]
     await catalog.clusters.create(cluster("large", *names))
     rows = [(device(gpu, node, "large"), "7") for node in names for gpu in "01"]
@@ -128,7 +128,9 @@ async def test_values_that_are_not_finite_numbers_are_left_out(small, catalog):
         ),
     ],
 )
-async def test_a_bad_answer_is_reported_once_and_the_last_values_stay(small, catalog, answer, said):
+async def test_after_a_bad_answer_of_prometheus_the_last_values_stay_and_a_report_is_made_once(
+    small, catalog, answer, said
+):
     small.vectors["DCGM_FI_DEV_FB_USED"] = vector((device(), "7"))
     async with polling(catalog, small.url) as (poller, outcome):
         await poller.poll()
@@ -169,7 +171,7 @@ async def test_metrics_that_clients_posted_are_not_changed(small, catalog):
     assert outcome == ["it has no series of the DCGM exporter and of the node exporter"]
 
 
-async def test_a_closed_poller_stops_at_once(small, catalog):
+async def test_a_closed_reader_of_prometheus_stops_at_once(small, catalog):
     async with polling(catalog, small.url, interval_seconds=3600) as (poller, _):
         running = asyncio.create_task(poller.run())
         async with asyncio.timeout(SECONDS_MAX):

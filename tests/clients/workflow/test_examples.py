@@ -127,7 +127,7 @@ def play(text: str, names: dict[str, Any]) -> list[str]:
     return lines
 
 
-def test_the_examples_of_the_document_run_as_they_stand():
+def test_the_examples_of_the_document_run_unchanged():
     names: dict[str, Any] = {}
     play(EXECUTOR, names)
     result = names["result"]

@@ -118,7 +118,7 @@ def test_a_lease_is_renewed_while_its_node_runs(server, client):
 
 
 @both
-def test_a_node_that_loses_its_lease_is_retried_with_another(kind, server, client):
+def test_a_node_that_loses_its_lease_is_retried_with_another_lease(kind, server, client):
     lost = []
 
     def work():

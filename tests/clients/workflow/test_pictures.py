@@ -60,7 +60,7 @@ def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path
 
 
 @pytest.mark.heavy  # The extra `plots`.
-def test_nodes_are_grouped_by_where_they_ran(result, tmp_path):
+def test_the_picture_groups_nodes_by_the_place_where_they_ran(result, tmp_path):
     for name, node in (("load", "n0"), ("train", "n1"), ("broken", "n0")):
         result[name].placement = (Share(ClusterId("lab"), NodeId(node), ("0",)),)
     svg = draw_picture(result, tmp_path / "run.svg")
@@ -68,7 +68,7 @@ def test_nodes_are_grouped_by_where_they_ran(result, tmp_path):
 
 
 @pytest.mark.heavy  # The extra `plots`.
-def test_node_names_are_not_drawn_as_formulas(tmp_path):
+def test_the_picture_does_not_draw_names_of_nodes_as_formulas(tmp_path):
     dag, need = graph("$x$", r"$\frac$"), ResourceRequirements({r"$\foo$": 1})
     executor = ResourceAwareExecutor(dag, ResourcePool({r"$\foo$": 1}), dict.fromkeys(dag, need))
     result = executor.execute(dict.fromkeys(dag, lambda: 1))

@@ -231,7 +231,7 @@ class Model(str):
         return super().__hash__()
 
 
-def test_a_waiter_costs_the_same_however_many_models_others_want() -> None:
+def test_a_waiter_costs_the_same_however_many_models_other_waiters_want() -> None:
     found = {}
     for many in (50, 500):
         hand = full()

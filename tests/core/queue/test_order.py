@@ -48,7 +48,7 @@ def test_positions_match_the_order_of_the_queue(hand: Hand) -> None:
     assert queue.positions([RequestId("unknown")]) == {}
 
 
-def test_the_first_waiters_are_the_first_of_the_whole_order(hand: Hand) -> None:
+def test_the_first_waiters_are_the_head_of_the_order_of_all_waiters(hand: Hand) -> None:
     queue = hand.allocator.requests.queue
     every = [each.ask.id for each in queue.in_turn(1000)]
     assert sorted(every) == sorted(waiters(hand))
@@ -56,7 +56,7 @@ def test_the_first_waiters_are_the_first_of_the_whole_order(hand: Hand) -> None:
         assert [each.ask.id for each in queue.in_turn(many)] == every[:many]
 
 
-def test_pages_are_in_order_of_seniority(hand: Hand) -> None:
+def test_pages_of_the_queue_are_in_order_of_seniority(hand: Hand) -> None:
     rows, after = list[dict[str, object]](), ""
     while True:
         page = hand.inquire("queue", after=after, limit=7, sees_all=True)

@@ -52,7 +52,9 @@ def overtaken(hand: Hand) -> dict[str, int]:
     return {row["request"]: row["overtaken"] for row in rows}
 
 
-def test_smaller_shares_overtake_only_a_limited_number_of_times(hand: Hand) -> None:
+def test_tenants_with_smaller_shares_overtake_a_request_only_a_limited_number_of_times(
+    hand: Hand,
+) -> None:
     for number in range(TIMES):
         assert overtaken(hand)["ann-2"] == number
         assert come(hand, number) == [f"r{number}"]
@@ -99,7 +101,7 @@ def test_a_request_beyond_its_quota_is_not_overtaken(hand: Hand) -> None:
     assert overtaken(hand) == {"ann-2": 0}
 
 
-def test_the_count_survives_restarts_and_checkpoints(hand: Hand) -> None:
+def test_the_count_of_overtakings_survives_restarts_and_checkpoints(hand: Hand) -> None:
     for number in range(TIMES):
         come(hand, number)
     for facts in (hand.facts, list(condense(hand.allocator.state))):

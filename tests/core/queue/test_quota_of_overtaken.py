@@ -112,7 +112,7 @@ def test_borrowed_quota_is_not_reserved(hand: Hand) -> None:
     assert come(hand, "more", "3") == [None]
 
 
-def test_the_quota_of_a_project_is_reserved_for_it(hand: Hand) -> None:
+def test_the_server_reserves_the_quota_of_a_project_for_its_overtaken_request(hand: Hand) -> None:
     night = {"terms": {"project": "night"}}
     hand.step(CancelAsked(hand.to(), RequestId("large"), Tenant("ann")))
     allow(hand, "ann", 8)
@@ -126,7 +126,7 @@ def test_the_quota_of_a_project_is_reserved_for_it(hand: Hand) -> None:
     assert come(hand, "day", "7", terms={"project": "day"}) == [None]
 
 
-def test_of_two_overtaken_requests_the_first_is_served_first(hand: Hand) -> None:
+def test_of_two_overtaken_requests_the_earlier_request_is_served_first(hand: Hand) -> None:
     hand.now += 1.0
     hand.ask(ask("second", Demand(gpus=3), wait=1000.0))
     pass_by(hand, TIMES)
@@ -140,7 +140,7 @@ def test_of_two_overtaken_requests_the_first_is_served_first(hand: Hand) -> None
     assert leave(hand, "large") == ["second"]
 
 
-def test_why_names_the_missing_resources_of_a_waiter(hand: Hand) -> None:
+def test_why_names_the_quota_that_a_waiter_lacks(hand: Hand) -> None:
     """`why` names the resources also after a restart, which forgets all news."""
     pass_by(hand, TIMES)
     again = Hand(Allocator(overtaken_max=TIMES))

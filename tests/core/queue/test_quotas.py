@@ -62,7 +62,7 @@ def refusal(turn: Any) -> Any:
     return answer.code, answer.details
 
 
-def test_a_refusal_says_used_quota_and_borrowed(hand: Hand) -> None:
+def test_a_refusal_by_quota_has_the_used_and_the_borrowed_amounts(hand: Hand) -> None:
     allow(hand, "ann", gpus(2))
     hold(hand, "ann", "a", "0")
     code, details = refusal(hand.ask(of("ann", "b", Demand(gpus=2))))
@@ -76,7 +76,9 @@ def test_a_refusal_says_used_quota_and_borrowed(hand: Hand) -> None:
     assert consults(hand.ask(of("bob", "d", Demand(gpus=8)))) == ["d"], "others have no limit"
 
 
-def test_a_request_over_quota_reserves_no_nodes_and_is_served_later(hand: Hand) -> None:
+def test_no_nodes_are_reserved_for_a_request_over_its_quota_which_is_served_later(
+    hand: Hand,
+) -> None:
     allow(hand, "ann", gpus(1))
     hold(hand, "ann", "a", "0")
     assert consults(hand.ask(of("ann", "waits", wait=60.0))) == []
@@ -95,7 +97,7 @@ def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
     check(hand.allocator.state)
 
 
-def test_a_request_is_consulted_again_after_its_quota_filled(hand: Hand) -> None:
+def test_the_policy_of_a_request_is_consulted_again_after_its_quota_filled(hand: Hand) -> None:
     """The capacity that grew is on a node that the waiter cannot use."""
     hand.see(nodes(1, 1, "d"))
     hand.see(nodes(1, 2, "e"))
@@ -199,7 +201,7 @@ def test_past_use_of_a_tenant_lowers_its_turn() -> None:
     assert share == pytest.approx(0.375)
 
 
-def test_shares_are_bitwise_equal_however_they_are_computed() -> None:
+def test_shares_of_tenants_are_bitwise_equal_however_they_are_computed() -> None:
     hand = Hand()
     hand.see(nodes(1, 8))
     hand.step(HalfLifeConfigured(7.0))

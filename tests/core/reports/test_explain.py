@@ -54,7 +54,7 @@ def test_the_fleet_is_the_sum_of_its_nodes_cluster_by_cluster() -> None:
     assert clusters[1]["gpu_milli_free"] == 6_000 - 800
 
 
-def test_pages_of_a_cluster_list_each_node_once() -> None:
+def test_the_pages_of_a_cluster_list_each_node_only_once() -> None:
     hand = Hand()
     hand.see(nodes(7, 1))
     found, after = [], ""
@@ -98,7 +98,7 @@ def test_a_lease_names_its_lost_machine() -> None:
     assert hand.inquire("leases")["leases"][0]["reason"] == "released"
 
 
-def test_a_lease_is_listed_completely_except_its_token():
+def test_a_listing_has_all_fields_of_a_lease_except_its_token():
     lease = Lease(
         id=RequestId("r-1"),
         tenant=Tenant("acme"),

@@ -6,7 +6,7 @@ from moorage.core.turns import turn
 from moorage.core.turns.turn import DECISIONS_MAX, TurnWriter
 
 
-def test_recording_a_decision_costs_no_more_when_the_oldest_of_many_is_dropped(
+def test_recording_a_decision_costs_no_more_when_the_oldest_of_many_decisions_is_dropped(
     monkeypatch,
 ) -> None:
     def cost(most: int, more: int = 20_000) -> float:

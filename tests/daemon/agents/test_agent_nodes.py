@@ -54,7 +54,7 @@ async def test_machines_that_join_together_share_one_write(catalog, writes) -> N
     assert len(writes) == written, "an unchanged node causes no write"
 
 
-async def test_a_refused_node_does_not_stop_the_others_of_its_write(catalog, writes) -> None:
+async def test_a_refused_node_does_not_stop_the_other_nodes_of_its_write(catalog, writes) -> None:
     nodes = AgentNodes(catalog.clusters)
     await nodes.put(place("here", "other"), node("here", machineId="m"))
     nodes_of_lab = {"a": node("a"), "twin": node("twin", machineId="m"), "b": node("b")}
@@ -87,7 +87,7 @@ async def test_changes_of_one_node_are_made_in_order(catalog) -> None:
     assert await nodes.get(place("box", "no-such-cluster")) is None
 
 
-async def test_a_cancelled_call_cancels_no_other(catalog) -> None:
+async def test_a_cancelled_registration_of_a_machine_cancels_no_other(catalog) -> None:
     nodes = AgentNodes(catalog.clusters)
     names = [f"box-{number}" for number in range(20)]
     putting = [asyncio.create_task(nodes.put(place(each), node(each))) for each in names]

@@ -28,7 +28,7 @@ from moorage.records.rights import Caller, Role
 ONE = Ask(RequestId("r"), Tenant("ann"), PolicyRef("p", "d"))
 
 
-async def test_a_page_without_a_match_leads_to_the_next_one() -> None:
+async def test_a_page_of_decisions_without_a_match_leads_to_the_next_page() -> None:
     ledger = MemoryLedger()
     await ledger.open()
     who = RequestId("first"), Tenant("ann"), ""

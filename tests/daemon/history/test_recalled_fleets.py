@@ -60,7 +60,9 @@ async def test_recalled_fleets_of_all_tenants_are_bounded(fleets: RecalledFleets
     assert "wait here" in refused[0]
 
 
-async def test_a_caller_that_leaves_frees_its_place(fleets: RecalledFleets) -> None:
+async def test_a_caller_of_a_recalled_fleet_that_leaves_frees_its_place(
+    fleets: RecalledFleets,
+) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(fleets.at(1e9, caller("ann"))) for _ in range(RECALLS_OF_TENANT_MAX)

@@ -71,7 +71,7 @@ async def test_a_repeated_request_gets_the_progress_of_a_workload_that_still_sta
 
 
 @pytest.mark.parametrize("streamed_before", [True, False])
-async def test_a_request_repeated_during_a_long_decision_hears_of_it(
+async def test_a_request_repeated_during_a_long_decision_gets_the_progress_of_the_decision(
     monkeypatch: pytest.MonkeyPatch, streamed_before: bool
 ) -> None:
     monkeypatch.setattr(request_progress, "PAUSE_SECONDS", 0.01)
@@ -89,7 +89,9 @@ async def test_a_request_repeated_during_a_long_decision_hears_of_it(
     assert streams.told[NEW.session] == [(7, "deciding")]
 
 
-async def test_a_session_that_ends_leaves_the_progress_to_the_other_one() -> None:
+async def test_after_the_end_of_a_session_the_other_session_of_a_request_gets_the_progress() -> (
+    None
+):
     streams = Streams()
     streams.progress.add(OLD, FIRST, 1)
     streams.progress.add(NEW, AGAIN, 7)
@@ -105,7 +107,7 @@ def is_streamed(thing: object) -> bool:
 
 
 @pytest.mark.heavy
-async def test_an_http_caller_that_left_leaves_no_progress(tmp_path: Path) -> None:
+async def test_an_http_caller_that_left_leaves_no_progress_in_memory(tmp_path: Path) -> None:
     node = {"id": "n", "gpus": {"count": 1}, "vcpus": {"count": 8}, "memory": 8_192}
     cluster = {"id": "lab", "nodes": {"count": 1, "nodeData": [node]}}
     terms = {"ttl_seconds": 60, "wait_seconds": 60}

@@ -75,7 +75,7 @@ class Watched:
         self.measures.count(Refusal(Code.NO_CAPACITY, "no"))
 
 
-def test_a_sample_has_held_capacity_and_events_of_a_minute() -> None:
+def test_a_sample_of_the_history_has_held_capacity_and_events_of_a_minute() -> None:
     it = Watched()
     it.ring.take(60.0)
     it.grant("ann", 0, waited=2.0)
@@ -107,7 +107,7 @@ def test_leases_on_a_cordoned_node_count_as_held() -> None:
     assert now.nodes_unavailable == 1
 
 
-def test_several_minutes_can_be_merged_into_one_point() -> None:
+def test_several_minutes_of_the_history_can_be_merged_into_one_point() -> None:
     it = Watched()
     for minute in range(7):
         it.refuse()
@@ -118,7 +118,7 @@ def test_several_minutes_can_be_merged_into_one_point() -> None:
     assert reply.at == [240.0, 360.0]
 
 
-def test_a_tenant_sees_the_others_as_a_sum() -> None:
+def test_a_tenant_sees_other_tenants_in_the_history_as_a_sum() -> None:
     it = Watched()
     for number, tenant in enumerate(("ann", "bob", "eve")):
         it.grant(tenant, number)
@@ -141,7 +141,7 @@ def test_history_covers_a_day_and_merges_many_tenants() -> None:
     assert sum(few.values()) == sum(many.values())
 
 
-def test_quantiles_lie_within_their_bucket() -> None:
+def test_quantiles_of_the_history_lie_within_their_bucket() -> None:
     bounds = (1.0, 2.0, 4.0)
     assert quantile(bounds, (0, 0, 0, 0), 0.5) is None
     assert quantile(bounds, (0, 2, 0, 0), 0.5) == 1.5
@@ -191,7 +191,7 @@ def has_stored_since(path: Path, at: float) -> bool:
         return False  # The last line is still being written.
 
 
-async def test_the_day_continues_after_a_restart(tmp_path: Path) -> None:
+async def test_the_history_of_the_day_continues_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     await start_history(path)
     assert path.stat().st_mode & 0o077 == 0
@@ -200,7 +200,7 @@ async def test_the_day_continues_after_a_restart(tmp_path: Path) -> None:
     assert reply.models["A100"].total == [4000, 4000]
 
 
-async def test_only_whole_lines_of_the_last_day_are_read(tmp_path: Path) -> None:
+async def test_at_a_start_only_whole_lines_of_the_last_day_are_read(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     await start_history(path)
     line = path.read_text()
@@ -212,7 +212,7 @@ async def test_only_whole_lines_of_the_last_day_are_read(tmp_path: Path) -> None
     assert len((await start_history(path)).ring.answer(ALL, 1440, 1).at) == 2
 
 
-async def test_without_a_file_history_begins_with_the_process(tmp_path: Path) -> None:
+async def test_without_a_stored_file_the_history_begins_with_the_process(tmp_path: Path) -> None:
     it = Watched()
     it.ring.path = tmp_path / "none" / "history.jsonl"
     running = asyncio.create_task(it.ring.run())
@@ -222,7 +222,7 @@ async def test_without_a_file_history_begins_with_the_process(tmp_path: Path) ->
     running.cancel()
 
 
-def test_the_size_of_the_file_is_bounded(tmp_path: Path) -> None:
+def test_the_size_of_the_file_of_the_history_is_bounded(tmp_path: Path) -> None:
     file = HistoryFile(tmp_path / "history.jsonl", int, 3)
     assert file.read() == []
     for each in range(20):

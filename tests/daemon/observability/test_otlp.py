@@ -84,7 +84,7 @@ async def test_spans_name_the_service_moored_by_default(otlp, monkeypatch) -> No
         await spans.close()
 
 
-async def test_an_answer_without_end_is_not_read(otlp, receiving) -> None:
+async def test_an_endless_answer_of_the_receiver_is_not_read_to_its_end(otlp, receiving) -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.end_headers()

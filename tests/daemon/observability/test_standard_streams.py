@@ -48,7 +48,7 @@ os.write(2, b"five, without an end")
     assert "dropped" not in text
 
 
-def test_a_stalled_reader_gets_old_lines_and_the_number_of_dropped_ones() -> None:
+def test_a_stalled_reader_gets_old_lines_and_the_number_of_dropped_lines() -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
     body = """

@@ -126,7 +126,7 @@ async def test_a_check_reports_a_ready_workload_at_once_and_its_start_reports_no
     assert house.events == said
 
 
-async def test_a_death_after_the_check_is_reported_to_the_new_lease(house):
+async def test_the_death_of_a_warm_workload_after_its_check_is_reported_to_the_new_lease(house):
     second = await house.warm(die_seconds=0.2, exit_code=3)
     house.room.look(second)
     ended = await house.heard(WorkloadEnded)
@@ -227,7 +227,7 @@ class SerialBackend(MemoryBackend):
             await super().reset(workload)
 
 
-async def test_a_stop_waits_for_all_orders_before_it():
+async def test_a_stop_of_a_workload_waits_for_all_orders_before_it():
     """A start runs, and a second one waits for it; the stop cancels both, then stops."""
     backend = SerialBackend()
     house = House(backend)
