@@ -17,7 +17,7 @@ def add_interface(machine: Path, name: str, bus: str, **files: str) -> None:
         (machine / "net" / name / each).write_text(f"{text}\n")
 
 
-def test_only_addresses_that_outlast_a_restart_are_sent(
+def test_an_agent_sends_only_hardware_addresses_that_outlast_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_folder, "_INTERFACES", tmp_path / "net")

@@ -80,7 +80,7 @@ async def test_a_killed_catalog_is_intact(path: Path):
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.8])
-async def test_a_truncated_log_is_noticed_and_left_unchanged(path: Path, keep: float):
+async def test_a_truncated_write_ahead_log_is_noticed_and_left_unchanged(path: Path, keep: float):
     await kill_writer(path)
     log = path.with_name("catalog.db-wal")
     cut(log, keep)
@@ -168,7 +168,7 @@ async def test_an_outdated_record_is_noticed(path: Path):
         pytest.param("catalog.mark", 200, marks=pytest.mark.heavy),
     ],
 )
-async def test_every_flipped_bit_is_noticed(path: Path, name: str, places: int):
+async def test_each_flipped_bit_is_noticed(path: Path, name: str, places: int):
     stored = await kill_writer(path)
     if name == "catalog.db":
         await policies(path)  # Moves the log's content into the file.

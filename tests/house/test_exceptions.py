@@ -41,7 +41,7 @@ def test_the_exceptions_of_a_public_package_are_one_tree(package: str) -> None:
         assert [each.__name__ for each in errors if each.__name__ not in drawn] == []
 
 
-def test_the_client_has_such_a_tree() -> None:
+def test_the_exceptions_of_the_client_are_one_tree() -> None:
     assert exported_exceptions("moorage_client")
 
 
@@ -61,7 +61,7 @@ print(*threading.enumerate())
 
 
 @pytest.mark.heavy  # All extras.
-def test_the_packages_import_without_starting_anything(tmp_path) -> None:
+def test_the_public_packages_import_without_side_effects(tmp_path) -> None:
     """Importing a module has no side effects: no warning, no thread, no file."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORT_EVERYTHING],

@@ -186,7 +186,7 @@ def test_trying_a_policy_names_the_extra(client: Run, tmp_path: Path) -> None:
     assert "pip install 'moorage[server]'" in ran.stderr
 
 
-def test_importing_the_client_imports_nothing_heavy(client: Run) -> None:
+def test_the_import_of_the_client_imports_no_heavy_package(client: Run) -> None:
     """The client does not even import `typing`, which takes longer than all other modules."""
     heavy = "{'typing', 'asyncio', 're', 'requests', 'rich', 'numpy', 'msgspec', 'yaml'}"
     ran = client(f"import sys; b = set(sys.modules); import moorage_client; "

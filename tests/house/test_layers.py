@@ -109,7 +109,7 @@ def named(name: str, line: str) -> str:
     return f"{module} -> {line.split()[1]}" if line else module
 
 
-def test_bad_imports_break_their_contract(copy: Path) -> None:
+def test_forbidden_imports_break_the_contract_about_them(copy: Path) -> None:
     """All violations are made at once, and the report lists each under its contract."""
     before = {}
     for name, line, _ in MUTANTS:

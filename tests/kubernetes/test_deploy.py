@@ -193,13 +193,17 @@ async def test_the_inventory_needs_exactly_the_rights_that_it_has(
         ("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles"),
     ],
 )
-async def test_the_role_forbids_all_other_calls(account: Path, method: str, where: str) -> None:
+async def test_the_role_of_moored_forbids_all_other_calls(
+    account: Path, method: str, where: str
+) -> None:
     async with await ClusterConnection.open(account) as connection:
         with pytest.raises(KubernetesError, match="403 Forbidden"):
             await connection.call(method, where, None if method == "GET" else {})
 
 
-def test_a_daemon_with_these_rights_leases_gpus(plane_with_roles: Plane, account: Path) -> None:
+def test_a_daemon_with_the_rights_of_the_manifests_leases_gpus(
+    plane_with_roles: Plane, account: Path
+) -> None:
     plane_with_roles.create(node("n1", gpus=2))
     environment = {
         "MOORAGE_KUBERNETES_CLUSTERS": "here="
@@ -289,7 +293,7 @@ async def test_the_backend_needs_exactly_the_rights_that_it_has(
     }
 
 
-async def test_without_the_right_to_create_a_start_fails_at_once_and_leaves_nothing_behind(
+async def test_without_the_right_to_create_pods_a_start_fails_at_once_and_leaves_nothing_behind(
     plane_with_roles: Plane, account: Path, tmp_path: Path
 ) -> None:
     plane_with_roles.create(*dra_node("n1", 4))
@@ -307,7 +311,7 @@ async def test_without_the_right_to_create_a_start_fails_at_once_and_leaves_noth
         await backend.close()
 
 
-def test_the_plane_refuses_misspelt_manifests(plane_with_roles: Plane) -> None:
+def test_the_api_server_refuses_misspelt_manifests(plane_with_roles: Plane) -> None:
     thing = next(x for x in manifests("moored.yaml") if x["kind"] == "Service")
     thing["spec"]["selektor"] = {}
     with pytest.raises(PlaneError, match="selektor"):

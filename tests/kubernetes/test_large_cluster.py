@@ -82,7 +82,7 @@ def large(plane: Plane) -> Plane:
     return plane
 
 
-def test_a_daemon_knows_all_nodes_and_pods(large: Plane) -> None:
+def test_a_daemon_follows_all_nodes_and_pods_of_a_large_cluster(large: Plane) -> None:
     environment = {
         "MOORAGE_KUBERNETES_CLUSTERS": "large=test",
         "MOORAGE_KUBERNETES_CONFIG": str(large.kubeconfig()),

@@ -53,7 +53,7 @@ def starts(plane: Plane) -> list[str]:
     return [each["metadata"]["uid"] for each in plane.all("Pod")]
 
 
-def test_a_takeover_starts_no_pod_again_and_ends_those_of_released_leases(
+def test_a_takeover_starts_no_pod_again_and_ends_the_pods_of_released_leases(
     fresh_plane: Plane, postgres: PostgresServer, tmp_path: Path
 ) -> None:
     fresh_plane.create(node("n1"))

@@ -15,5 +15,5 @@ def test_every_close_code_has_a_sentence() -> None:
     assert named == set(CLOSE_CODES)
 
 
-def test_retryable_codes_are_not_client_errors() -> None:
+def test_codes_of_refusals_that_may_succeed_later_are_not_client_errors() -> None:
     assert not WORTH_RETRYING & {Code.BAD_JSON, Code.BAD_MESSAGE, Code.NEVER_FITS, Code.WRONG_TOKEN}

@@ -163,7 +163,7 @@ def test_a_seed_gives_the_same_facts_in_any_process() -> None:
     assert len(digests) == 1
 
 
-def test_a_checkpoint_in_the_middle_changes_nothing() -> None:
+def test_a_checkpoint_in_the_middle_of_a_history_changes_no_later_fact() -> None:
     """A checkpoint and the facts after it give the same state as all facts."""
     world = next(w for w in map(play, range(30)) if w.checkpoint is not None)
     seq, body = world.checkpoint or (0, [])

@@ -106,7 +106,7 @@ def test_slices_get_exactly_the_gpus_of_their_leases(make_pool, client):
         assert (node, devices) == (mine.placement[0].node_id, mine.placement[0].gpus[0])
 
 
-def test_a_lost_lease_ends_its_slice_and_another_replaces_it(make_pool, client, server):
+def test_a_lost_lease_ends_its_slice_and_another_slice_replaces_it(make_pool, client, server):
     pool = make_pool(shape=ONES, hosts=LeasedHosts(client=client, policy=POLICY, ttl_seconds=6))
     pool.scale_multislice(1)
     (before,) = pool.get_all_pool_members()

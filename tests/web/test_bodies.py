@@ -119,7 +119,7 @@ async def test_a_body_that_is_too_large_or_compressed_is_refused_before_it_is_re
     assert (caught.value.status, caught.value.field) == (415, "content-encoding")
 
 
-async def test_a_flood_of_one_tenants_searches_does_not_delay_one_of_another():
+async def test_a_flood_of_searches_by_one_tenant_does_not_delay_a_search_of_another():
     bodies, begun, go_on = BodyReader(), list[str](), asyncio.Event()
     several = asyncio.Event()
 

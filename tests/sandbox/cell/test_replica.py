@@ -72,7 +72,7 @@ def proposal(rng: random.Random, fleet: Fleet) -> tuple[dict, Share] | None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_cells_view_is_the_fleet_minus_outstanding_proposals(seed):
+def test_the_view_of_a_cell_is_the_fleet_minus_outstanding_proposals(seed):
     rng = random.Random(seed)
     truth = fleet_of(rng, 3)
     link = Link(truth)
