@@ -81,7 +81,7 @@ return input_data["inputs"]["n"]
             assert outcome.value == n
 
 
-async def test_an_idle_cell_starts_an_evaluation_at_once_and_a_busy_cell_gets_waiting_requests_together(
+async def test_an_idle_cell_starts_at_once_and_a_busy_cell_gets_all_waiting_requests_together(
     bench,
 ):
     code = bench.policy("return input_data['inputs']['n']")

@@ -329,7 +329,7 @@ async def test_waiting_for_a_service_pauses_the_deadline_for_a_limited_time(make
     assert value == [False, "Error occurred: the service took too long"]
 
 
-async def test_a_context_is_stored_per_policy_and_tenant_and_a_failed_evaluation_does_not_change_it(
+async def test_a_context_is_stored_per_policy_and_tenant_and_a_failure_does_not_change_the_context(
     hasty,
 ):
     bench = hasty
