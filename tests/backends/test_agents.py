@@ -1,4 +1,4 @@
-"""Both ends of an agent's connection over loopback, and what they do when it is lost."""
+"""Both ends of an agent's connection over loopback, and their behaviour when it is lost."""
 
 import asyncio
 import dataclasses
@@ -412,7 +412,7 @@ async def test_a_gang_found_after_a_restart_survives_another_stop(
 async def test_a_gang_with_a_forgotten_machine_ends_while_its_other_machines_are_away(
     world: World,
 ) -> None:
-    """After a restart of the server, before any agent has connected."""
+    """The server has restarted, and no agent has connected yet."""
     away, forgotten = (world.fleet.machine((PLACE[0], NodeId(each))) for each in ("n2", "n3"))
     shares = (*PLACEMENT, *(Share(*each.place) for each in (away, forgotten)))
     gang = Order("a", MemoryResourceSpec(), shares, resumed=True)
@@ -449,7 +449,7 @@ async def test_a_gang_with_a_machine_that_has_no_agent_is_refused(world: World) 
 async def test_a_gang_with_a_forgotten_machine_is_never_reported_healthy(
     world: World,
 ) -> None:
-    """The server was down meanwhile, so it remembers nothing but the lease."""
+    """The server was down when the machine was forgotten, so it only knows the lease."""
     await world.agents.start(order())
     world.leases["a"] = lease_on("a", "n1", "n9")
     for look in (world.fleet.status, world.fleet.probe):

@@ -1,4 +1,4 @@
-"""The backend `aws` against moto's server: the order of its attempts, and its reports."""
+"""Tests of the order of attempts and of the reports of the backend `aws`, at moto's server."""
 
 import asyncio
 import base64
@@ -429,7 +429,7 @@ async def test_an_instances_tags_and_script_have_its_lease_id(aws, backend):
 
 
 async def test_an_instance_is_ready_when_its_port_answers(aws, backend):
-    """Its subnet consists of this machine's loopback addresses, so the port is a real one."""
+    """The instance's subnet has this machine's loopback addresses, so its port is a real port."""
     ec2 = aws.ec2()
     vpc = ec2.create_vpc(CidrBlock="127.77.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="127.77.1.0/24", AvailabilityZone="us-east-1a")[

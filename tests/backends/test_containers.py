@@ -1,4 +1,4 @@
-"""Containers of this machine, beyond what the conformance suite tests of every backend."""
+"""Tests of containers on this machine that the conformance suite of backends lacks."""
 
 import asyncio
 import contextlib
@@ -180,7 +180,7 @@ class QuickEngine(BaseHTTPRequestHandler):
         self.wfile.write(head + kind + b"".join(frames))
 
     def address_string(self) -> str:
-        """Return no address: a Unix socket has none."""
+        """Return no address, since a Unix socket has no address."""
         return ""
 
     def log_message(self, *_: object) -> None:
@@ -460,7 +460,7 @@ async def test_a_container_removed_from_outside_has_failed_and_does_not_start_ag
 async def test_the_end_is_the_last_report_of_a_container(
     backend, container_engine, container_image, monkeypatch
 ):
-    """The container ends between the check that finds it ready and the report of that."""
+    """The container ends after the check that finds it ready, and before the report."""
     phases: list[Phase] = []
     ended, loop, answers_at_once = asyncio.Event(), asyncio.get_running_loop(), Containers._answers
 

@@ -1,4 +1,4 @@
-"""GPUs of this machine: no workload starts on a GPU in use, whatever name the order uses."""
+"""No workload starts on a GPU of this machine that is in use, whatever name the order uses."""
 
 import json
 import sys
@@ -114,7 +114,7 @@ def nvmlDeviceGetMigDeviceHandleByIndex(handle, number): return handle[number + 
 
 @pytest.fixture
 def set_gpus(tmp_path, monkeypatch):
-    """Set the GPUs that this machine has."""
+    """Set the GPUs that NVML reports of this machine."""
     (tmp_path / "pynvml.py").write_text(NVML)
     monkeypatch.syspath_prepend(tmp_path)
     look_again()
@@ -128,7 +128,7 @@ def set_gpus(tmp_path, monkeypatch):
 
 
 def order_by_uuid(name: str, *gpus: tuple[str, str], milli: int = 1000) -> Order:
-    """An order for devices by name and UUID; `a/b` is the instance b of a."""
+    """Make an order for devices by name and UUID; `a/b` is the MIG instance b of the GPU a."""
     ids = []
     for _, uuid in gpus:
         parent, _, own = uuid.rpartition("/")

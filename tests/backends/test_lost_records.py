@@ -1,4 +1,4 @@
-"""Workloads with lost records are found, and end before their devices are free."""
+"""Workloads whose records are lost are found, and end before their devices are free."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Processes of this machine, beyond what the conformance suite tests of every backend."""
+"""Tests of processes on this machine that the conformance suite of backends lacks."""
 
 import asyncio
 import contextlib
@@ -415,7 +415,7 @@ async def test_a_reader_gets_output_only_once_while_a_stop_archives_the_output(t
 
 
 HIDDEN = "env -i setsid sleep 1000 & echo $!"
-"""Starts a process that no parent, session or environment links to its workload."""
+"""A script that starts a process without link to its workload by parent, session or environment."""
 grouped = pytest.mark.skipif(
     control_groups.find().base is None,
     reason=f"no control groups here: {control_groups.find().detail}",
@@ -484,7 +484,7 @@ async def test_processes_of_a_killed_supervisor_end_with_the_stop(backend, tmp_p
 
 
 def filling(processes: int, mib: int, *, shared: bool) -> list[str]:
-    """Return a command whose processes hold so much memory, each of them or all together."""
+    """Return a command whose processes hold an amount of memory, each or all together."""
     hold = f"held = bytearray(b'x') * ({mib} << 20)"
     lines = ["import os, time", f"if {shared}: {hold}", f"for _ in range({processes - 1}):"]
     lines += [
@@ -496,7 +496,7 @@ def filling(processes: int, mib: int, *, shared: bool) -> list[str]:
 
 
 async def test_a_workload_over_its_total_memory_limit_is_ended(backend):
-    """Each of its processes stays below the limit."""
+    """Each process of the workload stays below the limit; only their sum exceeds it."""
     spec = ProcessResourceSpec(command=filling(3, 60, shared=False), mem_limit="128m")
     await backend.start(Order("a", spec))
     await over(backend, "a")
@@ -571,7 +571,7 @@ async def test_the_log_of_a_workload_that_writes_fast_stays_within_its_bound(bac
 
 
 def grant_order(folder: Path, fencing: int, script: str, attempt: int = 1, **more) -> Order:
-    """Order a service that never answers, for one grant of a lease; it notes down each start."""
+    """Order a service that never answers, but records each start, for one grant of a lease."""
     command = ["sh", "-c", f"echo $$ >> {folder}/starts; {script}"]
     spec = ServiceResourceSpec(command=command, port=0, readiness=Readiness(path="/"))
     return Order("a", spec, environment={"MOORAGE_FENCING": str(fencing)}, attempt=attempt, **more)

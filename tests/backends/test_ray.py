@@ -1,4 +1,4 @@
-"""The backend `ray` beyond the conformance of all backends, on a real Ray."""
+"""Tests of the backend `ray`, on a real Ray, that the conformance suite of backends lacks."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator
 
 @pytest.fixture
 def reports(backend: RayBackend) -> list[WorkloadReport]:
-    """The reports that the backend sends by itself."""
+    """The reports that the backend `ray` sends by itself."""
     heard: list[WorkloadReport] = []
     backend.listen(heard.append)
     return heard

@@ -1,4 +1,4 @@
-"""Jobs on a real Ray: commands that call `ray.init()`, and the tasks and actors they start."""
+"""Tests of jobs on a real Ray: commands that call `ray.init()`, with their tasks and actors."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ async def until_free(backend: RayBackend, node: str, count: float) -> None:
 
 
 async def wait_output(backend: RayBackend, name: str) -> dict:
-    """Return the job's output after its tasks have run."""
+    """Wait until the tasks of a job have run, and return the job's output."""
     async with asyncio.timeout(60):
         while True:
             log = await backend.logs(name)

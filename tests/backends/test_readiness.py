@@ -1,4 +1,4 @@
-"""Probes of workloads and models that answer too much, too slowly, or with another's address."""
+"""Readiness probes of workloads that answer too much, too slowly, or with another address."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from moorage.resources.runners import CHAT_BYTES_MAX, APIModelResource
 MIB = 1 << 20
 HEAD = b"HTTP/1.1 200 OK\r\n"
 BUFFERS_MAX = 64 * MIB
-"""More than the buffers of two sockets can hold; they contain all bytes sent but not read."""
+"""More bytes than the buffers of two sockets can hold: bytes that were sent and not read."""
 SECONDS = 0.3
 BOMB = gzip.compress(bytes(64 * MIB))
 

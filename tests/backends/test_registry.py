@@ -1,4 +1,4 @@
-"""Kinds of backends: those that ship, and those that other distributions bring as entry points."""
+"""Kinds of backends that ship, and kinds that other distributions bring as entry points."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Grants beside the pods of a real kube-scheduler."""
+"""Tests of the rate of grants beside the rate of pods that a real kube-scheduler binds."""
 
 import json
 import os

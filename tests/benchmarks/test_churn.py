@@ -1,4 +1,4 @@
-"""Fleets with leases that end and are replaced: the counted, compared and printed figures."""
+"""Tests of the benchmark `churn`: its counted, compared and printed figures."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The help of the programs of benchmarks: each line fits 80 columns, and no option is cut."""
+"""In the help of the benchmarks, each line fits 80 columns, and no option is cut."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ def wide(
         typer.Option("--an-option-whose-name-needs-most-of-the-width", help="word " * 40),
     ] = None,
 ) -> None:
-    """Take an option."""
+    """Take an option whose name and help are long."""
 
 
 def test_the_help_of_the_benchmarks_is_plain_text_of_80_columns(monkeypatch, capsys) -> None:

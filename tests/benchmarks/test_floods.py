@@ -1,4 +1,4 @@
-"""One tenant floods a server for some seconds: it refuses no other tenant, and leaks nothing."""
+"""A server that one tenant floods for some seconds refuses no other tenant, and leaks nothing."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The published table beside ours: the compared figures, and when two means agree."""
+"""Tests of the comparison with the published table: the figures, and when two means agree."""
 
 import json
 import subprocess

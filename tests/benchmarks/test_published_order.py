@@ -1,4 +1,4 @@
-"""Random numbers of Go's generator, and the order of requests that published runs drew."""
+"""Tests of the copy of Go's random numbers, and of the order of requests in published runs."""
 
 import pytest
 

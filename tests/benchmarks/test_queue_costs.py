@@ -1,4 +1,4 @@
-"""The queue's CPU time as it grows, and its behaviour under overload."""
+"""Tests of the queue's CPU time while the queue grows, and of its behaviour under overload."""
 
 import pytest
 

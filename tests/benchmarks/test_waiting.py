@@ -1,4 +1,4 @@
-"""How long the jobs of a trace wait, by the order of the queue."""
+"""Tests of the benchmark `waiting`: how long jobs of a trace wait under each order of the queue."""
 
 import json
 import subprocess

@@ -9,7 +9,7 @@ from benchmarks import workflow
 
 NODES_FEW, NODES_MANY = 1_000, 8_000
 GROWTH_MAX = 2.5
-"""Largest growth compared with n log n. A loop over all nodes for each node would give 6."""
+"""Largest growth of the time compared with n log n; a loop over all nodes for each gives 6."""
 
 
 @pytest.mark.heavy

@@ -1,4 +1,4 @@
-"""Real servers refuse pages in a real browser: of other sites, without origin, or rebound.
+"""Servers refuse pages of other sites, without origin, or rebound, in a real browser.
 
 Each test checks that the attack reaches the server: if the browser blocks it, that proves nothing.
 """
@@ -46,7 +46,7 @@ FORM = """([url, text]) => {
 
 @pytest.fixture(scope="module", params=["open", "tokens"])
 def server(request) -> Iterator[tuple[Running, dict[str, str]]]:
-    """A default `moored serve`, and the headers that a program must send to it."""
+    """A `moored serve` with the defaults, and the headers that a program must send to it."""
     tokens = {"MOORAGE_TOKENS": "ann:key"} if request.param == "tokens" else {}
     with daemon(environment=tokens) as running:
         yield running, {"Authorization": "Bearer key"} if tokens else {}

@@ -1,4 +1,4 @@
-"""Mongo filters of requests to the catalog: which documents match, and how errors are reported."""
+"""Tests of Mongo filters in requests to the catalog: their matches and their errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Several addresses: the client's choice of a server, and its behaviour at a standby."""
+"""Tests of clients with several addresses: the choice of a server, and reads at a standby."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from tests.sites import Answer, Site
 
 @pytest.fixture
 def deaf() -> Iterator[str]:
-    """The URL of a port that accepts connections and never answers."""
+    """The URL of a port that accepts connections and never answers requests."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(100)
@@ -266,7 +266,7 @@ class TestATakeover:
 
 
 class Registry(Site):
-    """Answers as a server without policies, or as a standby; records requests."""
+    """A server that answers as one without policies, or as a standby, and records requests."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str, str | None]] = []

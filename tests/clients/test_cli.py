@@ -22,7 +22,7 @@ from moorage_client.errors import ConnectionFailed, refusal
 
 
 def only_json(done):
-    """Return the one JSON document on stdout; nothing else may be there, nor on stderr."""
+    """Return the JSON document on stdout; stdout and stderr may have no other text."""
     assert done.stderr == ""
     return json.loads(done.stdout)
 
@@ -330,7 +330,7 @@ def test_a_command_whose_output_is_closed_reports_no_error(shell, words, stdout)
 
 
 def ran(harbour):
-    """Return the requests of `moorage run`."""
+    """Return the requests for a placement that `moorage run` has sent to the harbour."""
     return [each for each in harbour.heard if "policy_rule_uri" in each]
 
 

@@ -1,4 +1,4 @@
-"""The limits of control groups, as kernels, container engines and systemd lay them out."""
+"""Tests of limits of control groups, in the layouts of kernels, container engines and systemd."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Defaults of the client, and times as it prints them for people and programs."""
+"""Tests of the client's defaults, and of the times that it prints for people and programs."""
 
 import inspect
 import json

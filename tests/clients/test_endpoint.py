@@ -1,4 +1,4 @@
-"""The way to a server: proxies, certificates and tokens, the same for WebSocket and HTTP."""
+"""Proxies, certificates and tokens of clients work alike for WebSocket and HTTP."""
 
 import asyncio
 import contextlib
@@ -35,13 +35,13 @@ CA_FILES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MOORAGE_CA_FILE", "CURL_CA_B
 LEFT_OUT = ("NO_PROXY", "no_proxy", *CA_FILES)
 SECRET = "a-secret-of-32-characters-or-more"  # noqa: S105  # For a server of one test.
 SIDES = [["policy", "list"], ["leases"]]
-"""A command over HTTP, and one over the WebSocket."""
+"""Two commands: one uses HTTP, the other the WebSocket."""
 each_side = pytest.mark.parametrize("command", SIDES)
 
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    """Clear this machine's settings of proxies and authorities."""
+    """Remove this machine's settings of proxies and authorities from the environment."""
     for name in (*PROXIES, *LEFT_OUT, "MOORAGE_TOKEN", "MOORAGE_URL", "MOORAGE_HTTP_URL"):
         monkeypatch.delenv(name, raising=False)
 
@@ -104,7 +104,7 @@ def test_the_error_names_a_proxy_that_fails(shell, proxy_url):
 
 
 class Tunnel(socketserver.StreamRequestHandler):
-    """Plays a proxy: CONNECT of HTTP, SOCKS5 and plain requests all lead to one port here."""
+    """A proxy that leads CONNECT of HTTP, SOCKS5 and plain requests to one port of this machine."""
 
     server: "Proxy"
 
@@ -142,7 +142,7 @@ def pump(one: socket.socket, other: socket.socket) -> None:
 
 
 class Proxy(Served, socketserver.ThreadingTCPServer):
-    """A proxy on the way to one port."""
+    """A running proxy on the way to one port, with the number of requests that it passed."""
 
     def __init__(self, port: int) -> None:
         self.port, self.passed = port, 0
@@ -303,7 +303,7 @@ def secure(authority, tmp_path_factory):
 
 @pytest.fixture
 def secure_shell(shell, secure):
-    """The command line, pointed at the servers with that certificate."""
+    """The command line, pointed at the servers of the fixture `secure`."""
     shell.environment |= secure
     return shell
 

@@ -1,4 +1,4 @@
-"""How a client leaves a connection that the server has closed."""
+"""Tests of clients whose connection the server has closed."""
 
 import asyncio
 import gc

@@ -24,7 +24,7 @@ def server():
 
 @pytest.fixture
 def moorage(server, tmp_path, monkeypatch):
-    """Run command lines within this process, which is quicker than a process each."""
+    """Run `moorage` within this process, which is quicker than a new process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MOORAGE_URL", server.ws)
     monkeypatch.setenv("MOORAGE_HTTP_URL", server.http)

@@ -1,4 +1,4 @@
-"""Users without a home folder: containers run programs under ids that no list of users has."""
+"""Tests for users without a home folder, as in containers with ids that no list of users has."""
 
 import os
 import pwd
@@ -30,7 +30,7 @@ def homeless():
 
 @pytest.fixture
 def no_home(monkeypatch):
-    """Take the home folder away within this process."""
+    """Hide the home folder from this process."""
 
     def unknown(number):
         raise KeyError(number)

@@ -1,4 +1,4 @@
-"""Files of every form become cluster documents, and errors name their faults."""
+"""Files of each accepted form become cluster documents, and errors name faults of files."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The document of this machine, and of GPUs: the real NVML bindings with a test driver."""
+"""Tests of this machine's document and GPUs, by the real NVML bindings with a test driver."""
 
 import json
 import os

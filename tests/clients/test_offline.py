@@ -1,4 +1,4 @@
-"""`moorage policy test` and `backtest`, run as its users run it: without a server."""
+"""Tests of `moorage policy test` and `moorage policy backtest`, which need no server."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Folders of pools: files that other users planted are neither used nor harmed."""
+"""A pool neither uses nor harms files that other users planted in its folder."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ NOBODY = 65_534
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Make a folder the system's temporary one, which counts if XDG_RUNTIME_DIR is unset."""
+    """Make a folder the system's temporary folder, which pools use if XDG_RUNTIME_DIR is unset."""
     given = {n: v for n, v in os.environ.items() if not n.startswith(("MOORAGE_", "XDG_"))}
     return given | {"TMPDIR": str(tmp_path)}
 

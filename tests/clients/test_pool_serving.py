@@ -1,4 +1,4 @@
-"""A pool that processes share: real servers, real sockets, and holders that are killed."""
+"""Tests of a pool that processes share, with real sockets and holders that are killed."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ def pool(pool_server) -> Iterator[ResourcePoolAdapter]:
 
 
 def http_of(pool: ResourcePoolAdapter) -> httpx.Client:
-    """Return another client of the same server."""
+    """Return an HTTP client of the served pool."""
     match pool.address:
         case Uds(path=path):
             transport = httpx.HTTPTransport(uds=str(path))
@@ -65,7 +65,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def holder(address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a process that holds two GPUs; yield it and its transaction."""
+    """Run a process that holds two GPUs; yield the process and its transaction."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", HOLDER, address], **pipes)
     try:
@@ -76,7 +76,7 @@ def holder(address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 class TestAdapter:
-    """The remote pool has the methods of the pool."""
+    """The adapter to a remote pool has the methods of a pool."""
 
     def test_the_adapter_has_the_methods_of_the_pool(self, pool):
         assert pool.types == ["cpus", "gpus"]
@@ -125,7 +125,7 @@ class TestAdapter:
 
 
 class TestEndpoints:
-    """The documented client uses these calls; it sends neither processes nor transactions."""
+    """The HTTP calls work for the documented client, which sends no processes or transactions."""
 
     @pytest.fixture
     def http(self, pool) -> Iterator[httpx.Client]:

@@ -26,7 +26,7 @@ from tests.sites import Answer, Site
 
 
 class Registry(Site):
-    """Answers each request as the test prepared, and records it."""
+    """A server that answers each request as the test prepared, and records the request."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, object]] = {}

@@ -1,4 +1,4 @@
-"""Text as editors of other systems write it: byte order marks, UTF-16, and PEP 263."""
+"""Tests of files from editors of other systems: byte order marks, UTF-16, and PEP 263."""
 
 import json
 from pathlib import Path

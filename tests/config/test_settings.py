@@ -1,4 +1,4 @@
-"""One configuration from flags, environment, file and defaults, and the errors in them."""
+"""Tests of the configuration from flags, environment, file and defaults, and of its errors."""
 
 import dataclasses
 import json

@@ -70,7 +70,7 @@ class Bench(Protocol):
     """A backend under test, and specs for it."""
 
     def backend(self) -> Backend:
-        """Return a new backend over the same machine: it sees the workloads of all earlier ones."""
+        """Return a new backend over the machine, with the workloads of all earlier backends."""
 
     def spec(self) -> BaseResourceSpec:
         """Return a spec whose workload starts, and runs until it is stopped."""
@@ -85,7 +85,7 @@ class Bench(Protocol):
         """Return a spec whose workload gets ready and soon ends by itself, and its exit code."""
 
     def limits(self) -> dict[str, Any]:
-        """Return limits that can be changed while a workload runs; {} if none can."""
+        """Return limits that can be changed while a workload runs; {} if no limit can."""
 
     def gang(self) -> "Gang | None":
         """Return a gang of two nodes; None if the backend starts no gangs."""
@@ -94,11 +94,11 @@ class Bench(Protocol):
         """Return a spec that writes 300 lines and `last`, and ends; None if no output is stored."""
 
     async def left(self) -> int:
-        """Count what is actually on the machine: processes, containers or instances."""
+        """Count the workloads that really run: processes, containers or instances."""
 
 
 Gang = tuple[Order, Callable[[], Awaitable[str]]]
-"""The gang's order, and a function that ends a member and returns its node."""
+"""An order for a gang, and a function that ends a member and returns the member's node."""
 
 
 WRITING = ["sh", "-c", "seq 300; echo last"]
@@ -191,7 +191,7 @@ class ProcessBench:
 
 
 class AgentBench(ProcessBench):
-    """As `ProcessBench`, but on machines whose agents connect over a socket."""
+    """Real processes, as in `ProcessBench`, on machines whose agents connect over a socket."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -213,14 +213,14 @@ class AgentBench(ProcessBench):
 
 
 class MixedBench(AgentBench):
-    """As `AgentBench`, but the second node of a gang is the server's own machine."""
+    """An `AgentBench` in which the second node of a gang is the server's own machine."""
 
     def backend(self) -> Backend:
         return AgentBackend(self, LocalBackend(self.root / "n2", ["n2"]), "n1")
 
 
 class AgentBackend(FleetBackend):
-    """The backend in the server: it places workloads on the agents' nodes, or on its own."""
+    """A server's backend that places workloads on the agents' nodes, or on its own machine."""
 
     def __init__(self, bench: AgentBench, own: LocalBackend, *agents: str) -> None:
         self.bench = bench
@@ -454,7 +454,7 @@ async def test_a_start_waits_until_the_workload_is_ready_and_a_stop_until_nothin
 
 
 async def test_a_quick_look_reports_only_ready_workloads_as_ready(bench, backend):
-    """A glance may report nothing: not every backend knows the state without a request."""
+    """A quick look may report nothing: some backends do not know the state without a request."""
     assert backend.glance("a") is None
     ready = await backend.start(Order("a", bench.spec()))
     assert backend.glance("a") in {None, ready}
@@ -666,7 +666,7 @@ async def test_workloads_continue_after_the_backend_is_closed(bench, backend):
 
 
 async def test_a_gang_fails_when_one_member_is_lost(bench, backend):
-    """The same holds for a backend opened after a crash; the stop removes what is left."""
+    """A backend opened after a crash also reports the failure; a stop removes the other member."""
     gang = bench.gang()
     if gang is None:
         assert not backend.support.gangs or isinstance(bench, RayJobBench)

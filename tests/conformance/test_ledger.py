@@ -519,7 +519,7 @@ async def test_a_checkpoint_reveals_facts_lost_from_the_end(ledger: Ledger, plac
 
 
 async def append_and_checkpoint(ledger: Ledger, last: int) -> None:
-    """Append facts up to one, a second apart, and take a checkpoint."""
+    """Append facts up to number `last`, a second apart, and take a checkpoint."""
     for number in range(ledger.last_seq + 1, last + 1):
         await ledger.append([grant(number)], NOW + number)
     await ledger.checkpoint(last, numbered_facts(1, 1))

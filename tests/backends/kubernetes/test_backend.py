@@ -58,7 +58,7 @@ def simulated_spec(**variables: str) -> PodResourceSpec:
 
 
 class World:
-    """A backend and its reports."""
+    """A Kubernetes backend under test, and the reports that it sends."""
 
     def __init__(self, plane: Plane, root: Path, namespace: str = "default") -> None:
         self.plane = plane
@@ -71,7 +71,7 @@ class World:
         self.backend.listen(self.reports.append)
 
     async def restart(self) -> None:
-        """Open another backend over the same folder, as after a crash of the daemon."""
+        """Open another backend over the backend's folder, as after a crash of the daemon."""
         await self.backend.close()
         self._open()
 

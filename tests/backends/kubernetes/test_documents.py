@@ -1,4 +1,4 @@
-"""Documents made from objects of a cluster, without a cluster."""
+"""Cluster documents made from objects of Kubernetes, without a control plane."""
 
 from typing import Any
 

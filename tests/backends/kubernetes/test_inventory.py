@@ -1,4 +1,4 @@
-"""The inventory of a real cluster: it follows every change, and outlives cuts and restarts."""
+"""The inventory of a real cluster follows every change, and outlives cuts and restarts."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The accepted fields of a manifest, without a cluster."""
+"""Tests of the fields that a manifest may have, without a cluster."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A short run of injected faults: answers that clients received stay true."""
+"""After a short run of injected faults, all answers that clients received are still true."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Each law finds the defect that breaks it, and no other law does."""
+"""For each law, a history with one defect breaks this law and no other law."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ GPUS = [("east", "n", str(number)) for number in range(3)]
 
 
 def whole() -> FaultHistory:
-    """Return a correct history: server `a` grants two, `b` repeats one and grants another."""
+    """Return a correct history: server `a` grants two leases, `b` repeats one and grants one."""
     history = FaultHistory(
         sent={"k1": 0.0, "k2": 2.0, "k3": 6.0},
         grants=[

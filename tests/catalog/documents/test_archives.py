@@ -1,4 +1,4 @@
-"""Real policy archives: good ones are read, hostile ones are refused with the reason."""
+"""Good policy archives are read, and hostile archives are refused with the reason."""
 
 import io
 import lzma
@@ -18,7 +18,7 @@ POLICY = b"class AIOSv1PolicyRule: ...\n"
 
 
 def tar(members, mode="w:gz"):
-    """Pack `(name or TarInfo, content)` pairs."""
+    """Pack `(name or TarInfo, content)` pairs into a tar archive."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode=mode) as archive:
         for name, content in members:

@@ -1,4 +1,4 @@
-"""Cluster documents: the fields that placement reads, the defaults, and the refusals."""
+"""Tests of cluster documents: the fields that placement reads, the defaults, the refusals."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""A policy's own examples: their place, their content, and when an answer matches one."""
+"""Tests of a policy's own examples: their place, content, and match with an answer."""
 
 import json
 

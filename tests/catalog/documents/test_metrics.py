@@ -1,4 +1,4 @@
-"""Metrics documents: both spellings, and correct totals over nodes."""
+"""Tests of metrics documents: both spellings of fields, and correct totals over nodes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""PolicyRule documents: identity, checks without running code, requirements, digest."""
+"""Tests of PolicyRule documents: identity, checks without running code, requirements, digest."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The schemas of a policy: malformed parts cause warnings, the others apply to every call."""
+"""Malformed parts of a policy's schemas cause warnings; all other parts apply to every call."""
 
 import pytest
 
@@ -90,7 +90,7 @@ def test_a_policy_with_another_schema_is_another_policy():
     ],
 )
 def test_malformed_parts_are_stored_with_a_warning(more, field):
-    """Other servers read no schemas, so existing documents have malformed ones."""
+    """Other servers read no schemas, so existing documents have malformed schemas."""
     found = prepare_policy(**more)
     (warning,) = found.warnings
     assert warning.startswith(f"{field}: expected ")

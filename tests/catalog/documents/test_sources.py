@@ -1,4 +1,4 @@
-"""Sources of a policy's code: text, archives in text, paths, and real HTTP."""
+"""Tests of the sources of a policy's code: text, archives in text, paths, and real HTTP."""
 
 import asyncio
 import base64
@@ -356,7 +356,7 @@ async def test_an_answer_that_is_not_http_is_not_quoted():
 
 @pytest.fixture
 def tls(tmp_path, monkeypatch):
-    """A certificate for the name `localhost`, which is trusted here."""
+    """A certificate for the name `localhost`, which the test trusts."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = dt.datetime.now(dt.UTC)

@@ -1,4 +1,4 @@
-"""PUT requests change stored documents."""
+"""Tests of the changes that PUT requests make to stored documents."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Machines that join a cluster at the same time are all in it afterwards."""
+"""All machines that join a cluster at the same time are in its document afterwards."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Aliases: the version that each one means, their history, and their fallbacks."""
+"""Tests of aliases: the version that an alias means, its history, and its fallbacks."""
 
 import pytest
 

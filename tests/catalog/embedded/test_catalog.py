@@ -1,4 +1,4 @@
-"""The embedded catalog, on a SQLite file and a PostgreSQL: services, hot path, restarts."""
+"""Tests of the embedded catalog, on SQLite and PostgreSQL: services, quick reads, restarts."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def metrics(name, free=5):
 
 
 class Opened:
-    """A catalog that can be closed and opened again, and the changes it reported."""
+    """A catalog that can be closed and opened again, and the changes that it reported."""
 
     def __init__(self, place):
         self.place = place

@@ -1,4 +1,4 @@
-"""A catalog that another process writes: the follower applies each change, record by record."""
+"""The follower of a catalog that another process writes applies each change, by record."""
 
 from collections.abc import AsyncIterator
 from typing import Any

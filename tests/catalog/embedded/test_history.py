@@ -1,4 +1,4 @@
-"""The history of a policy: stored with each change, and bounded."""
+"""The history of a policy is stored with each change, and bounded."""
 
 import contextlib
 import sqlite3

@@ -25,7 +25,7 @@ class Catalog:
         self.records = self.bytes = 0
 
     def put(self, owner, size=1, name=None):
-        """Store a cluster; a failure undoes it."""
+        """Store a cluster; after a failure, the cluster is not stored."""
         self.owners.begin()
         self.records, self.bytes = self.records + 1, self.bytes + size
         usage = {"cluster": (self.records, self.bytes), "history": (1, STORE_BYTES_MAX)}

@@ -1,4 +1,4 @@
-"""The store: transactions, order, limits counted by the database, and a clean end."""
+"""Tests of the document store: transactions, order, limits in the database, and a clean end."""
 
 import asyncio
 import sqlite3

@@ -1,4 +1,4 @@
-"""Block metrics of an external service, over a socket: its requests, and how old answers may be."""
+"""Tests of block metrics of an external service: the requests, and the age of answers."""
 
 import pytest
 from faulty_service import FaultyService, answer, hang_up
@@ -25,7 +25,7 @@ async def faulty():
 
 @pytest.fixture
 async def open_catalogs(tmp_path, faulty):
-    """Open catalogs that have the same two blocks, each with other bounds of age."""
+    """Open catalogs that have two equal blocks, and different bounds of age."""
     catalogs = []
 
     async def open_one(fresh_seconds=3600.0):

@@ -1,4 +1,4 @@
-"""The mixed catalog: mirrors of external services over real sockets, and the age of their data."""
+"""Tests of a catalog that mirrors external services over sockets, and of the age of its data."""
 
 import asyncio
 import contextlib
@@ -86,7 +86,7 @@ async def site():
 
 
 class Opened:
-    """Opens mixed catalogs and closes them all; collects what they report."""
+    """Opens mixed catalogs, closes them at the end, and collects their reports."""
 
     def __init__(self, path):
         self.path = path

@@ -1,4 +1,4 @@
-"""Metrics from a Prometheus server: a small one that misbehaves, and the real one of Debian."""
+"""Tests of metrics from two Prometheus servers: a small one that misbehaves, and a real one."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def vector(*series):
 
 
 class Small(Site):
-    """An HTTP server that answers queries as a test orders."""
+    """An HTTP server that answers queries of Prometheus as a test orders."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -265,7 +265,7 @@ def prometheus(tmp_path, exporter) -> Iterator[Prometheus]:
 
 
 async def until(http, is_so):
-    """Return the metrics document of the lab as soon as it meets a condition."""
+    """Return the metrics document of the cluster `lab` as soon as it meets a condition."""
     last = None
     async with asyncio.timeout(SECONDS_MAX):
         while True:

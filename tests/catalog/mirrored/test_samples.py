@@ -1,4 +1,4 @@
-"""From samples to metrics documents, without a server."""
+"""Tests of the metrics documents that are made from samples of Prometheus, without a server."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""External services one by one, over real sockets, with a client that checks every answer."""
+"""Tests of the client of each external service, over real sockets: it checks every answer."""
 
 import asyncio
 
@@ -65,7 +65,7 @@ async def service(faulty):
 
 
 async def unavailable(asking):
-    """Return the refusal of a call, which must come within the time limit."""
+    """Return the refusal of a call as unavailable, which must come within the time limit."""
     async with asyncio.timeout(30):
         with pytest.raises(ServiceError) as caught:
             await asking

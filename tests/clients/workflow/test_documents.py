@@ -40,7 +40,7 @@ class TestTheResourceSchedulingModule:
 
     @both
     def test_the_executor_schedules_heterogeneous_workloads(self, kind):
-        """Nodes with other requirements run while a node waits for the only GPU."""
+        """While a node waits for the only GPU, nodes without need of a GPU run."""
         pool, meeting = ResourcePool({"gpu": 1, "cpu": 2}), threading.Barrier(2)
         needs = {"gpu": gpu(1), "cpu": ResourceRequirements.cpu(2)}
         tasks = dict.fromkeys(needs, lambda: meeting.wait(60))

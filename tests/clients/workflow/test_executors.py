@@ -82,7 +82,7 @@ def test_a_task_or_a_bound_for_an_unknown_node_is_an_error_before_anything_runs(
 
 @st.composite
 def workflows(draw):
-    """A graph, with needs and durations of its nodes, and failing, missing or async ones."""
+    """Graphs with needs and durations of nodes, and with failing, missing or async tasks."""
     size = draw(st.integers(1, 14))
     pairs = [(a, b) for b in range(size) for a in range(b)]
     edges = draw(st.lists(st.sampled_from(pairs), max_size=30)) if pairs else []
@@ -276,7 +276,7 @@ def test_a_retried_node_is_ordered_by_its_path(kind):
 
 @both
 def test_a_run_takes_turns_with_other_callers_of_a_shared_pool(kind):
-    """The other caller gets the GPU before the run has used it for its whole chain."""
+    """The other caller gets the GPU before the run has finished its whole chain."""
     pool, order = ResourcePool({"gpu": 1}), []
     dag, goes_on = graph(*"abcdz", edges="a>b b>c c>d"), threading.Event()
     tasks = noting(order, dag) | {"a": lambda: (order.append("a"), goes_on.wait(WAIT))}
@@ -415,7 +415,7 @@ def test_a_node_that_fails_is_tried_again(kind):
 @both
 @pytest.mark.parametrize("moment", range(6))
 def test_cancellation_of_a_run_at_any_moment_leaks_no_resources(kind, moment):
-    """The stop comes in a callback, in a task, between nodes, or while nodes wait for the pool."""
+    """The run stops in a callback, in a task, between nodes, or while nodes wait for the pool."""
     pool, dag = ResourcePool({"gpu": 1}), graph(*"abcd", edges="a>b")
     calls = iter(range(100))
 
@@ -634,7 +634,7 @@ else:
 
 
 def dies_once(folder):
-    """Return a task that kills its own process at the first call; any process can load it."""
+    """Return a task that kills its process at its first call, and that any process can load."""
     return partial(exec, DIE_ONCE, {"path": str(folder / "died")})
 
 
@@ -822,7 +822,7 @@ class TestWithoutPool:
 class TestGates:
     @staticmethod
     def run(kind, task, gate, act=None, **more):
-        """Run a before b behind a gate; return the result and what callbacks were called with."""
+        """Run node a, then node b behind a gate; return the result and the calls of callbacks."""
         seen = []
 
         def waits(name):

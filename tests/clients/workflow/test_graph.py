@@ -1,4 +1,4 @@
-"""Graphs: the data of nodes, changes, and the orders of traversal."""
+"""Tests of graphs: the data of nodes, changes, and the orders of traversal."""
 
 import itertools
 import pickle

@@ -1,4 +1,4 @@
-"""Graphs that change while they run."""
+"""Tests of graphs that change while they run."""
 
 import threading
 from functools import partial

@@ -1,4 +1,4 @@
-"""Views of a run: the progress bar in a terminal, and the picture."""
+"""Tests of the views of a run: the progress bar in a terminal, and the picture."""
 
 import io
 import re
@@ -26,7 +26,7 @@ from tests.clients.workflow.graphs import graph
 
 @pytest.fixture
 def result() -> ExecutionResult:
-    """Two nodes that share a GPU pool, one that fails, and one after it."""
+    """The result of a run: two nodes share a pool of GPUs, one fails, and one follows it."""
     dag = graph("load", "train", "broken", "after", edges="load>train broken>after")
     needs = {name: ResourceRequirements({"gpu": 1, "cpu": 2}) for name in dag}
     executor = ResourceAwareExecutor(dag, ResourcePool({"gpu": 2, "cpu": 8}), needs)

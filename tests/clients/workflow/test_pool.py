@@ -1,4 +1,4 @@
-"""The pool: its counts, and the order of service."""
+"""Tests of the pool of resources: its counts, and the order in which it serves waiters."""
 
 import asyncio
 import math
