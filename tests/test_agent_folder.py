@@ -1,4 +1,4 @@
-"""The addresses of a machine in its agent's hello: only those that a restart does not change."""
+"""An agent's hello has only hardware addresses that a restart does not change."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Start and end of the programs: standard modules first, one line for Ctrl-C or a full disk."""
+"""Programs import standard modules first, and end in one line at Ctrl-C or on a full disk."""
 
 import fcntl
 import os

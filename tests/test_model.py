@@ -1,4 +1,4 @@
-"""Values of the model in policies and programs of users."""
+"""Tests of the model's values in policies and programs of users."""
 
 import dataclasses
 

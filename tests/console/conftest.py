@@ -23,14 +23,14 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def page(chromium: Any) -> Iterator[Any]:
-    """A page; a script error or a breach of the content security policy fails the test."""
+    """A page in the browser; a script error or a breach of its security policy fails the test."""
     with open_page(chromium) as each:
         yield each
 
 
 @pytest.fixture(scope="module")
 def console_server() -> Iterator[Seeded]:
-    """Two clusters, some leases, one refusal, an alias of two versions."""
+    """A daemon with two clusters, some leases, a refusal, and an alias of two versions."""
     with seed_server() as it:
         it.fleet("east", 24, model="A100")
         it.fleet("west", 16, model="H100")

@@ -67,7 +67,7 @@ def load_again_if_dropped(page: Any) -> None:
 
 
 def enter(page: Any, url: str, token: str) -> None:
-    """Show a page that needs a token, and log in there."""
+    """Show a page that needs a token, and log in on it."""
     page.goto(url)
     page.get_by_label("Token").fill(token)
     page.keyboard.press("Enter")
@@ -100,7 +100,7 @@ class Seeded:
         assert self.http.post("/clusters", json=document).status_code == 201
 
     def second_version(self) -> None:
-        """Register another version of the policy."""
+        """Register a second version of the policy `first_fit`, `first_fit:1.1-stable`."""
         names = {"version": "1.1", "policy_rule_uri": "first_fit:1.1-stable"}
         document = catalog.document("first_fit") | names
         document["code"] = document["code"].replace("All equal", "Equal")
@@ -108,7 +108,7 @@ class Seeded:
 
     @contextmanager
     def waiter(self, gpus: int, nodes: int = 1) -> Iterator[str]:
-        """A waiting request, from a separate client."""
+        """Send a request that waits, from a separate client; yield the request."""
         message = {
             "adhoc": True,
             "id": "waits",
@@ -159,7 +159,7 @@ def seed_server(
 
 
 def legend_counts(page: Any) -> Counter[str]:
-    """Return the legend's counts of slots: free, held and so on; 0 for missing entries."""
+    """Return the counts of slots in the map's legend, by state; 0 for a missing entry."""
     items = page.get_by_role("list", name="What the colours mean").get_by_role("listitem")
     found: Counter[str] = Counter()
     for text in items.all_inner_texts():

@@ -1,4 +1,4 @@
-"""Copy as command: each copied line works when it is pasted into a shell."""
+"""Each command that the console offers to copy works when it is pasted into a shell."""
 
 import os
 import re
@@ -31,7 +31,7 @@ COMMANDS = (
 
 @pytest.fixture
 def it() -> Iterator[Seeded]:
-    """A daemon with tokens, at separate ports, with one object for each kind of command.
+    """A daemon with tokens and separate ports, which has an object for each kind of command.
 
     Pasted commands change the daemon, so each test and each repetition has a new one.
     """
@@ -60,7 +60,7 @@ class Shell:
         self.ran: list[str] = []
 
     def paste(self, page: Any) -> None:
-        """Run each command on the page that the shell has not run before."""
+        """Run each command of the page that this shell has not run before."""
         for button in page.get_by_role("button", name="Copy as command").all():
             text = button.get_attribute("title")
             if text in self.ran:
@@ -159,7 +159,7 @@ def test_each_shown_command_works_when_it_is_pasted_into_a_terminal(
 
 
 def sign_in(page: Any, console: str, view: str) -> Any:
-    """Show a view to ann; return the first button there that copies a command."""
+    """Show a view to the tenant ann; return the view's first button that copies a command."""
     enter(page, f"{console}/{view}", "of-ann")
     button = page.get_by_role("button", name="Copy as command").first
     button.wait_for()

@@ -1,4 +1,4 @@
-"""A page whose server stops, stalls or wants a login; and its content security policy."""
+"""Tests of a page whose server stops, stalls or wants a login, and of its security policy."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def test_a_login_shows_the_data_of_its_tenant(chromium: Any) -> None:
 def test_the_content_security_policy_of_the_page_forbids_foreign_scripts(
     chromium: Any, console_server: Any
 ) -> None:
-    """Without this test, tests that see no violation would prove nothing."""
+    """Without this test, a test that reports no violation of the policy would prove nothing."""
     context = chromium.new_context()
     page = context.new_page()
     wrong: list[str] = []

@@ -1,4 +1,4 @@
-"""Leases: ordered by the server, on a timeline, and several released behind one dialog."""
+"""The server sorts leases, a timeline shows them, and one dialog releases several."""
 
 from typing import Any
 

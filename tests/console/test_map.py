@@ -1,4 +1,4 @@
-"""The fleet: the tree and the map agree, no change is missed, and drawing is quick."""
+"""Tree and map of the fleet agree, no change is missed, and drawing is quick."""
 
 import json
 import time
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 
 BYTES_MAX = 50_000
 WHOLE = 20_000
-"""Rectangles for all slots of ten thousand GPUs: at least two each."""
+"""Least number of rectangles for all slots of ten thousand GPUs: two for each GPU."""
 CHANGES = 100
 GPUS_EACH = 8
 
@@ -128,7 +128,7 @@ def small_server() -> Iterator[Seeded]:
 
 @pytest.fixture
 def small(small_server: Seeded) -> Iterator[Seeded]:
-    """A server with two nodes, of which no lease and no cordon of an earlier test is left."""
+    """A server with two nodes, without leases and cordons of earlier tests."""
     yield small_server
     for lease in small_server.leases:
         say(small_server, {"op": "release", "lease": lease})
@@ -137,7 +137,7 @@ def small(small_server: Seeded) -> Iterator[Seeded]:
 
 
 def test_the_map_lists_a_node_out_of_service_that_others_hold(page: Any, small: Seeded) -> None:
-    """The node has no idle slot whose colour would show that it takes no new leases."""
+    """All slots of the node are held, so no idle slot shows by its colour that it is closed."""
     small.ask(8)
     say(small, {"op": "cordon", "cluster": "east", "node": "east-n0000"})
     page.goto(f"{small.console}/fleet")
@@ -159,13 +159,13 @@ def say(it: Seeded, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def truth(it: Seeded) -> int:
-    """Return how many GPUs are free, as the server says."""
+    """Return the number of free GPUs that the server reports."""
     rows = say(it, {"op": "fleet"})["data"]["clusters"]
     return sum(row["gpu_milli_free"] for row in rows) // 1000
 
 
 def test_the_map_can_show_the_fleet_at_an_earlier_time(page: Any, small: Seeded) -> None:
-    """The page's clock is five minutes ahead: its "five minutes ago" is the present."""
+    """The page's clock is five minutes ahead, so its "five minutes ago" is the present."""
     small.ask(3)
     then = say(small, {"op": "decisions"})["data"]["decisions"][0]["at"]
     time.sleep(0.1)  # The page's clock has milliseconds.

@@ -1,4 +1,4 @@
-"""The overview: its numbers agree with the fleet, and each leads to its view."""
+"""The numbers of the overview agree with the fleet, and each number leads to its view."""
 
 import re
 from typing import Any

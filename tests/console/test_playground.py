@@ -1,4 +1,4 @@
-"""The playground: a policy runs in the jail on the present fleet, on another, and on a trace."""
+"""The playground runs a policy in the jail, on the present fleet, another fleet, or a trace."""
 
 import json
 from typing import Any

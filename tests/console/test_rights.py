@@ -1,4 +1,4 @@
-"""Objects of other tenants: operators see them, without buttons; other tenants do not."""
+"""Operators see objects of other tenants without buttons; other tenants do not see them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Every view by role and name, as a person and a screen reader find it."""
+"""A person or a screen reader finds each view of the console by role and name."""
 
 import re
 import time
@@ -96,7 +96,7 @@ def test_the_console_shows_a_difference_before_an_activation_or_a_rollback(
 def test_the_console_shows_a_difference_before_it_starts_a_canary(
     page: Any, console_server: Any
 ) -> None:
-    """The alias means one version; a share of its requests goes to the other version."""
+    """The alias points at one version, and a canary sends a share of its requests to another."""
     means = console_server.http.get("/policy-alias/first_fit:stable").json()["data"][
         "policy_rule_uri"
     ]

@@ -21,7 +21,7 @@ def it() -> Iterator[Seeded]:
 
 
 def change(page: Any, kind: str, *fields: tuple[str, str]) -> Any:
-    """Add a change to the form; return its group."""
+    """Add a change to the what-if form; return the change's group of fields."""
     page.get_by_role("button", name=kind, exact=True).click()
     group = page.get_by_role("group", name=re.compile(rf"\d+\. {kind}")).last
     for label, text in fields:
@@ -36,7 +36,7 @@ def ask(page: Any) -> Any:
 
 
 def begin(page: Any, it: Seeded) -> None:
-    """Show the view, without the example that it starts with."""
+    """Show the what-if view, and remove the example with which it starts."""
     page.goto(f"{it.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
     page.get_by_role("button", name="Clear the form").click()

@@ -1,4 +1,4 @@
-"""The panel of a lease with a workload: its output as it grows, and commands in the workload."""
+"""The panel of a lease shows the workload's output as it grows, and runs commands in it."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ PATIENCE_MS = 60_000
 
 
 def working(it: Seeded, sign: Path) -> str:
-    """Start a process that writes more once a file exists; return its lease."""
+    """Start a workload that writes more once a file exists; return the workload's lease."""
     saying = '[ -e "$0" ] && echo it goes on && exec sleep 60'  # The process outlives its daemon.
     script = f"echo it starts; for n in $(seq 600); do {saying}; sleep 0.1; done"
     command = {"command": ["sh", "-c", script, str(sign)]}

@@ -1,4 +1,4 @@
-"""The allocator's limits and special cases; simulation and transcripts cover the rest."""
+"""Tests of the allocator's limits and special cases that simulation and transcripts lack."""
 
 import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place

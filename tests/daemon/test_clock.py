@@ -1,4 +1,4 @@
-"""The core's clock, while the machine's clocks are set or stopped."""
+"""Tests of the core's clock while the machine's clocks are set or stopped."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from moorage.daemon.clock import (
 
 
 class Machine:
-    """A machine's two clocks."""
+    """A simulated machine with a calendar and a monotonic clock."""
 
     def __init__(self) -> None:
         self.uptime, self.date = 500.0, 1_000_000.0

@@ -1,4 +1,4 @@
-"""When facts go to the ledger, and which effects leave before and after they are durable."""
+"""Tests of the moments at which facts go to the ledger and effects leave."""
 
 import asyncio
 import time
@@ -48,7 +48,7 @@ NODE = Node(NodeId("n"), 64_000, 65_536, (Gpu("0", "A100", 81_920), Gpu("1", "A1
 
 
 class SlowLedger(MemoryLedger):
-    """A ledger that commits a group only when a test calls `sync`; it logs all that happens."""
+    """A ledger that commits a group only when a test calls `sync`, and logs all its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class SlowLedger(MemoryLedger):
 
 
 class Log:
-    """Records effects; when a test allows it, a policy proposes the first free GPU."""
+    """Records effects, and lets a policy propose a GPU when a test allows the proposal."""
 
     def __init__(self, ledger: SlowLedger, inbox: Inbox) -> None:
         self._ledger, self._inbox = ledger, inbox
@@ -81,10 +81,10 @@ class Log:
         self.changed = asyncio.Event()
 
     def observe_step(self, *_: object) -> None:
-        """See `Effects`."""
+        """Ignore the duration of a step."""
 
     def observe_commit(self, *_: object) -> None:
-        """See `Effects`."""
+        """Ignore the duration of a commit."""
 
     def note_durable(self, facts: Sequence[Fact]) -> None:
         self._ledger.log += [f"durable {type(fact).__name__}" for fact in facts]
@@ -258,7 +258,7 @@ async def test_a_checkpoint_beside_commits_is_written_once_it_returns(waits: boo
 
 
 async def test_leases_get_a_grace_after_a_stall_of_the_disk() -> None:
-    """A renewal is stepped while the disk stalls; its reply comes when the lease's time is up."""
+    """The core decides a renewal while the disk stalls; the reply comes after the lease's end."""
     async with play(ttl_seconds=2.0) as it:
         it.tasks.spawn(it.loop.watch_clocks())
         it.inbox.post(RenewAsked(Address(SessionId("s"), 2), RequestId("a"), "", None))

@@ -1,4 +1,4 @@
-"""Answers of a standby: from its followed state, and no older than its bound."""
+"""A standby answers from the state that it follows, and never with data older than its bound."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 
 class Beside:
-    """A follower of a file's facts, as in another process; the test can break its access."""
+    """A follower of a file's facts, as in another process, whose access the test can break."""
 
     def __init__(self, store: SqliteFacts) -> None:
         self.place, self.reading, self.close = store.place, store.reading, store.close
@@ -35,7 +35,7 @@ class Beside:
 
 
 class Scene:
-    """A ledger with a writer, and its follower."""
+    """A ledger with a writer, and a standby's follower of this ledger."""
 
     def __init__(self, ledger: StoredLedger, beside: Beside, follower: Follower) -> None:
         self.ledger, self.beside, self.follower = ledger, beside, follower

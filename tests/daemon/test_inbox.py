@@ -1,4 +1,4 @@
-"""Which event the commit loop takes next, and which clients it reads from again."""
+"""Tests of the event that the commit loop takes next, and of the clients that it reads again."""
 
 import asyncio
 
@@ -78,7 +78,7 @@ def test_tenants_take_turns_and_keep_their_order():
 
 
 def test_requests_are_counted_by_tenant():
-    """One tenant's requests never cause refusals of another tenant's."""
+    """Requests of one tenant never cause refusals of requests of another tenant."""
     inbox, bob = Inbox(), Tenant("bob")
     for name in "abc":
         inbox.post(request(name), TENANT)

@@ -1,4 +1,4 @@
-"""Servers that are killed soon: the facts of each count towards the next checkpoint."""
+"""The facts of servers that are killed soon count towards the next checkpoint."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A start that fails leaves nothing behind."""
+"""Tests of starts of the daemon that fail: the error, and no leftovers."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Every block of the README and of every page of the docs runs, in order, as a reader types it."""
+"""Each block of the README and of the pages of the docs runs, in order, as a reader types it."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CELL_WORDS_MAX = 25
 SHOWN = {"toctree", "text"}
-"""Languages of blocks that are not run."""
+"""Languages of blocks that the tests do not run."""
 ELSEWHERE = {
     "how-to/kubernetes.md": "tests/kubernetes/test_how_to.py",
     "how-to/ray.md": "tests/end_to_end/test_ray_how_to.py",

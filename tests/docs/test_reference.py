@@ -1,4 +1,4 @@
-"""The reference has every name that users meet, as it is in the code."""
+"""The reference has every name of the code that users meet."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Agents over raw sockets: they misbehave, or a tenant has already registered their machine.
+"""Agents over raw sockets misbehave, or find their machine registered by a tenant.
 
 The server refuses a misbehaving agent with one sentence, and continues.
 """
@@ -51,7 +51,7 @@ def answer(raw: ClientConnection) -> wire.Instruction:
 
 
 def call(raw: ClientConnection, order: type) -> wire.AgentCall:
-    """Return the next call whose order is of this type."""
+    """Return the server's next call to the agent whose order has a given type."""
     while True:
         found = answer(raw)
         if isinstance(found, wire.AgentCall) and isinstance(found.order, order):
@@ -76,7 +76,7 @@ DEEP = msgspec.Raw(b"\x91" * 100_000 + b"\xc0")
 
 
 def raw_hello(node: object, **fields: object) -> bytes:
-    """Return a hello with values that our own agent never sends."""
+    """Return a hello with values that no real agent sends."""
     own = {"release": "9.9", "agent": "x", "unheard_seconds": 0.0, "busy": {}}
     about = {"type": "AgentHello", "version": wire.VERSION, "node": node}
     return msgspec.msgpack.encode(about | own | fields)
@@ -300,7 +300,7 @@ def apart(fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def register(fleet: Fleet, who: str, cluster: str, *nodes: dict) -> tuple[int, str]:
-    """Register nodes by hand; return the status and the answer."""
+    """Register nodes of a cluster by hand; return the status and the answer."""
     document = {
         "id": cluster,
         "status": "live",

@@ -1,4 +1,4 @@
-"""Agents under faults of the network, the clock, the release and the storage."""
+"""Tests of agents under faults of network, clocks, releases and storage."""
 
 import asyncio
 import json
@@ -103,7 +103,7 @@ def test_changes_of_clocks_lose_no_machine_and_end_no_workload(tmp_path: Path, m
 
 
 async def test_an_agent_tries_again_until_the_server_speaks_its_version(tmp_path: Path) -> None:
-    """Servers of other releases refuse the agent, or send unknown fields."""
+    """Servers of other releases refuse the agent, or send fields that the agent does not know."""
     refusal = wire.encode(
         wire.AgentFarewell("the agent speaks version 3, and this server 4", final=False)
     )
@@ -175,7 +175,7 @@ def test_a_credential_of_an_agent_gives_no_other_access(fleet: Fleet) -> None:
 
 
 def fleet_status(fleet: Fleet, method: str, path: str, headers: dict[str, str]) -> int:
-    """Return the status of a call as a stranger, or with a secret."""
+    """Return the HTTP status of a call without a token, or with a secret as the token."""
     url = f"{fleet.server.running.http}{path}"
     return httpx.request(method, url, headers=headers, json={}, verify=CONTEXT).status_code
 

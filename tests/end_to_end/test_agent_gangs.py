@@ -1,4 +1,4 @@
-"""Gangs over agents: members find each other, and start and end together."""
+"""Members of a gang on agents find each other, start together and end together."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def nodes_of(lease: dict) -> list[str]:
 
 
 def pids(fleet: Fleet, lease: dict) -> dict[str, int]:
-    """Return the processes of a lease by their nodes."""
+    """Return the processes of a lease's workload by their nodes."""
     return {
         found.parents[3].name: json.loads(found.read_text())["pid"]
         for found in fleet.folder.glob(f"?/local/running/{lease['id']}/process.json")

@@ -1,4 +1,4 @@
-"""Machines with agents: how they join, run workloads of leases, get lost and return.
+"""Tests of machines with agents: they join, run workloads, get lost and return.
 
 Agents and server are processes, over loopback sockets. All agents are on one machine, so they
 have names instead of the machine id. Each test has a separate cluster.
@@ -253,7 +253,7 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
 
 
 def wait_phase(news: Any, lease: dict, phase: str) -> dict:
-    """Return the next news that the workload of a lease is in a phase."""
+    """Wait for the news that the workload of a lease is in a phase; return the news."""
     while True:
         message = read_message(news)
         data = message["data"]

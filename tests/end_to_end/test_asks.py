@@ -1,4 +1,4 @@
-"""Requests over real sockets: advice, leases, order, warnings, and the data that policies see."""
+"""Tests of requests over sockets: advice, leases, order, warnings, and policies' input."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""From an idea to an active policy, as its author works: new, test, push, shadow, activate."""
+"""An author takes a policy from idea to activation: new, test, push, shadow, activate."""
 
 import json
 import os

@@ -45,7 +45,7 @@ def tag(instance: dict, name: str) -> str:
 
 
 def rent(aws_server, tags: dict[str, str]) -> None:
-    """Start an instance without a lease."""
+    """Start an instance at AWS that belongs to no lease."""
     rows = [{"Key": f"moorage:{key}", "Value": value} for key, value in tags.items()]
     spec = [{"ResourceType": "instance", "Tags": rows}]
     aws_server.ec2().run_instances(ImageId="x", MinCount=1, MaxCount=1, TagSpecifications=spec)

@@ -1,4 +1,4 @@
-"""Block-level requests: selection, dry run and choice with real policies, over socket and HTTP."""
+"""Tests of block requests: selection, dry run and choice by policies, over socket and HTTP."""
 
 import json
 from collections.abc import Iterator

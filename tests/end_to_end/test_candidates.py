@@ -1,4 +1,4 @@
-"""Filter and search through a real daemon: over the socket, at `/allocate` and at the endpoints."""
+"""Tests of filter and search at a daemon: over the socket, at `/allocate`, and at endpoints."""
 
 import json
 

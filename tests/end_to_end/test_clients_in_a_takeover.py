@@ -1,4 +1,4 @@
-"""Clients during a takeover of two real servers on one PostgreSQL."""
+"""Tests of clients while one of two servers on a PostgreSQL takes over."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ async def grant(client: Client, wait_seconds: float = 0.0, **resources: int) -> 
 
 
 async def names_until(news: Watch, last: str) -> list[str]:
-    """Return the names of news up to the given one."""
+    """Return the names of news up to a given name."""
     names = [""]
     while names[-1] != last and (event := await news.next()) is not None:
         names.append(event.event)

@@ -1,4 +1,4 @@
-"""A daemon that is stopped and resumed, and one on a machine whose calendar is set."""
+"""Tests of a daemon that is stopped and resumed, and of a machine whose calendar is set."""
 
 import json
 import os

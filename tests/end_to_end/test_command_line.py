@@ -1,4 +1,4 @@
-"""The command line at a real daemon: formats, live tables, free GPUs, completion."""
+"""Tests of `moorage` at a real daemon: formats, live tables, free GPUs, completion."""
 
 import json
 import os

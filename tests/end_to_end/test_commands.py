@@ -1,4 +1,4 @@
-"""`moored demo`, `replay`, `doctor` and `bench`, run as their users run them."""
+"""Tests of `moored demo`, `replay`, `doctor` and `bench`, as their users run them."""
 
 import contextlib
 import json
@@ -58,7 +58,7 @@ def test_the_demo_does_not_follow_the_operators_own_settings():
 
 
 def write_trace(folder: Path, nodes: str, pods: str) -> tuple[str, ...]:
-    """Write a trace; return the options that name it."""
+    """Write the files of a trace; return the options that name the files."""
     files = folder / "nodes.csv", folder / "pods.csv"
     files[0].write_text("sn,cpu_milli,memory_mib,gpu,model\n" + nodes)
     files[1].write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + pods)
@@ -435,7 +435,7 @@ def test_doctor_names_the_user_who_can_see_the_server(tmp_path: Path, *, hidden:
 
 
 class Busy(Site):
-    """Answers after a while."""
+    """A server that answers a health check only after a while."""
 
     def answer(self, *_: object) -> Answer:
         time.sleep(0.5)  # As a server whose processors are taken.

@@ -1,4 +1,4 @@
-"""Recent decisions in pages, the fleet at each decision, and the playground with both."""
+"""Tests of pages of decisions, of the fleet at a decision, and of the playground with it."""
 
 import base64
 import json

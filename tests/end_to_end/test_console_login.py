@@ -1,4 +1,4 @@
-"""The console's files and logins, and the refusal of other sites' pages.
+"""Tests of the console's files and logins, and of the refusal of other sites' pages.
 
 Also: actions of pages without lease tokens, and dry runs of each operation.
 """

@@ -1,4 +1,4 @@
-"""The console's map over a real socket: a snapshot, then deltas, at the reader's speed."""
+"""The console's map gets a snapshot and then deltas over a socket, at the reader's speed."""
 
 import asyncio
 import base64

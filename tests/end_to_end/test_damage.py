@@ -1,4 +1,4 @@
-"""A damaged disk: leases hold, or the daemon names the lost leases."""
+"""After damage to the disk, leases hold, or the daemon names the lost leases."""
 
 import json
 import os

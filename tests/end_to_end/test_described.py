@@ -16,7 +16,7 @@ RESOURCES = {"gpus": 1}
 
 @pytest.fixture
 def session(server):
-    """Talks over one socket, and checks each message, reply and event by the served schemas."""
+    """A session that checks each message, reply and event by the schemas that the daemon serves."""
     schemas = {
         name: Draft202012Validator(server.http.get(path).json())
         for name, path in server.http.get("/schemas/").json().items()

@@ -145,7 +145,7 @@ def test_a_foreign_client_executes_on_the_executor_of_every_server(pair):
 
 
 class Liar(Site):
-    """An executor with answers prepared by the test."""
+    """An executor server whose answers the test prepares."""
 
     def __init__(self) -> None:
         self.says: Answer = None

@@ -1,4 +1,4 @@
-"""External services: one real daemon uses another's, and some that misbehave."""
+"""Tests of a daemon that uses services of another daemon, and services that misbehave."""
 
 import sys
 import time

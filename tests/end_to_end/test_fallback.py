@@ -1,4 +1,4 @@
-"""A version that fails repeatedly is replaced by the last good one, durably, and with news."""
+"""The last good version replaces a version that fails repeatedly, durably, and with news."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Mistakes of the first hour: wrong ports and names, and field names in error messages."""
+"""Users who mistype ports and names in their first hour get errors that name the remedy."""
 
 import pytest
 

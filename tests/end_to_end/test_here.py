@@ -1,4 +1,4 @@
-"""The first hour: `moored serve --here`, then `moorage run`, and both a second time."""
+"""`moored serve --here` and `moorage run` work, and work again after a second start."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ MACHINE = [machine_key(MACHINE_ID.read_text().strip())] if MACHINE_ID.exists() e
 
 
 def run(server: Server, folder: Path, *words: str) -> tuple[int, str, str]:
-    """Run a command; return its exit code, its output and its errors."""
+    """Run a command by `moorage run`; return its exit code, its output and its errors."""
     words = ("run", "--cpu-milli", "10", *words)
     done = server.moorage(*words, XDG_STATE_HOME=str(folder), MOORAGE_STATE="")
     return done.returncode, done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""The image of the Dockerfile, built and run by Podman as an operator would, without privileges."""
+"""Podman builds and runs the image of the Dockerfile as an operator would, without privileges."""
 
 import contextlib
 import importlib.util
@@ -31,12 +31,12 @@ SAFE: Final = (
     *("--read-only", "--read-only-tmpfs=false", "--tmpfs=/tmp", "--cap-drop=all"),
     *("--security-opt=no-new-privileges", "--network=host"),
 )
-"""As in compose.yaml, except for the network: tests have no bridge."""
+"""Options of Podman with the restrictions of compose.yaml, except for its network."""
 TESTED_WITH: Final = (
     *("pytest", "_pytest", "pytest_asyncio", "pluggy", "iniconfig", "packaging", "py"),
     "typing_extensions",
 )
-"""Pure Python modules that the image lacks."""
+"""Pure Python modules for tests that the image lacks."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""All HTTP reads agree with `/openapi.json`; test_notes covers changes.
+"""All reads over HTTP agree with `/openapi.json`; `test_notes` checks changes.
 
 `served.Server` compares every exchange with the description.
 """

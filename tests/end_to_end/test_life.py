@@ -1,4 +1,4 @@
-"""Clean and failing starts and stops of a daemon."""
+"""Tests of clean and failing starts and stops of a daemon."""
 
 import json
 import os

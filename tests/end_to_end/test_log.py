@@ -1,4 +1,4 @@
-"""A broken log does not keep the daemon from starting, serving and stopping."""
+"""The daemon starts, serves and stops although it cannot write its log."""
 
 import contextlib
 import fcntl
@@ -79,7 +79,7 @@ def pipe_without_reader() -> int:
 
 
 def work(server: Server, *names: str) -> None:
-    """Cause log lines, by requests and by events of the core."""
+    """Cause lines in the log, by requests and by events of the core."""
     server.register(*(cluster(name) for name in names))
     assert all(reply["success"] for reply in server.say(QUOTA, CORDON))
     assert server.http.get("/healthz").status_code == 200

@@ -37,7 +37,7 @@ NAMES = {"cluster_id": "east", "block_id": "b", "uri": "one:1-x", "alias": "one:
     "tenant": "ann",
 }
 REFUSED = {"POST /executor/{executor}/create-infra", "DELETE /executor/{executor}/remove-infra"}
-"""Operations that change nothing."""
+"""Operations that the server refuses, and that change nothing."""
 LOGINS = {"POST /console/session", "DELETE /console/session"}
 """Operations that only log callers in or out; separate tests cover them."""
 ACTIVATE = "POST /policy-alias/{alias}/activate"
@@ -47,7 +47,7 @@ NEEDED = {
     "DELETE /policy-alias/{alias}/canary": [ACTIVATE, CANARY],
     "DELETE /policy-alias/{alias}/shadow": [ACTIVATE, SHADOW],
 }
-"""Operations that must come first."""
+"""By operation: the operations that must run before it."""
 LAST = ("DELETE /policy-alias/{alias}", "DELETE /policy/{uri}")
 
 

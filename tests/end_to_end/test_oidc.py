@@ -1,4 +1,4 @@
-"""Callers of an OpenID Connect issuer, at a real server and a real issuer."""
+"""Tests of callers with tokens of an OpenID Connect issuer, at a real server and issuer."""
 
 import base64
 import contextlib
@@ -98,7 +98,7 @@ def test_a_rotated_key_is_accepted_at_once_and_a_withdrawn_one_ends_sessions(
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Provider, Server]]:
-    """An issuer whose clock is late, and whose tokens and codes last for seconds; its server."""
+    """An issuer with a late clock and tokens and codes that last for seconds, and a server."""
     seconds = {"SECONDS_LATE": "60", "TTL": "3", "DEVICE_CODE_TTL": "5"}
     with (
         provider(tmp_path_factory.mktemp("hasty"), **seconds) as issuer,

@@ -1,4 +1,4 @@
-"""One machine, registered under several names: its GPU goes to one workload at a time."""
+"""A machine is registered under several names, and its GPU goes to one workload at a time."""
 
 import platform
 

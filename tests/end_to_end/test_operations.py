@@ -1,4 +1,4 @@
-"""One happy path of each operation, from the socket to the ledger; `tests/core` has the rest."""
+"""Tests of a success of each operation, from socket to ledger; `tests/core` has the rest."""
 
 import json
 import os
@@ -175,7 +175,7 @@ TWO = {"gpus": 2, "models": ["T4"]}
 
 
 def news_of(watching, lease: dict, last: str) -> list[dict]:
-    """Collect the news about a lease until an event."""
+    """Return the news about a lease up to a given event."""
     news: list[dict] = []
     while not news or news[-1]["event"] != last:
         said = read_message(watching)

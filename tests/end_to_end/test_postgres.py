@@ -1,4 +1,4 @@
-"""A server with all its data in a real PostgreSQL: it does not need its folder."""
+"""A server with all its data in a real PostgreSQL does not need its data folder."""
 
 import json
 import shutil

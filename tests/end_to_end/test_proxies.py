@@ -1,4 +1,4 @@
-"""The files of deploy/proxies, in a real nginx, Caddy and HAProxy before a real daemon."""
+"""The files of deploy/proxies work in a real nginx, Caddy and HAProxy before a real daemon."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ UPGRADE: Final = {
     "Sec-WebSocket-Key": "bW9vcmFnZS1tb29yYWdlIQ==",
     "Sec-WebSocket-Version": "13",
 }
-"""Headers that open a WebSocket, for HTTP clients: a refused WebSocket client may hang in TLS."""
+"""Headers with which an HTTP client opens a WebSocket, as WebSocket clients may hang in TLS."""
 NGINX: Final = """
 daemon off;
 pid nginx.pid;
@@ -59,7 +59,7 @@ PROXIES: Final = {
     "caddy": ("Caddyfile", "caddy run --config site.conf --adapter caddyfile"),
     "haproxy": ("haproxy.cfg", "haproxy -db -f site.conf"),
 }
-"""Program → its file, and its command for a folder."""
+"""By program: its file, and its command for a folder."""
 
 Edit = Callable[[str], str]
 
@@ -146,7 +146,7 @@ def find_program(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(proxy: str, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A proxy with its unchanged file."""
+    """A running proxy with its unchanged file of deploy/proxies."""
     with serve(proxy, server, tmp_path_factory.mktemp(proxy) / "proxy") as site:
         yield site
 

@@ -1,4 +1,4 @@
-"""Publishing on a real daemon: aliases change under load, outlast kills, split and fall back."""
+"""Tests of aliases on a real daemon: changes under load, kills, canaries and fallbacks."""
 
 import json
 import threading

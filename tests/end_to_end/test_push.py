@@ -1,4 +1,4 @@
-"""`moorage policy push`: the accepted forms of a policy, and the error messages."""
+"""Tests of `moorage policy push`: the accepted forms of a policy, and the errors."""
 
 import json
 import tarfile
@@ -25,7 +25,7 @@ def push(server, tmp_path):
 
 
 def forms(folder: Path) -> None:
-    """Write one policy in several forms, with an example in those that can hold one."""
+    """Write a policy in several forms, with an example in each form that can hold an example."""
     files = {"function.py": POLICY, "examples.json": json.dumps(EXAMPLES)}
     (folder / "rule.py").write_text(POLICY)
     (folder / "examples.json").write_text(json.dumps(EXAMPLES))

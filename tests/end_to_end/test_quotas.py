@@ -1,4 +1,4 @@
-"""Operators, and only they, set quotas over HTTP."""
+"""Only operators set quotas over HTTP."""
 
 import pytest
 from served import FIRST_FIT, bearing, cluster, serving

@@ -1,4 +1,4 @@
-"""Rate limits of one tenant at a real server: surplus requests are refused, others served."""
+"""A server refuses requests beyond a tenant's rate, and serves other tenants."""
 
 import json
 from collections.abc import Iterator

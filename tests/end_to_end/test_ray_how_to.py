@@ -1,4 +1,4 @@
-"""docs/how-to/ray.md: its commands and programs run, in order, on a real Ray."""
+"""The commands and programs of docs/how-to/ray.md run, in order, on a real Ray."""
 
 import sys
 from pathlib import Path

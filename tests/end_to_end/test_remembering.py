@@ -1,4 +1,4 @@
-"""Contexts of policies: isolation, injected clients, and precedence."""
+"""Tests of contexts of policies: isolation, injected clients, and precedence."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Tokens that change while the daemon runs: with SIGHUP, and without it."""
+"""Tests of tokens that change while the daemon runs, with and without SIGHUP."""
 
 import json
 import os

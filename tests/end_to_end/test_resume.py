@@ -1,4 +1,4 @@
-"""`resume`: a session that lost its connection continues over a new one without losses."""
+"""With `resume`, a session that lost its connection continues over a new one without losses."""
 
 import asyncio
 import contextlib

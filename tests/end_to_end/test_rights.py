@@ -1,4 +1,4 @@
-"""Changes to shared objects and to leases of others need an operator, over both ports."""
+"""Only operators may change shared objects and leases of others, over both ports."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def rights_server() -> Iterator[Server]:
 
 @pytest.fixture
 def lease(rights_server: Server) -> Iterator[dict]:
-    """A lease of ann on cluster `east`."""
+    """A lease of ann on the cluster `east`."""
     lease = lease_on(rights_server, "east")
     yield lease
     say(rights_server, OPS, {"op": "uncordon", "cluster": "east"})

@@ -1,4 +1,4 @@
-"""Roles, at a real server: each kind of message and endpoint against the table of rights."""
+"""At a server, each kind of message and endpoint agrees with the table of rights."""
 
 import contextlib
 import json

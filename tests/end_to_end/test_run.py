@@ -1,4 +1,4 @@
-"""`moorage run`, `exec` and `logs` as a user types them, against a real daemon."""
+"""Tests of `moorage run`, `exec` and `logs` at a real daemon, as a user types them."""
 
 import base64
 import contextlib
@@ -44,7 +44,7 @@ def environment(server, tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture
 def moorage(server, environment):
-    """Run a command of the client within this process."""
+    """Run a command of `moorage` in the test process."""
     return partial(server.moorage, MOORAGE_STATE=environment["MOORAGE_STATE"])
 
 

@@ -1,4 +1,4 @@
-"""The schemas of a policy at a running daemon: requests, answers, blocks, rankings, commands."""
+"""A daemon checks requests, answers, blocks, rankings and commands by a policy's schemas."""
 
 import pytest
 from served import policy

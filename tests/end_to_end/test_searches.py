@@ -1,4 +1,4 @@
-"""The search endpoints beyond clusters: policies, blocks, scores, and the input of rankings."""
+"""Tests of searches for policies and blocks, of scores, and of the input of rankings."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -169,7 +169,7 @@ def test_documents_of_blocks_are_stored_and_deleted(server):
 
 
 class Git(BaseHTTPRequestHandler):
-    """A host on this machine, with a policy that cannot be read."""
+    """An HTTP server on this machine that serves a policy with a mistake in its syntax."""
 
     def do_GET(self):
         self.send_response(200)

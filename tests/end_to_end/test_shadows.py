@@ -83,7 +83,7 @@ def lease(server: Server, gpus: int = 1) -> dict:
 
 
 def test_the_report_of_a_shadow_shows_a_difference_with_its_cost(side):
-    """The active version uses the node in use; the candidate uses an idle node."""
+    """The active version chooses the used node, and the shadow an idle node."""
     lease(side)
     begin(side, LAST)
     reply = lease(side)

@@ -1,4 +1,4 @@
-"""A shadow beside another tenant's alias sees its requests, but cannot pass them on."""
+"""A shadow of another tenant sees an alias's requests, but its owner cannot read them."""
 
 import pytest
 from served import Server, ask_message, cluster, policy, until

@@ -1,4 +1,4 @@
-"""Every shipped policy on a real daemon; tests/policies checks which placement each prefers."""
+"""A daemon grants each shipped policy's proposals; `tests/policies` checks the preferences."""
 
 import pytest
 from served import cluster, serving
@@ -11,7 +11,7 @@ NAMES = [f"site-{number}" for number in range(4)]
 
 
 def metrics(name: str, percent: float) -> dict:
-    """Return metrics of a cluster's two nodes, with all GPUs and cores this busy."""
+    """Return metrics of a cluster's two nodes, with a given load of all GPUs and cores."""
     trees = [
         {
             "id": f"{name}-{number}",

@@ -1,4 +1,4 @@
-"""A standby answers reads as the leader does."""
+"""A standby answers requests that only read like the leader."""
 
 import json
 import signal
@@ -162,7 +162,7 @@ def test_a_standby_follows_changes_of_documents(pair: tuple[One, One]):
 
 
 def body(server: Server, path: str) -> Any:
-    """Return the answer of a path, without the header that dates it."""
+    """Return the answer at a path, without the header that dates the answer."""
     answer = server.http.get(path).json()
     return bare(answer) if isinstance(answer, dict) else answer
 

@@ -1,4 +1,4 @@
-"""`moored storage copy` between a real folder and a real PostgreSQL, both ways."""
+"""Tests of `moored storage copy` between a data folder and a PostgreSQL, in both directions."""
 
 import signal
 import sqlite3

@@ -1,4 +1,4 @@
-"""`stream`: progress of a request, as messages with its id, before its one reply."""
+"""A request with `stream` gets its progress as messages with its id, before its reply."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""TLS at both ports of a real server: certificates of server and clients, and their renewal."""
+"""Tests of TLS at both ports of a server: certificates of server and clients, and renewals."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""`traces`: a real OTLP receiver gets one trace per request, below the client's span."""
+"""With `traces`, an OTLP receiver gets a trace per request, below the client's span."""
 
 import gzip
 import json
@@ -70,7 +70,7 @@ class Receiver:
         return Handler
 
     def of(self, trace: str, names: list[str]) -> dict:
-        """Return the spans of a trace by name, as soon as there are enough."""
+        """Wait until a trace has a number of spans; return the spans by name."""
         until(lambda: len([s for s in self.spans if s.trace_id.hex() == trace]) >= len(names))
         found = {s.name: s for s in self.spans if s.trace_id.hex() == trace}
         assert sorted(found) == sorted(names)

@@ -1,4 +1,4 @@
-"""What-if over a real socket changes nothing, and its prediction holds."""
+"""A what-if over a socket changes nothing, and its prediction holds."""
 
 import json
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def waiting(server: Server, socket, gpus: int, **more) -> str:
 
 
 def everything(server: Server) -> list:
-    """Return everything that a what-if might have changed."""
+    """Return all state that a what-if could have changed by mistake."""
     fleet = {"op": "fleet", "cluster": "east"}
     listed = server.say({"op": "leases"}, {"op": "queue"}, fleet, {"op": "quotas"})
     return [*(each["data"] for each in listed), server.http.get("/clusters/east").json()]

@@ -1,4 +1,4 @@
-"""The examples, each as its reader runs it: against a real daemon, pool or Prometheus."""
+"""Each example works as its reader runs it, with a real daemon, pool or Prometheus."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def url() -> Iterator[str]:
 
 
 def output_of(*command: str | Path, **environment: str) -> str:
-    """Run a command, and return what it printed."""
+    """Run a command, and return its output."""
     own = {"PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}", "PYTEST_ADDOPTS": ""}
     variables = {**os.environ, **own, **environment}
     done = subprocess.run(

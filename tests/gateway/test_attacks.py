@@ -1,4 +1,4 @@
-"""The gateway under attack: classes 91 to 96 of the attack list, and similar ones.
+"""Tests of the gateway under the attack classes 91 to 96 of the list, and similar attacks.
 
 Source of the numbers: docs/reference/sandbox.md, "Attack classes".
 """
@@ -296,7 +296,7 @@ async def test_messages_that_arrived_before_the_close_are_read(port, count):
 
 
 async def test_requests_for_leases_of_a_client_that_left_are_dropped(port):
-    """Thousands may wait for their turn; messages that end or renew leases are still read."""
+    """Thousands of requests may wait when a client leaves; messages about leases are still read."""
     attacker = await port.attacker()
     before = len(port.harbour.seen)
     await attacker.write(asks(attacker, 4_000, lease={"ttl_seconds": 60, "wait_seconds": 60}))

@@ -1,4 +1,4 @@
-"""Accepted handshakes, and answers of the port to plain HTTP."""
+"""Tests of accepted handshakes, and of answers of the socket port to plain HTTP."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""Memory of incomplete messages, and turns of large messages."""
+"""Tests of the memory of incomplete messages, and of the turns of large messages."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A session without a connection: its buffer, its lifetime, and its resumption."""
+"""Tests of a session without a connection: its buffer, lifetime and resumption."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from moorage.protocol.replies import event
 from moorage.records.rights import Caller, Role
 
 LONG = 600.0
-"""Seconds, longer than any test takes."""
+"""Seconds for which a lost session is held: longer than any test takes."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The gateway as the daemon sees it: its sessions, its limits, a clean stop."""
+"""Tests of the gateway as the daemon sees it: sessions, limits, a clean stop."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""One session: replies in their order, and no message lost under load."""
+"""A session sends replies in their order, and loses no message under load."""
 
 import asyncio
 import random

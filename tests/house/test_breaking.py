@@ -1,4 +1,4 @@
-"""Breaking and harmless changes of the specifications, as `make lint` sees them."""
+"""Tests of the check that tells breaking from harmless changes of the specifications."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Exceptions for callers: one tree per public package, shown in its docstring."""
+"""The exceptions of a public package are one tree, which the package's docstring shows."""
 
 import importlib
 import re
@@ -62,7 +62,7 @@ print(*threading.enumerate())
 
 @pytest.mark.heavy  # All extras.
 def test_the_public_packages_import_without_side_effects(tmp_path) -> None:
-    """Importing a module has no side effects: no warning, no thread, no file."""
+    """The import of a module causes no warning, starts no thread and writes no file."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORT_EVERYTHING],
         cwd=tmp_path,

@@ -37,7 +37,7 @@ def project(root: Path) -> Any:
 
 
 def requirements(names: list[str]) -> Iterator[str]:
-    """Yield these distributions and all that they need; extras are left out."""
+    """Yield distributions and their requirements, without those of extras."""
     seen: set[str] = set()
     while names:
         name = names.pop()
@@ -52,7 +52,7 @@ def requirements(names: list[str]) -> Iterator[str]:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a distribution is installed; those for other systems do not count."""
+    """Return whether a distribution is installed; requirements of other systems are not."""
     try:
         distribution(name)
     except ModuleNotFoundError:
@@ -62,7 +62,7 @@ def is_installed(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def client(wheel: Path, project: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Install the wheel with its direct dependencies and theirs; return the Python to run."""
+    """Install the wheel with all its dependencies; return the Python that has them."""
     folder = tmp_path_factory.mktemp("light")
     venv.create(folder / "venv", with_pip=False)
     (packages,) = (folder / "venv").glob("lib/python3*/site-packages")

@@ -66,7 +66,7 @@ def test_each_kind_of_implementation_has_the_file_of_its_interface(root: Path) -
 
 
 def test_every_test_is_collected(tests) -> None:
-    """A file of tests under another name would never run."""
+    """pytest would never run tests in a file without the prefix `test_`."""
     lost = [
         each.name
         for each in tests

@@ -1,4 +1,4 @@
-"""Files for operators: the Makefile, the systemd unit, and the image."""
+"""Tests of the files for operators: the Makefile, the systemd unit, and the image."""
 
 import configparser
 import re
@@ -22,7 +22,7 @@ def test_every_setting_is_read_somewhere(sources) -> None:
 
 
 def test_the_daemon_accepts_every_variable_that_the_clients_read(sources) -> None:
-    """The daemon refuses unknown names, and both often share one environment."""
+    """The daemon refuses unknown variables, and often shares its environment with clients."""
     clients = "\n".join(each.text for each in sources if each.name.startswith("clients/"))
     names = set(re.findall(r"\bMOORAGE_[A-Z_]+\b", clients))
     assert names
@@ -116,7 +116,7 @@ def test_no_systemd_unit_hides_devices_from_workloads(root: Path) -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 @pytest.mark.parametrize(("name", "tenths"), [("moored", 33), ("moored-agent", 42)])
 def test_systemd_rates_the_exposure_of_the_unit_as_low(root: Path, name: str, tenths: int) -> None:
-    """Exposure is rated from 0 to 10; the rest is due to network, namespaces and workloads."""
+    """systemd rates exposure from 0 to 10; network, namespaces and workloads cause the rest."""
     unit = root / "deploy" / "systemd" / f"{name}.service"
     # 0 is not an exposure, and over 50 counts as medium.
     command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={tenths}", unit]

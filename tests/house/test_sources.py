@@ -122,7 +122,7 @@ _TIMED = re.compile(r"^\s*assert .*\b(monotonic|perf_counter)(_ns)?\(\) - ")
 
 
 def test_no_test_asserts_a_time(tests) -> None:
-    """Other work on the machine changes times: `moored bench` reports them, tests count."""
+    """Other work on the machine changes times, so tests count, and `moored bench` reports times."""
     assert matching_lines(_TIMED, tests) == []
 
 
@@ -153,7 +153,7 @@ def unsafe_children(files) -> list[str]:
 
 
 def test_no_child_process_imports_from_the_working_directory(sources) -> None:
-    """The working directory is the user's, and may hold modules named like standard ones."""
+    """The working directory is the user's, and may have modules with names of standard modules."""
     ours = [each for each in sources if each.name.startswith(("server/", "clients/"))]
     assert unsafe_children(ours) == []
 
@@ -482,7 +482,7 @@ LOOSENED: dict[str, int] = {
 
 
 def measure(sources) -> Iterator[tuple[str, int, int]]:
-    """Yield every file and function: its name, its number of lines, and its bound."""
+    """Yield the name, the number of lines and the bound of every file and function."""
     for source in sources:
         yield source.name, len(source.lines), FILE_LINES_MAX
         for node in source.nodes:

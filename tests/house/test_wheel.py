@@ -1,4 +1,4 @@
-"""The wheel has the whole product and nothing else."""
+"""The wheel has the whole product and no other file."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes: an API server accepts them, and their rights suffice."""
+"""An API server accepts the manifests of deploy/kubernetes, and their rights suffice."""
 
 import asyncio
 import contextlib
@@ -72,7 +72,7 @@ def apply(plane: Plane, thing: dict[str, Any], **parameters: str) -> None:
 
 @pytest.fixture(scope="module")
 def plane_with_roles(plane: Plane) -> Plane:
-    """Grant the account the rights in rbac.yaml."""
+    """The control plane, whose account of the Deployment has the rights in rbac.yaml."""
     for thing in (*manifests("0-namespaces.yaml"), *manifests("rbac.yaml")):
         apply(plane, thing)
     return plane
@@ -140,13 +140,13 @@ def test_the_deployment_uses_the_defined_account_volume_and_ports() -> None:
 
 @contextlib.contextmanager
 def without(plane: Plane, group: int, resource: str) -> Iterator[None]:
-    """Remove one right for a while."""
+    """Remove a right of the account until the block ends."""
     rules = plane.call("GET", INVENTORY)["rules"]
     fewer = [{**each, "resources": [*each["resources"]]} for each in rules]
     fewer[group]["resources"].remove(resource)
 
     def set_rules(now: list[dict[str, Any]], *, allowed: bool) -> None:
-        """Change the rules, and wait until the API server applies them."""
+        """Change the rules of a role, and wait until the API server applies the rules."""
         plane.call("PATCH", INVENTORY, {"rules": now})
         named = {"group": rules[group]["apiGroups"][0], "resource": resource, "verb": "list"}
         review = {"spec": {"user": USER, "resourceAttributes": named}}

@@ -1,4 +1,4 @@
-"""A daemon beside a real Kubernetes: its inventory, unknown states, and forbidden grants."""
+"""Tests of a daemon that follows a Kubernetes: inventory, unknown states, forbidden grants."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

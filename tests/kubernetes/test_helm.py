@@ -1,4 +1,4 @@
-"""The chart deploy/helm/moorage: the real Helm renders, installs, upgrades and rolls it back."""
+"""Helm renders, installs, upgrades and rolls back the chart deploy/helm/moorage."""
 
 import json
 import os
@@ -36,11 +36,11 @@ ALL: Final = (
     *("--set", "ingress.enabled=true,ingress.host=moorage.example,ingress.tlsSecret=outside"),
     *("--set", "nodeSelector.disk=fast,image.pullSecrets={registry}"),
 )
-"""Options that turn on everything that is off by default."""
+"""Values that turn on all parts of the chart that are off by default."""
 
 
 class Helm:
-    """Helm with separate folders."""
+    """The program Helm, run with separate folders."""
 
     def __init__(self, folder: Path, kubeconfig: Path | None = None) -> None:
         try:

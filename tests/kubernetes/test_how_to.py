@@ -56,7 +56,7 @@ def environment(fresh_plane: Plane, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def settings() -> str:
-    """Return the block that sets variables."""
+    """Return the block of the page that sets variables."""
     return next(each for each in typed_blocks() if each.startswith("export "))
 
 

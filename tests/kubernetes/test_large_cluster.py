@@ -1,4 +1,4 @@
-"""A cluster of 1,000 nodes and 10,000 pods in many pages: the daemon knows all of them."""
+"""A daemon knows all 1,000 nodes and 10,000 pods of a cluster, which come in many pages."""
 
 import base64
 import json

@@ -30,7 +30,7 @@ POD = {
 def serving(
     folder: Path, plane: Plane, storage: str
 ) -> Iterator[tuple["subprocess.Popen[str]", Any]]:
-    """Run a server with a data folder of its own, which may end with any exit code."""
+    """Run a server with a separate data folder; the server may end with any exit code."""
     variables = {
         **serve_variables(),
         "MOORAGE_STORAGE": storage,

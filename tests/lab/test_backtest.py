@@ -1,4 +1,4 @@
-"""Backtests: decisions as in production, equal bytes every time, and histories of ledgers."""
+"""Backtests decide as in production, print equal bytes every time, and replay ledgers."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Churn: arrivals match the load from the start on, and stay for their drawn time."""
+"""In a churn, arrivals match the load from the start on, and stay for their drawn time."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A coroutine that SIGTERM stops."""
+"""Tests of a program's coroutine that SIGTERM stops."""
 
 import asyncio
 import signal

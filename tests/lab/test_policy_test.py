@@ -1,4 +1,4 @@
-"""Offline tests of policies in real cells: sound policies pass, and faults are reported."""
+"""In offline tests of policies in real cells, sound policies pass, and faults are reported."""
 
 import textwrap
 
@@ -127,7 +127,7 @@ async def test_the_test_of_a_policy_finds_a_dependence_on_metrics(body, says):
 
 
 async def test_a_third_seed_finds_a_dependence_on_set_order_that_two_seeds_hide(all_seeds):
-    """For this set, hash seeds 1, 2 and 3 give the same first element."""
+    """The hash seeds 1, 2 and 3 give this set one first element."""
     choice = "return {'cluster_id': 'alpha', 'x': next(iter({'e', 'g'}))}"
     report = await try_policy(PolicyTestJob(policy(choice), [{"inputs": {}}]))
     assert not report.passed

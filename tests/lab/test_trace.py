@@ -1,4 +1,4 @@
-"""Reading traces, and the arithmetic of the protocol."""
+"""Tests of the reader of traces, and of the arithmetic of the published protocol."""
 
 import csv
 import json

@@ -285,7 +285,7 @@ def test_a_fact_of_a_known_version_with_another_shape_counts_as_damage():
 
 @dataclass(frozen=True)
 class Moored:
-    """Facts of version 3. Version 2 called the berth `place`; version 1 had no rope."""
+    """A fact of version 3. Version 2 called the berth `place`; version 1 had no rope."""
 
     berth: str
     rope_metres: float

@@ -1,4 +1,4 @@
-"""A follower of a ledger that another process writes reads on from where it stopped."""
+"""A follower of a ledger that another process writes continues after its last fact."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Findings of `moored ledger verify`, and the ledger after an accepted loss."""
+"""Tests of the findings of `moored ledger verify`, and of the ledger after a repair."""
 
 import random
 import shutil
@@ -242,7 +242,7 @@ def invert_byte(path: Path, place: int) -> None:
 
 @pytest.mark.parametrize("place", [0, 20, 40, 4_200, 60_000, 200_000])
 async def test_a_repair_recovers_facts_after_damage_in_the_write_ahead_log(path: Path, place: int):
-    """SQLite reads no log record behind the damage, which would lose almost every fact."""
+    """SQLite reads no log record behind the damage; without a repair, most facts would be lost."""
     facts = await write_and_kill(path)
     invert_byte(path.with_name("ledger.db-wal"), place)
     with pytest.raises(LedgerCorrupt):

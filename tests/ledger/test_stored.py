@@ -115,7 +115,7 @@ async def test_facts_beyond_the_limit_wait_for_room_in_order(path: Path):
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Make the ledger's next commit wait, as on a hanging disk."""
+    """Have the next commit of the ledger wait until the block ends, as on a hanging disk."""
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield

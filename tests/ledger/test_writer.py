@@ -31,7 +31,7 @@ class Gate:
 
 
 class Groups:
-    """The reports of group commits: jobs of each transaction, and failures."""
+    """The reports of a writer: the jobs of each transaction, and failures."""
 
     def __init__(self, path: Path) -> None:
         self.seen: list[tuple[int, bool]] = []

@@ -1,4 +1,4 @@
-"""Published shipped policies: self-contained sources, and their documents."""
+"""Tests of the shipped policies as they are published: self-contained sources, and documents."""
 
 import ast
 import json

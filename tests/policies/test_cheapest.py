@@ -1,4 +1,4 @@
-"""Cheapest: where prices come from, and how ties between equal prices are decided."""
+"""Tests of the policy `cheapest`: the sources of prices, and ties between equal prices."""
 
 import pytest
 from small import ask, fleet_with, new_policy, node, take

@@ -1,4 +1,4 @@
-"""Expected fill agrees with a slow implementation of its definition, with and without caches."""
+"""The policy `expected_fill` agrees with a slow copy of its definition, with and without caches."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""FGD agrees with a slow implementation of its definition, with and without caches."""
+"""The policy `fgd` agrees with a slow copy of its definition, with and without caches."""
 
 from functools import partial
 from math import exp

@@ -1,4 +1,4 @@
-"""Gang: several nodes, close together or far apart, or no placement at all."""
+"""Tests of the policy `gang`: nodes close together or far apart, or no placement at all."""
 
 import pytest
 from small import ask, fleet_with, new_policy, node, take

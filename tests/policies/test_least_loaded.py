@@ -1,4 +1,4 @@
-"""Least loaded: which metrics count, how leases count, and how often metrics are read."""
+"""Tests of the policy `least_loaded`: the use of metrics and leases, and reads of metrics."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Most memory: of the GPUs, or of the nodes for requests without GPUs."""
+"""Tests of the policy `most_memory`, by GPU memory, or by main memory without GPUs."""
 
 from small import ask, fleet_with, new_policy, node, take
 

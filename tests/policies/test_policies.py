@@ -1,4 +1,4 @@
-"""The character of each shipped policy on tiny fleets, and rules that hold for all of them."""
+"""Tests of each shipped policy's choices on tiny fleets, and of rules for all policies."""
 
 from collections import Counter
 

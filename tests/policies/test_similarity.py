@@ -1,4 +1,4 @@
-"""Similarity: it measures like the search without a policy, and also decides placements."""
+"""The policy `similarity` measures like the search without a policy, and places requests."""
 
 import pytest
 from hypothesis import given, settings
@@ -40,7 +40,7 @@ def test_without_a_reference_all_documents_stay_in_their_order():
 
 
 class Registry:
-    """The injected client, with the calls that the policy needs."""
+    """A stand-in for the injected cluster client, with the calls that the policy needs."""
 
     def read_cluster(self, name):
         known = name in REGISTERED

@@ -1,4 +1,4 @@
-"""Spot first: the order of capacity types."""
+"""Tests of the policy `spot_first`: the order of capacity types."""
 
 from small import ask, fleet_with, new_policy, node, take
 

@@ -1,4 +1,4 @@
-"""Topology: NVLink group, then NUMA domain, then node; a gang in one rack."""
+"""The policy `topology` prefers an NVLink group, a NUMA domain, a node, and one rack for gangs."""
 
 from small import ask, fleet_with, new_policy, node, take
 

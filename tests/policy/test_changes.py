@@ -1,4 +1,4 @@
-"""The common placement functions choose the best placement, and return only sound ones."""
+"""The placement functions of `moorage.policy` choose the best placement, and only sound ones."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The fleet in columns: one feasibility function for all, and replicas without drift."""
+"""The columns of a fleet give one answer on feasibility, and replicas stay equal to them."""
 
 from itertools import combinations
 

@@ -1,4 +1,4 @@
-"""Columns that are updated cluster by cluster equal newly built columns."""
+"""Columns of a fleet that change cluster by cluster equal newly built columns."""
 
 from random import Random
 

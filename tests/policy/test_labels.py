@@ -1,4 +1,4 @@
-"""Labels of nodes: read once per inventory, for the clusters that a request may use."""
+"""Labels of nodes are read once per inventory, for the clusters that a request may use."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Demands for labels: operators as in Kubernetes, the same in every check of feasibility."""
+"""Demands for labels have Kubernetes' operators, and each check of feasibility agrees."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The schema language: what it accepts, completes and refuses, with which messages."""
+"""Tests of the schema language: the values that it accepts, completes and refuses."""
 
 import time
 from typing import Any

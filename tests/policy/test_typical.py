@@ -1,4 +1,4 @@
-"""The mix of requests: read, learnt and forgotten; and which nodes serve which kinds."""
+"""Tests of the mix of requests that policies learn, and of the kinds that a node serves."""
 
 import json
 

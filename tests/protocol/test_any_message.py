@@ -1,4 +1,4 @@
-"""Any input yields a message or one complete error."""
+"""Any input gives a message or a single complete error."""
 
 import json
 from typing import Any

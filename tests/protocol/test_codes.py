@@ -1,4 +1,4 @@
-"""Every error code has an explanation."""
+"""Each error code has an explanation."""
 
 from moorage.model import Code
 from moorage.protocol.codes import CLOSE_CODES, CODES, WORTH_RETRYING, Close

@@ -1,4 +1,4 @@
-"""A fair semaphore: few hold a turn at one time, and no tenant's flood delays another's."""
+"""With a fair semaphore, few callers hold a turn, and no tenant's flood delays another tenant."""
 
 import asyncio
 import itertools
@@ -121,7 +121,7 @@ async def test_a_cancelled_waiter_is_forgotten(visits, semaphore):
 
 
 async def test_all_waiters_of_the_semaphore_may_leave_while_another_arrives(visits, semaphore):
-    """A stopping server does this: it releases turns before waiters notice their end."""
+    """A server that stops releases turns before the waiters notice their cancellation."""
     flood = [f"a{number}" for number in range(2 + WAITING)]
     await visits.come(*flood)
     for name in flood:

@@ -1,4 +1,4 @@
-"""Which HTTP status belongs to which code."""
+"""Tests of the HTTP status that belongs to each error code."""
 
 from collections.abc import Iterator
 

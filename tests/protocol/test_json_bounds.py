@@ -1,4 +1,4 @@
-"""Values of a JSON text, counted before it is decoded."""
+"""Tests of the count of a JSON text's values before the text is decoded."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Large JSON in short pieces: the same values and the same errors as in one pass."""
+"""Large JSON decoded in short pieces gives the values and errors of a single pass."""
 
 import gc
 import random

@@ -1,4 +1,4 @@
-"""Reading messages: the accepted ones, and one clear error for each other input."""
+"""Tests of the reader of messages: the accepted messages, and an error for each other input."""
 
 import json
 from collections.abc import Iterator

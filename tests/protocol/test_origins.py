@@ -1,4 +1,4 @@
-"""Accepted origins of HTTP requests: one check for both ports and served pools."""
+"""Tests of the check of origins of HTTP requests at both ports and at served pools."""
 
 import pytest
 from hypothesis import example, given

@@ -1,4 +1,4 @@
-"""Bounds of connections per address."""
+"""Tests of the bounds of connections per address."""
 
 from moorage.protocol.peers import Peers, most_of_one
 

@@ -1,4 +1,4 @@
-"""Replies as the server writes them and as clients read them."""
+"""Tests of replies as the server writes them and as clients read them."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Bodies of filters and searches: how each of their forms is read."""
+"""Tests of the reader of bodies of filters and searches, in each of their forms."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Conditions on one document, in the documented forms and in Mongo's."""
+"""Tests of conditions on one document, in the documented forms and in Mongo's forms."""
 
 import pytest
 

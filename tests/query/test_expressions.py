@@ -1,4 +1,4 @@
-"""`$regex` matches like Python's in one pass, or is refused; LIKE takes one pass too."""
+"""`$regex` and LIKE match in one pass; `$regex` agrees with Python's `re`, or is refused."""
 
 import itertools
 import re
@@ -162,7 +162,7 @@ class Watched(str):
     ],
 )
 def test_an_expression_reads_each_character_of_a_text_once(pattern):
-    """Each of these takes a backtracking matcher exponential time or worse."""
+    """Each expression of this test takes a backtracking matcher exponential time or worse."""
     text = Watched("a" * (EXPRESSION_TEXT_CHARS_MAX - 1) + "!")
     expression(pattern, "", "here").matches(text)
     assert text.reads <= len(text)

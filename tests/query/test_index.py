@@ -86,7 +86,7 @@ def agrees(index, documents, condition):
     ),
 )
 def test_the_index_agrees_with_evaluate(kinds, happenings):
-    """Evaluate conditions between additions and removals; finally evaluate each once more."""
+    """The test evaluates conditions between additions and removals, and each again at the end."""
     # More documents than are evaluated one by one; otherwise no column is built.
     documents = {f"d{n}": kinds[n % len(kinds)] for n in range(SCAN_MAX + 8)}
     index = DocumentIndex(columns_max=4)

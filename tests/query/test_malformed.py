@@ -1,4 +1,4 @@
-"""Hundreds of wrong queries, each refused at the place of its fault.
+"""Each of hundreds of wrong queries is refused at the place of its fault.
 
 Most are valid queries with one fault at a known place; the others are written by hand.
 """

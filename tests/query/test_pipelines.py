@@ -1,4 +1,4 @@
-"""Aggregation pipelines: examples of each stage, refusals with their place, and bounds."""
+"""Tests of aggregation pipelines: examples of each stage, refusals with place, and bounds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The built-in ranking: Gower's distance, ties in the order of ids, and never NaN."""
+"""Tests of the built-in ranking by Gower's distance: ties by id, and no NaN."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The README of the query language: every example gives its result, and nothing is missing."""
+"""The README of the query language has each operator, and its examples give their results."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Differences of documents: the changed paths, whatever the size of the documents."""
+"""Tests of the differences of documents: the changed paths, whatever the documents' size."""
 
 import msgspec
 import pytest

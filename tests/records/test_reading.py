@@ -1,4 +1,4 @@
-"""Records from servers of other versions."""
+"""Tests of reading records from servers of other versions."""
 
 from typing import Any
 

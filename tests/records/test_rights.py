@@ -1,4 +1,4 @@
-"""The table of rights, cell by cell, and the message for a refused caller."""
+"""Tests of each cell of the table of rights, and of the message for a refused caller."""
 
 import pytest
 

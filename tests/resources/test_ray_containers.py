@@ -1,4 +1,4 @@
-"""Containers on Ray, at the container engine of the node that Ray chooses."""
+"""Tests of containers on Ray, at the container engine of the node that Ray chooses."""
 
 import shutil
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""The resource engine, by its documents and by the reference implementation."""
+"""Tests of the resource engine by its documents and by the reference implementation."""
 
 import asyncio
 import gc
@@ -44,7 +44,7 @@ class Spec(BaseResourceSpec):
 
 
 ALONE = Spec(max_global_num=1)
-"""A spec of which only one resource may exist."""
+"""A spec with a cap of one resource."""
 
 
 class Thing(BaseResource):

@@ -1,4 +1,4 @@
-"""The library's folder: one for each process, and none stays behind."""
+"""Each process that uses the library has a folder, and no folder stays behind."""
 
 import os
 import signal

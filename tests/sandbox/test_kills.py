@@ -1,4 +1,4 @@
-"""Cells and zygotes that are killed from outside, as by a kernel without free memory."""
+"""Tests of cells and zygotes that are killed from outside, as by a kernel without memory."""
 
 import asyncio
 import os

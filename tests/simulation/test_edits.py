@@ -1,4 +1,4 @@
-"""The edits of which mutants are made: what they match, and the changed function."""
+"""Tests of the edits of which mutants are made: their match, and the changed function."""
 
 import ast
 

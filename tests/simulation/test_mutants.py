@@ -102,7 +102,7 @@ def test_a_local_variable_in_an_edit_is_found(edit: Edit) -> None:
 
 
 def test_the_edit_of_a_mutant_is_removed_after_its_play() -> None:
-    """A mutant that is not played kills nothing; one that stays would kill the next ones."""
+    """A mutant must take effect while it is played, and must not affect the mutants after it."""
     edit = Body("raise SystemExit('the mutant was played')")
     with pytest.raises(SystemExit, match="was played"), play_mutant("Allocator.step", edit):
         run(0, 5)

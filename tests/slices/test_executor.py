@@ -1,4 +1,4 @@
-"""Jobs on CPUs, GPUs and TPUs of a real Ray: results, failures, retries, and their environment."""
+"""Tests of jobs on CPUs, GPUs and TPUs of a Ray: results, failures, retries, environment."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Pools of GPU slices on a real Ray, and their leftovers when pools come and go."""
+"""Tests of pools of GPU slices on a real Ray, and of their leftovers."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Pools whose hosts are leases of a real server, on a real Ray: they never share a GPU."""
+"""Pools on a real Ray whose hosts are leases of a real server never share a GPU."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def client(server) -> Iterator[BlockingClient]:
 
 @pytest.fixture
 def make_pool(ready, client, settings) -> Iterator[Callable[..., SlicePoolManager]]:
-    """Pools, drained while their client can still release the leases."""
+    """Return a function that makes pools, drained before their client closes."""
     pools: list[SlicePoolManager] = []
 
     def make(**options) -> SlicePoolManager:

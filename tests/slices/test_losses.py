@@ -1,4 +1,4 @@
-"""Hosts that a pool loses, gets late, or must return, on a real Ray."""
+"""Tests of hosts that a pool on a real Ray loses, gets late, or must return."""
 
 import os
 import signal

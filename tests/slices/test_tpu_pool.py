@@ -1,4 +1,4 @@
-"""A pool of TPU slices on a real Ray: every method works as documented."""
+"""Each method of a pool of TPU slices works as documented, on a real Ray."""
 
 import os
 import time

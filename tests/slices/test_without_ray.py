@@ -1,4 +1,4 @@
-"""Parts of slices that need no cluster: settings, shapes, devices, and imports without Ray."""
+"""Tests of parts of slices that need no cluster: settings, shapes, devices, and imports."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Each sentence and signature of the published page is tested; tests are named by its words."""
+"""Each sentence and signature of the published page about slot pools has a test."""
 # ruff: noqa: FBT003  # Calls as on the page.
 
 import inspect

@@ -1,4 +1,4 @@
-"""Best fit, and transactions that return exactly the slots that they took."""
+"""Tests of best fit, and of transactions that return exactly the slots that they took."""
 
 import copy
 
@@ -24,7 +24,7 @@ def inventory(*slots) -> Inventory:
 
 
 def plainly(slots: list, wanted) -> int | None:
-    """Return the position that the documents choose: the first sufficient one of a stable sort."""
+    """Return the position of the first sufficient instance in a stable sort, as documented."""
     order = sorted(range(len(slots)), key=lambda position: slots[position])
     return next((position for position in order if slots[position] >= wanted), None)
 

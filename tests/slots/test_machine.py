@@ -1,4 +1,4 @@
-"""The pool of this machine, and the effect of its configuration."""
+"""Tests of the pool of this machine, and of the effect of its configuration."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""The pool of several nodes: colocation, exclusive nodes, gangs, and exact returns."""
+"""Tests of the pool of several nodes: colocation, exclusive nodes, gangs, exact returns."""
 
 import copy
 import io
@@ -26,7 +26,7 @@ from moorage.slots import (
 
 
 def pool_of(**gpus) -> NodeResourcePool:
-    """Return nodes, each with the given number of GPUs and eight CPUs."""
+    """Return a pool of nodes, each with a given number of GPUs and eight CPUs."""
     nodes = [{"id": name, "resources": {"gpus": n, "cpus": 8}} for name, n in gpus.items()]
     return NodeResourcePool({"nodes": nodes})
 
@@ -348,7 +348,7 @@ def test_a_node_pool_gives_no_slot_twice_and_gets_all_slots_back(sizes, requests
 
 
 class TestLikeCanarys:
-    """The parts of canary's node pool that this pool has, too."""
+    """Tests of the parts of canary's node pool that this pool has, too."""
 
     @pytest.fixture
     def pool(self):

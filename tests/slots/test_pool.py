@@ -1,4 +1,4 @@
-"""The flat pool: known defects of the original, which it must not have, and our decisions."""
+"""Tests that the flat pool lacks known defects of the original, and follows our decisions."""
 
 import copy
 import datetime as dt
@@ -47,7 +47,7 @@ COPIES = [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each)
 
 
 def of(**members) -> list[dict]:
-    """Return one member per type with the given slots."""
+    """Return a request with one member per type, with the given slots."""
     return [{"type": kind, "slots": slots} for kind, slots in members.items()]
 
 
@@ -113,7 +113,7 @@ class TestRefusals:
             assert issubclass(error, ValueError)
 
     def test_the_error_for_missing_slots_names_type_and_requested_and_available_slots(self):
-        """S6: the error has details."""
+        """The error has details, which the original lacks (defect S6)."""
         pool = ResourcePool({"gpus": 2})
         pool.checkout(of(gpus=1))
         with pytest.raises(ResourceUnavailable) as caught:

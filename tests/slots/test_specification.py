@@ -1,4 +1,4 @@
-"""Descriptions of pools: the accepted layouts, and the errors of others."""
+"""Tests of descriptions of pools: the accepted layouts, and the errors of other layouts."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""A server for the tests of users: its fleet, its policies, its settings, and its errors."""
+"""Tests of the server for users' tests: fleet, policies, settings and errors."""
 
 import os
 import platform
@@ -39,7 +39,7 @@ def test_a_lease_is_granted_and_workloads_start_in_memory() -> None:
 
 
 def test_workloads_in_a_temporary_folder_end_with_their_server(tmp_path) -> None:
-    """No later server would find such workloads."""
+    """No later server would find workloads of a temporary folder."""
     here = fake_cluster(nodes=1)
     here["nodes"]["nodeData"][0]["id"] = platform.node()
     os.mkfifo(tmp_path / "pid")

@@ -1,4 +1,4 @@
-"""Authentication, health, limits and failures around the endpoints."""
+"""Tests of authentication, health, limits and failures around the endpoints."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ NO_BODY = ("/rollback", "/create-infra", "/websocket-ticket")
 
 
 def is_typed(schema):
-    """Return whether a schema has a type; a value that a policy chose may be of any type."""
+    """Return whether a schema has a type, or is the schema of a policy's value."""
     return bool(schema.get("$ref") or schema.get("type") or all(map(is_typed, schema["anyOf"])))
 
 

@@ -1,4 +1,4 @@
-"""One memory limit for all bodies that are being read, of which a tenant gets only a part."""
+"""All bodies that are being read share a limit of memory; a tenant gets only a part."""
 
 import asyncio
 import json

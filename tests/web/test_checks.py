@@ -1,4 +1,4 @@
-"""Requests that must reach no endpoint: from foreign pages, for foreign hosts, with two lengths."""
+"""Requests from foreign pages, for foreign hosts or with two lengths reach no endpoint."""
 
 import asyncio
 
@@ -191,7 +191,7 @@ class TestTurns:
             passed.append(scope["path"] if scope is not last else "last")
 
         async def nothing(*_):
-            """Accept a message, and drop it."""
+            """Accept a message of the HTTP server, and drop it."""
 
         tenants = {"key": "ann", "another": "bob"}
 

@@ -1,4 +1,4 @@
-"""Connections that send nothing, too little or too slowly, from several real addresses."""
+"""Tests of connections from several addresses that send nothing, too little or too slowly."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ class Clients:
         return found
 
     async def rest(self, client: socket.socket) -> bytes:
-        """Return the bytes received until the server closes."""
+        """Return the bytes that a client receives until the server closes the connection."""
         answer = b""
         # The kernel may report the cut as an error.
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -147,7 +147,7 @@ async def test_one_busy_address_leaves_room_for_requests_of_other_addresses(site
 
 @pytest.mark.heavy  # It waits for a deadline to pass.
 async def test_a_client_with_an_incomplete_head_is_cut_off_but_an_idle_client_is_not(site, clients):
-    """This holds for a head sent byte by byte, after a request, and after the rest of a body."""
+    """The head is sent byte by byte, after a request, or after the rest of a body."""
     loop = asyncio.get_running_loop()
     full = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     left = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"

@@ -1,4 +1,4 @@
-"""The documented endpoints over real HTTP: paths, statuses, envelopes and failure bodies."""
+"""Tests of the documented endpoints: paths, statuses, envelopes and bodies of failures."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""The listener: ports, clean ends, and requests in progress when it stops."""
+"""Tests of the HTTP server's ports, clean ends, and requests in progress at a stop."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Anti-affinity: leases that avoid the nodes or zones of other leases of their group."""
+"""Tests of leases that avoid the nodes or zones of other leases of their group."""
 
 import pytest
 from by_hand import Hand, answers, ask, place
@@ -24,7 +24,7 @@ ONE = Demand(gpus=1)
 
 
 def fleet() -> Hand:
-    """Four nodes of two GPUs: two in zone a, one in zone b, one in none."""
+    """Return an allocator with four nodes of two GPUs: two in zone a, one in b, one in no zone."""
     hand = Hand()
     gpus = (Gpu("0"), Gpu("1"))
     zones = ("a", "a", "b", "")

@@ -1,4 +1,4 @@
-"""Feasibility with its cache gives the same results as without, after any changes."""
+"""After any changes, feasibility with its cache gives the results that it gives without."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Nodes reserved in advance: other tenants' leases end in time, and only the tenant gets them."""
+"""Only its tenant gets the nodes of a reservation, and leases of other tenants end in time."""
 
 from typing import Any
 
@@ -226,7 +226,7 @@ TWO = Demand(gpus=2)
 
 @pytest.fixture
 def one(hand: Hand) -> Hand:
-    """One node of eight devices, 64 cores and 64 GiB."""
+    """An allocator with one node of eight devices, 64 cores and 64 GiB."""
     hand = Hand()
     hand.see(nodes(1, 8))
     return hand

@@ -1,4 +1,4 @@
-"""Contents of a refusal: whether the request could ever fit, helpful changes, each node's lack."""
+"""A refusal says whether the request could ever fit, which changes help, and each node's lack."""
 
 import json
 
@@ -21,7 +21,7 @@ def refusal(hand: Hand, demand: Demand, **more):
 
 
 def fleet() -> Hand:
-    """One node with 8 A100, two with 4 H100."""
+    """A fleet of one node with eight A100 and two nodes with four H100 each."""
     hand = Hand()
     hand.see(nodes(1, 8))
     h100 = tuple(Gpu(str(number), "H100", 40_960) for number in range(4))

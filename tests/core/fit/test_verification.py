@@ -1,4 +1,4 @@
-"""Refusals of proposals that name missing clusters, nodes or devices."""
+"""Tests of refusals of proposals that name missing clusters, nodes or devices."""
 
 import pytest
 from by_hand import Hand, answers, ask, both, nodes, place

@@ -1,4 +1,4 @@
-"""Requests with `where`: granted on labelled nodes, or refused with the reason."""
+"""Requests with `where` are granted on labelled nodes, or refused with the reason."""
 
 import pytest
 from by_hand import Hand, answers, ask, consults, place

@@ -1,4 +1,4 @@
-"""After a stall or a set calendar, leases keep their remaining time, reservations their date."""
+"""After a stall or a change of the calendar, leases keep their time, reservations their date."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Cordons and drains: the node gets no new lease, and leases on it can move."""
+"""A cordoned or drained node gets no new lease, and a drain moves leases that may move."""
 
 from typing import Any
 

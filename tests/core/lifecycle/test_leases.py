@@ -1,4 +1,4 @@
-"""Leases that go back into the queue: cases that transcripts and simulation do not cover."""
+"""Tests of leases that return to the queue, in cases that transcripts and simulation lack."""
 
 import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
@@ -40,12 +40,12 @@ def release(hand: Hand, name: str):
 
 
 def at_once() -> Hand:
-    """Leases that are started again without a pause."""
+    """An allocator that starts failed leases again without a pause."""
     return Hand(Allocator(requeue_pause_seconds=0.0))
 
 
 def crowd(*names: str) -> Hand:
-    """Leases on one node with one device for each, in the order of their requests."""
+    """Grant leases of one device each on one node, in the order of their requests."""
     hand = at_once()
     hand.see(nodes(1, len(names)))
     for number, name in enumerate(names):
@@ -155,7 +155,7 @@ def test_a_running_workload_has_an_endpoint() -> None:
 
 
 def pausing(attempts: int = 3) -> Hand:
-    """A lease whose workload failed, on a node with free capacity."""
+    """Return an allocator with a lease whose workload starts again after a pause if it fails."""
     hand = Hand(Allocator(requeue_pause_seconds=2.0))
     hand.see(nodes(1, 1))
     again = Provision("memory", on_failure="requeue", attempts_max=attempts)

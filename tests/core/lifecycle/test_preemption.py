@@ -1,4 +1,4 @@
-"""Preemption: which leases end for a request, and when."""
+"""Tests of preemption: which leases end for a request, and when they end."""
 
 from typing import Any
 

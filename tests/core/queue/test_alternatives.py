@@ -1,4 +1,4 @@
-"""Requests with alternatives: which alternative they get, and when."""
+"""Tests of requests with alternatives: which alternative a request gets, and when."""
 
 import sys
 from random import Random
@@ -184,7 +184,7 @@ def calls_of(work) -> int:
 
 
 def crowd(waiters: int) -> Hand:
-    """Return a fleet with one free node of one device, and waiters that cannot go there."""
+    """Return an allocator with a free node of one device, and waiters that cannot use this node."""
     hand = Hand()
     hand.see(nodes(1, 8))
     hand.grant(ask("all", EIGHT), place("n000", *"01234567"))

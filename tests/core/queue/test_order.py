@@ -1,4 +1,4 @@
-"""Positions in the queue: its index agrees with a count of all waiters."""
+"""Positions from the index of the queue agree with a count of all waiters."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def waiters(hand: Hand) -> Iterator[RequestId]:
 
 @pytest.fixture(params=range(5))
 def hand(request: pytest.FixtureRequest) -> Hand:
-    """Two tenants hold leases; tenants of several priorities and sizes wait, and some have left."""
+    """An allocator with leases of two tenants, and waiters of several priorities and sizes."""
     draw, hand = Random(request.param), Hand()
     hand.see(nodes(2, 2))
     hand.grant(ask("a", Demand(gpus=2)), place("n000", "0", "1"))

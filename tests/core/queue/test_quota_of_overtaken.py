@@ -1,4 +1,4 @@
-"""Quota is reserved for a request that smaller ones of its own tenant overtook too often."""
+"""Quota is reserved for a request that smaller requests of its tenant overtook too often."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def allow(hand: Hand, tenant: str, gpus: int, project: str | None = None, borrow
 
 @pytest.fixture
 def hand() -> Hand:
-    """Ann holds all four GPUs of her quota, one each, and waits for four at once."""
+    """An allocator in which ann holds the four GPUs of her quota, and waits for four at once."""
     hand = Hand(Allocator(overtaken_max=TIMES))
     hand.see(nodes(2, 8))
     allow(hand, "ann", 4)
@@ -32,7 +32,7 @@ def hand() -> Hand:
 
 
 def come(hand: Hand, name: str, device: str, **changes: Any) -> list[str | None]:
-    """Request a GPU; return which waiters its grant overtakes."""
+    """Request a GPU; return the waiters that the grant overtakes."""
     hand.now += 1.0
     turn = hand.ask(ask(name, ONE, **changes))
     if not consults(turn):

@@ -1,4 +1,4 @@
-"""Quotas and fair shares: how much each tenant may hold, and who is served next."""
+"""Tests of quotas and fair shares: how much a tenant may hold, and which waiter is next."""
 
 from typing import Any
 
@@ -164,7 +164,7 @@ def test_a_proposal_larger_than_the_demand_must_fit_the_quota(hand: Hand) -> Non
 
 
 def test_the_dominant_share_decides_the_order() -> None:
-    """Ann holds half of the CPU, bob two of eight GPUs: bob holds less."""
+    """Ann holds half of the CPU, and bob holds two of eight GPUs, which is the smaller share."""
     hand = Hand()
     hand.see(nodes(1, 8))
     hand.grant(of("ann", "cpu", Demand(cpu_milli=32_000)), place("n000", cpu_milli=32_000))
@@ -265,7 +265,7 @@ def stop(hand: Hand, name: str) -> Any:
 
 
 def test_warm_leases_are_added_to_the_use_under_their_tenants_quota(hand: Hand) -> None:
-    """Four workloads of one GPU, each of its own kind, under a quota of two: two GPUs at most."""
+    """A tenant with a quota of two GPUs starts four different workloads of one GPU each."""
     allow(hand, "ann", gpus(2), project="night")
     allow(hand, "ann", gpus(3))
     keep_warm(hand, "ann", "a", "0", project="night")

@@ -1,4 +1,4 @@
-"""Rows of the listings: fleet, leases, queue and decisions."""
+"""Tests of the rows of the listings of fleet, leases, queue and decisions."""
 
 import pytest
 from by_hand import Hand, answers, ask, nodes, place, plain
@@ -66,7 +66,7 @@ def test_the_pages_of_a_cluster_list_each_node_only_once() -> None:
 
 
 def test_a_lease_names_its_lost_machine() -> None:
-    """The lease stays, since its machine may still run; its row must not look healthy."""
+    """The lease of a lost machine stays, but its row must not look healthy."""
     hand = Hand()
     hand.see(nodes(3, 1))
     start = Provision("memory", {"type": "memory"})

@@ -1,4 +1,4 @@
-"""The estimated start of a waiter, assuming that leases last until their deadlines."""
+"""Tests of the estimated start of a waiter, if leases last until their deadlines."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place
@@ -19,7 +19,7 @@ def turns(hand: Hand) -> dict[str, float | None]:
 
 @pytest.fixture
 def hand() -> Hand:
-    """Two nodes of two GPUs, held until 60 and until 100."""
+    """An allocator with two nodes of two GPUs, one held until 60 and one until 100."""
     hand = Hand()
     hand.see(nodes(2, 2))
     hand.grant(ask("a", Demand(gpus=2)), place("n000", "0", "1"))

@@ -13,7 +13,7 @@ ONE = Demand(gpus=1)
 
 
 def crowd(waiters: int) -> Hand:
-    """Return an allocator with a full node and this number of waiters."""
+    """Return an allocator with a full node and a number of waiters."""
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("holder", ONE), place("n000", "0"))

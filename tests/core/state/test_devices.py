@@ -1,4 +1,4 @@
-"""A lease holds devices, not positions: its devices stay its own when their positions change."""
+"""A lease holds devices, not positions: a device stays with its lease when its index changes."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""A machine that is in the inventory twice: the first node counts, the second has no capacity."""
+"""If a machine is in the inventory twice, its first node counts, the second has no capacity."""
 
 import pytest
 from by_hand import Hand, answers, ask, nodes, place

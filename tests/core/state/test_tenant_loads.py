@@ -1,4 +1,4 @@
-"""A common bound leaves room for other tenants, however much one tenant sends."""
+"""A bound that tenants share leaves room for other tenants, however much one tenant sends."""
 
 from by_hand import ask
 

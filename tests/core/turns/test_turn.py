@@ -10,7 +10,7 @@ def test_recording_a_decision_costs_no_more_when_the_oldest_of_many_decisions_is
     monkeypatch,
 ) -> None:
     def cost(most: int, more: int = 20_000) -> float:
-        """Return the seconds in which this number of decisions replaces older ones."""
+        """Return the seconds in which a number of decisions replaces older decisions."""
         monkeypatch.setattr(turn, "DECISIONS_MAX", most)
         turns = TurnWriter()
         asks = [ask(f"r{number}", None) for number in range(most + more)]

@@ -1,4 +1,4 @@
-"""The audit log: a hash chain that reveals every change, with several writers, bounded."""
+"""Tests of the audit log: its hash chain reveals changes, with several writers and bounds."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Logins to the console: they outlast a restart, and each tenant has a bounded number."""
+"""Logins to the console outlast a restart, and each tenant has a bounded number of logins."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ def caller(token: str | None) -> Caller | None:
 
 @pytest.fixture
 def open_logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Logins of a server on one storage; each call opens them as another server."""
+    """Return a function that opens the logins of one storage, as another server does."""
     monkeypatch.setattr(console_logins, "LOGINS_OF_TENANT_MAX", 4)
     monkeypatch.setattr(console_logins, "LOGINS_MAX", 12)
     with ExitStack() as stack:

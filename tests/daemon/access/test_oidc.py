@@ -1,4 +1,4 @@
-"""Tokens of an OpenID Connect issuer: which are accepted, with which role, and which refused."""
+"""Tests of tokens of an OpenID Connect issuer: their tenants and roles, and refused tokens."""
 
 import asyncio
 import base64
@@ -42,7 +42,7 @@ def public_row(key: Any, kid: str, **more: Any) -> dict[str, Any]:
 
 
 class Issuer(Site):
-    """Discovery document and keys, over HTTP on loopback."""
+    """An issuer on loopback that serves a discovery document and keys over HTTP."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = [public_row(RSA_KEYS[0], "one")]
@@ -63,7 +63,7 @@ class Issuer(Site):
     def token(
         self, key: Any = RSA_KEYS[0], alg: str = "RS256", kid: str | None = "one", **claims: Any
     ) -> str:
-        """Return a token; a claim that is None is left out."""
+        """Return a token of the issuer without the claims that are None."""
         header = {} if kid is None else {"kid": kid}
         return jwt.encode(self.claims(**claims), key, alg, header)
 
@@ -353,7 +353,7 @@ async def test_with_an_issuer_every_caller_needs_a_token_that_has_not_expired(
 
 
 def signing_out(endpoint: object) -> BrowserSignIn:
-    """Return the sign-in at an issuer whose discovery document has this endpoint of logouts."""
+    """Return the sign-in at an issuer whose discovery document has a given logout endpoint."""
     keys = IssuerKeys("https://login.example")
     keys.discovered = {"end_session_endpoint": endpoint}
     return BrowserSignIn(keys, {"client_id": "console", "audience": "moorage", "scopes": "openid"})

@@ -1,4 +1,4 @@
-"""The rate limits of one tenant, by a clock that the test moves."""
+"""Tests of the rate limits of one tenant, by a clock that the test moves."""
 
 import pytest
 

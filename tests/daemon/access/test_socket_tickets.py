@@ -1,4 +1,4 @@
-"""Tickets for the WebSocket: each is good once, for ten seconds, and their number is bounded."""
+"""A ticket for the WebSocket is good once and for ten seconds; the number is bounded."""
 
 import pytest
 

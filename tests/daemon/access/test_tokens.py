@@ -1,4 +1,4 @@
-"""Tokens of the settings, and named tokens in the data folder."""
+"""Tests of tokens in the settings, and of named tokens in the data folder."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Nodes of agents in their cluster's document: nodes that arrive together are written together."""
+"""Nodes of agents that arrive together are written together into their cluster's document."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 MACHINES = 100
 WRITES_MAX = 10
-"""Maximum writes of a document while a hundred machines join; one by one, each would write it once.
+"""Maximum writes of a document while a hundred machines join, which would else write it 100 times.
 """
 
 

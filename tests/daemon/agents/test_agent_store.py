@@ -1,4 +1,4 @@
-"""The store of agents: each process sees the changes of others, and machines cost no others."""
+"""Tests of the store of agents: processes see each other's changes, and a join reads one row."""
 
 from collections.abc import Callable
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""The built-in policies of a block: the score is the free capacity, or 0 without a fit."""
+"""The built-in policies of blocks score a cluster by its free capacity, or 0 without a fit."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Bounds of block requests: clusters, turns and tasks, with the built-in policies alone."""
+"""Tests of the bounds of block requests: clusters, turns and tasks, with built-in policies."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ HERE, THERE = Tenant("here"), Tenant("there")
 
 
 class House:
-    """Blocks over a real catalog; no policy is named, so no cell is ever started."""
+    """The service of blocks over a real catalog; no block names a policy, so no cell starts."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog

@@ -1,4 +1,4 @@
-"""Pages of decisions over a ledger of many facts."""
+"""Tests of pages of decisions, from a ledger of many facts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How many earlier fleets one tenant, and all tenants together, may compute at one time."""
+"""Tests of the number of earlier fleets that one tenant, and all tenants, may compute at once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ def caller(name: str) -> Caller:
 
 
 async def recall(fleets: RecalledFleets, *tenants: str) -> list[object]:
-    """Recall one fleet per tenant at the same time; return the fleets or errors."""
+    """Recall a fleet for each tenant at the same time; return the fleets or errors."""
     recalls = (fleets.at(1e9, caller(each)) for each in tenants)
     return await asyncio.gather(*recalls, return_exceptions=True)
 

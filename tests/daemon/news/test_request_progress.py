@@ -1,4 +1,4 @@
-"""Progress of requests that several messages repeat, and of HTTP callers, who get none."""
+"""Tests of progress of requests that messages repeat, and of HTTP callers, who get none."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ OLD, NEW = Address(SessionId("old"), 1), Address(SessionId("new"), 1)
 
 
 class Streams:
-    """Progress, and the messages that each session gets."""
+    """The progress of requests, and the messages that each session gets."""
 
     def __init__(self) -> None:
         self.told: dict[SessionId, list[Any]] = {OLD.session: [], NEW.session: []}
@@ -102,7 +102,7 @@ async def test_after_the_end_of_a_session_the_other_session_of_a_request_gets_th
 
 
 def is_streamed(thing: object) -> bool:
-    """Return whether this is an entry of a request; the memory of a server shows nowhere else."""
+    """Return whether the progress in memory has an entry of a request."""
     return isinstance(thing, request_progress._Streamed)
 
 

@@ -52,7 +52,7 @@ def take_some(fleet: Fleet, chance: random.Random, times: int = 30) -> None:
 
 
 def one_by_one(fleet: Fleet, demand: Demand, row: int) -> int:
-    """Count by placing: the number of grants to a policy that requests repeatedly."""
+    """Count the copies of a demand by placing them one by one until none fits."""
     tried, count = fleet.imagined(), 0
     while tried.feasible(demand, slice(row, row + 1))[0]:
         tried.take(tried.share(row, demand, tried.pick_gpus(row, demand) if demand.gpus else []))

@@ -1,4 +1,4 @@
-"""Histograms of durations, and gauges of the fleet: correct, and bounded."""
+"""Tests of histograms of durations and of gauges of the fleet: their values and bounds."""
 
 from prometheus_client.metrics_core import Metric
 
@@ -23,7 +23,7 @@ from moorage.policy.fleet import Fleet
 
 
 def sample(metrics: list[Metric], name: str, **labels: str) -> float:
-    """Return the value of one sample."""
+    """Return the value of a metric's sample with the given labels."""
     (value,) = [
         each.value
         for metric in metrics

@@ -1,4 +1,4 @@
-"""The last day in numbers: correct, bounded, and without leases of other tenants."""
+"""Tests of the history of the last day: its figures, its bounds, and sums of other tenants."""
 
 import asyncio
 import json

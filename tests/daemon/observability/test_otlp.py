@@ -1,4 +1,4 @@
-"""Receivers of spans that misbehave."""
+"""Tests of the sender of spans at receivers that misbehave."""
 
 import importlib
 import threading
@@ -17,7 +17,7 @@ BODY_BYTES_MAX = 64 << 20
 
 
 class Receiver(ThreadingHTTPServer):
-    """Answers each batch with `answer`, and counts the bytes of bodies."""
+    """A receiver that answers each batch of spans with `answer`, and counts bytes of bodies."""
 
     daemon_threads = True
 

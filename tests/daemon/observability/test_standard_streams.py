@@ -1,4 +1,4 @@
-"""A stream whose writers never wait, in a program of its own, over real pipes and a full disk."""
+"""Tests of a stream whose writers never wait, in a separate program, over pipes and a full disk."""
 
 import fcntl
 import os

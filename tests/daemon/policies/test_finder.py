@@ -1,4 +1,4 @@
-"""Searches of several tenants: they take turns."""
+"""Searches of several tenants take turns."""
 
 import asyncio
 from collections.abc import AsyncIterator

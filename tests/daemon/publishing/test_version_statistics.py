@@ -1,4 +1,4 @@
-"""Statistics of a version: does it fail for all tenants, or only with one tenant's inputs?"""
+"""Statistics of a version tell failures for all tenants from failures for one tenant's inputs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Output and exit code, as a lease's owner reads them at the workload's end."""
+"""Tests of the output and exit code that a lease's owner reads at the workload's end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -110,7 +110,7 @@ async def test_readers_get_the_exit_code_from_the_lease_if_the_backend_has_lost_
 
 
 class CountingBackend(LocalBackend):
-    """Counts the lookups of output."""
+    """A backend that counts the lookups of output."""
 
     looks = 0
 
@@ -144,7 +144,7 @@ class Silent:
         return asyncio.create_task(answer)
 
     async def wait_looks(self, more: int) -> None:
-        """Wait until the backend has been read `more` more times."""
+        """Wait until the backend has looked for output `more` more times."""
         before = self.backend.looks
         async with asyncio.timeout(60):
             while self.backend.looks < before + more:  # noqa: ASYNC110  # No event reports a count.

@@ -1,4 +1,4 @@
-"""Finds the candidate nodes on which a backend can start a workload."""
+"""Tests of the search for candidate nodes on which a backend can start a workload."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every attack class of the sandbox, by hostile policies in real cells."""
+"""Hostile policies in real cells try each attack class of the sandbox."""
 
 # ruff: noqa: ASYNC240, S108, PTH115  # The outside is looked at with plain file calls.
 
@@ -39,7 +39,7 @@ SECRET = "BREACH-SECRET-VALUE"  # noqa: S105  # No cell may see it.
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def arena(tmp_path_factory):
-    """One sandbox for all attacks; each attack must leave it unchanged."""
+    """A sandbox for all attacks, which each attack must leave unchanged."""
     folder = tmp_path_factory.mktemp("outside")
     sentinel = folder / "sentinel"
     sentinel.write_text(SECRET)

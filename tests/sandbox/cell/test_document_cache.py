@@ -1,4 +1,4 @@
-"""The document cache of a cell: stored and prefetched documents, and changes."""
+"""Tests of the document cache of a cell: stored and prefetched documents, and changes."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Policy values as plain JSON: the fast path for proposals agrees with the slow one."""
+"""The fast check that a policy's value is plain JSON agrees with the slow check."""
 
 import enum
 import math

@@ -65,7 +65,7 @@ NEVER = {
     "what is not installed": {"attrs", "yaml"},
     "where memory was allocated, if that is known": {"tracemalloc"},
 }
-"""Modules that cells lack, by subject."""
+"""Modules that no cell may have, by subject."""
 
 
 def test_the_zygote_preloads_modules_that_are_imported_at_first_use():

@@ -31,7 +31,7 @@ def fleet_of(rng: random.Random, nodes: int) -> Fleet:
 
 
 class Link:
-    """The host's half of `channel.Cell`: absolute rows, and proposals settled since."""
+    """The host's half of `channel.Cell`: it sends rows, and proposals that have been settled."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -161,7 +161,7 @@ def fits(fleet: Fleet, share: Share) -> bool:
 
 
 def check(link: Link, outstanding: dict[str, Share]) -> None:
-    """Compare with an independent computation: the last fleet sent, minus each share by name."""
+    """Compare the view with the last fleet that was sent, minus each open share by name."""
     expected = Fleet()
     if not hasattr(link, "word") or link.sync != link.word[0]:
         link.word = (link.sync, link.fleet.snapshot())

@@ -1,4 +1,4 @@
-"""The seccomp filter in a small BPF interpreter: the same verdicts on both architectures."""
+"""The seccomp filter, run in a small BPF interpreter, gives equal verdicts on two architectures."""
 
 import functools
 import struct

@@ -1,4 +1,4 @@
-"""A policy on plain input (documents to rank), in real cells: its input and its faults."""
+"""Tests of policies on plain input (documents to rank) in real cells: input and faults."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Circuit breaker: a policy that keeps overrunning for a tenant is paused for that tenant."""
+"""The circuit breaker pauses a policy that overruns repeatedly for a tenant, for this tenant."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Contexts: compare and swap, chains of evaluations, and forgetting within bounds."""
+"""Tests of contexts: compare and swap, chains of evaluations, and bounds."""
 
 import msgspec
 import pytest

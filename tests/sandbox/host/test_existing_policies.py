@@ -1,4 +1,4 @@
-"""Policies of existing users: missing libraries, unusual constructors, odd commands."""
+"""Tests of existing users' policies: missing libraries, unusual constructors and commands."""
 
 import random
 import textwrap

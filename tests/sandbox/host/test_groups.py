@@ -1,4 +1,4 @@
-"""Tenants that share a policy's cells: whose turn it is, and how long a tenant may wait."""
+"""Tests of the turns and waits of tenants that share the cells of a policy."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Cells that are slow, die, are evicted or replaced: the effect on requests."""
+"""Tests of requests whose cells are slow, die, are evicted or are replaced."""
 
 # ruff: noqa: ASYNC110  # A demotion is a counter, not an event; the deadline bounds these loops.
 
@@ -140,7 +140,7 @@ async def test_a_policy_that_overruns_is_paused_only_for_its_tenant(make_bench):
 
 
 class CountingMeter:
-    """CPU time of each tenant's evaluations, and the tenants at their limit."""
+    """A meter of the CPU time of each tenant's evaluations, with the tenants at their limit."""
 
     def __init__(self):
         self.seconds = Counter()

@@ -1,4 +1,4 @@
-"""The host's side: it runs a policy's examples, and checks values with a guard."""
+"""Tests of the host, which runs a policy's examples, and checks values with a guard."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
 class World:
-    """The services for the run of an example."""
+    """The services that the run of an example uses."""
 
     def __init__(self):
         self.called = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Inputs and answers of policies, in real cells."""
+"""Tests of the input and the answers of policies in real cells."""
 
 import asyncio
 import random
@@ -410,7 +410,7 @@ async def test_requests_in_one_cell_at_the_same_time_do_not_propose_the_same_gpu
 
 
 async def test_the_view_of_a_cell_in_a_process_is_the_fleet_minus_outstanding_proposals(bench):
-    """The randomised law of test_replica, with frames, pipes and a real cell."""
+    """The random test of `test_replica`, with frames, pipes and a real cell."""
     code = bench.policy("""
 import random
 fleet, rng = input_data["fleet"], random.Random(input_data["seed"])

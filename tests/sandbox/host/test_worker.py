@@ -1,4 +1,4 @@
-"""A worker as the daemon sees it, by the messages of the agent on Ray."""
+"""Tests of the daemon's view of a worker, by messages of the agent on Ray."""
 
 import asyncio
 from collections import Counter

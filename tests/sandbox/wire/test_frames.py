@@ -1,4 +1,4 @@
-"""Frames of the protocol, split at any place, and frames that policies forge."""
+"""Tests of frames that are split at any place, and of frames that policies forge."""
 
 import random
 

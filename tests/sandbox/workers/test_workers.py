@@ -66,7 +66,7 @@ async def results(bench: Any, count: int, body: str = SLEEPS) -> list[Any]:
 
 
 async def at_work(world: Any, bench: Any) -> None:
-    """Wait for the answer of one more evaluation; others are still in progress then."""
+    """Wait for the answer of one more evaluation while other evaluations are in progress."""
     before = len(bench.order)
     await async_until(lambda: len(bench.order) > before)
 

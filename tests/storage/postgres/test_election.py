@@ -1,4 +1,4 @@
-"""Of several servers, one leads at a time; another one takes over if the leader is silent."""
+"""Of several servers, one leads at a time; another server takes over from a silent leader."""
 
 import threading
 from collections.abc import Iterator

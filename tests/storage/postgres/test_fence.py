@@ -1,4 +1,4 @@
-"""No write of a deposed server is stored, and each fence is necessary for that."""
+"""The database stores no write of a deposed server, and each fence is necessary."""
 
 import contextlib
 from collections.abc import Callable, Iterator

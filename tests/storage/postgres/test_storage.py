@@ -1,4 +1,4 @@
-"""PostgreSQL as storage: known pitfalls, each with its error message."""
+"""Tests of PostgreSQL as storage: known pitfalls, and the error message of each."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""A copy of a data folder while it is written: complete, durable, and private."""
+"""A backup of a data folder in use is complete, durable and private."""
 
 import signal
 import stat

@@ -1,4 +1,4 @@
-"""Marks, each in two copies with checksums; and who may read the files of a database."""
+"""Tests of marks with two checksummed copies, and of the modes of a database's files."""
 
 import os
 import sqlite3

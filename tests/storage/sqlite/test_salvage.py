@@ -1,4 +1,4 @@
-"""Reads a write-ahead log beyond a damaged place."""
+"""Tests of reading a write-ahead log beyond a damaged place."""
 
 import shutil
 import sqlite3
