@@ -48,7 +48,10 @@ def load_again_if_dropped(page: Any) -> None:
     containers cause.
     """
     load, dropped = page.goto, list[str]()
-    page.on("requestfailed", lambda it: dropped.append(it.url) if it.failure == _CHANGED else None)
+    page.on(
+        "requestfailed",
+        lambda request: dropped.append(request.url) if request.failure == _CHANGED else None,
+    )
 
     def goto(url: str) -> Any:
         for _ in range(LOADS_MAX):
@@ -152,10 +155,10 @@ def seed_server(
         token = environment.get("MOORAGE_TOKENS", "").partition(",")[0].partition(":")[2]
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         with httpx.Client(base_url=running.http, timeout=30, headers=headers) as http:
-            it = Seeded(running, http)
+            seeded = Seeded(running, http)
             if http.get("/policy").json()["data"] == []:
                 assert http.post("/policy", json=catalog.document("first_fit")).json()["success"]
-            yield it
+            yield seeded
 
 
 def legend_counts(page: Any) -> Counter[str]:

@@ -22,11 +22,11 @@ def tree(page: Any) -> Any:
     return page.get_by_role("treegrid", name="Fleet as a tree")
 
 
-def agree(page: Any, it: Seeded) -> None:
+def agree(page: Any, seeded: Seeded) -> None:
     page.get_by_role("list", name="What the colours mean").wait_for()
     deadline = time.monotonic() + 60
-    while legend_counts(page)["free"] != truth(it):
-        assert time.monotonic() < deadline, (legend_counts(page), truth(it))
+    while legend_counts(page)["free"] != truth(seeded):
+        assert time.monotonic() < deadline, (legend_counts(page), truth(seeded))
         time.sleep(0.1)  # The page updates its counts twice a second.
 
 
@@ -121,9 +121,9 @@ def test_after_missed_deltas_the_map_is_loaded_again(page: Any, console_server: 
 
 @pytest.fixture(scope="module")
 def small_server() -> Iterator[Seeded]:
-    with seed_server() as it:
-        it.fleet("east", 2)
-        yield it
+    with seed_server() as seeded:
+        seeded.fleet("east", 2)
+        yield seeded
 
 
 @pytest.fixture
@@ -150,17 +150,17 @@ def test_the_map_lists_a_node_out_of_service_that_others_hold(page: Any, small: 
     agree(page, small)
 
 
-def say(it: Seeded, message: dict[str, Any]) -> dict[str, Any]:
-    with connect(it.running.ws) as socket:
+def say(seeded: Seeded, message: dict[str, Any]) -> dict[str, Any]:
+    with connect(seeded.running.ws) as socket:
         socket.send(json.dumps(message))
         answer: dict[str, Any] = json.loads(socket.recv(timeout=60))
     assert answer["success"], answer
     return answer
 
 
-def truth(it: Seeded) -> int:
+def truth(seeded: Seeded) -> int:
     """Return the number of free GPUs that the server reports."""
-    rows = say(it, {"op": "fleet"})["data"]["clusters"]
+    rows = say(seeded, {"op": "fleet"})["data"]["clusters"]
     return sum(row["gpu_milli_free"] for row in rows) // 1000
 
 
@@ -203,17 +203,17 @@ def test_the_map_lists_reservations(page: Any, small: Seeded) -> None:
 @pytest.fixture(scope="module")
 def large() -> Iterator[Seeded]:
     """A server with 10,000 GPUs."""
-    with seed_server() as it:
+    with seed_server() as seeded:
         for n in range(5):
-            it.fleet(f"c{n}", 250)
-        yield it
+            seeded.fleet(f"c{n}", 250)
+        yield seeded
 
 
-def churn(it: Seeded) -> None:
+def churn(seeded: Seeded) -> None:
     """Lease and release nodes, one after the other."""
     terms = {"resources": {"gpus": GPUS_EACH}, "lease": {"ttl_seconds": 600}}
     request = {"adhoc": True, "policy_rule_uri": POLICY, "inputs": {}, **terms}
-    with connect(it.running.ws) as socket:
+    with connect(seeded.running.ws) as socket:
 
         def send_and_confirm(message: dict[str, Any]) -> dict[str, Any]:
             socket.send(json.dumps(message))

@@ -502,8 +502,8 @@ def _path(kind: str, namespace: str, name: str = "") -> str:
     return f"{root}{place}/{plural}" + (f"/{name}" if name else "")
 
 
-def _namespace(thing: dict[str, Any]) -> str:
-    return thing["metadata"].get("namespace", "default")
+def _namespace(document: dict[str, Any]) -> str:
+    return document["metadata"].get("namespace", "default")
 
 
 def _free_ports(count: int) -> list[int]:

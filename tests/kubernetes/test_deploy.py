@@ -58,23 +58,23 @@ def manifests(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
-def path(thing: dict[str, Any]) -> str:
-    kind = thing["kind"]
+def path(manifest: dict[str, Any]) -> str:
+    kind = manifest["kind"]
     root = GROUPS.get(kind, "/apis/rbac.authorization.k8s.io/v1")
-    place = "" if kind in CLUSTER_WIDE else f"/namespaces/{thing['metadata']['namespace']}"
+    place = "" if kind in CLUSTER_WIDE else f"/namespaces/{manifest['metadata']['namespace']}"
     plural = kind.lower()[:-1] + "ies" if kind.endswith("y") else kind.lower() + "s"
     return f"{root}{place}/{plural}"
 
 
-def apply(plane: Plane, thing: dict[str, Any], **parameters: str) -> None:
-    plane.call("POST", path(thing), thing, fieldValidation="Strict", **parameters)
+def apply(plane: Plane, manifest: dict[str, Any], **parameters: str) -> None:
+    plane.call("POST", path(manifest), manifest, fieldValidation="Strict", **parameters)
 
 
 @pytest.fixture(scope="module")
 def plane_with_roles(plane: Plane) -> Plane:
     """The control plane, whose account of the Deployment has the rights in rbac.yaml."""
-    for thing in (*manifests("0-namespaces.yaml"), *manifests("rbac.yaml")):
-        apply(plane, thing)
+    for manifest in (*manifests("0-namespaces.yaml"), *manifests("rbac.yaml")):
+        apply(plane, manifest)
     return plane
 
 
@@ -91,8 +91,8 @@ def account(plane_with_roles: Plane, fresh_plane: Plane, tmp_path: Path) -> Path
 
 
 def test_an_api_server_accepts_each_manifest_with_every_field(plane_with_roles: Plane) -> None:
-    for thing in manifests("moored.yaml"):
-        apply(plane_with_roles, thing, dryRun="All")
+    for manifest in manifests("moored.yaml"):
+        apply(plane_with_roles, manifest, dryRun="All")
 
 
 def test_the_commands_of_the_manifests_work_in_order(fresh_plane: Plane, tmp_path: Path) -> None:
@@ -235,9 +235,9 @@ def calls_since(plane: Plane, since: int) -> set[tuple[str, str]]:
 def rights(*names: str) -> set[tuple[str, str]]:
     return {
         (resource, verb)
-        for thing in manifests("rbac.yaml")
-        if thing["kind"] in {"Role", "ClusterRole"} and thing["metadata"]["name"] in names
-        for rule in thing["rules"]
+        for manifest in manifests("rbac.yaml")
+        if manifest["kind"] in {"Role", "ClusterRole"} and manifest["metadata"]["name"] in names
+        for rule in manifest["rules"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
@@ -312,7 +312,7 @@ async def test_without_the_right_to_create_pods_a_start_fails_at_once_and_leaves
 
 
 def test_the_api_server_refuses_misspelt_manifests(plane_with_roles: Plane) -> None:
-    thing = next(x for x in manifests("moored.yaml") if x["kind"] == "Service")
-    thing["spec"]["selektor"] = {}
+    manifest = next(x for x in manifests("moored.yaml") if x["kind"] == "Service")
+    manifest["spec"]["selektor"] = {}
     with pytest.raises(PlaneError, match="selektor"):
-        apply(plane_with_roles, thing, dryRun="All")
+        apply(plane_with_roles, manifest, dryRun="All")

@@ -61,8 +61,8 @@ def write(plane: Plane, objects: Iterator[tuple[str, dict[str, Any]]]) -> None:
             client.post("/v3/kv/txn", json={"success": batch}).raise_for_status()
             batch.clear()
 
-        for key, thing in objects:
-            put = {"key": encode(key), "value": encode(json.dumps(thing))}
+        for key, document in objects:
+            put = {"key": encode(key), "value": encode(json.dumps(document))}
             batch.append({"requestPut": put})
             if len(batch) == BATCH:
                 send()

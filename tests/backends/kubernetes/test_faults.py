@@ -192,8 +192,8 @@ class Load:
             await asyncio.sleep(0.1)  # As above.
 
 
-def is_of(thing: dict[str, Any], workload: str) -> bool:
-    return thing["metadata"]["annotations"]["moorage.dev/workload"] == workload
+def is_of(document: dict[str, Any], workload: str) -> bool:
+    return document["metadata"]["annotations"]["moorage.dev/workload"] == workload
 
 
 @pytest.fixture

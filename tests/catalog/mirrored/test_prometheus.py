@@ -295,7 +295,9 @@ async def test_a_real_prometheus_feeds_a_real_daemon(prometheus, exporter, tmp_p
     with daemon(environment=settings) as running:
         async with httpx.AsyncClient(base_url=running.http, timeout=SECONDS_MAX) as http:
             (await http.post("/clusters", json=cluster())).raise_for_status()
-            found = await until(http, lambda it: it["nodes"][0].get("gpu", {}).get("totalMem"))
+            found = await until(
+                http, lambda document: document["nodes"][0].get("gpu", {}).get("totalMem")
+            )
             (tree,) = found["nodes"]
             assert tree["gpus"][0] == {
                 "gpu_id": 0,
@@ -309,14 +311,16 @@ async def test_a_real_prometheus_feeds_a_real_daemon(prometheus, exporter, tmp_p
             }
             assert found["cluster"]["gpu"]["totalFreeMem"] == 6144
             exporter.used.labels("0", "GPU-0", "nvidia0", "NVIDIA A100-SXM4-80GB", "a").set(2048)
-            found = await until(http, lambda it: it["nodes"][0]["gpus"][0]["usedMem"] == 2048)
-            found = await until(http, lambda it: "memory" in it["nodes"][0])
+            found = await until(
+                http, lambda document: document["nodes"][0]["gpus"][0]["usedMem"] == 2048
+            )
+            found = await until(http, lambda document: "memory" in document["nodes"][0])
             assert found["nodes"][0]["memory"]["freeMem"] == 6144
             assert found["nodes"][0]["vcpu"]["load_5m"] == 1.5
             assert not found["stale"]
 
             exporter.stop()
-            found = await until(http, lambda it: it["stale"])
+            found = await until(http, lambda document: document["stale"])
             assert found["nodes"][0]["gpus"][0]["usedMem"] == 2048
             await until_up(http, "1.0")
 

@@ -101,9 +101,9 @@ async def test_after_the_end_of_a_session_the_other_session_of_a_request_gets_th
     assert streams.told == {OLD.session: [], NEW.session: [(7, "ready")]}
 
 
-def is_streamed(thing: object) -> bool:
+def is_streamed(candidate: object) -> bool:
     """Return whether the progress in memory has an entry of a request."""
-    return isinstance(thing, request_progress._Streamed)
+    return isinstance(candidate, request_progress._Streamed)
 
 
 @pytest.mark.heavy
