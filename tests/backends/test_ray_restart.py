@@ -78,7 +78,7 @@ async def share(backend: RayBackend) -> Share:
     return Share(ClusterId("ray"), NodeId(node["id"]), ("2",))
 
 
-async def test_a_restart_of_the_ray_cluster_fails_workloads_and_allows_new_ones(
+async def test_after_a_restart_of_the_ray_cluster_workloads_have_failed_and_new_workloads_start(
     restartable, tmp_path
 ):
     reports = []

@@ -44,7 +44,7 @@ async def flood(attack: str, running: Running, folder: Path) -> tuple[floods._Ph
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_flood_by_one_tenant_causes_no_refusal_of_another(attack: str, server) -> None:
+def test_a_flood_by_one_tenant_causes_no_refusal_of_another_tenant(attack: str, server) -> None:
     during, attacker, left = uvloop.run(flood(attack, *server))
     assert during.asks
     assert during.refused == []

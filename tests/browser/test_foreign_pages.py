@@ -136,7 +136,7 @@ def test_pages_of_other_sites_and_ports_are_refused(page, server, site_port, sit
         assert page.evaluate(SOCKET, url) == "refused"
 
 
-def test_links_to_the_ports_and_frames_of_them_are_refused(page, server, site_port):
+def test_links_to_the_ports_and_frames_with_the_ports_are_refused(page, server, site_port):
     running, _ = server
     answers = show(page, f"http://evil.example:{site_port}/")
     with page.expect_response(f"{running.http}/metrics?frame"):

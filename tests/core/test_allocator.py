@@ -304,7 +304,7 @@ def test_the_last_ended_leases_are_known_and_older_ended_leases_are_not() -> Non
     assert hand.grant(ask("new", ONE), place("n000", "0")).facts[0].lease.fencing == ENDED_MAX + 2  # type: ignore[union-attr]  # Plain values in tests.
 
 
-def test_ended_leases_of_a_tenant_do_not_push_out_those_of_another() -> None:
+def test_ended_leases_of_a_tenant_do_not_push_out_ended_leases_of_another_tenant() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     for number in range(ENDED_MAX + 2):

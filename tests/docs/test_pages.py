@@ -56,7 +56,7 @@ def test_the_quick_starts_of_the_readme_run_twice(reader, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_pages_marked_as_tested_elsewhere_are_tested_there(name: str) -> None:
+def test_each_page_that_is_marked_as_tested_elsewhere_has_its_test(name: str) -> None:
     assert name.rpartition("/")[2] in (ROOT / ELSEWHERE[name]).read_text()
 
 

@@ -133,7 +133,7 @@ async def test_an_agent_tries_again_until_the_server_speaks_its_version(tmp_path
     assert b"agent_disconnected" in errors
 
 
-def test_agents_follow_a_restored_server_once_an_operator_confirms_it(fleet: Fleet) -> None:
+def test_agents_follow_a_restored_server_once_an_operator_confirms_the_server(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
     agent.terminate()
     agent.wait(60)

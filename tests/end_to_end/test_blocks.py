@@ -284,7 +284,7 @@ def test_invalid_selections_and_choices_are_refused(site, answer):
     assert (error["code"], error["field"]) == (code, ALLOCATOR)
 
 
-def test_a_site_with_external_services_places_blocks_with_them(site):
+def test_a_site_with_external_services_places_blocks_by_their_data(site):
     free(site, {0: [12_000] * 2})
     names = ("CLUSTER_SERVICE_URL", "GLOBAL_CLUSTER_METRICS_URL", "POLICY_DB_URL")
     services = dict.fromkeys((*names, "SEARCH_SERVER_API_URL"), site.running.http)

@@ -124,7 +124,7 @@ def test_tenants_see_only_their_own_leases_and_affect_no_alias_of_other_tenants(
     assert active(harbour, "picky") == "picky:1-a"
 
 
-def test_without_a_fallback_a_failing_version_stays_active_and_reports_it(harbour):
+def test_without_a_fallback_a_failing_version_stays_active_and_the_failure_is_reported(harbour):
     with harbour.watching("policies") as news:
         harbour.publish(policy("raise ValueError('no')", "lone:1-x"))
         activate(harbour, "lone:1-x", "lone")

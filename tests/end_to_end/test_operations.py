@@ -216,7 +216,9 @@ def test_a_preempted_lease_gets_notice_and_stops_and_starts_again(server: Server
     server.in_state(victim, "ended")
 
 
-def test_a_failed_workload_starts_again_and_watchers_see_it(server: Server, tmp_path: Path) -> None:
+def test_a_failed_workload_starts_again_and_watchers_get_news_of_the_failure(
+    server: Server, tmp_path: Path
+) -> None:
     """The command fails the first time; a file records the attempts."""
     once = 'test -e "$0" && exec sleep 1000; touch "$0"; echo no such model; exit 7'
     spec = {"command": ["sh", "-c", once, str(tmp_path / "once")]}

@@ -157,7 +157,7 @@ def test_the_request_of_a_client_that_disconnected_waits_until_its_time_is_up(se
     server.release(held)
 
 
-def test_progress_of_a_workload_ends_when_it_is_ready(server):
+def test_progress_of_a_workload_ends_when_the_workload_is_ready(server):
     server.register(here(gpus=0))
     message = ask_message(
         resources={"cpu_milli": 100},

@@ -147,7 +147,7 @@ async def test_a_compression_bomb_is_refused_before_it_is_unpacked(open_port, me
     await still_serves(port)
 
 
-async def test_compression_works_where_it_is_configured(open_port):
+async def test_compression_works_if_it_is_configured(open_port):
     port = await open_port(deflate=True)
     client = await port.client(compression="deflate")
     assert client.socket.response.headers["Sec-WebSocket-Extensions"]

@@ -294,7 +294,7 @@ def test_a_policy_cannot_change_the_fleet_by_accident() -> None:
 
 
 @pytest.mark.parametrize("name", ["free_gpu_milli", "changed_since", "cpu_free", "feasible"])
-def test_a_misspelt_name_of_the_fleet_suggests_the_right_one(name: str) -> None:
+def test_the_error_about_a_misspelt_name_of_the_fleet_suggests_the_right_name(name: str) -> None:
     view = FleetView(fleet_of(one(Gpu("0"))))
     with pytest.raises(AttributeError) as caught:
         getattr(view, name[:-2] + name[-1])

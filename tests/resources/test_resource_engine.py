@@ -207,7 +207,7 @@ async def test_different_specs_share_no_resources(engine, other):
     assert len(await engine.monitor()) == 2
 
 
-async def test_the_same_id_with_another_spec_or_backend_is_an_error_naming_both(engine):
+async def test_the_same_id_with_another_spec_or_backend_is_an_error_that_names_both(engine):
     await engine.acquire("a", Spec())
     with pytest.raises(ValueError, match=r"thing:default\|local.*thing:default\|local"):
         await engine.acquire("a", Spec(colour="blue"))

@@ -133,7 +133,9 @@ def test_growth_of_a_pool_does_not_disturb_running_tasks(make_pool, tmp_path):
     assert len(names(pool)) == 2
 
 
-def test_the_first_failure_names_its_host_and_ends_the_others(make_pool, ready, tmp_path):
+def test_the_first_failure_of_a_task_names_its_host_and_ends_the_tasks_on_other_hosts(
+    make_pool, ready, tmp_path
+):
     pool = make_pool(TYPE)
     pool.scale_multislice(2)
 

@@ -44,7 +44,7 @@ def request(
 
 
 @pytest.mark.heavy  # For a moment it holds 200 MiB.
-async def test_a_tenant_that_sends_bodies_slowly_leaves_room_for_others():
+async def test_a_tenant_that_sends_bodies_slowly_leaves_room_for_other_tenants():
     bodies, end, waits = BodyReader(), asyncio.Event(), asyncio.Semaphore(0)
     fits = TENANT_BYTES_MAX // BODY_BYTES_MAX
     held = [request("a", LARGE, end, waits) for _ in range(fits)]

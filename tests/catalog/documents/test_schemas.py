@@ -39,7 +39,7 @@ def test_a_policy_without_schema_fields_has_no_schemas():
     assert prepare(policy_input_schema={}, management_commands_schema=[]).schemas is None
 
 
-def test_defaults_of_the_schema_complete_those_of_the_document():
+def test_defaults_of_the_schema_complete_the_defaults_of_the_document():
     record = prepare(
         policy_parameters_schema={"size": SIZE, "zone": ZONE, "more": {"type": "any"}},
         policy_parameters={"more": 1},

@@ -100,7 +100,7 @@ async def test_contexts_of_one_tenant_leave_room_for_contexts_of_other_tenants(c
     assert (found["p", "bob"], found["p0", "mallory"]) == (b"x", b"y")
 
 
-async def test_a_tenant_that_floods_the_catalog_does_not_hold_up_another(tmp_path):
+async def test_a_tenant_that_floods_the_catalog_does_not_hold_up_another_tenant(tmp_path):
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     holding, done = threading.Event(), []
 

@@ -96,7 +96,9 @@ async def test_a_failing_service_yields_no_metrics_and_a_warning(faulty, open_ca
     assert "null" in warning
 
 
-async def test_one_invalid_document_of_a_service_does_not_affect_the_others(faulty, open_catalogs):
+async def test_one_invalid_document_of_a_service_does_not_affect_other_documents(
+    faulty, open_catalogs
+):
     nested = 1
     for _ in range(70):
         nested = [nested]
@@ -130,7 +132,7 @@ async def test_metrics_are_read_by_get_if_the_service_has_no_post(faulty, open_c
         await (await open_catalogs()).get("block_metrics", "busy")
 
 
-async def test_documents_of_a_service_cannot_be_changed_here(faulty, open_catalogs):
+async def test_the_catalog_refuses_changes_of_documents_of_a_service(faulty, open_catalogs):
     blocks = await open_catalogs()
     for refused in (
         blocks.put_metrics(BUSY),

@@ -319,7 +319,7 @@ def nest(depth):
     return value
 
 
-async def test_one_invalid_document_of_a_service_does_not_affect_the_others(faulty, service):
+async def test_one_invalid_document_of_a_service_does_not_affect_other_documents(faulty, service):
     bad = {
         "shape": {**cluster("shape"), "nodes": 7},
         "../x": cluster("../x"),

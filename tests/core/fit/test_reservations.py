@@ -291,7 +291,7 @@ def test_leases_ending_in_time_do_not_block_a_reservation(one: Hand) -> None:
     assert (news.lease.expires_at, news.ttl_max_seconds) == (90.0, None)
 
 
-def test_unneeded_parts_of_a_used_reservation_are_open_to_others(one: Hand) -> None:
+def test_unneeded_parts_of_a_used_reservation_are_open_to_other_tenants(one: Hand) -> None:
     reserve(one, 0.0, 100.0, Demand(gpus=4))
     at(one, 1.0)
     one.grant(ask("bob", Demand(gpus=4, cpu_milli=32_000), tenant=BOB), place("n000", *"0123"))

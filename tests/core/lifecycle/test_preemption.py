@@ -203,7 +203,7 @@ def test_no_lease_is_preempted_for_a_device_that_stays_taken() -> None:
 
 
 @pytest.mark.parametrize("milli", [500, 1000])
-def test_preempting_a_lease_with_a_lost_device_frees_it_completely(milli: int) -> None:
+def test_a_preempted_lease_with_a_lost_device_is_freed_completely(milli: int) -> None:
     hand = Hand()
     hand.see(lab("aaa", "bbb", node="n000"))
     terms = {"preemptible": True, "ttl_seconds": 1e6}

@@ -211,7 +211,7 @@ def test_leases_sorted_by_a_column_come_page_by_page() -> None:
     assert "total" not in hand.inquire("leases")
 
 
-def test_decisions_about_one_tenant_do_not_push_out_those_about_another() -> None:
+def test_decisions_about_one_tenant_do_not_push_out_decisions_about_another_tenant() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.ask(ask("his", BIG, tenant=Tenant("bob")))
@@ -222,7 +222,7 @@ def test_decisions_about_one_tenant_do_not_push_out_those_about_another() -> Non
     assert isinstance(hand.inquire("why", "mallory", subject="m5"), Recall)
 
 
-def test_many_decisions_about_one_request_push_out_no_others() -> None:
+def test_many_decisions_about_one_request_push_out_no_decisions_about_other_requests() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.ask(ask("his", BIG, tenant=Tenant("bob")))

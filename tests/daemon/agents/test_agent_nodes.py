@@ -87,7 +87,7 @@ async def test_changes_of_one_node_are_made_in_order(catalog) -> None:
     assert await nodes.get(place("box", "no-such-cluster")) is None
 
 
-async def test_a_cancelled_registration_of_a_machine_cancels_no_other(catalog) -> None:
+async def test_a_cancelled_registration_of_a_machine_cancels_no_other_registration(catalog) -> None:
     nodes = AgentNodes(catalog.clusters)
     names = [f"box-{number}" for number in range(20)]
     putting = [asyncio.create_task(nodes.put(place(each), node(each))) for each in names]

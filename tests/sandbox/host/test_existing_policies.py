@@ -325,7 +325,7 @@ async def test_a_constructor_may_take_its_arguments_in_another_order(shared_benc
         ("self, action, data, more=3", ["show", {"x": 1}, 3]),
     ],
 )
-async def test_management_is_called_with_the_parameters_that_it_defines(
+async def test_the_method_management_is_called_with_the_parameters_that_it_defines(
     shared_bench, defined, value
 ):
     names = [each.partition("=")[0] for each in defined.split(", ")[1:]]

@@ -46,7 +46,7 @@ def test_tenants_take_turns_at_a_cell_and_the_requests_of_each_tenant_stay_in_or
     assert take_order(backlog) == "b0 a4 c6 b1 a5 b2 b3"
 
 
-def test_a_busy_tenant_does_not_block_others() -> None:
+def test_a_busy_tenant_does_not_block_other_tenants() -> None:
     backlog, most = Backlog(), 4
     for work in works("b", "b", "b"):
         assert not backlog.is_full("b", most)
@@ -86,7 +86,7 @@ def test_the_withdrawal_of_a_tenants_last_evaluation_removes_the_queue_of_the_te
     assert not backlog
 
 
-async def test_a_policy_that_hangs_for_one_tenant_delays_no_other(make_bench):
+async def test_a_policy_that_hangs_for_one_tenant_delays_no_other_tenant(make_bench):
     limits = Limits(evaluation_seconds=1.0, circuit_overruns=0, cells_per_policy_max=2)
     bench = await make_bench(limits=limits)
     code = bench.policy(HANGS)

@@ -226,7 +226,7 @@ async def test_cells_are_in_the_servers_session_for_fair_scheduling(shared_bench
         assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal reaches only the server.
 
 
-async def test_a_slow_evaluation_gets_low_priority_and_delays_no_others(make_bench):
+async def test_a_slow_evaluation_gets_low_priority_and_delays_no_other_evaluations(make_bench):
     bench = await make_bench(limits=Limits(evaluation_seconds=2.0, demote_seconds=0.01))
     code = bench.policy("""
 if input_data["inputs"].get("loop"):

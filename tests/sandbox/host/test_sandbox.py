@@ -552,7 +552,7 @@ return 1
 @pytest.mark.parametrize(
     ("held_mib", "code"), [(10, Code.POLICY_CRASHED), (200, Code.POLICY_MEMORY)]
 )
-def test_a_cell_that_exceeds_its_memory_limit_is_reported_as_such(held_mib, code):
+def test_the_refusal_of_a_cell_that_exceeds_its_memory_limit_names_the_limit(held_mib, code):
     death = Death("killed by SIGSEGV", held_mib=held_mib)
     refusal = death_refusal(death, PolicyRef("rule:1-x", "digest"), Limits())
     assert refusal.code is code

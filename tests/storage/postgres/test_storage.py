@@ -67,7 +67,9 @@ def test_a_killed_server_admits_the_next_one(address: str):
     facts.close()
 
 
-async def test_a_deposed_server_stores_nothing_and_reports_that(postgres, address: str):
+async def test_a_deposed_server_stores_nothing_and_reports_that_it_is_deposed(
+    postgres, address: str
+):
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()
     assert await ledger.append(numbered_facts(1, 2), NOW) == 2

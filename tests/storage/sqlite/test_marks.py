@@ -153,7 +153,7 @@ def test_an_old_format_of_a_database_is_migrated_step_by_step_or_refused():
     assert "start moored 7.0" in found.refusal(4, "7.0")
 
 
-def test_a_database_names_the_release_that_writes_it():
+def test_a_database_has_the_name_of_the_release_that_writes_it():
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         assert writer_of(connection) == ""
         connection.execute("CREATE TABLE release(version)")
